@@ -89,7 +89,7 @@ def test_of_other_prompts_half_widths_add_as_squares(intact, elsewhere):
 def test_the_loss_is_compared_prompt_by_prompt_where_prompts_are_the_same(intact, ablated, elsewhere):
     change = ablated["loss"].own["loss"].values - intact["loss"].own["loss"].values
     half = 2.7764 * change.std(ddof=1) / np.sqrt(5)
-    [sentence] = [one for one in compared(intact, ablated).findings() if one.startswith("Loss: ")]
+    sentence = compared(intact, ablated).findings()[0].partition("prompt: ")[2]
     mean = change.mean()
     assert sentence.startswith(f"Loss: {mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}] nats a token, from ")
     assert "loss" not in compared(intact, elsewhere).dataset
@@ -128,8 +128,9 @@ def test_numbers_without_groups_of_prompts_stand_beside_those_that_have_them(min
 
 def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path):
     report = tl_posgen.compare(intact, ablated, names=("intact", "ablated"))
-    assert report.findings()[0] == "What changes from intact to ablated; intervals paired by prompt."
-    assert "(random init" in report.findings()[2]
+    assert report.findings()[0].startswith("From intact to ablated, intervals paired by prompt: ")
+    assert "(random init" in report.findings()[1]
+    assert tl_posgen.compare(intact, intact).findings()[1:] == ["No head changes."]
     table = report["comparison"].table()
     assert {"intact", "ablated"} <= set(table)
     page = report.write(tmp_path / "page").read_text()

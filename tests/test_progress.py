@@ -40,9 +40,9 @@ def analyses(monkeypatch):
             kept.append(self)
             return super().__enter__()
 
-        def plan(self, each, once=0):
+        def plan(self, each, once=0, purpose=""):
             self.asked += self.models * each + once
-            super().plan(each, once)
+            super().plan(each, once, purpose)
 
     monkeypatch.setattr("tl_posgen.core.engine.Passes", Kept)
     return kept
@@ -192,8 +192,8 @@ def run_for(clock, n, seconds):
 
 def test_what_takes_long_is_said_once_after_its_first_pass(clock, capsys):
     with Passes(shown=True, models=2) as passes:
-        with passes.stage("substitution", "mini", ["perturbation", "key_cut"]):
-            passes.plan(10, once=5)
+        with passes.stage("substitution", "mini", ["perturbation", "key_cut"], ["widths", "search_steps"]):
+            passes.plan(10, once=5, purpose="condition (5) x prompt (2)")
             run_for(clock, 2, 4.0)
             said = capsys.readouterr().err
             run_for(clock, 13, 9.0)
@@ -201,7 +201,8 @@ def test_what_takes_long_is_said_once_after_its_first_pass(clock, capsys):
         with passes.stage("substitution", "random init (seed 0)"):
             run_for(clock, 10, 9.0)
     expected = (
-        "substitution, mini: 25 forward passes, random inits included, about 1.7 min (1 of them took 4.0 s); "
+        "substitution, mini: 25 forward passes, random inits included, about 1.7 min (1 of them took 4.0 s): "
+        "condition (5) x prompt (2); fewer with widths, search_steps; "
         "perturbation, key_cut not yet counted\n"
     )
     assert expected in said

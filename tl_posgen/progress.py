@@ -10,6 +10,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 LONG = 20.0  # seconds: the time of a longer analysis is estimated and printed
+AGAIN = 3  # times the time that was said: then it is said again
 SAMPLE = 2.0  # seconds of forward passes (one pass at least) that the estimate needs
 
 _counting: ContextVar["Passes | None"] = ContextVar("counting", default=None)
@@ -52,7 +53,8 @@ class Passes:
         self.shown, self.models = shown, models
         self.planned = self.done = self.running = 0
         self.before, self.began = 0, 0.0  # passes done before this stage, and when its first one began
-        self.words, self.then, self.announced = "", (), False
+        self.words, self.then, self.announced = "", (), 0.0
+        self.purpose, self.fewer_with = "", ()
         self.each: dict[str, int] = {}
         self.once, self.name = 0, ""
         self.bar: Any = None
@@ -69,14 +71,16 @@ class Passes:
             self.bar.close()
 
     @contextmanager
-    def stage(self, name: str, label: str, then: Sequence[str] = ()) -> Iterator[None]:
+    def stage(self, name: str, label: str, then: Sequence[str] = (), fewer_with: Sequence[str] = ()) -> Iterator[None]:
         """Count passes inside the block as passes of this measure and model.
 
         Args:
             name: the measure. label: the model.
             then: names of later stages that have not planned passes yet.
+            fewer_with: options of the measure that make the passes fewer.
         """
         self.words, self.then, self.before = f"{name}, {label}", then, self.done
+        self.purpose, self.fewer_with = "", fewer_with
         if self.bar is not None:
             self.bar.set_description(self.words)
         self.name, self.once = name, 0
@@ -88,8 +92,13 @@ class Passes:
             self.planned -= missing
             self.resize(self.planned)
 
-    def plan(self, each: int, once: int = 0) -> None:
-        """Add `each` passes for every model, and `once` passes for the first model alone."""
+    def plan(self, each: int, once: int = 0, purpose: str = "") -> None:
+        """Add `each` passes for every model, and `once` passes for the first model alone.
+
+        Args:
+            purpose: of the passes, for the message on their time.
+        """
+        self.purpose = purpose or self.purpose
         self.planned += self.models * each + once
         self.each[self.name] = self.each.get(self.name, 0) + each
         self.once += once
@@ -128,10 +137,12 @@ class Passes:
         self.done, self.running = self.done + self.running, 0
         done, spent = self.done - self.before, perf_counter() - self.began
         whole = spent / done * (self.planned - self.before)
-        if not self.announced and spent >= SAMPLE and whole > LONG:
-            self.announced = True
+        if spent >= SAMPLE and whole > max(LONG, AGAIN * self.announced):
+            self.announced = whole
             inits = ", random inits included" if self.models > 1 else ""
-            more = f"; {', '.join(self.then)} not yet counted" if self.then else ""
+            purpose = f": {self.purpose}" if self.purpose else ""
+            fewer = f"; fewer with {', '.join(self.fewer_with)}" if self.fewer_with else ""
+            more = f"{purpose}{fewer}" + (f"; {', '.join(self.then)} not yet counted" if self.then else "")
             planned, amount = f"{self.planned - self.before:,} forward passes{inits}", format_duration(whole)
             taken = f"({done} of them took {spent:.1f} s)"
             tqdm.write(f"{self.words}: {planned}, about {amount} {taken}{more}", file=sys.stderr)

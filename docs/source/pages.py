@@ -112,7 +112,7 @@ def scientific(value: Any) -> str:
 
 
 def excerpt(printed: str) -> str:
-    """The beginning and the end of a table with a row a head, its means and two findings, as a command printed them."""
+    """Three findings, the ends of a table with a row a head, and its means, as a command printed them."""
     lines = [line.rstrip() for line in printed.splitlines()]
     top = next(number for number, line in enumerate(lines) if line.split()[:2] == ["L", "H"])
     ends = [line for line in lines if line.split()[:1] in (["mean"], ["null"])]
@@ -125,9 +125,9 @@ def excerpt(printed: str) -> str:
         if count > 3 or not line:
             break
         findings.append(line)
-    kept = [lines[top], heads[0], "   ...", heads[-1], "", *ends, "", *findings]
+    kept = [lines[top], heads[0], "   ...", heads[-1], "", *ends]
     margin = min(len(line) - len(line.lstrip()) for line in kept[:4] if line)
-    return "\n".join([line[min(margin, 1) :] for line in kept[:7]] + kept[7:])
+    return "\n".join([*findings, "", *(line[min(margin, 1) :] for line in kept)])
 
 
 def quoted(text: str) -> str:

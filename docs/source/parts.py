@@ -348,7 +348,7 @@ def greedy(part: Part) -> Mapping[str, Any]:
 
 
 OPTIONS = {
-    "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_cloze=100),
+    "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_draws=2, n_cloze=100, cloze_conditions=None),
     "profiles": Profiles(cost_prompts=4),
     "checked sources": Sources(check=True),
     "writers": Sources(sides=("k", "q"), by="head"),

@@ -64,7 +64,7 @@ FRAME = pd.DataFrame({"layer": [0], "head": [1]})
         (None, [4], r"head 4 does not exist: this model has heads 0 to 3"),
         (None, [], r"no heads chosen; leave heads out to have all 4"),
         (None, "3.1", r"head \(3, 1\): layer 3 does not exist: this model has layers 0 to 1"),
-        (None, ["1-3"], r"head '1-3': write a head as \"3\.1\" or \"L3H1\""),
+        (None, ["1-3"], r"head '1-3': write a head as \"L3H1\" or \"3\.1\""),
         (None, ["1.3", 1], r"\(layer, head\) pairs or names, not both"),
         ([0], "1.3", r"head \(1, 3\) is in layer 1, which layers=\[0\] leaves out"),
         (None, [1.5], r"head 1\.5 is float, not an integer"),

@@ -28,7 +28,7 @@ def decoded(curve, n):
 
 def test_every_head_has_its_numbers_and_its_thinned_curves(report):
     heads = heads_of(report.results)
-    assert heads["names"] == [f"{layer}.{head}" for layer in range(4) for head in (1, 3)]
+    assert heads["names"] == [f"L{layer}H{head}" for layer in range(4) for head in (1, 3)]
     r = next(one for one in heads["numbers"] if one["label"] == "r of position + query + key")
     np.testing.assert_allclose(r["values"], report["three_axis"].frame()["r"], rtol=1e-3)
     score = next(one for one in heads["curves"] if one["title"].startswith("slash score"))

@@ -107,6 +107,7 @@ def test_no_heading_meets_another_and_nothing_is_asked_for(browser, written, tmp
     page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
     page.on("request", lambda asked: problems.append(asked.url) if asked.url.startswith("http") else None)
     page.goto(path.as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     for figure in page.locator(".plot").all():
         figure.scroll_into_view_if_needed()
         figure.and_(page.locator("[data-drawn=whole]")).wait_for()

@@ -123,8 +123,8 @@ def test_the_sentence_tells_the_numbers_of_the_dataset(result):
     layer, head = data["best_score"].to_series().idxmax()
     assert result.findings() == [
         f"{dominant} of 16 heads (random init {of_null}) are slash-dominant at one of the distances 0, 1, 2, 3, 4, "
-        f"with kappa = 0.1. Strongest at D below half the prompt: layer {layer} head {head} "
-        f"({float(data['best_score'].max()):.3f}); at the previous token: layer {layer} head {head} "
+        f"with kappa = 0.1. Strongest at D below half the prompt: L{layer}H{head} "
+        f"({float(data['best_score'].max()):.3f}); at the previous token: L{layer}H{head} "
         f"({float(data['previous_token'].max()):.3f})."
     ]
 
@@ -153,6 +153,6 @@ def test_examples_are_the_patterns_of_the_strongest_heads(result, captures):
     for example, (layer, head) in enumerate(strongest):
         np.testing.assert_allclose(data["pattern"].isel(example=example), captures[0][layer].pattern[head])
     labels = result.token_labels()
-    assert labels[0].startswith(f"layer {strongest[0][0]}, head {strongest[0][1]}: slash score ")
+    assert labels[0].startswith(f"L{strongest[0][0]}H{strongest[0][1]}: slash score ")
     np.testing.assert_array_equal(data["token"], captures[0][0].tokens)
     assert '"attention"' in result.show(example=2).local_src

@@ -144,4 +144,4 @@ def test_a_page_shows_a_head_on_text_beside_random_tokens(result):
     assert '"text", "random"' in page
     labels = result.token_labels()
     assert len(labels) == 3
-    assert f"layer {int(result.own.example_layer[1])}, head" in labels[1]
+    assert f"L{int(result.own.example_layer[1])}H" in labels[1]

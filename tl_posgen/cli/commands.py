@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from tl_posgen.cli.measure_commands import Commands
-from tl_posgen.cli.options import Setup, app, command, parse_indices, parse_names
+from tl_posgen.cli.options import Setup, app, command, parse_heads, parse_indices, parse_names
 
 Layers = Annotated[str | None, typer.Option(help="Layers, such as 0,2-3; all if left out.")]
-Heads = Annotated[str | None, typer.Option(help="Heads of those layers, such as 0,2-3; all if left out.")]
+Heads = Annotated[
+    str | None, typer.Option(help="Heads, such as L3H1,L0H2, or 0,2-3 of each of those layers; all if left out.")
+]
 Tokenizer = Annotated[str | None, typer.Option(help="mini or a tokenizer directory, if checkpoints have none.")]
 
 LOADING = ("backend", "dtype", "device", "revision")
@@ -55,7 +57,7 @@ def analyze(
     ] = None,
 ) -> None:
     """Measure how attention uses position on a text: a table here, and a report in --out."""
-    where = {"layers": parse_indices(layers, "--layers"), "heads": parse_indices(heads, "--heads")}
+    where = {"layers": parse_indices(layers, "--layers"), "heads": parse_heads(heads)}
     names, cut = parse_names(measures), setup.cut
     words, model = setup.words(), setup.pretrained()
     from tl_posgen.core.engine import analyze as run
@@ -67,11 +69,13 @@ def analyze(
 
 
 @app.command()
-def measures() -> None:
+def measures(
+    full: Annotated[bool, typer.Option("--full", help="Also the source of each.")] = False,
+) -> None:
     """List every measure that analyze can be asked for, those of other packages too."""
     from tl_posgen.report.terminal import print_known_measures
 
-    print_known_measures()
+    print_known_measures(full=full)
 
 
 @command(without=(*TEXT, "seed", "null_seeds", "no_null", *PAGE))
@@ -137,7 +141,7 @@ def emerge(
 def explain(
     setup: Setup,
     prompt: Annotated[str, typer.Option(help="The prompt that is explained; --text is the reference beside it.")],
-    head: Annotated[str, typer.Option(help="One head, such as 3.1 or L3H1.")],
+    head: Annotated[str, typer.Option(help="One head, such as L3H1 or 3.1.")],
     query: Annotated[int, typer.Option(help="The token that attends; -1 is the last.")] = -1,
     against: Annotated[
         int | None, typer.Option(help="The key whose score is taken away; the row's mean if left out.")
@@ -182,7 +186,9 @@ def sweep(
     ] = None,
     shard: Annotated[str, typer.Option(help="Which of how many parts, for any scheduler.")] = "1/1",
     retry: Annotated[bool, typer.Option("--retry", help="Also try again what failed.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Print every table whole, not 40 lines at most.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print all sentences and tables whole, not three and one.")
+    ] = False,
     plan: Annotated[bool, typer.Option("--list", help="List the jobs and what became of them; run nothing.")] = False,
 ) -> None:
     """Measure models x revisions x texts: a job a file; finished jobs are passed over, so a second run goes on.

@@ -51,7 +51,9 @@ class Setup:
     no_null: Annotated[bool, typer.Option("--no-null", help="Skip the randomly initialised models.")] = False
     out: Annotated[str, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = "report"
     force: Annotated[bool, typer.Option("--force", help="Replace another run's report in --out.")] = False
-    full: Annotated[bool, typer.Option("--full", help="Print every table whole, not 40 lines at most.")] = False
+    full: Annotated[bool, typer.Option("--full", help="Print all sentences and tables whole, not three and one.")] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         for option in ("model", "text", "dataset", "out"):
@@ -279,6 +281,18 @@ def parse_indices(words: str | None, option: str) -> list[int] | None:
     if sum(span[-1] - span[0] for span in spans) > MOST_INDICES:
         raise InputError(f"{option} {words!r}: more than {MOST_INDICES} indices; write a shorter range")
     return sorted({index for span in spans for index in range(span[0], span[-1] + 1)})
+
+
+def parse_heads(words: str | None) -> list[Any] | None:
+    """Return heads as names, or as indices that are meant in every chosen layer.
+
+    Example:
+        >>> parse_heads("L3H1,0.2"), parse_heads("0,2-4")
+        (['L3H1', '0.2'], [0, 2, 3, 4])
+    """
+    if words is None or not re.search(r"[.hH(]", words):
+        return parse_indices(words, "--heads")
+    return [name.strip() for name in re.findall(r"\([^)]*\)|[^,]+", words)]
 
 
 def parse_numbers(words: str, option: str) -> list[float]:

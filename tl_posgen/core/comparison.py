@@ -180,15 +180,19 @@ class Comparison(Measure):
 
     def findings(self, own: Numbers) -> list[str]:
         kind = "paired by prompt" if own.attrs["paired"] else "of two sets of prompts"
-        lines = [f"What changes from {own.attrs['first']} to {own.attrs['second']}; intervals {kind}."]
+        lines = []
         if "loss" in own:
             loss = own.dataset["loss"]
             change = own.number(loss.sel(report="second") - loss.sel(report="first"))
             lines.append(
                 f"Loss: {change.with_interval:+.3f} nats a token, from {own('loss', report='first').plain:.3f}."
             )
-        lines += [self.sentence(own, str(number)) for number in own.data["number"].values]
-        return lines
+        size = relative_size(self, own.dataset)
+        changed = [str(number) for number in size.where(size > 0, drop=True).sortby(-size)["number"].values]
+        lines += [self.sentence(own, number) for number in changed]
+        if same := [str(label) for label in own.data["label"].values[~(size.values > 0)]]:
+            lines.append(f"No head changes in {', '.join(same)}." if changed else "No head changes.")
+        return [f"From {own.attrs['first']} to {own.attrs['second']}, intervals {kind}: {lines[0]}", *lines[1:]]
 
     def sentence(self, own: Numbers, number: str) -> str:
         """Return the change of one number."""
@@ -198,8 +202,6 @@ class Comparison(Measure):
         size = abs(value).transpose(*HEAD).to_series().dropna()
         mean = self.mean_change(own, number)
         label = str(own.data["label"].sel(number=number).values)
-        if not len(size) or not size.max():
-            return f"{label}: no head changes."
         heads = f"; beyond its interval in {n_changed} of {n_known} heads" if n_known else ""
         layer, head = size.idxmax()
         largest = AtHead(int(layer), int(head), Number(float(size.max())))
@@ -219,12 +221,16 @@ class Comparison(Measure):
     figures = {"maps": lambda result: draw_maps(result), "heads": lambda result: draw_heads(result)}
 
 
+def relative_size(measure: Comparison, data: xr.Dataset) -> xr.DataArray:
+    """Return mean |difference| over heads / the spread of the first report's heads, of every number; 0 for none."""
+    first = mean_of(at_init(data["value"], TRAINED)).sel(report="first", drop=True)
+    return (abs(measure.difference(data)).mean(HEAD) / first.std(HEAD)).fillna(0)
+
+
 def draw_maps(result: Any) -> go.Figure:
     """Draw layer x head maps of the differences that are largest beside the spread of their number."""
     data, change = result.own, result.measure.difference(result.dataset)
-    first = data["value"].sel(report="first")
-    size = abs(change).mean(HEAD) / first.std(HEAD)
-    chosen = np.argsort(-size.fillna(0).values, kind="stable")[:DRAWN]
+    chosen = np.argsort(-relative_size(result.measure, result.dataset).values, kind="stable")[:DRAWN]
     labels = [str(label) for label in data["label"].values[chosen]]
     panels = Panels(labels, columns=3, row_height=max(170, min(28 * data.sizes["layer"], 700)))
     change = change.isel(number=chosen)

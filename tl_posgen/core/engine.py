@@ -33,7 +33,7 @@ from tl_posgen.models.loss import require_context, require_one_length
 from tl_posgen.models.metric import Metric, as_metric, judged_by
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import model_label, null_label, provenance_of
-from tl_posgen.models.selection import select_heads
+from tl_posgen.models.selection import head_name, select_heads
 from tl_posgen.models.streaming.stream import chosen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import WrappedModel, wrap
@@ -74,8 +74,8 @@ def analyze(
         measures: names, or measures with options such as `ThreeAxis(ridge=1)`; three_axis, variance, mean_key and
             attention_examples if left out.
         layers: restrict the analysis; all if left out.
-        heads: indices, meant in every chosen layer; or (layer, head) pairs; or a frame with columns layer and head,
-            such as `report.heads("slash", top=5)`. All if left out.
+        heads: names or pairs, "L3H1", "3.1" or (3, 1); or indices, meant in every chosen layer; or a frame with columns
+            layer and head, such as `report.heads("slash", top=5)`. All if left out.
         length, n_prompts: cut texts into n_prompts prompts of `length` tokens, spread evenly over the whole text.
         consecutive: take them one after the other from its beginning. Neighbours depend on each other, so that
             intervals of the text's numbers are then too narrow; see docs/concepts.md.
@@ -231,7 +231,7 @@ class Analysis:
         for place, measure in enumerate(running, 1):
             names = [*(kind.name for kind in measure.after), *([measure.name] if measure.is_fed else [])]
             read = {name: found[name] for name in names}
-            with self.passes.stage(measure.name, label, later[place:]):
+            with self.passes.stage(measure.name, label, later[place:], measure.fewer_with):
                 found |= self.kept(measure.name, [measure], init, read, partial(self.run, measure, init, read))
         return {measure.name: found[measure.name] for measure in measures}
 
@@ -301,10 +301,10 @@ class Analysis:
 
 
 def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -> dict[str, Any]:
-    """Return what the provenance holds of chosen heads: nothing of all, else their references such as "3.6"."""
+    """Return what the provenance holds of chosen heads: nothing of all, else their names."""
     if layers is None and heads is None:
         return {}
-    return {"heads": [f"{layer}.{head}" for layer, chosen in selected.items() for head in chosen]}
+    return {"heads": [head_name(layer, head) for layer, chosen in selected.items() for head in chosen]}
 
 
 def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:

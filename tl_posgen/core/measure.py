@@ -110,13 +110,13 @@ class Measure:
         matrices: how many float32 [head, query, key] matrices of one layer it holds at most at once in streamed passes,
             the forward pass's own included; 0 if its memory is linear in the length.
         precise: whether bfloat16 is too coarse: a model given by its name, with no dtype, is loaded in float32.
+        fewer_with: options that make its forward passes fewer, which a message on a long run names.
         has_null: whether it is also measured on random inits.
         rows: dims of one row of `Result.frame()`.
         whole_rows: whether that has every quantity of a row if not asked for, and not the headlines alone.
         figures: kind -> function from a Result to a plotly Figure.
         curves: per-head variables with one dim more, which the page draws in the panel of a head.
         by_head: kinds that draw a curve for every head; the page of more than 64 heads leaves them out.
-        off_page: kinds that the page leaves out because token views show the same.
         legend: the meaning of the headings of `table`.
         token_view: its token-level picture.
         caveats: its meaning for a model whose encoding is "absolute", "alibi" or "none", where that differs.
@@ -130,13 +130,13 @@ class Measure:
     one_length: ClassVar[bool] = False
     matrices: ClassVar[int] = 0
     precise: ClassVar[bool] = False
+    fewer_with: ClassVar[tuple[str, ...]] = ()
     has_null: ClassVar[bool] = True
     rows: ClassVar[tuple[str, ...]] = HEAD
     whole_rows: ClassVar[bool] = False
     figures: ClassVar[Mapping[str, Callable[["Result"], Any]]] = {}
     curves: ClassVar[tuple[str, ...]] = ()
     by_head: ClassVar[frozenset[str]] = frozenset()
-    off_page: ClassVar[frozenset[str]] = frozenset()
     legend: ClassVar[str] = ""
     token_view: ClassVar[TokenView | None] = None
     caveats: ClassVar[Mapping[str, str]] = {}

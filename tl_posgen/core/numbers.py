@@ -11,6 +11,7 @@ import xarray as xr
 
 from tl_posgen.core.measure import ENDS, TOKENS
 from tl_posgen.errors import InputError
+from tl_posgen.models.selection import head_name
 from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
 if TYPE_CHECKING:
@@ -111,14 +112,14 @@ class Formatted:
 
 @dataclass(frozen=True)
 class AtHead:
-    """A head and its number: "layer 3 head 6 (0.642)"."""
+    """A head and its number: "L3H6 (0.642)"."""
 
     layer: int
     head: int
     number: Number
 
     def __format__(self, form: str) -> str:
-        return f"layer {self.layer} head {self.head} ({self.number.plain:{form}})" if self.number else "none"
+        return f"{head_name(self.layer, self.head)} ({self.number.plain:{form}})" if self.number else "none"
 
 
 class Numbers:
@@ -361,6 +362,16 @@ def format_number(value: float | None, form: str) -> str:
         return "not defined"
     text = format(value, form)
     return text if text.strip("+-0.%") else format(0.0, form)
+
+
+def counted(n: int | float, what: str) -> str:
+    """Return a number of things.
+
+    Example:
+        >>> counted(1, "seed"), counted(3, "seed")
+        ('1 seed', '3 seeds')
+    """
+    return f"{n:g} {what}{'' if n == 1 else 's'}"
 
 
 def format_bound(values: Sequence[float], digits: int = 3) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
 
+MOST_SENTENCES = 3  # that a reader sees first; the others are folded
 FORMAT = 2  # of saved files; raised when this version can no longer read them as they were
 
 
@@ -76,6 +78,19 @@ class Report(Mapping[str, Result]):
     def findings(self) -> list[str]:
         """Return what was found, in sentences."""
         return [sentence for result in self.results.values() for sentence in result.findings()]
+
+    def headlines(self, most: int = MOST_SENTENCES) -> list[str]:
+        """Return the sentences that a reader sees first: of each result its first one, then the second ones; of those
+        that stand behind a measure that reads them, none."""
+        told, read = [], set[str]()
+        for name, result in self.results.items():
+            told += [] if name in read else [result.sentences]
+            read |= {kind.name for kind in result.measure.after}
+        return [one for row in zip_longest(*told) for one in row if one is not None][:most]
+
+    def notes(self) -> list[str]:
+        """Return what the model's encoding and hooks make of the results."""
+        return [note for result in self.results.values() for note in result.notes]
 
     def frame(self, *, null: bool = False) -> pd.DataFrame:
         """Return a row a head with the headlines of every per-head result; `null=True`: of the first random init."""

@@ -15,6 +15,7 @@ from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, at_labels, mean_of, one_side
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.caveats import caveat
 
 MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
@@ -87,9 +88,18 @@ class Result:
 
     def findings(self) -> list[str]:
         """Return what was found, in sentences, with what the model's encoding and hooks make of it."""
+        return [*self.sentences, *self.notes]
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        """What was found, the headline first; none where it holds by construction."""
         meaningful = not self.encodings or set(self.encodings) - self.measure.without_meaning
-        sentences = list(self.measure.findings(self.numbers)) if meaningful else []
-        return [*sentences, *([self.caveat] if self.caveat else []), *self.warnings]
+        return list(self.measure.findings(self.numbers)) if meaningful else []
+
+    @property
+    def notes(self) -> list[str]:
+        """What the model's encoding and hooks make of it."""
+        return [*([self.caveat] if self.caveat else []), *self.warnings]
 
     @cached_property
     def caveat(self) -> str | None:
@@ -127,13 +137,16 @@ class Result:
 
     # Tables
 
-    def frame(self, *, init: str | int = TRAINED, every: bool | None = None, **labels: Any) -> pd.DataFrame:
+    def frame(
+        self, *, init: str | int = TRAINED, every: bool | None = None, intervals: bool = False, **labels: Any
+    ) -> pd.DataFrame:
         """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
         prompts and draws.
 
         Args:
             init: "trained", or the seed of a random init.
-            every: all quantities that have one number a row, not the headlines alone; as the measure chooses if None.
+            every: all quantities that have one number a row, behind the headlines; as the measure chooses if None.
+            intervals: also the ends of the model's 95 % intervals: "r, low", "r, high".
             labels: such as tokens="without first"; the usual ones where left out.
         """
         data = self.sel(init=init, **labels)
@@ -143,12 +156,16 @@ class Result:
         headlines = [name for name, one in self.measure.variables.items() if one.headline]
         every = (self.measure.whole_rows if every is None else every) or not headlines
         columns: dict[str, xr.DataArray] = {}
-        for name, array in data.data_vars.items():
+        for name in sorted(data.data_vars, key=lambda name: [*headlines, name].index(name)):
+            array = data[name]
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or name in headlines):
                 one = array if set(SAMPLED) & set(rows) else mean_of(array)
-                columns |= columns_of(one, str(name), rows, chosen)
+                found = columns_of(one, str(name), rows, chosen)
+                columns |= found | (
+                    self._ends(str(name), rows, {**chosen, **labels}) if intervals and init == TRAINED else {}
+                )
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
@@ -157,6 +174,14 @@ class Result:
             return pd.DataFrame({name: [float(one)] for name, one in columns.items()})
         frame: Any = table.to_dataframe(dim_order=rows).reset_index()
         return frame[[*rows, *named, *columns]].dropna(how="all", subset=list(columns))
+
+    def _ends(self, name: str, rows: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, xr.DataArray]:
+        """Return the ends of the intervals of a variable of the model as columns over `rows`."""
+        at = {dim: label for dim, label in chosen.items() if dim in self.dataset[name].dims and dim not in rows}
+        ends = self.numbers.intervals(name, **dict.fromkeys(set(self.measure.usual()) & set(rows)), **at)
+        found = {end: columns_of(ends[end], name, rows, {}) for end in ("low", "high")}
+        known = [column for column, low in found["low"].items() if low.notnull().any()]
+        return {f"{column}, {end}": found[end][column] for column in known for end in found}
 
     def headline_frame(self, *, null: bool = False) -> pd.DataFrame | None:
         """Return the per-head headlines under the names that reports give them; None for rows that are no heads."""
@@ -170,8 +195,11 @@ class Result:
                 columns |= columns_of(mean_of(data[name]), headline, list(HEAD), chosen, "_")
         if not columns:
             return None
-        frame: Any = xr.Dataset(columns).to_dataframe(dim_order=list(HEAD)).reset_index()
-        return frame[[*HEAD, *columns]]
+        frame: Any = xr.Dataset(columns).to_dataframe(dim_order=list(HEAD)).reset_index()[[*HEAD, *columns]]
+        if "heads" in self.provenance:  # a few were chosen; of two layers' heads, the dataset holds every pair
+            names = [head_name(*place) for place in zip(frame["layer"], frame["head"], strict=True)]
+            return frame[[name in self.provenance["heads"] for name in names]].reset_index(drop=True)
+        return frame
 
     def headline_labels(self) -> dict[str, tuple[str, str]]:
         """Return, for every column of `headline_frame`, its short heading and its label."""

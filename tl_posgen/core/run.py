@@ -51,7 +51,7 @@ class Run:
     init: int | None = None
     label: str = ""
     before: Mapping[str, xr.Dataset] = field(default_factory=dict)
-    planner: Callable[..., None] = lambda each, once=0: None
+    planner: Callable[..., None] = lambda each, once=0, purpose="": None
     trained: xr.Dataset | None = None
 
     @property
@@ -110,10 +110,10 @@ class Run:
         """Return empty sums over prompts for variables of this measure."""
         return Sums(self.measure.variables, self.measure.labels())
 
-    def plan(self, n_passes: int, once: int = 0) -> None:
+    def plan(self, n_passes: int, once: int = 0, purpose: str = "") -> None:
         """Announce forward passes to the progress bar, one a prompt: of every model, and of the trained one alone."""
         if self.init is None:
-            self.planner(n_passes, once)
+            self.planner(n_passes, once, purpose)
 
     def grid(self, cell: Callable[..., Mapping[str, Any]], **labels: Sequence[Any]) -> xr.Dataset:
         """Return `cell(**{dim: label})` at all combinations of labels, as variables with these dims in front.
@@ -143,7 +143,10 @@ class Run:
                     coords |= {str(dim): value[dim].values for dim in value.dims if dim in value.coords}
                 values[name][place] = array
             if number == 0:
-                self.plan((passes_begun() - begun) * prod(sizes))
+                purpose = " x ".join(
+                    f"{dim.replace('_', ' ')} ({size})" for dim, size in zip(labels, sizes, strict=True)
+                )
+                self.plan((passes_begun() - begun) * prod(sizes), purpose=purpose)
         data = {name: ((*labels, *dims[name]), array) for name, array in values.items()}
         used = {dim for all_dims, _ in data.values() for dim in all_dims}
         known = {**LABELS, **self.measure.labels(), **coords}

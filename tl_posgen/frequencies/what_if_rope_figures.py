@@ -5,7 +5,7 @@ from typing import Any
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.report.figures import COLOURS, Panels, at_labels, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, Panels, at_labels, head_names, line, model_label, sides
 
 MOST_HEADS = 6
 
@@ -20,7 +20,7 @@ def strongest(data: xr.Dataset) -> list[tuple[int, int]]:
 def draw_curves(result: Any) -> go.Figure:
     """Draw a(d) and a'(d) of the heads with the highest mean curves."""
     data, heads = result.own, strongest(result.own)
-    panels = Panels([f"L{layer} H{head}" for layer, head in heads], columns=3)
+    panels = Panels(head_names(heads), columns=3)
     for number, (layer, head) in enumerate(heads):
         one = data["curve"].sel(layer=layer, head=head)
         for place, rule in enumerate(data["rule"].values):
@@ -44,7 +44,7 @@ def draw_check(result: Any) -> go.Figure:
             columns = {name: at_labels(result, data[name], at | {"rule": rules}) for name in ("distortion", "rise")}
             columns["rise"] = columns["rise"].mean("prompt")
             heads = xr.Dataset(columns).stack(unit=("layer", "head"))
-            names = [f"L{layer}H{head}" for layer, head in heads["unit"].values]
+            names = head_names(heads["unit"].values)
             for number, rule in enumerate(rules):
                 one, name = heads.sel(rule=rule), f"{side}, {change}"
                 marker = {"color": colour, "symbol": symbol, "size": 6}

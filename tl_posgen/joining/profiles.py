@@ -27,6 +27,7 @@ from tl_posgen.position.decomposition.variance import Variance
 from tl_posgen.slash.slash import Slash
 
 MOST_HEADS = 96  # whose costs are measured unless asked for
+MOST_PAIRS = 3  # of columns, in a sentence; the table has all
 PERIOD = 50
 FROM_SLASH = {  # variable -> its name there
     "r1": "r1",
@@ -92,7 +93,7 @@ class Profiles(Measure):
         >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
         >>> found = Profiles(costs=False)("mini", "Down, down, down. Would the fall never end?" * 3, **cut)
         >>> found.frame().columns[2:5].tolist()
-        ['r1, q', 'r1, k', 'rank95, q']
+        ['previous_token', 'duplicate_token', 'induction']
     """
 
     costs: bool | None = None
@@ -192,29 +193,30 @@ class Profiles(Measure):
         return sums.means()
 
     def findings(self, own: Numbers) -> list[str]:
-        lines, n_heads = [], int(own.data["interaction"].notnull().sum())
-        for scope in SCOPES:
-            parts = [
-                f"{COLUMNS[a]} with {COLUMNS[b]} {own('rho', scope=scope, column=a, column_2=b):.2f}"
-                for a, b in pairs_of(own.data)
-            ]
-            lines.append(f"Rank correlation {scope} ({n_heads} heads): {'; '.join(parts)}.")
-        if own.inits:
-            lines += [beyond_null(own.dataset["rho"], scope) for scope in SCOPES]
+        n_heads = int(own.data["interaction"].notnull().sum())
         highest = [
             f"{COLUMNS[name]} {own.extreme(name):.2f} ({own.number(own.array(name).max(HEAD)).null:.2f})"
             for name in ("slash_score", *REPEATED)
         ]
-        lines.append(f"Highest: {', '.join(highest)}.")
-        if "cost" not in own:
-            return lines
-        costs = [
-            f"{COLUMNS[f'cost_{what}']} {number.plain:.4f}, most in {own.extreme('cost', edit=what):.3f} "
-            f"({number.null:.4f})"
-            for what in COSTS
-            for number in [own("cost", edit=what)]
-        ]
-        return [*lines, f"Loss in nats per token, mean over heads, one head at a time: {'; '.join(costs)}."]
+        lines = [f"Of {n_heads} heads, highest: {', '.join(highest)}."]
+        if "cost" in own:
+            costs = [
+                f"{COLUMNS[f'cost_{what}']} {number.plain:.4f}, most in {own.extreme('cost', edit=what):.3f} "
+                f"({number.null:.4f})"
+                for what in COSTS
+                for number in [own("cost", edit=what)]
+            ]
+            lines.append(f"Loss in nats per token, mean over heads, one head at a time: {'; '.join(costs)}.")
+        lines += [self.strongest_pairs(own, scope) for scope in SCOPES]
+        return lines + ([beyond_null(own.dataset["rho"], scope) for scope in SCOPES] if own.inits else [])
+
+    def strongest_pairs(self, own: Numbers, scope: str) -> str:
+        """Return the pairs of the table whose rank correlation is largest."""
+        pairs = [(own("rho", scope=scope, column=a, column_2=b), a, b) for a, b in pairs_of(own.data)]
+        known = sorted((one for one in pairs if one[0]), key=lambda one: -abs(one[0].value))
+        parts = [f"{COLUMNS[a]} with {COLUMNS[b]} {rho:.2f}" for rho, a, b in known[:MOST_PAIRS]]
+        largest = "; ".join(parts) or "none is defined"
+        return f"Rank correlation {scope}, largest of {len(pairs)} pairs: {largest}."
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row for each pair of columns that the papers or our statistics connect: Spearman's rho with its
@@ -223,7 +225,7 @@ class Profiles(Measure):
         for a, b in pairs_of(own.data):
             numbers = {scope: own("rho", scope=scope, column=a, column_2=b) for scope in SCOPES}
             cells = {scope: f"{number.with_interval:.2f}" for scope, number in numbers.items()}
-            rows.append({"pair": f"{a}, {b}", **cells})
+            rows.append({"pair": f"{COLUMNS[a]}, {COLUMNS[b]}", **cells})
         return pd.DataFrame(rows)
 
 

@@ -1,10 +1,10 @@
-"""Choosing layers and heads."""
+"""Choosing layers and heads, and the names of heads."""
 
 import operator
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, SupportsInt, TypeAlias
 
 import pandas as pd
 
@@ -15,7 +15,7 @@ Layers: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | None
 Pair: TypeAlias = tuple[SupportsIndex, SupportsIndex]
 Heads: TypeAlias = SupportsIndex | str | Iterable[SupportsIndex | str] | Iterable[Pair] | pd.DataFrame | None
 
-NAME = re.compile(r"L?(\d+)(?:\.|H)(\d+)", re.IGNORECASE)  # 3.1 or L3H1
+NAME = re.compile(r"L?(\d+)(?:\.|H)(\d+)|\((\d+), ?(\d+)\)", re.IGNORECASE)  # L3H1, 3.1 or (3, 1)
 
 
 def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> dict[int, list[int]]:
@@ -23,8 +23,8 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
 
     Args:
         layers: an index, or several; all if left out.
-        heads: an index or several, meant in every chosen layer; or (layer, head) pairs; or names of heads, "3.1" or
-            "L3H1"; or a frame with the columns layer and head, a row a head, as `Report.heads` returns; all if left
+        heads: an index or several, meant in every chosen layer; or (layer, head) pairs; or names of heads, "L3H1" or
+            "3.1"; or a frame with the columns layer and head, a row a head, as `Report.heads` returns; all if left
             out.
 
     Raises:
@@ -48,7 +48,8 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
     if isinstance(heads, pd.DataFrame):
         given = _rows(heads)
     else:
-        given = [_pair(one) for one in ([heads] if isinstance(heads, str) else _listed(heads, "head"))]
+        listed: list[Any] = [heads] if isinstance(heads, str) else _listed(heads, "head")
+        given: list[Any] = [parse_head(one) if isinstance(one, str) else one for one in listed]
     pairs = [tuple(head) for head in given if isinstance(head, tuple | list)]
     if not pairs:
         return {layer: chosen(given, n_heads, "head") for layer in indices}
@@ -100,13 +101,27 @@ def _names(heads: Iterable[Any]) -> bool:
     return any(isinstance(one, str | tuple | list) for one in heads)
 
 
-def _pair(head: Any) -> Any:
-    """Return the pair (layer, head) that a name stands for; anything else as it is."""
-    if not isinstance(head, str):
-        return head
-    if (found := NAME.fullmatch(head.strip())) is None:
-        raise InputError(f'head {head!r}: write a head as "3.1" or "L3H1" (layer 3, head 1)')
-    return int(found[1]), int(found[2])
+def head_name(layer: SupportsInt, head: SupportsInt) -> str:
+    """Return the name of a head as sentences, tables and figures have it.
+
+    Example:
+        >>> head_name(3, 1)
+        'L3H1'
+    """
+    return f"L{int(layer)}H{int(head)}"
+
+
+def parse_head(name: str) -> tuple[int, int]:
+    """Return the layer and the index of a head's name: "L3H1", "3.1" or "(3, 1)".
+
+    Example:
+        >>> parse_head("L3H1"), parse_head("3.1"), parse_head("(3, 1)")
+        ((3, 1), (3, 1), (3, 1))
+    """
+    if (found := NAME.fullmatch(name.strip())) is None:
+        raise InputError(f'head {name!r}: write a head as "L3H1" or "3.1" (layer 3, head 1)')
+    layer, head = (int(one) for one in found.groups() if one is not None)
+    return layer, head
 
 
 def chosen(indices: Layers, n: int, kind: str) -> list[int]:

@@ -319,7 +319,7 @@ CLAIMS = [
         "above random init's and chance",
         ("perturbation",),
         downstream,
-        {"perturbation": {"ratios": JUDGED_RATIOS, "n_cloze": 2000, "cloze_conditions": ("words",)}},
+        {"perturbation": {"ratios": JUDGED_RATIOS, "n_draws": 2, "n_cloze": 2000, "cloze_conditions": ("words",)}},
     ),
     Claim(
         "position",

@@ -13,6 +13,7 @@ import xarray as xr
 
 from tl_posgen.core.options import Count, Whole, require
 from tl_posgen.errors import InputError
+from tl_posgen.models.selection import head_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -40,7 +41,7 @@ class Explanation:
     @property
     def head(self) -> str:
         """The head's name: "L3H1"."""
-        return f"L{self.data.attrs['layer']}H{self.data.attrs['head']}"
+        return head_name(self.data.attrs["layer"], self.data.attrs["head"])
 
     @property
     def note(self) -> str:

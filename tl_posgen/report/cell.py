@@ -6,7 +6,8 @@ from typing import Any
 
 import plotly.io
 
-from tl_posgen.core.report import Report
+from tl_posgen.core.numbers import counted
+from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
 from tl_posgen.report.tables import compact, head_table
 
@@ -39,8 +40,10 @@ def result_html(result: Result) -> str:
 
 
 def report_html(report: Report) -> str:
-    """Return a report for a cell: all findings, the table with a row per head, the first figure."""
-    parts = [_heading("Position", report.provenance.get("model")), _sentences(report.findings())]
+    """Return a report for a cell: its findings, the table with a row per head, the first figure."""
+    first = [*report.headlines(), *report.notes()]
+    told = [*first, *(one for one in report.findings() if one not in first)]
+    parts = [_heading("Position", report.provenance.get("model")), _sentences(told, len(first))]
     table = head_table(report.results)
     if len(table):
         parts.append(_table(table))
@@ -51,8 +54,14 @@ def _heading(question: str, model: Any) -> str:
     return f"<h4>{html.escape(question)} · {html.escape(str(model or 'model'))}</h4>"
 
 
-def _sentences(findings: list[str]) -> str:
-    return f"<ul>{''.join(f'<li>{html.escape(one)}</li>' for one in findings)}</ul>" if findings else ""
+def _sentences(findings: list[str], n_shown: int = MOST_SENTENCES) -> str:
+    """Return the first sentences as a list, and the others folded below it."""
+    shown, more = (
+        f"<ul>{''.join(f'<li>{html.escape(one)}</li>' for one in some)}</ul>" if some else ""
+        for some in (findings[:n_shown], findings[n_shown:])
+    )
+    folded = f"<details><summary>{counted(len(findings[n_shown:]), 'more sentence')}</summary>{more}</details>"
+    return shown + folded if more else shown
 
 
 def _table(table: Any) -> str:

@@ -27,11 +27,27 @@ def print_frame(
     """
     n_rows = len(frame)
     frame = frame.head(n_rows if most is None else most)
-    columns = {str(name).replace("_", " "): [cell(value) for value in frame[name]] for name in frame.columns}
+    shown = with_whole_numbers(frame)
+    columns = {str(name).replace("_", " "): [cell(value) for value in shown[name]] for name in shown.columns}
     labels = list(takewhile(lambda name: not is_float_dtype(frame[name]), frame.columns))
     n_labels = len(labels) if 0 < len(labels) < len(columns) else 1
     left_out = print_columns(console, columns, title, n_labels, (), legend, whole=most is None)
     return {"row": n_rows - len(frame), "column": left_out}
+
+
+def with_whole_numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with columns of whole numbers, such as steps and distances, as integers; "-" for none.
+
+    Example:
+        >>> with_whole_numbers(pd.DataFrame({"step": [30.0, float("nan")], "r": [0.5, 1.0]})).to_dict("list")
+        {'step': [30, '-'], 'r': [0.5, 1.0]}
+    """
+    found = frame.copy()
+    for name in frame.columns[[is_float_dtype(kind) for kind in frame.dtypes]]:
+        known = frame[name].dropna()
+        if len(known) and (known % 1 == 0).all() and known.abs().max() > 1:
+            found[name] = pd.Series([int(one) if one == one else "-" for one in frame[name]], frame.index, object)
+    return found
 
 
 def cell(value: Any) -> str:

@@ -9,6 +9,8 @@ import xarray as xr
 from jaxtyping import Float, Real
 from plotly.subplots import make_subplots
 
+from tl_posgen.models.selection import head_name
+
 COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6b", "#8b5fa8", "#c79a2b", "#4aa3b5", "#b0567d", "#6b7280")
 NULL_COLOUR = "#9ca3af"
 SCALE = "Viridis"
@@ -126,8 +128,8 @@ def thinned(dataset: xr.Dataset, dim: str = "distance", share: float = 0.5) -> x
 
 
 def head_names(index: Iterable[Any]) -> list[str]:
-    """Return 'layer 1 head 3' for each (layer, head), for hovering."""
-    return [f"layer {layer} head {head}" for layer, head in index]
+    """Return "L1H3" for each (layer, head), for hovering."""
+    return [head_name(*place) for place in index]
 
 
 def at_labels(result: Any, array: xr.DataArray, labels: Mapping[str, Any] | None = None) -> xr.DataArray:
@@ -205,9 +207,11 @@ def head_maps(
 def heat(array: xr.DataArray, **more: Any) -> go.Heatmap:
     """Return a heat map of a two-dimensional array on the figure's colour scale; hovering names its dims."""
     down, across = array.dims
-    hover = f"{down} %{{y}}, {across} %{{x}}: %{{z:.3f}}<extra></extra>"
+    is_of_heads = array.dims == ("layer", "head")
+    hover = "L%{y}H%{x}" if is_of_heads else f"{down} %{{y}}, {across} %{{x}}"
     x, y = ([str(value) for value in array[dim].values] for dim in (across, down))
-    more |= {"meta": "heads"} if array.dims == ("layer", "head") else {}  # a click on the page opens that head
+    more |= {"meta": "heads"} if is_of_heads else {}  # a click on the page opens that head
+    hover = f"{hover}: %{{z:.3f}}<extra></extra>"
     return go.Heatmap(z=array.values, x=x, y=y, coloraxis="coloraxis", hovertemplate=hover, **more)
 
 
@@ -248,9 +252,9 @@ def layer_curves(
             if is_null:
                 panels.add(number, curve(*joined(x, curves[number]), layer, side, colour, along, width=1, opacity=0.5))
             else:
-                named = [(f"head {head}", COLOURS[place % len(COLOURS)]) for place, head in enumerate(heads)]
-                own = zip(curves[number], named, strict=True)
-                panels.add(number, *(curve(x, y, layer, *head, along) for y, head in own))
+                for place, (head, y) in enumerate(zip(heads, curves[number], strict=True)):
+                    drawn = curve(x, y, layer, f"head {head}", COLOURS[place % len(COLOURS)], along)
+                    panels.add(number, drawn | {"hovertemplate": hover_of(head_name(layer, head), along)})
         panels.add(number, *beside(thinned(result.own, along, share) if log_x else result.own, layer))
     panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
     figure = panels.finish(f"{title} · {model_label(result.own)}", subtitle)
@@ -280,8 +284,13 @@ def curve(
         "line": {"color": colour, "width": width},
         "opacity": opacity,
         "showlegend": None,
-        "hovertemplate": f"layer {layer}, {name}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>",
+        "hovertemplate": hover_of(f"layer {layer}, {name}", along),
     }
+
+
+def hover_of(name: str, along: str) -> str:
+    """Return what hovering over a curve says."""
+    return f"{name}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>"
 
 
 def joined(
@@ -310,7 +319,7 @@ def token_map(array: xr.DataArray, **colours: Any) -> go.Heatmap:
 def head_rows(array: xr.DataArray, along: str) -> xr.DataArray:
     """Return a per-head array [layer, head, along] with one row per head, named "L3H6", for `heat`."""
     rows = array.stack(unit=("layer", "head")).transpose("unit", along)
-    names = [f"L{layer}H{head}" for layer, head in rows["unit"].values]
+    names = head_names(rows["unit"].values)
     return xr.DataArray(rows.values, {"head": names, along: array[along].values}, ("head", along))
 
 

@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import Float, Int16
 
 from tl_posgen.core.result import Result
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import at_labels, model_label
 from tl_posgen.report.tables import head_table
 
@@ -41,7 +42,7 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
         if name in result.own
         for labels in labels_of_curves(result, name)
     ]
-    return {"names": [f"{layer}.{head}" for layer, head in places], "numbers": numbers, "curves": curves}
+    return {"names": [head_name(*place) for place in places], "numbers": numbers, "curves": curves}
 
 
 def rounded(value: int | float) -> float | None:

@@ -23,12 +23,19 @@ function draw(div) {
     const lacking = columns * (widest + 8) - div._fullLayout._size.w;
     div.removeAllListeners("plotly_click");
     div.on("plotly_click", ({ points: [point] }) => {
-      if (point.data.meta === "heads") show(`${point.y}.${point.x}`);
+      if (point.data.meta === "heads") show(`L${point.y}H${point.x}`);
     });
     if (columns < 2 || lacking <= 0) return div;
     div.style.minWidth = `${Math.ceil(div.clientWidth + lacking)}px`;
     return Plotly.Plots.resize(div);
   }).then(() => { div.dataset.drawn = "whole"; });
+}
+
+for (const link of document.querySelectorAll("nav a")) { // to a folded section: unfold it
+  link.addEventListener("click", () => {
+    const details = document.querySelector(`${link.hash} > details.section`);
+    if (details) details.open = true;
+  });
 }
 
 const figures = [...document.querySelectorAll(".plot")];
@@ -65,14 +72,14 @@ const mean = (row) => {
 };
 
 function drawCurve(curve, chosen) {
-  const layer = HEADS.names[chosen].split(".")[0];
+  const layer = HEADS.names[chosen].split("H")[0];
   const rows = HEADS.names.flatMap((name, index) =>
-    name.split(".")[0] === layer ? [{ index, name, y: rowOf(curve, index) }] : []);
+    name.split("H")[0] === layer ? [{ index, name, y: rowOf(curve, index) }] : []);
   rows.sort((one, other) => (mean(other.y) || -Infinity) - (mean(one.y) || -Infinity));
   rows.forEach((row, rank) => { row.colour = hue(rank, rows.length); });
   rows.sort((one, other) => (one.index === chosen) - (other.index === chosen));
   const lines = rows.map(({ index, name, y, colour }) => ({
-    x: curve.x, y, name: `head ${name.split(".")[1]}`, mode: "lines", customdata: curve.x.map(() => name),
+    x: curve.x, y, name, mode: "lines", customdata: curve.x.map(() => name),
     line: { color: colour, width: index === chosen ? 4 : 1 }, showlegend: false, hoverlabel: { namelength: -1 },
   }));
   const grey = { color: "#9ca3af", width: 0 };
@@ -84,7 +91,7 @@ function drawCurve(curve, chosen) {
   const margin = { t: 8, l: 48, r: 8, b: 40 }, legend = { x: 1, xanchor: "right", y: 1 };
   const div = find("curves").appendChild(document.createElement("figure"));
   div.innerHTML = "<figcaption></figcaption><div></div>";
-  div.firstChild.textContent = `${curve.title}: all heads of layer ${layer}, red highest in the mean to blue lowest`;
+  div.firstChild.textContent = `${curve.title}: all heads of layer ${layer.slice(1)}, red highest in the mean to blue lowest`;
   const plot = div.lastChild, layout = { height: 230, margin, legend, xaxis: axis, hovermode: "closest" };
   Plotly.newPlot(plot, [...band, ...lines], layoutOf(layout), CONFIG);
   const width = ({ points: [point] }, size) => point && point.data.customdata
@@ -103,11 +110,11 @@ function bringBack() {
 function show(name) {
   const index = HEADS ? HEADS.names.indexOf(name) : -1;
   if (index < 0) return;
-  const [layer, head] = name.split("."), panel = find("panel");
+  const panel = find("panel");
   bringBack();
   if (!panel.open) panel.show();
   find("head").value = name;
-  find("which").textContent = `layer ${layer}, head ${head}`;
+  find("which").textContent = name;
   find("numbers").replaceChildren(...HEADS.numbers.map(({ label, values }) => {
     const row = document.createElement("tr");
     const ranked = values.filter((value) => value > values[index]).length + 1;

@@ -16,17 +16,20 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from tl_posgen.core.measure import TOKENS
+from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
 from tl_posgen.report.circuits import split_script
+from tl_posgen.report.columns import with_whole_numbers
 from tl_posgen.report.heads import heads_of
-from tl_posgen.report.tables import MOST_HEADS
+from tl_posgen.report.tables import MOST_HEADS, labelled
 
 MOST_VALUES = 64  # a longer list of the provenance is shown as its length
-MOST_FINDINGS = 12  # in the box at the top of a page
+MOST_SECTIONS = 5  # that are open; of more, all but the first are folded
 MOST_ROWS = 200  # of a long table
 HEADROOM = 44  # pixels above a figure's panels, for their titles
 TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
-HEAD = re.compile(r"layer (\d+),? head (\d+)")
+HEAD = re.compile(r"L\d+H\d+")
 
 
 def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
@@ -35,18 +38,15 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     template = environment.get_template("page.html.j2")
     scripts: dict[str, None] = {}
     sections = [_section(result, scripts) for result in results.values()]
-    findings = [sentence for section in sections for sentence in section["findings"]]
-    if len(findings) > MOST_FINDINGS:  # too many for the top: each section begins with its own
-        findings = []
-    else:
-        for section in sections:
-            section["findings"] = []
     heads = heads_of(results)
     templates = {name: plotly.io.templates[one].to_plotly_json() for name, one in TEMPLATES.items()}
     return template.render(
         title=page_title(results, provenance),
-        findings=findings,
+        beside=_beside(results),
+        findings=Report(results, provenance).headlines() if len(sections) > 1 else [],
         sections=sections,
+        is_folded=len(sections) > MOST_SECTIONS,
+        most=MOST_SENTENCES,
         provenance=_flat(provenance),
         plotly=Markup(get_plotlyjs()),
         scripts=[Markup(script) for script in scripts],
@@ -65,6 +65,15 @@ def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> 
     return f"{question} · {model}" if model else question
 
 
+def _beside(results: Mapping[str, Result]) -> str:
+    """Return what stands beside the numbers of a page; "" if nothing does."""
+    without_first = any(TOKENS[1] in result.own.get("tokens", ()) for result in results.values())
+    parts = ["the same without the first token, often an attention sink"] if without_first else []
+    if any(result.nulls for result in results.values()):
+        parts.append("those of a randomly initialised model of the same shape")
+    return f"Beside the numbers stand {', and '.join(parts)}." if parts else ""
+
+
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
     measure, frame, table = result.measure, result.frame(), result.table()
     labels = result.token_labels()
@@ -75,18 +84,18 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "id": result.name,
         "title": measure.question,
         "explanation": measure.explanation,
-        "caveat": result.caveat,
-        "findings": result.findings(),
-        "figures": [_figure(result, kind) for kind in result.kinds if kind not in measure.off_page | left],
+        "notes": result.notes,
+        "findings": result.sentences,
+        "figures": [_figure(result, kind) for kind in result.kinds if kind not in left],
         "of_heads": ", ".join(measure.variables[name].label for name in measure.curves) if left else "",
         "views": [_token_view(result, index, label, scripts) for index, label in enumerate(labels)],
         "short": None if table is None else _table(table),
         "legend": measure.legend,
-        "table": _table(shown),
+        "table": _table(labelled(result, shown)),
         "variables": _variables(result, frame),
         "rows": len(frame),
         "shown": len(shown),
-        "by": by,
+        "by": labelled(result, pd.DataFrame(columns=[by])).columns[0],
     }
 
 
@@ -102,18 +111,19 @@ def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the columns of the long table with their meaning, as the dataset itself has it."""
-    columns = [(str(name), result.own[name].attrs) for name in frame.columns if name in result.own]
+    """Return the columns of the long table, as figures call them, with their meaning."""
+    names = dict.fromkeys(str(column).split(", ")[0] for column in frame.columns)
+    known = [result.own[name].attrs for name in names if name in result.own]
     return [
-        (name, words + (f" [{attrs['units']}]" if "units" in attrs else ""))
-        for name, attrs in columns
-        if (words := attrs.get("description") or attrs.get("long_name"))
+        (attrs["long_name"], words + (f" [{attrs['units']}]" if "units" in attrs else ""))
+        for attrs in known
+        if "long_name" in attrs and (words := attrs.get("description"))
     ]
 
 
 def _table(frame: pd.DataFrame) -> Markup:
     with pd.option_context("display.max_colwidth", None):
-        return Markup(frame.to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
+        return Markup(with_whole_numbers(frame).to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
 
 
 def _figure(result: Result, kind: str) -> dict[str, Any]:
@@ -147,7 +157,7 @@ def _token_view(result: Result, example: int, label: str, scripts: dict[str, Non
     script, page = split_script(result.measure.token_view.show(result.own, example))
     scripts[script] = None
     head = HEAD.search(label)
-    return {"label": label, "head": f"{head[1]}.{head[2]}" if head else "", "page": Markup(page)}
+    return {"label": label, "head": head[0] if head else "", "page": Markup(page)}
 
 
 def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -31,17 +31,19 @@ def compact(result: Result, *, null: bool = False, most: int = 9) -> pd.DataFram
     table = result.table(null=null)
     if table is not None:
         return table
-    frame = result.frame(init=result.numbers.inits[0] if null else TRAINED)
-    labels = {name: one.label for name, one in result.measure.variables.items()}
-    renamed = {
-        str(column): ", ".join([labels.get(name, name), *more])
-        for column in frame.columns
-        for name, *more in [str(column).split(", ")]
-    }
-    frame = frame.rename(columns=renamed)
+    frame = labelled(result, result.frame(init=result.numbers.inits[0] if null else TRAINED))
     if tuple(frame.columns[:2]) == HEAD and len(frame) > MOST_HEADS:
         frame = pd.DataFrame(frame.groupby("layer", as_index=False).mean()).assign(head="all")
     return frame.iloc[:, : most + len(result.measure.rows)]
+
+
+def labelled(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame of a result with its columns called as figures call them."""
+    labels = {name: one.label for name, one in result.measure.variables.items()}
+    parts = {str(column): str(column).split(", ") for column in frame.columns}
+    return frame.rename(
+        columns={column: ", ".join([labels.get(name, name), *more]) for column, (name, *more) in parts.items()}
+    )
 
 
 def head_means(table: pd.DataFrame) -> dict[str, float]:

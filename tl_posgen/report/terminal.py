@@ -1,4 +1,4 @@
-"""Reports in the terminal: tables with the row of the random init, and findings in words."""
+"""Reports in the terminal: up to three sentences and a table; all sentences and tables where they are asked for."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -10,16 +10,27 @@ from pandas.api.types import is_float_dtype
 from rich.console import Console
 
 from tl_posgen.core.claim import WIDTHS
+from tl_posgen.core.measure import HEAD
+from tl_posgen.core.numbers import counted
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
-from tl_posgen.report.columns import cell, empty_table, print_columns, print_frame, short, table_width, widest
+from tl_posgen.report.columns import (
+    cell,
+    empty_table,
+    print_columns,
+    print_frame,
+    short,
+    table_width,
+    widest,
+    with_whole_numbers,
+)
 from tl_posgen.report.figures import model_label
 from tl_posgen.report.tables import compact, head_means
 
 MOST_COLUMNS = 15  # of the table of all measures; with more columns each measure has its own table
 MOST_LINES = 38  # of the default output; the path of the page takes two more
-TABLE_LINES = 28  # of these for the first table
+TABLE_LINES = 28  # of these for the table, or fewer where sentences are long
 FLAT = 0.01  # a random init's column that spans less than this share of the model's span is flat
 
 
@@ -34,11 +45,10 @@ def print_report(report: Report, *, full: bool = False) -> None:
 
 
 def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | None = None) -> None:
-    """Print the table `lead`, then one table per result with the random init's below it, and the findings.
+    """Print up to three sentences, the table `lead` or that of the first result, and how much is left out.
 
     Args:
-        full: print everything. By default print at most 40 lines: the first table, findings, further tables if there
-            is room, and the numbers of rows, columns, sentences and tables that are left out.
+        full: print all sentences, and one table per result with the random init's below it.
         lead: a frame whose `attrs` hold its title and its legend.
     """
     results = list(report.values())
@@ -57,36 +67,25 @@ Printer: TypeAlias = Callable[[Console, int | None], dict[str, int]]
 
 
 def print_blocks(first: Printer | None, results: Sequence[Result], report: Report, full: bool) -> None:
-    """Print the first table, then every result's table and all sentences (full), or as many as there is room for."""
+    """Print three sentences and the first table; or (full) all sentences and every result's table."""
     console = Console(markup=False)
+    shown = report.findings() if full else [*report.headlines(), *report.notes()]
+    told = [line for one in shown for line in printed(console, partial(print_sentence, sentence=one))]
+    if told:
+        print(*told, "", sep="\n")
     if full:
         if first is not None:
             first(console, None)
         for result in results:
             print_result(console, result)
-        for sentence in report.findings():
-            print_sentence(console, sentence)
         return
-    room, missing = MOST_LINES - 1, dict[str, int]()  # the last line says what is left out
+    missing = dict[str, int]()
     if first is not None:
-        lines, missing = fitted(console, first)
+        lines, missing = fitted(console, first, max(1, min(TABLE_LINES, MOST_LINES - len(told) - 3)))
         print(*lines, "", sep="\n")
-        room -= len(lines) + 1
-    sentences = [printed(console, partial(print_sentence, sentence=one)) for one in report.findings()]
-    tables = [result for result in results if has_table(result)]
-    for lines in list(sentences):
-        if len(lines) > room:
-            break
-        print(*sentences.pop(0), sep="\n")
-        room -= len(lines)
-    for result in list(tables) if not sentences else ():
-        lines = ["", *printed(console, partial(print_own, result=result))]
-        if len(lines) <= room:
-            print(*lines, sep="\n")
-            room -= len(lines)
-            tables = [one for one in tables if one is not result]
-    missing |= {"sentence": len(sentences), "further table": len(tables)}
-    if counts := [f"{n} {what}{'s' if n > 1 else ''}" for what, n in missing.items() if n]:
+    tables = sum(has_table(result) for result in results)
+    missing |= {"sentence": len(report.findings()) - len(shown), "table": tables}
+    if counts := [counted(n, what) for what, n in missing.items() if n]:
         print(f"Not shown: {', '.join(counts)}; --full shows all.")
 
 
@@ -97,13 +96,13 @@ def printed(console: Console, show: Callable[[Console], Any]) -> list[str]:
     return captured.get().rstrip().splitlines()
 
 
-def fitted(console: Console, show: Printer) -> tuple[list[str], dict[str, int]]:
-    """Return the lines of a table cut to `TABLE_LINES` lines if its first row fits them, and what is left out."""
+def fitted(console: Console, show: Printer, room: int) -> tuple[list[str], dict[str, int]]:
+    """Return the lines of a table cut to so many lines if its first row fits them, and what is left out."""
     missing: dict[str, int] = {}
     lines: list[str] = []
-    for most in range(TABLE_LINES, 0, -1):
+    for most in range(room, 0, -1):
         lines = printed(console, lambda console: missing.update(show(console, most)))  # noqa: B023
-        if len(lines) <= TABLE_LINES:
+        if len(lines) <= room:
             break
     return lines, missing
 
@@ -116,12 +115,12 @@ def print_lead(console: Console, most: int | None = None, *, lead: pd.DataFrame)
 def print_heads(console: Console, most: int | None = None, *, report: Report) -> dict[str, int]:
     """Print the headlines of every measure, one row per head, with the mean and the random init's mean below."""
     rows = frame = report.frame()
-    title = f"{report.provenance.get('model', 'model')}: {len(frame)} heads"
+    title = f"{report.provenance.get('model', 'model')}: {counted(len(frame), 'head')}"
     if most is not None and most < len(frame):
         rows = frame.nlargest(most, str(frame.columns[2]))
         title += f", the {most} of highest {str(frame.columns[2]).replace('_', ' ')}"
     short_names, legend = headings(report)
-    records = [row | {name: int(row[name]) for name in ("layer", "head")} for row in rows.to_dict("records")]
+    records = [row | {name: int(row[name]) for name in HEAD} for row in with_whole_numbers(rows).to_dict("records")]
     foot = {"bold": {"layer": "mean", "head": ""} | head_means(frame)}
     if report.provenance.get("null_seeds"):
         foot["dim"] = {"layer": "null", "head": ""} | head_means(report.frame(null=True))
@@ -192,22 +191,26 @@ def flat_null(own: pd.DataFrame, null: pd.DataFrame) -> str:
     return f"{', '.join(parts).replace('_', ' ')} in all {len(null)} rows."
 
 
-def print_known_measures() -> None:
-    """Print one row per measure that `analyze` accepts: its name, its question and its source."""
+def print_known_measures(*, full: bool = False) -> None:
+    """Print one row per measure that `analyze` accepts: its name and its question, and its source where all is asked
+    for."""
     from tl_posgen.core import registry
 
-    table = empty_table("measures")
-    for name in ("name", "question", "source"):
+    columns = ("name", "question", "source") if full else ("name", "question")
+    table = empty_table("")
+    for name in columns:
         table.add_column(name, overflow="fold")
     for name in registry.names():
         try:
             kind = registry.find(name)
         except InputError as error:
-            table.add_row(name, str(error), "", end_section=True)
+            table.add_row(name, str(error), end_section=full)
             continue
         if kind is not None and (kind.is_fed or kind.runs_model):
-            table.add_row(name, kind.question, kind.source, end_section=True)
+            table.add_row(*(getattr(kind, column) for column in columns), end_section=full)
     Console(markup=False).print(table)
+    if not full:
+        print("tl-posgen NAME runs one; --full adds who proposed it.")
 
 
 def print_claims(report: Report, *, full: bool = False) -> None:

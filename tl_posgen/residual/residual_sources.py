@@ -18,6 +18,7 @@ from tl_posgen.models.capture.pass_capture import watching
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.selection import head_name
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.residual.numbers.frozen_norm import FrozenNorm, freeze
 
@@ -156,7 +157,7 @@ class SourceReader:
         z = z if z.ndim == 3 else z.unflatten(-1, (len(weight), -1))
         if self.by == "head":
             values = torch.einsum("phd,hdm->hpm", z, weight)
-            named = {f"L{layer}H{head}": one for head, one in enumerate(values)}
+            named = {head_name(layer, head): one for head, one in enumerate(values)}
         else:
             named = {f"L{layer} attention": torch.einsum("phd,hdm->pm", z, weight)}
         if bias is not None:

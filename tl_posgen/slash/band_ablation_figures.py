@@ -6,6 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, colour_axis, finish, heat, model_label, sides
 from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 from tl_posgen.slash.layer_means import strongest
@@ -60,7 +61,7 @@ def strongest_heads(result: Any) -> go.Figure:
     data, score, heads = result.own, result.own["score"].mean("prompt"), {}
     for layer, head in strongest(score.sel(condition="unchanged"), N_HEADS):
         place = {"layer": layer, "head": head}
-        heads[f"L{layer} H{head} D{int(data['best_distance'].sel(place))}"] = score.sel(place).values
+        heads[f"{head_name(layer, head)}, D = {int(data['best_distance'].sel(place))}"] = score.sel(place).values
     words = [in_words(condition) for condition in data["condition"].values]
     grid = xr.DataArray(np.stack([*heads.values()], 1), {"condition": words, "head": [*heads]}, ("condition", "head"))
     figure = go.Figure(heat(grid, texttemplate="%{z:.2f}"))

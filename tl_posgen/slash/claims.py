@@ -16,7 +16,7 @@ from tl_posgen.core.claim import (
     where_known,
 )
 from tl_posgen.core.measure import HEAD
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.numbers import Number, Numbers, counted
 from tl_posgen.core.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES
@@ -176,7 +176,7 @@ def training(slash_toy: Result) -> Judgement:
     least = [float(one.min(skipna=False)) for one in (trained, unseen)]
     r1_q, r1_k = (measure.at_end(own, "r1", side=side).plain for side in "qk")
     measured = (
-        f"shallow RoPE transformer, {len(measure.seeds)} seeds of {measure.steps} steps, slash score at D = "
+        f"shallow RoPE transformer, {counted(len(measure.seeds), 'seed')} of {measure.steps} steps, slash score at D = "
         f"{measure.distance}: {means[0]} on trained features (least {least[0]:.2f}), {means[1]} on unseen ones (least "
         f"{least[1]:.2f}); r1 of Q {r1_q:.2f}, of K {r1_k:.2f}"
     )

@@ -15,6 +15,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Threshold
 from tl_posgen.core.sums import First, Sums
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.report.figures import head_map, layer_curves, line
 from tl_posgen.rope.spectra import spectrum
@@ -64,7 +65,7 @@ def list_distances(distances: Any) -> str:
 def example_labels(data: xr.Dataset) -> list[str]:
     """Return a line for each example: its head, with its score."""
     return [
-        f"layer {int(one['layer'])}, head {int(one['head'])}: slash score {float(one['best_score']):.3f} at D = "
+        f"{head_name(one['layer'], one['head'])}: slash score {float(one['best_score']):.3f} at D = "
         f"{int(one['best_distance'])}"
         for one in examples(data)
     ]

@@ -15,6 +15,7 @@ from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
@@ -85,7 +86,7 @@ def bars(data: xr.Dataset) -> list[Any]:
     names = {"unchanged": "unchanged", **WHOLE_KINDS, **by_thirds}
     places = strongest(data["best_score"].sel(condition="unchanged", drop=True), N_HEADS)
     heads = [data.sel(layer=layer, head=head) for layer, head in places]
-    x = [f"L{int(one['layer'])} H{int(one['head'])}, D = {int(one['best_distance'])}" for one in heads]
+    x = [f"{head_name(one['layer'], one['head'])}, D = {int(one['best_distance'])}" for one in heads]
     traces: list[Any] = []
     for kind, colour in zip([kind for kind in names if kind in data["condition"]], cycle(COLOURS), strict=False):
         scores = [float(one["best_score"].sel(condition=kind)) for one in heads]

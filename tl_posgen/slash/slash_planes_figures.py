@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides, thinned
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.head_groups import TITLES, group_boxes, head_groups
@@ -41,8 +42,8 @@ def strongest_heads(result: Any, draw: Callable[..., list[go.Scatter]], x_title:
     places = strongest(whole["best_score"], N_HEADS)
     heads = [whole.sel(layer=layer, head=head) for layer, head in places]
     titles = [
-        f"L{layer} H{head}, D = {int(one['best_distance'])}, score {float(one['best_score']):.2f}"
-        for (layer, head), one in zip(places, heads, strict=True)
+        f"{head_name(*place)}, D = {int(one['best_distance'])}, score {float(one['best_score']):.2f}"
+        for place, one in zip(places, heads, strict=True)
     ]
     panels = Panels(titles)
     for number, (layer, head) in enumerate(places):

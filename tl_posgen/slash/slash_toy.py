@@ -11,7 +11,7 @@ from tqdm.auto import trange
 
 from tl_posgen.arithmetic import full_precision
 from tl_posgen.core.measure import Variable
-from tl_posgen.core.numbers import TRAINED, Number, Numbers
+from tl_posgen.core.numbers import TRAINED, Number, Numbers, counted
 from tl_posgen.core.result import Result, joined
 from tl_posgen.slash.numbers.slash_scores import uniform_scores
 from tl_posgen.slash.slash_toy_figures import maps, profile, training
@@ -74,8 +74,8 @@ class SlashToy(ToySettings):
             f"Trained on {self.planes.replace('_', ' and ')} planes, the slash score at D = {self.distance} goes from "
             f"{start.plain:.3f} at initialisation to {trained:.3f}, and {unseen:.3f} on unseen features (uniform "
             f"attention {own('uniform', distance=self.distance).plain:.3f}); loss {loss.with_interval:.3f} -> "
-            f"{end.with_interval:.4f}. {seeds} seeds, mean ± standard deviation.",
-            f"The head passed one half in {formed.size} of {seeds} seeds, {steps}; at the end r1(Q) is "
+            f"{end.with_interval:.4f}. {counted(seeds, 'seed')}{', mean ± standard deviation' if seeds > 1 else ''}.",
+            f"The head passed one half in {formed.size} of {counted(seeds, 'seed')}, {steps}; at the end r1(Q) is "
             f"{r1_q:.3f} and r1(K) {r1_k:.3f}.",
         ]
 

@@ -16,6 +16,7 @@ from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.selection import head_name
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.slash.layer_means import (
@@ -41,7 +42,7 @@ def example_labels(data: xr.Dataset) -> list[str]:
     for one in examples(data):
         text, random = (float(one["best_score"].sel(tokens="all", source=source)) for source in SOURCES)
         lines.append(
-            f"layer {int(one['layer'])}, head {int(one['head'])}, D = {int(one['best_distance'])}: slash score "
+            f"{head_name(one['layer'], one['head'])}, D = {int(one['best_distance'])}: slash score "
             f"{text:.3f} on text, {random:.3f} on random tokens (each token: of the text ¦ drawn at random)"
         )
     return lines

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import Panels, colour_axis, equality, model_label, sides, token_map
 from tl_posgen.slash.head_groups import head_points
 from tl_posgen.slash.layer_means import examples
@@ -70,7 +71,7 @@ def maps(result: Any) -> go.Figure:
 def map_title(side: str, one: xr.Dataset, source: str) -> str:
     """Return the title of one head's attention."""
     text, score = "text" if source == "natural" else "random tokens", one["best_score"].sel(source=source, tokens="all")
-    place = f"L{int(one['layer'])}H{int(one['head'])} on {text}"
+    place = f"{head_name(one['layer'], one['head'])} on {text}"
     return f"{place}: slash score {float(score):.3f} at D = {int(one['best_distance'])} · {side}"
 
 

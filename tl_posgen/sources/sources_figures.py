@@ -5,6 +5,7 @@ from typing import Any
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import DIVERGING, Panels, at_labels, colour_axis, head_rows, heat, model_label, sides
 from tl_posgen.sources.source_sums import SIDE_WORDS
 
@@ -37,7 +38,7 @@ def draw_check(result: Any) -> go.Figure:
         share = shares_of(result, data)
         columns = xr.Dataset({"share": share, **{name: data[name] for name in ("fall", "constant_energy", "energy")}})
         points = columns.where(share.notnull().sum("source") > 1).stack(unit=OF_SOURCE).dropna("unit")
-        names = [f"L{layer}H{head}, {source}" for layer, head, source in points["unit"].values]
+        names = [f"{head_name(*place)}, {source}" for *place, source in points["unit"].values]
         dots = {"text": names, "mode": "markers", "name": side, "marker": {"color": colour, "size": 5}}
         for number, name in enumerate(PREDICTORS.values()):
             panels.add(number, go.Scatter(x=points[name].values, y=points["fall"].values, **dots))

@@ -7,7 +7,18 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, at_labels, line, model_label, sides, thinned
+from tl_posgen.models.selection import head_name
+from tl_posgen.report.figures import (
+    COLOURS,
+    NULL_COLOUR,
+    Panels,
+    at_labels,
+    head_names,
+    line,
+    model_label,
+    sides,
+    thinned,
+)
 from tl_posgen.sources.source_sums import SIDE_WORDS
 
 N_CURVES, N_HEADS = 6, 12  # heads shown
@@ -25,7 +36,7 @@ def strongest(result: Any, n: int) -> list[tuple[int, int]]:
 def draw_curves(result: Any) -> go.Figure:
     """Draw the curve of mean query and mean key, and those of its strongest pairs of sources, a panel a head."""
     heads = strongest(result, N_CURVES)
-    panels = Panels([f"L{layer}H{head}" for layer, head in heads], columns=3, row_height=260)
+    panels = Panels(head_names(heads), columns=3, row_height=260)
     data = thinned(result.own[["curve", "whole_curve", "pair_sources"]])
     distance, styles = data["distance"].values + 1, dict[str, tuple[str, str]]()
     for panel, (layer, head) in enumerate(heads):
@@ -59,7 +70,7 @@ def draw_graph(result: Any) -> go.Figure:
             panels.add(number, *arrows(of_head, (layer, head)))
         names = shares["source"].values.tolist()
         places = [*map(place_of, names), *heads]
-        marks = [*names, *(f"L{layer}H{head}" for layer, head in heads)]
+        marks = [*names, *head_names(heads)]
         xs, ys = zip(*places, strict=True)
         style = {"mode": "markers", "marker": {"size": 9, "color": "black"}, "name": None, "showlegend": False}
         panels.add(number, go.Scatter(x=xs, y=ys, text=marks, hoverinfo="text", **style))
@@ -85,7 +96,7 @@ def arrows(shares: xr.DataArray, head: tuple[int, int]) -> list[go.Scatter]:
     for name, share in zip(shares["source"].values.tolist(), shares.values, strict=True):
         if abs(share) >= LEAST_SHARE:
             (x, y), colour = place_of(name), COLOURS[0] if share > 0 else COLOURS[1]
-            words = f"{name} → L{head[0]}H{head[1]}: {share:.2f}"
+            words = f"{name} → {head_name(*head)}: {share:.2f}"
             points = {
                 "x": np.linspace(x, head[0], 9),
                 "y": np.linspace(y, head[1], 9),

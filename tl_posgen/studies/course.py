@@ -11,6 +11,7 @@ import xarray as xr
 
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import TRAINED, Number, Numbers, intervals_of, mean_of
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
 from tl_posgen.studies.curves import Curve, array_of, bounds_in, chance_array, followed, half_way
 
@@ -67,7 +68,7 @@ def draw_every_head(result: Any, curve: Curve, x: np.ndarray) -> list[Any]:
     found = []
     for place, layer in enumerate(array["layer"].values):
         for head in array["head"].values:
-            hover = f"layer {layer}, head {head}: %{{y:.3f}}<extra></extra>"
+            hover = f"{head_name(layer, head)}: %{{y:.3f}}<extra></extra>"
             shown = {"width": 1.0, "hovertemplate": hover}
             y, colour = array.sel(layer=layer, head=head).values, COLOURS[place % len(COLOURS)]
             found.append(line(x, y, f"layer {layer}", colour, **shown))

@@ -111,5 +111,5 @@ def test_the_r_of_an_example_is_that_of_the_first_prompt_and_says_so(report, res
     r = result.frame()["r_within_rows"][0]
     over_prompts = float(report["three_axis"].sel(tokens="all", layer=layer, head=head)["r_within_rows"])
     assert r != pytest.approx(over_prompts, abs=1e-4)
-    label = f"layer {layer}, head {head}: closest to position + key (r within rows, first prompt: {r:.3f})"
+    label = f"L{layer}H{head}: closest to position + key (r within rows, first prompt: {r:.3f})"
     assert result.token_labels()[0] == label

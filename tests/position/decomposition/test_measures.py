@@ -39,7 +39,7 @@ def test_sentences_name_the_head_where_it_is_highest(report):
     for name, key, labels in HIGHEST:
         series = report[name].sel(**labels)[key].to_series()
         layer, head = series.idxmax()
-        assert any(f"layer {layer} head {head} ({series.max():.3f})" in one for one in report[name].findings()), name
+        assert any(f"L{layer}H{head} ({series.max():.3f})" in one for one in report[name].findings()), name
 
 
 def test_the_headlines_keep_their_names(report):

@@ -58,6 +58,8 @@ def test_r_is_the_mean_over_prompts_and_lies_in_its_interval(result, single):
     ends = result.numbers.intervals("r", tokens=None)
     assert ((ends["low"] <= ends["value"]) & (ends["value"] <= ends["high"])).all()
     assert (ends["low"] < ends["high"]).all()
+    frame = result.frame(intervals=True)
+    assert frame["r, low"].tolist() == ends["low"].sel(tokens="all").transpose("layer", "head").values.ravel().tolist()
     assert single["three_axis"].numbers.intervals("r")[["low", "high"]].to_array().isnull().all()  # of one prompt
 
 

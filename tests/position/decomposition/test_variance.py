@@ -56,7 +56,7 @@ def test_the_atlas_has_a_point_a_head_between_position_content_and_interaction(r
     for corner, part in zip("abc", ("position", "content", "interaction"), strict=True):
         np.testing.assert_array_equal(getattr(trained, corner), result.own[part].sel(OUT).values.ravel())
         np.testing.assert_array_equal(getattr(null, corner), result.null[part].sel(OUT).values.ravel())
-    assert trained.text[7] == "layer 1 head 3"
+    assert trained.text[7] == "L1H3"
     np.testing.assert_array_equal(trained.marker.color, np.repeat(range(4), 4))
 
 

@@ -8,6 +8,7 @@ from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
+from tl_posgen.models.selection import parse_head
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.distance import DummyDistance, at_dummy_distance
@@ -79,10 +80,10 @@ def test_no_distance_is_compared_that_a_window_hides(family_model):
 def test_examples_are_tables_of_the_heads_whose_key_part_stays_most_and_least(mini, alice, result):
     data = result.own
     r = data["key_part_r"].sel(OUT).stack(one=("layer", "head")).sortby(lambda data: data)
-    assert data["example_head"].values.tolist() == [f"{layer}.{head}" for layer, head in r["one"].values[[-1, 0]]]
+    assert data["example_head"].values.tolist() == [f"L{layer}H{head}" for layer, head in r["one"].values[[-1, 0]]]
     captures = []
     run_capture(mini, to_prompts(mini, alice, length=40, n_prompts=1)[0][None], captures.append)
-    layer, head = map(int, data["example_head"].values[0].split("."))
+    layer, head = parse_head(data["example_head"].values[0])
     for d in (0, 7, 39):
         scores = scores_at_distance(captures[layer], d, None)[head]
         np.testing.assert_allclose(data["table"][0, 0].sel(table_distance=d), scores[-1], atol=1e-4)

@@ -26,7 +26,7 @@ REFERENCE = {  # rise of the loss in nats with 5, 20 and 50 % moved, over any di
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    measure = Perturbation(ratios=(0, 0.5), reaches=("adjacent", "uniform"), n_draws=1, n_cloze=4)
+    measure = Perturbation(ratios=(0, 0.5), reaches=("adjacent", "uniform"), n_cloze=4, cloze_conditions=None)
     return measure(mini, alice, **{**CUT, "n_prompts": 4})
 
 
@@ -71,7 +71,7 @@ def test_words_begin_at_white_space(mini):
 
 
 def test_draws_of_one_seed_are_all_different_from_those_of_another(mini, alice):
-    measure = Perturbation(**ONE, conditions=("positions",), n_cloze=0)
+    measure = Perturbation(**ONE, n_draws=2, conditions=("positions",), n_cloze=0)
     both = [measure(mini, alice, **QUIET, seed=seed).own["change"] for seed in (0, 1)]
     assert len(np.unique(np.concatenate([one.sel(target="all").values.ravel() for one in both]))) == 2 * 2 * 2
     tokens = to_prompts(mini, alice, length=48, n_prompts=2)[1]

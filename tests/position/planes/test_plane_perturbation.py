@@ -15,7 +15,7 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.planes import PlanePerturbation, perturb_planes, plane_costs
 from tl_posgen.position.planes.plane_costs import COSTS
-from tl_posgen.position.planes.plane_perturbation import MOST_CELLS, OF
+from tl_posgen.position.planes.plane_perturbation import MOST_CELLS, NAMES, OF
 from tl_posgen.position.planes.plane_shares import CARRIED, cost_of_half, cost_share_correlations, plane_shares
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.planes import turning_factors
@@ -206,7 +206,7 @@ def test_one_prompt_leaves_no_interval_and_no_map_no_figure_of_it(mini, alice):
     assert "at strength 0.5" in found.findings()[0]
     alone = PlanePerturbation(edits=["mean_magnitude"], strengths=[0.5], map_edits=[])(mini, alice, **how)
     assert alone.kinds == ["curves", "bands"]
-    assert len(alone.findings()) == 2
+    assert len(alone.findings()) == 3
 
 
 @pytest.mark.parametrize(("name", "family_backend"), [("gemma3", "bridge"), ("neox", "hooked"), ("smollm3", "bridge")])
@@ -225,11 +225,14 @@ def test_layers_of_other_planes_or_none_partial_rotary_and_windows(family_model,
 
 def test_the_sentences_say_the_numbers(result):
     own, sentences = result.numbers, result.findings()
-    assert len(sentences) == len(EDITS) + 1 + len(MAPPED)
-    for sentence, edit in zip(sentences, EDITS, strict=False):
-        labels = ({}, {"of": "q"}, {"cost": "control"})
-        for number in (*(own("rise", edit=edit, **one) for one in labels), result.measure.less_control(own, edit)):
-            assert f"{number.plain:+.3f}" in sentence
+    assert len(sentences) == 3 + len(MAPPED)
+    for edit in EDITS:
+        dearest = max(float(own("band_rise", edit=edit, band=band)) for band in BANDS)
+        for sentence, number in zip(
+            sentences, (own("rise", edit=edit), result.measure.less_control(own, edit)), strict=False
+        ):
+            assert f"{NAMES[edit]} {number.with_interval:+.3f}" in sentence
+        assert f"{NAMES[edit]} {dearest:+.3f} (" in sentences[2]
     for sentence, edit in zip(sentences[-2:], MAPPED, strict=True):
         for part in CARRIED:
             assert f"{part} {own('rho', map_edit=edit, part=part):.2f}" in sentence

@@ -139,7 +139,7 @@ def test_phases_have_a_marker_a_plane_of_the_extreme_heads(result):
     figure = result.plot("phases")
     assert [trace.name for trace in figure.data] == ["queries", "keys"] * 6
     heads = [result.sel(part=part, tokens="all")["share"].to_series().idxmax() for part in PARTS]
-    titles = [f"most {part}: L{layer} H{head} · mini" for part, (layer, head) in zip(PARTS, heads, strict=True)]
+    titles = [f"most {part}: L{layer}H{head} · mini" for part, (layer, head) in zip(PARTS, heads, strict=True)]
     assert [note.text for note in figure.layout.annotations][:3] == titles
     for trace, data, side in ((figure.data[1], result.own, "k"), (figure.data[6], result.null, "q")):
         one = data.sel(layer=heads[0][0], head=heads[0][1], tokens="without first", side=side)

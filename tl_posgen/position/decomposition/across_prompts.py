@@ -17,6 +17,7 @@ from tl_posgen.core.options import Whole, Within
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.position_shares import row_centred
 from tl_posgen.position.decomposition.prompt_sums import (
@@ -78,7 +79,7 @@ def map_title(data: xr.Dataset, number: int, side: str) -> str:
         return ""
     layer, head = (int(data[f"example_{name}"][number]) for name in HEAD)
     share = float(data["position"].sel(OUT | {"layer": layer, "head": head}))
-    return f"L{layer}H{head}, position {NOT_RESOLVED if share < 0 else f'{share:.0%}'} · {side}"
+    return f"{head_name(layer, head)}, position {NOT_RESOLVED if share < 0 else f'{share:.0%}'} · {side}"
 
 
 @dataclass(frozen=True)

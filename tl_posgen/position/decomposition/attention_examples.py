@@ -18,14 +18,16 @@ from tl_posgen.core.options import Count
 from tl_posgen.core.run import Run
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.selection import head_name
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.three_axis import ThreeAxis
 from tl_posgen.report.circuits import CROP, attention_maps, token_colours
-from tl_posgen.report.figures import DIVERGING, SCALE, Panels, model_label, token_map
+from tl_posgen.report.figures import DIVERGING, SCALE, Panels, head_names, model_label, token_map
 
 SCORES = ("true", "additive")
 MAPS = (*SCORES, "true - add.")
+MOST_CHOSEN = 6  # heads that are all shown where the user chose them
 WHY = ("closest to position + key", "furthest from position + key")
 PARTS = {"key_part": "key", "query_part": "query"}  # variable -> its dim
 Pick = tuple[int, int, str]
@@ -40,8 +42,8 @@ def maps_of(data: xr.Dataset, example: int) -> np.ndarray:
 def draw_patterns(result: Any) -> go.Figure:
     """Draw the three maps of every example head as heat maps, a row a head."""
     data = result.own
-    heads = [f"{layer} head {head}" for layer, head in zip(data["layer"].values, data["head"].values, strict=True)]
-    panels = Panels([f"layer {head} · {name}" for head in heads for name in MAPS], columns=3, row_height=280)
+    heads = head_names(zip(data["layer"].values, data["head"].values, strict=True))
+    panels = Panels([f"{head} · {name}" for head in heads for name in MAPS], columns=3, row_height=280)
     attention, difference = {"colorscale": SCALE, "zmin": 0, "zmax": 1}, {"colorscale": DIVERGING, "zmid": 0}
     for panel, (example, number) in enumerate(product(range(len(heads)), range(len(MAPS)))):
         picture = xr.DataArray(maps_of(data, example)[number], dims=("query", "key"))
@@ -55,10 +57,10 @@ def labels(data: xr.Dataset) -> list[str]:
     """Return the head of each example and why it was picked; then each of them by its key part and query part."""
     names = ("layer", "head", "why", "r_within_rows")
     rows = list(zip(*(data[name].values for name in names), strict=True))
-    maps = [f"layer {layer}, head {head}: {why} (r within rows, first prompt: {r:.3f})" for layer, head, why, r in rows]
+    maps = [f"{head_name(layer, head)}: {why} (r within rows, first prompt: {r:.3f})" for layer, head, why, r in rows]
     variables = AttentionExamples.variables
     kinds = [f"{variables[name].label}, {variables[name].description}" for name in PARTS if name in data]
-    return maps + [f"layer {layer}, head {head}: tokens by {kind}" for kind in kinds for layer, head, *_ in rows]
+    return maps + [f"{head_name(layer, head)}: tokens by {kind}" for kind in kinds for layer, head, *_ in rows]
 
 
 def show(data: xr.Dataset, example: int) -> Any:
@@ -86,7 +88,7 @@ class AttentionExamples(Measure):
     run.
 
     Args:
-        examples: how many heads of either end.
+        examples: how many heads of either end; of up to 6 heads that `heads=` chooses, all are shown.
 
     Source: ours
 
@@ -116,7 +118,6 @@ class AttentionExamples(Measure):
     has_null = False
     rows = ("example",)
     figures = {"patterns": draw_patterns}
-    off_page = frozenset({"patterns"})
     token_view = TokenView(labels, show)
     caveats = {"absolute": "the additive pattern's key part mixes where a key stands with what it is."}
 
@@ -133,7 +134,7 @@ class AttentionExamples(Measure):
 
     def of_model(self, run: Run) -> xr.Dataset:
         r = run.found(ThreeAxis)["r_within_rows"].sel(tokens="all").transpose("layer", "head")
-        picks = pick_heads(r.to_series(), self.examples, WHY)
+        picks = pick_heads(r.to_series(), self.examples, WHY, run.where["heads"])
         found: dict[tuple[int, int], xr.Dataset] = {}
         run.plan(0, once=int(bool(picks)))
         if picks:
@@ -143,10 +144,13 @@ class AttentionExamples(Measure):
         return examples_dataset([found[pick[:2]].assign_coords(why=pick[2]) for pick in picks], texts)
 
 
-def pick_heads(values: pd.Series, n: int, why: tuple[str, str]) -> list[Pick]:
-    """Return (layer, head, why) of the n heads with the highest values, and of the n with the lowest."""
+def pick_heads(values: pd.Series, n: int, why: tuple[str, str], chosen: Any = None) -> list[Pick]:
+    """Return (layer, head, why) of the n heads with the highest values, and of the n with the lowest; all where the
+    user has chosen a few heads."""
     ranked = values.dropna().sort_values(ascending=False)
     heads = [(int(layer), int(head)) for layer, head in ranked.index.to_list()]
+    if chosen is not None and len(heads) <= MOST_CHOSEN:
+        return [(*head, "chosen") for head in heads]
     n = max(1, min(n, len(heads) // 2))
     highest = [(*head, why[0]) for head in heads[:n]]
     return highest + [(*head, why[1]) for head in heads[-n:] if head not in heads[:n]]

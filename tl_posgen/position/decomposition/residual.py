@@ -13,11 +13,12 @@ from torch.nn.functional import pad
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, TokenView, Variable, by_tokens
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import Numbers, counted
 from tl_posgen.core.options import Whole, Within
 from tl_posgen.core.sums import First, Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition import residual_figures as figures_of
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.layer_residuals import (
@@ -233,7 +234,7 @@ def why_not_defined(sums: Sums, data: xr.Dataset, n: xr.DataArray) -> str:
         "scores are constant within rows": constant & ~saturated,
         "the fit leaves no more than float32 rounds": shape.isnull() & asked & ~constant,
     }
-    return "; ".join(f"in {int(heads.sum())} heads {words}" for words, heads in why.items() if heads.any())
+    return "; ".join(f"in {counted(int(heads.sum()), 'head')} {words}" for words, heads in why.items() if heads.any())
 
 
 def plane_findings(own: Numbers) -> list[str]:
@@ -258,7 +259,7 @@ def pair_findings(data: xr.Dataset) -> list[str]:
         return []
     first = pairs.iloc[0]
     return [
-        f"Kind of token pair that explains most in layer {first['layer']} head {first['head']}: query "
+        f"Kind of token pair that explains most in {head_name(first['layer'], first['head'])}: query "
         f"{first['query token']} on key {first['key token']}, {first['mean residual']:+.2f} logits over "
-        f"{first['pairs']} pairs, {first['share']:.1%} of the head's residual."
+        f"{counted(int(first['pairs']), 'pair')}, {first['share']:.1%} of the head's residual."
     ]

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.numbers import Numbers
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.figures import (
     COLOURS,
@@ -79,7 +80,7 @@ def draw_tokens(result: Any) -> go.Figure:
     left = [data["share"].sel(OUT).transpose("layer", "head").to_series().dropna() for _, data, _ in both]
     shown = list(zip_longest(*(shares.nlargest(N_PANELS).index.to_list() for shares in left)))
     titles = [
-        f"layer {unit[0]}, head {unit[1]} · {side}" if unit else ""
+        f"{head_name(*unit)} · {side}" if unit else ""
         for row in shown
         for unit, (side, *_) in zip(row, both, strict=True)
     ]
@@ -157,9 +158,7 @@ def labels(data: xr.Dataset) -> list[str]:
         return []
     places = zip(data["example_layer"].values, data["example_head"].values, data["example_share"].values, strict=True)
     words = "of the variance within rows (first token left out)"
-    return [
-        f"layer {layer}, head {head}: position + query + key leave {one:.0%} {words}" for layer, head, one in places
-    ]
+    return [f"{head_name(layer, head)}: position + query + key leave {one:.0%} {words}" for layer, head, one in places]
 
 
 def show(data: xr.Dataset, example: int) -> Any:

@@ -93,7 +93,7 @@ def stacked_bars(
     panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
     for number, (_, data, _) in enumerate(both):
         heads = at_labels(result, data[variable]).stack(unit=("layer", "head")).dropna("unit", how="all")
-        names = [f"L{layer}H{head}" for layer, head in heads["unit"].values]
+        names = head_names(heads["unit"].values)
         for name, (colour, labels) in bars.items():
             shares = heads.sel(labels)
             shares = shares.sum([dim for dim in shares.dims if dim != "unit"])

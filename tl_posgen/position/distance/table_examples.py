@@ -14,6 +14,7 @@ from tl_posgen.arithmetic import double
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
+from tl_posgen.models.selection import head_name, parse_head
 from tl_posgen.position.distance.numbers.distance_table import distance_table
 from tl_posgen.report.figures import DIVERGING, Panels, heat, model_label, sides, thinned
 
@@ -40,7 +41,7 @@ def table_examples(model: Model, tokens: Int[Tensor, " pos"], key_part_r: xr.Dat
     tables = np.full((*map(len, labels.values()), len(distances), len(tokens)), np.nan, dtype=np.float32)
     for place, pick in enumerate(picks):
         tables[place] = found[pick]
-    names = [f"{layer}.{head}" for layer, head in picks] + [""] * (len(tables) - len(picks))
+    names = [head_name(*pick) for pick in picks] + [""] * (len(tables) - len(picks))
     data = {"table": (TABLE, tables), "example_head": ("example", np.array(names, dtype=object))}
     return xr.Dataset(data, {**labels, "table_distance": distances})
 
@@ -78,7 +79,8 @@ def draw_tables(result: Any) -> go.Figure:
 
 
 def head_title(data: xr.Dataset) -> str:
-    """Return 'layer 3 head 6, key part r .64' of an example, over all prompts."""
-    layer, head = map(int, str(data["example_head"].item()).split("."))
+    """Return "L3H6, key part r .64" of an example, over all prompts."""
+    name = str(data["example_head"].item())
+    layer, head = parse_head(name)
     r = float(data["key_part_r"].sel(layer=layer, head=head, tokens="without first"))
-    return f"layer {layer} head {head}, key part r {r:.2f}"
+    return f"{name}, key part r {r:.2f}"

@@ -44,7 +44,7 @@ NAMES = {
     "jitter": "seeing pairs at jittered distances",
     "position_part": "swapping positions in the position part alone",
 }
-WITH_SENTENCE = ("tokens", "words", "positions")
+WITH_SENTENCE: tuple[Condition, ...] = ("tokens", "words", "positions")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Perturbation(Measure):
         clean: share of the prompt left in order at its end.
         n_cloze: cloze items, as many as the text has and the model's context holds, 0 for none; many of a text overlap.
             Random inits get 200 of them.
-        cloze_conditions: of the cloze; those of the loss if left out.
+        cloze_conditions: of the cloze, as far as the loss has them; None for all of the loss.
 
     Raises:
         InputError: unusable prompts, and swapped text where layers or heads are chosen.
@@ -93,18 +93,19 @@ class Perturbation(Measure):
         (0.0, True)
     """
 
-    ratios: Annotated[Sequence[Share], Each()] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+    ratios: Annotated[Sequence[Share], Each()] = (0.0, 0.05, 0.1, 0.2, 0.5)
     conditions: Annotated[Sequence[Condition], Each()] | None = None
     reaches: Annotated[Sequence[Reach], Each()] = REACHES
-    n_draws: Count = 2
+    n_draws: Count = 1
     window: Count = 8
     clean: Annotated[Real, Within(0, 1, "a share, 0 or more and below 1", excluded=("high",))] = 0.25
-    n_cloze: Whole = 40
-    cloze_conditions: Annotated[Sequence[Condition], Each()] | None = None
+    n_cloze: Whole = 30
+    cloze_conditions: Annotated[Sequence[Condition], Each()] | None = WITH_SENTENCE
 
     question = "How much order does the model need?"
     one_length = True
     matrices = 6
+    fewer_with = ("n_draws", "n_cloze", "ratios", "reaches", "conditions")
     rows = ("condition", "reach", "ratio", "target")
     variables = {
         "change": Variable("rise of the loss", "nats", "loss disturbed - loss", (*DIMS, "target")),
@@ -156,7 +157,8 @@ class Perturbation(Measure):
         changes = [change.numpy() for _, change in kept.values()]
         data = data.assign(loss=("prompt", loss.mean(-1).numpy()))
         data = data.assign(token_change=(TOKEN, np.stack(changes)), token_text=(TOKEN, np.stack(texts)))
-        return data.merge(self.cloze(run, conditions, ratios), join="outer")  # NaN where the cloze leaves one out
+        data = data.merge(self.cloze(run, conditions, ratios), join="outer")  # NaN where the cloze leaves one out
+        return data.reindex(condition=conditions)  # which the join sorts
 
     def disturbed(
         self, run: Run, condition: str, reach: str, ratio: float, number: int, prompt: int

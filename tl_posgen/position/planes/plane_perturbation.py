@@ -1,5 +1,6 @@
 """Magnitudes, phases and positions perturbed in RoPE's planes of the running model: do planes cost what they carry?"""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import Measure, Variable
-from tl_posgen.core.numbers import Number, Numbers, format_number
+from tl_posgen.core.numbers import NO_NULL, Number, Numbers, format_number
 from tl_posgen.core.options import Each, Threshold
 from tl_posgen.core.run import Run
 from tl_posgen.models.layer_table import geometry_of
@@ -26,9 +27,9 @@ MapBy = Literal["auto", "planes", "bands"]
 MOST_CELLS = 96  # up to so many layers x planes are mapped one by one, else by frequency band
 OF = {"q": ("q",), "k": ("k",), "both": ("q", "k")}
 NAMES = {
-    "shuffle_magnitudes": "magnitudes shuffled over tokens",
-    "shuffle_phases": "phases shuffled over tokens",
-    "shuffle_positions": "positions shuffled over tokens",
+    "shuffle_magnitudes": "magnitudes shuffled",
+    "shuffle_phases": "phases shuffled",
+    "shuffle_positions": "positions shuffled",
     "mean_magnitude": "magnitudes at their mean",
     "mean_phase": "phases at their mean",
     "phase_noise": "phases at random",
@@ -84,6 +85,7 @@ class PlanePerturbation(Measure):
     question = "What do magnitudes, phases and positions in RoPE's planes cost?"
     one_length = True
     matrices = 7
+    fewer_with = ("map_by", "map_edits", "edits", "strengths")
     after = (Planes,)
     rows = ("edit", "of", "strength", "cost")
     variables = {
@@ -157,31 +159,31 @@ class PlanePerturbation(Measure):
     # Its words
 
     def findings(self, own: Numbers) -> list[str]:
-        def in_bands(edit: str) -> str:
-            both = [[own("band_rise", edit=edit, band=band, cost=cost).plain for cost in COSTS] for band in BANDS]
-            return f"{NAMES[edit]} {', '.join(f'{rise:+.3f} ({control:+.3f})' for rise, control in both)}"
-
+        share = "" if self.most == 1 else f" at strength {self.most:g}"
+        rises = {edit: own("rise", edit=edit) for edit in self.edits}
+        null = max((abs(init) for rise in rises.values() for init in rise.inits), default=math.nan)
+        beside = NO_NULL if math.isnan(null) else f"random init at most {null:.3f}"
+        costs = "; ".join(f"{NAMES[edit]} {rise.with_interval:+.3f}" for edit, rise in rises.items())
+        gaps = (f"{NAMES[edit]} {self.less_control(own, edit).with_interval:+.3f}" for edit in self.edits)
         return [
-            *(self.sentence_of_edit(own, edit) for edit in self.edits),
-            f"A third of the planes ({', '.join(BANDS)} frequencies) of all layers: "
-            f"{'; '.join(map(in_bands, self.edits))}. In brackets a random rotation of the same energy.",
+            f"Rise of the loss in nats, all planes of q and k edited{share} ({beside}): {costs}.",
+            f"Less what a random rotation of the same energy costs: {'; '.join(gaps)}.",
+            "Of a third of the planes alone, that which costs most, and a random rotation of the same energy: "
+            f"{'; '.join(self.dearest_third(own, edit) for edit in self.edits)}.",
             *(self.sentence_of_map(own, edit) for edit in self.map_edits),
         ]
+
+    def dearest_third(self, own: Numbers, edit: str) -> str:
+        """Return the third of the planes that costs most when it alone is edited, beside its control."""
+        rise = {band: own("band_rise", edit=edit, band=band) for band in BANDS}
+        band = max(BANDS, key=lambda one: rise[one].value)
+        control = own("band_rise", edit=edit, band=band, cost="control")
+        return f"{NAMES[edit]} {rise[band].plain:+.3f} ({band} frequencies; {control.plain:+.3f})"
 
     def less_control(self, own: Numbers, edit: str) -> Number:
         """Return the rise less that of its control, of q and k at the highest strength."""
         rise = own.array("rise", edit=edit, cost=None)
         return own.number(rise.sel(cost="edit") - rise.sel(cost="control"))
-
-    def sentence_of_edit(self, own: Numbers, edit: str) -> str:
-        rise, control = (own("rise", edit=edit, cost=cost) for cost in COSTS)
-        sides = ", ".join(f"of {side} alone {own('rise', edit=edit, of=side).plain:+.3f}" for side in "qk")
-        share = "" if self.most == 1 else f" at strength {self.most:g}"
-        return (
-            f"{NAMES[edit].capitalize()}{share}, all planes of q and k: the loss rises by {rise.with_interval:+.3f} "
-            f"nats ({rise.null:+.3f}); {sides}. A random rotation of the same energy costs {control.plain:+.3f}, the "
-            f"difference {self.less_control(own, edit).with_interval:+.3f}."
-        )
 
     def sentence_of_map(self, own: Numbers, edit: str) -> str:
         at: dict[str, Any] = {"map_edit": edit}

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import sample_colorscale
 
+from tl_posgen.models.selection import head_name
 from tl_posgen.position.planes.numbers.plane_patterns import PARTS
 from tl_posgen.report.figures import SCALE, Panels, colour_axis, curve, head_rows, heat, model_label, sides
 
@@ -20,8 +21,8 @@ def phases(result: Any) -> go.Figure:
     highest = {part: result.numbers.extreme("share", part=part) for part in PARTS}
     chosen = {part: (one.layer, one.head) for part, one in highest.items() if one.number}
     both = sides_without_first(result)
-    titles = [f"most {part}: L{layer} H{head} · {both[0][0]}" for part, (layer, head) in chosen.items()]
-    titles += [f"L{layer} H{head} · {side}" for side, *_ in both[1:] for layer, head in chosen.values()]
+    titles = [f"most {part}: {head_name(*place)} · {both[0][0]}" for part, place in chosen.items()]
+    titles += [f"{head_name(*place)} · {side}" for side, *_ in both[1:] for place in chosen.values()]
     polar = [[{"type": "polar"}] * len(chosen)] * len(both)
     panels = Panels(titles, columns=len(chosen), row_height=320, specs=polar, vertical_spacing=0.14)
     for row, (_, data, _) in enumerate(both):

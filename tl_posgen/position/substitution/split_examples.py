@@ -18,6 +18,7 @@ from tl_posgen.core.options import Count
 from tl_posgen.core.run import Run
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.selection import head_name
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition.attention_examples import Pick, pick_heads
 from tl_posgen.position.substitution.numbers.split_maps import SplitMaps, split_maps
@@ -39,7 +40,7 @@ def token_labels(data: xr.Dataset) -> list[str]:
     for layer, head, why, r in zip(*(data[name].values for name in ("layer", "head", "why", "r")), strict=True):
         position, content, both = (format_number(float(one), ".2f") for one in r)
         found.append(
-            f"layer {layer}, head {head}: {why} (r within rows: position {position}, content {content}, both {both}); "
+            f"{head_name(layer, head)}: {why} (r within rows: position {position}, content {content}, both {both}); "
             "attention without the first token"
         )
     return found
@@ -80,7 +81,7 @@ def map_titles(side: str, data: xr.Dataset, number: int) -> list[str]:
     one = data.isel(example=number)
     position, content, both = (format_number(float(r), ".2f") for r in one["r"].values)
     return [
-        f"L{int(one['layer'])}H{int(one['head'])}, {one['why'].item()} · {side}",
+        f"{head_name(one['layer'], one['head'])}, {one['why'].item()} · {side}",
         f"position, r {position}",
         f"content, r {content} (both {both})",
     ]
@@ -99,7 +100,7 @@ class SplitExamples(Measure):
     interaction.
 
     Args:
-        examples: how many heads of either end.
+        examples: how many heads of either end; of up to 6 heads that `heads=` chooses, all are shown.
 
     Source: the figure is of Han & Ji 2025 (arXiv 2503.13305); the split, the choice of heads and the null are ours.
 
@@ -151,7 +152,7 @@ class SplitExamples(Measure):
 
         run.plan(0, once=1)
         run_capture(run.wrapped, shown[None], keep, **run.where)
-        return pick_heads(pd.Series(position_r, dtype=float), self.examples, WHY)
+        return pick_heads(pd.Series(position_r, dtype=float), self.examples, WHY, run.where["heads"])
 
     def findings(self, own: Numbers) -> list[str]:
         lines = []
@@ -159,7 +160,7 @@ class SplitExamples(Measure):
             place = own.data.sel(example=example)
             position, content, both = (with_null(own("r", example=example, part=part)) for part in PARTS)
             lines.append(
-                f"Layer {int(place['layer'])} head {int(place['head'])}, {place['why'].item()}: within rows of one "
+                f"{head_name(place['layer'], place['head'])}, {place['why'].item()}: within rows of one "
                 f"prompt scores correlate with their position part at {position}, with their content part at "
                 f"{content}, with both at {both}."
             )
