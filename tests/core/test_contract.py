@@ -245,7 +245,7 @@ def test_the_table_is_that_of_the_model_and_of_its_random_inits(result, loaded):
 def test_every_kind_of_figure_is_drawn_with_and_without_a_null_and_from_a_file(result, loaded):
     measure = result.measure
     assert set(result.kinds) <= set(measure.figures)
-    assert measure.by_head | measure.off_page <= set(measure.figures)
+    assert measure.by_head <= set(measure.figures)
     assert set(measure.curves) <= set(measure.variables)
     for kind in result.kinds:
         drawn = result.plot(kind)

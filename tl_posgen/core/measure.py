@@ -116,7 +116,6 @@ class Measure:
         figures: kind -> function from a Result to a plotly Figure.
         curves: per-head variables with one dim more, which the page draws in the panel of a head.
         by_head: kinds that draw a curve for every head; the page of more than 64 heads leaves them out.
-        off_page: kinds that the page leaves out because token views show the same.
         legend: the meaning of the headings of `table`.
         token_view: its token-level picture.
         caveats: its meaning for a model whose encoding is "absolute", "alibi" or "none", where that differs.
@@ -136,7 +135,6 @@ class Measure:
     figures: ClassVar[Mapping[str, Callable[["Result"], Any]]] = {}
     curves: ClassVar[tuple[str, ...]] = ()
     by_head: ClassVar[frozenset[str]] = frozenset()
-    off_page: ClassVar[frozenset[str]] = frozenset()
     legend: ClassVar[str] = ""
     token_view: ClassVar[TokenView | None] = None
     caveats: ClassVar[Mapping[str, str]] = {}

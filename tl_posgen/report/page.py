@@ -26,6 +26,7 @@ MOST_FINDINGS = 12  # in the box at the top of a page
 MOST_ROWS = 200  # of a long table
 HEADROOM = 44  # pixels above a figure's panels, for their titles
 TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
+VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 HEAD = re.compile(r"layer (\d+),? head (\d+)")
 
 
@@ -52,9 +53,14 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
         scripts=[Markup(script) for script in scripts],
         heads=None if heads is None else _json(json.dumps(heads)),
         templates=_json(to_json_plotly(templates)),
-        style=Markup(files("tl_posgen.report").joinpath("page.css").read_text(encoding="utf-8")),
-        behaviour=Markup(files("tl_posgen.report").joinpath("page.js").read_text(encoding="utf-8")),
+        style=_shipped("page.css"),
+        behaviour=_shipped("panels.js", "page.js"),
     )
+
+
+def _shipped(*names: str) -> Markup:
+    """Return the text of files that stand beside this one."""
+    return Markup("".join(files("tl_posgen.report").joinpath(name).read_text(encoding="utf-8") for name in names))
 
 
 def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
@@ -77,7 +83,7 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "explanation": measure.explanation,
         "caveat": result.caveat,
         "findings": result.findings(),
-        "figures": [_figure(result, kind) for kind in result.kinds if kind not in measure.off_page | left],
+        "figures": [_figure(result, kind) for kind in result.kinds if kind not in left],
         "of_heads": ", ".join(measure.variables[name].label for name in measure.curves) if left else "",
         "views": [_token_view(result, index, label, scripts) for index, label in enumerate(labels)],
         "short": None if table is None else _table(table),
@@ -112,8 +118,10 @@ def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _table(frame: pd.DataFrame) -> Markup:
+    """Return the table in HTML; a cell that holds a verdict says so, for its colour."""
     with pd.option_context("display.max_colwidth", None):
-        return Markup(frame.to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
+        table = frame.to_html(index=False, float_format="%.3f", border=0, classes="numbers")
+    return Markup(VERDICTS.sub(r'<td data-verdict="\1">\1</td>', table))
 
 
 def _figure(result: Result, kind: str) -> dict[str, Any]:

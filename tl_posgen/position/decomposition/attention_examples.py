@@ -116,7 +116,6 @@ class AttentionExamples(Measure):
     has_null = False
     rows = ("example",)
     figures = {"patterns": draw_patterns}
-    off_page = frozenset({"patterns"})
     token_view = TokenView(labels, show)
     caveats = {"absolute": "the additive pattern's key part mixes where a key stands with what it is."}
 
