@@ -88,6 +88,9 @@ function fitTo(layout, data, width) {
         const letters = (panel.to[1] - panel.to[0] + 0.8 * gap) * room / ((panel.title.font?.size || 12) * LETTER);
         panel.title.text = wrapped(panel.title.text, Math.max(14, letters));
       }
+      if (panel.x?.title?.text) {
+        panel.x.title.text = wrapped(panel.x.title.text, Math.max(12, (panel.to[1] - panel.to[0]) * room / (14 * LETTER)));
+      }
     });
     const places = [];
     let down = 0;
