@@ -27,7 +27,6 @@ class Picture(NamedTuple):
 
 PICTURES = {
     "atlas": Picture("demo results", "variance", "atlas", 760),
-    "claims": Picture("mini claims", "claims", "table", 1150),
     "distances": Picture("stories260K distance", "dummy_distance", "agreement", 860),
     "tables": Picture("stories260K distance", "dummy_distance", "tables", 860),
     "correlation": Picture("stories260K weighted", "substitution", "correlation", 860),

@@ -20,6 +20,7 @@ from tl_posgen.joining.head_costs import without_distance
 from tl_posgen.joining.literature import LITERATURE
 from tl_posgen.joining.numbers.attention_mass import take_from_drawn_keys
 from tl_posgen.joining.profiles import MOST_PAIRS
+from tl_posgen.joining.profiles_figures import order_of_columns
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position import Variance, all_positions, by_split, substitute
@@ -212,12 +213,20 @@ def test_the_sentences_give_the_numbers(result):
 
 
 def test_figures_show_the_numbers(result):
-    maps = result.plot("correlations").data
-    assert len(maps) == 4
-    np.testing.assert_array_equal(maps[1].z, result.own["rho"].sel(scope="within layers", end="value"))
+    maps, order = result.plot("correlations").data, order_of_columns(result.own)
+    assert len(maps) == 2
+    known = result.own["rho"].sel(end="value").isel(column=order, column_2=order)
+    over, within = (known.sel(scope=scope).values for scope in SCOPES)
+    above, below = np.triu_indices(len(order), 1), np.tril_indices(len(order), -1)
+    np.testing.assert_array_equal(maps[0].z[below], over[below])
+    np.testing.assert_array_equal(maps[0].z[above], within[above])
+    assert np.isnan(np.diag(maps[0].z)).all()
     ranks = result.plot("heads").data[0]
-    assert ranks.z.shape == (16, len(USUAL))
-    np.testing.assert_array_equal(ranks.customdata[:, 1], result.own["r1"].sel(side="k").values.ravel())
+    assert ranks.z.shape == (len(order), 16)
+    number = next(row for row, name in enumerate(ranks.y) if name.startswith("r1 of K "))
+    heads = [tuple(map(int, name[1:].split("H"))) for name in ranks.x]
+    r1 = result.own["r1"].sel(side="k")
+    assert ranks.customdata[number].tolist() == [float(r1.sel(layer=layer, head=head)) for layer, head in heads]
     assert float(np.nanmin(ranks.z)) == 0
     assert float(np.nanmax(ranks.z)) == 1
 

@@ -81,6 +81,14 @@ OVERLAPS = """() => {
     boxes.slice(place + 1).filter(([, other]) => meet(box, other)).map(([other]) => `${text} / ${other}`));
 }"""
 
+CUT_OFF = """() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
+  const frame = plot.parentNode.getBoundingClientRect();
+  return [...plot.querySelectorAll(".cartesianlayer .subplot, .annotation-text, .legend, .colorbar")]
+    .map((one) => [one.textContent.slice(0, 40), one.getBoundingClientRect()])
+    .filter(([, box]) => box.width && (box.right > frame.right + 2 || box.left < frame.left - 2))
+    .map(([text]) => text);
+})"""
+
 
 @pytest.fixture(scope="module", params=KINDS)
 def written(request, tmp_path_factory):
@@ -113,6 +121,7 @@ def test_no_heading_meets_another_and_nothing_is_asked_for(browser, written, tmp
         figure.and_(page.locator("[data-drawn=whole]")).wait_for()
     assert problems == []
     assert page.evaluate(OVERLAPS) == []
+    assert page.evaluate(CUT_OFF) == []
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     place = Path(os.environ.get("TL_POSGEN_LOOKS", tmp_path)) / f"page_{kind}_{width}_{scheme}.png"
     page.screenshot(path=place, full_page=True)

@@ -1,23 +1,21 @@
 """A claim of a paper: a predicate over numbers, its words, and the same words for random inits."""
 
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import NO_NULL, TRAINED, Numbers
 from tl_posgen.core.result import Result
-from tl_posgen.report.figures import finish, model_label
 
 Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small
 COLUMNS = ("says", "verdict", "margin", "again", "measured", "null", "criterion")
+SHOWN = ("claim", *COLUMNS[:-1])  # in a table; criteria are long
 
 
 class Judgement(NamedTuple):
@@ -159,37 +157,6 @@ def judgement_of(claim: Claim, results: Mapping[str, Result], reasons: Mapping[s
     return found._replace(verdict="open") if found.null == NO_NULL else found
 
 
-FILLS = {"held": "#d7eddf", "partly": "#f6ecd0", "detectable": "#e3eaf6", "not held": "#f6d9d0", "open": "#e8eaee"}
-WIDTHS = {"claim": 70, "says": 240, "verdict": 60, "margin": 130, "again": 70, "measured": 310, "null": 310}
-CHARACTERS_PER_PIXEL = 1 / 6.4
-
-
-def claims_table(result: Result) -> go.Figure:
-    """Draw a row a claim, coloured by its verdict; the random init's numbers are its last column."""
-    data = result.own
-    cells, lines = [], [1] * data.sizes["claim"]
-    widths = {name: width for name, width in WIDTHS.items() if name in data}
-    for name, width in widths.items():
-        texts = [textwrap.wrap(str(text), int(width * CHARACTERS_PER_PIXEL)) for text in data[name].values]
-        lines = [max(most, len(text)) for most, text in zip(lines, texts, strict=True)]
-        cells.append(["<br>".join(text) for text in texts])
-    fill = [FILLS[str(verdict)] for verdict in data["verdict"].values]
-    table = go.Table(
-        columnwidth=list(widths.values()),
-        header={"values": [f"<b>{name}</b>" for name in widths], "align": "left"},
-        cells={
-            "values": cells,
-            "align": "left",
-            "fill_color": [fill],
-            "height": 20,
-            "font": {"size": 11, "color": "#1f2937"},
-        },
-    )
-    subtitle = "verdicts by criteria of ours; null: randomly initialised model of the same shape"
-    title = f"Claims · {model_label(data)}"
-    return finish(go.Figure(table), title, subtitle, height=180 + 15 * sum(lines) + 11 * len(lines))
-
-
 @dataclass(frozen=True)
 class Claims(Measure):
     """Verdicts on the claims of the papers.
@@ -212,7 +179,7 @@ class Claims(Measure):
         "null": Variable("random init", "", "the same numbers of a random init", ("claim",), "null"),
         "criterion": Variable("criterion", "", "from when on we say it held; ours", ("claim",), "criterion"),
     }
-    figures = {"table": claims_table}
+    legend = "margin: how far what decides is from the nearest threshold; null: the same numbers of random inits"
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        return pd.DataFrame({name: own.data[name].values for name in ("claim", *COLUMNS) if name in own.data})
+        return pd.DataFrame({name: own.data[name].values for name in SHOWN if name in own.data})

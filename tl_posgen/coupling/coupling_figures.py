@@ -14,12 +14,14 @@ from tl_posgen.core.numbers import Number, format_number, intervals_of
 from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.figures import (
     COLOURS,
+    MARKS,
     NULL_COLOUR,
-    SCALE,
     Panels,
     at_labels,
     band,
     colour_axis,
+    ends_of,
+    error_bars,
     heat,
     line,
     model_label,
@@ -40,12 +42,6 @@ PATHS_SHOWN = {  # variable -> meaning of red
 def on_both_sides(number: Number, form: str) -> list[str]:
     """Return the value of the model and, where there is one, of its first random init."""
     return [format_number(value, form) for value in (number.value, *number.inits[:1])]
-
-
-def error_bars(found: xr.Dataset) -> dict[str, Any]:
-    """Return bars from value to low and high, as plotly takes them."""
-    value, low, high = (found[name].values for name in ("value", "low", "high"))
-    return {"array": high - value, "arrayminus": value - low, "thickness": 1, "width": 0}
 
 
 def coupling_map(result: Any) -> go.Figure:
@@ -77,7 +73,8 @@ def against_chance(result: Any) -> go.Figure:
             pairs = found.sel(layer_2=other, layer=[layer for layer in layers if layer != other])
             x = pairs["layer"].values + 0.06 * (place - (len(layers) - 1) / 2)
             points = go.Scatter(x=x, y=pairs["value"].values, mode="markers", name=f"bases of layer {other}")
-            points.update(error_y=error_bars(pairs), marker={"color": COLOURS[place % len(COLOURS)], "size": 6})
+            marker = {"color": COLOURS[place % len(COLOURS)], "size": 6}
+            points.update(error_y=error_bars(*ends_of(pairs)), marker=marker)
             panels.add(number, points)
     panels.figure.update_xaxes(dtick=max(1, result.own.sizes["layer"] // 10))
     panels.axes("Jacobian of layer", "coupling, top K")
@@ -127,12 +124,12 @@ def spectra(result: Any) -> go.Figure:
     for number, (_, data, _) in enumerate(shown):
         values = data["singular_value"].transpose("rank", "layer")
         for place, curve in enumerate(values.values):
-            shade = str(sample_colorscale(SCALE, place / max(1, len(values) - 1))[0])
+            shade = str(sample_colorscale(MARKS, place / max(1, len(values) - 1))[0])
             named = {"showlegend": place in (0, len(values) - 1), "mode": "lines+markers"}
             panels.add(number, line(data["layer"].values, curve, f"singular value {place + 1}", shade, **named))
     panels.figure.update_yaxes(type="log").update_xaxes(dtick=max(1, result.own.sizes["layer"] // 10))
     panels.axes("layer", "singular value")
-    subtitle = "of the residual Jacobian at the chosen tokens, mean over prompts; dark: the first"
+    subtitle = "of the residual Jacobian at the chosen tokens, mean over prompts; blue: the first"
     return panels.finish(f"Singular values against depth · {model_label(result.own)}", subtitle)
 
 

@@ -9,8 +9,18 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.numbers import Number, intervals_of
-from tl_posgen.coupling.coupling_figures import error_bars
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, finish, line, model_label, sides
+from tl_posgen.report.figures import (
+    COLOURS,
+    MARKS,
+    NULL_COLOUR,
+    Panels,
+    ends_of,
+    error_bars,
+    finish,
+    line,
+    model_label,
+    sides,
+)
 
 LABELS = {
     "coupling": "coupling (Frobenius)",
@@ -34,7 +44,7 @@ def scatter(result: Any) -> go.Figure:
         ends = np.array([x.min(), x.max()])
         y = float(found["intercept"]) + float(found["slope"]) * ends
         fitted = line(ends, y, "regression line", NULL_COLOUR, dash="dash", showlegend=False, hoverinfo="skip")
-        return [points(data, x, data["score"].values).update(error_x=error_bars(interval)), fitted]
+        return [points(data, x, data["score"].values).update(error_x=error_bars(*ends_of(interval))), fitted]
 
     subtitle = "a point a model, 95% interval over prompts; dashed: regression line"
     missing = result.own.attrs["not_computed"]
@@ -54,8 +64,9 @@ def compared(result: Any) -> go.Figure:
             r += [data["size_r"].sel(by=by, size=list(SIZE_WORDS)).rename(size="name")] if own else []
             beside: Any = xr.concat(r, "name")
             ends = intervals_of(beside)
-            found = go.Scatter(x=ends["value"].values, y=names, error_x=error_bars(ends), name=f"{side}, {by}")
-            figure.add_trace(found.update(mode="markers", marker={"color": colour, "symbol": symbol, "size": 9}))
+            found = go.Scatter(x=ends["value"].values, y=names, name=f"{side}, {by}")
+            marker = {"color": colour, "symbol": symbol, "size": 9}
+            figure.add_trace(found.update(mode="markers", error_x=error_bars(*ends_of(ends)), marker=marker))
     figure.update_layout(scattermode="group", scattergap=0.4)
     figure.update_xaxes(title_text=f"correlation with {result.measure.score}", range=[-1.02, 1.02])
     figure.update_yaxes(
@@ -93,7 +104,7 @@ def by_quantity(
             top = f", top {result.measure.k}" if name in ("coupling", "trace") else ""
             panels.figure.update_xaxes(title_text=axis.format(f"{label}{top}"), row=row + 1, col=column + 1)
     panels.figure.update_yaxes(title_text=axis.format(result.measure.score), col=1)
-    panels.figure.update_layout(coloraxis={"colorscale": SCALE, "colorbar": {"title": "log2 d", "thickness": 12}})
+    panels.figure.update_layout(coloraxis={"colorscale": MARKS, "colorbar": {"title": "log2 d", "thickness": 12}})
     return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
 
 

@@ -1,54 +1,91 @@
-"""Figures of head profiles: how the columns go together, and every head's rank in each."""
+"""Figures of head profiles: how the columns go together, and the heads' ranks in each."""
 
+import textwrap
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from jaxtyping import Float, Int
 
-from tl_posgen.core.measure import ENDS
 from tl_posgen.joining.column_correlations import COLUMNS, SCOPES, columns_of
 from tl_posgen.report.figures import DIVERGING, SCALE, Panels, colour_axis, finish, head_rows, heat, model_label, sides
 
+MOST_HEADS = 48  # whose names can be read below each other's columns
+ROW = 24  # pixels a column of the profiles
+
+
+def ordered(rho: Float[np.ndarray, "name name"]) -> Int[np.ndarray, " name"]:
+    """Return the order in which correlated names stand together: by the angle of the two first eigenvectors (Friendly
+    2002, "Corrgrams"), cut at the widest gap.
+
+    Example:
+        >>> ordered(np.array([[1.0, 0.0, 0.9], [0.0, 1.0, 0.1], [0.9, 0.1, 1.0]])).tolist()
+        [1, 2, 0]
+    """
+    filled = np.nan_to_num(rho)
+    np.fill_diagonal(filled, 1.0)
+    second, first = np.linalg.eigh(filled)[1][:, -2:].T if len(filled) > 1 else np.ones((2, len(filled)))
+    angles = np.arctan2(second, first)
+    order = np.argsort(angles, kind="stable")
+    gaps = np.diff(np.append(angles[order], angles[order][:1] + 2 * np.pi))
+    return np.roll(order, -1 - int(gaps.argmax())) if len(order) else order
+
+
+def order_of_columns(data: xr.Dataset) -> Int[np.ndarray, " column"]:
+    """Return the places of the columns that any correlation over heads is known of, or of all where none is known,
+    related ones together."""
+    rho = data["rho"].sel(scope=SCOPES[0], end="value").values
+    known = np.flatnonzero(np.isfinite(rho).any(0) | ~np.isfinite(rho).any())
+    return known[ordered(rho[np.ix_(known, known)])]
+
+
+def row_names(columns: np.ndarray, order: Int[np.ndarray, " column"]) -> list[str]:
+    """Return the names of columns with their numbers in this order, long ones on two lines."""
+    words = [COLUMNS[str(columns[place])] for place in order]
+    return ["<br>".join(textwrap.wrap(f"{name} {number}", 32)) for number, name in enumerate(words, 1)]
+
 
 def correlation_maps(result: Any) -> go.Figure:
-    """Draw the rank correlations of all pairs of columns: over heads and within layers, a row a side."""
-    both = sides(result)
-    titles = [f"{words} · {side}" for side, _, _ in both for words in SCOPES]
-    names = [COLUMNS[str(name)] for name in result.own["column"].values]
-    panels = Panels(titles, columns=2, row_height=150 + 22 * len(names), horizontal_spacing=0.16)
-    for row, (_, data, _) in enumerate(both):
-        for place, scope in enumerate(SCOPES):
-            one, low, high = (data["rho"].sel(scope=scope, end=end).values for end in ENDS)
-            beyond = (low > 0) | (high < 0)
-            shown = np.where(beyond, np.char.mod("%.2f", np.nan_to_num(one)), "")
-            hover = "%{y}, %{x}: %{z:.2f} [%{customdata[0]:.2f}, %{customdata[1]:.2f}]<extra></extra>"
-            grid = go.Heatmap(z=one, x=names, y=names, text=shown, texttemplate="%{text}", coloraxis="coloraxis")
-            grid.update(customdata=np.stack([low, high], -1), hovertemplate=hover, textfont={"size": 8})
-            panels.add(2 * row + place, grid)
+    """Draw the rank correlations of all pairs of columns, over heads below the diagonal and within layers above it, a
+    panel a side."""
+    both, order = sides(result), order_of_columns(result.own)
+    names, n = row_names(result.own["column"].values, order), len(order)
+    panels = Panels([side for side, _, _ in both], columns=1, row_height=60 + ROW * n)
+    below = np.tri(n, k=-1, dtype=bool)
+    for panel, (_, data, _) in enumerate(both):
+        over, within = (data["rho"].sel(scope=scope).transpose("end", ...).values for scope in SCOPES)
+        ends = np.where(below, *(rho[:, order][:, :, order] for rho in (over, within)))
+        rho, low, high = np.where(np.eye(n, dtype=bool), np.nan, ends)
+        shown = np.where((low > 0) | (high < 0), np.char.mod("%.2f", np.nan_to_num(rho)), "")
+        hover = "%{y}, %{x}: %{z:.2f} [%{customdata[0]:.2f}, %{customdata[1]:.2f}]<extra></extra>"
+        look = {"text": shown, "texttemplate": "%{text}", "coloraxis": "coloraxis", "hovertemplate": hover}
+        x = [str(number) for number in range(1, n + 1)]
+        panels.add(panel, go.Heatmap(z=rho, x=x, y=names, customdata=np.stack([low, high], -1), **look))
     panels.figure.update_layout(coloraxis=colour_axis(-1.0, 1.0, DIVERGING))
-    panels.figure.update_xaxes(tickangle=60, tickfont={"size": 9}).update_yaxes(
-        tickfont={"size": 9}, autorange="reversed"
+    panels.figure.update_xaxes(type="category", dtick=1).update_yaxes(autorange="reversed", automargin=True, dtick=1)
+    subtitle = (
+        f"Spearman's rho, {SCOPES[0]} below the diagonal, {SCOPES[1]} above it; written where the 95 % interval leaves "
+        "out zero; related columns stand together"
     )
-    for row in range(1, len(both)):  # the last one names the columns of all
-        panels.figure.update_xaxes(showticklabels=False, row=row)
-    subtitle = "Spearman's rho; written where the 95 % interval over heads leaves out zero"
     return panels.finish(f"What goes together over heads · {model_label(result.own)}", subtitle)
 
 
 def rank_table(result: Any) -> go.Figure:
-    """Draw every head's rank in each column, lowest 0 to highest 1."""
-    data = result.own
-    columns = columns_of(data)
-    values = xr.concat([one.astype(float) for one in columns.values()], "column").transpose("layer", "head", "column")
-    rows = head_rows(values.assign_coords(column=[COLUMNS[name] for name in columns]), "column")
+    """Draw each head's rank in every column, lowest 0 to highest 1: heads with like ranks beside each other."""
+    data, order = result.own, order_of_columns(result.own)
+    columns = list(columns_of(data).values())
+    values = xr.concat([columns[place].astype(float) for place in order], "column").transpose("layer", "head", "column")
+    rows = head_rows(values.assign_coords(column=row_names(data["column"].values, order)), "column")
     ranks = rows.to_pandas().rank().sub(1) / max(1, len(rows) - 1)
-    grid = xr.DataArray(ranks.values, rows.coords, rows.dims)
+    far = np.argsort(-np.nan_to_num(abs(ranks.values - 0.5)).mean(1), kind="stable")[:MOST_HEADS]
+    shown = far[ordered(ranks.iloc[far].T.corr().values)]
+    grid = xr.DataArray(ranks.values, rows.coords, rows.dims).transpose("column", "head").isel(head=shown)
     hover = "%{y}, %{x}: %{customdata:.3g}<extra></extra>"
-    figure = go.Figure(heat(grid).update(customdata=rows.values, hovertemplate=hover))
-    figure.update_layout(coloraxis=colour_axis(0.0, 1.0, SCALE)).update_yaxes(autorange="reversed").update_xaxes(
-        tickangle=60
-    )
-    subtitle = "rank of each head among all, lowest 0 to highest 1; hovering shows the number"
-    height = 240 + 14 * len(rows)
-    return finish(figure, f"Head profiles · {model_label(data)}", subtitle, height=height)
+    figure = go.Figure(heat(grid).update(customdata=rows.values[shown].T, hovertemplate=hover))
+    figure.update_layout(coloraxis=colour_axis(0.0, 1.0, SCALE))
+    figure.update_yaxes(autorange="reversed", automargin=True, dtick=1)
+    figure.update_xaxes(tickangle=-90, tickfont={"size": 10}, dtick=1)
+    chosen = f"; the {len(shown)} of {len(rows)} heads furthest from the middle" if len(shown) < len(rows) else ""
+    subtitle = f"rank of each head among all, lowest 0 to highest 1; hovering shows the number{chosen}; the model alone"
+    return finish(figure, f"Head profiles · {model_label(data)}", subtitle, height=200 + ROW * len(order))

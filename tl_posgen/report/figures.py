@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 from jaxtyping import Float, Real
+from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
 from tl_posgen.models.selection import head_name
@@ -14,7 +15,9 @@ from tl_posgen.models.selection import head_name
 COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6b", "#8b5fa8", "#c79a2b", "#4aa3b5", "#b0567d", "#6b7280")
 NULL_COLOUR = "#9ca3af"
 SCALE = "Viridis"
+MARKS = sample_colorscale(SCALE, [0.25, 0.4, 0.55, 0.7, 0.85])  # of lines and points: seen on white and on black
 DIVERGING = "RdBu"
+LINE = 20  # pixels from one name to the next
 FEW = 12  # an axis of so few whole numbers labels them all
 NOTHING = "nothing to show: no number is defined here"
 N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
@@ -80,6 +83,10 @@ class Panels:
         row, column = panel // self.n_columns + 1, panel % self.n_columns + 1
         self.figure.add_traces(list(traces), rows=[row] * len(traces), cols=[column] * len(traces))
 
+    def traces(self, row: int) -> list[Any]:
+        """Return the traces of a row's panels; rows are counted from one."""
+        return list(self.figure.select_traces(row=row))
+
     def axes(self, x: str = "", y: str = "", *, log_x: bool = False) -> "Panels":
         """Set axis titles: of x below the last panel of each column, of y left of the first column."""
         if log_x:
@@ -113,6 +120,59 @@ def line(
     """Return one curve."""
     style = {"color": colour, "dash": dash, "width": width}
     return go.Scatter(x=x, y=y, name=name, line=style, **({"mode": "lines"} | more))
+
+
+def error_bars(value: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, Any]:
+    """Return bars from low to high, as plotly takes them."""
+    return {"array": high - value, "arrayminus": value - low, "thickness": 1, "width": 0}
+
+
+def ends_of(found: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the values, low and high ends that `intervals_of` found."""
+    return found["value"].values, found["low"].values, found["high"].values
+
+
+def ranked_bars(
+    names: Sequence[str], ends: Float[np.ndarray, "end name"], colours: Sequence[str], form: str, **more: Any
+) -> go.Bar:
+    """Return horizontal bars with intervals and their numbers, the highest first where the axis is reversed.
+
+    Args:
+        ends: the value, and the ends of its interval, NaN where there is none.
+        colours: of each bar.
+        form: how numbers are written, as in format().
+    """
+    order = np.argsort(-np.nan_to_num(ends[0], nan=-np.inf), kind="stable")
+    value, low, high = ends[:, order]
+    texts = ["" if np.isnan(one) else format(one, form) for one in value]
+    bars = go.Bar(x=value, y=[names[one] for one in order], text=texts, orientation="h", showlegend=False, **more)
+    bars.update(marker_color=[colours[one] for one in order], error_x=error_bars(value, low, high))
+    return bars.update(textposition="inside", insidetextanchor="start", textangle=0)
+
+
+def named_points(
+    figure: go.Figure, points: Float[np.ndarray, "axis point"], names: Sequence[str], *, top: float, height: int
+) -> go.Figure:
+    """Write the name of every point right of the panel, in the order of y, with a line to the point.
+
+    Args:
+        top: the highest y that the panel must show.
+        height: of the panel, in pixels.
+    """
+    x, y = points
+    low, high = (float(end) for end in (min(0.0, *y), max(top, *y)))
+    low, high = low - 0.05 * (high - low), high + 0.08 * (high - low)
+    edge, step = float(x.max() + 0.08 * ((np.ptp(x)) or 1.0)), (high - low) * LINE / height
+    places = np.sort(y).astype(float)
+    for one in range(1, len(places)):  # up, until each line has its height
+        places[one] = max(places[one], places[one - 1] + step)
+    for one in range(len(places) - 1, -1, -1):  # down again, below the top
+        places[one] = min(places[one], high - step * (len(places) - one))
+    for point, place in zip(np.argsort(y), places, strict=True):
+        tail = {"ax": edge, "ay": float(place), "axref": "x", "ayref": "y", "xanchor": "left"}
+        arrow = {"arrowhead": 0, "arrowwidth": 0.7, "arrowcolor": NULL_COLOUR, "standoff": 5}
+        figure.add_annotation(x=float(x[point]), y=float(y[point]), text=names[point], **tail, **arrow)
+    return figure.update_yaxes(range=[low, high])
 
 
 def equality(top: float, name: str = "equal") -> go.Scatter:

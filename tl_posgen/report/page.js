@@ -3,7 +3,7 @@
 const night = matchMedia("(prefers-color-scheme: dark)");
 const find = (id) => document.getElementById(id);
 const read = (id) => JSON.parse(find(id).textContent);
-const TEMPLATES = read("templates"), HEADS = read("heads"), CONFIG = { responsive: true, displaylogo: false };
+const TEMPLATES = read("templates"), HEADS = read("heads"), CONFIG = { displaylogo: false };
 
 function layoutOf(layout) {
   const clear = "rgba(0,0,0,0)", template = TEMPLATES[night.matches ? "dark" : "light"];
@@ -13,22 +13,17 @@ function layoutOf(layout) {
 function draw(div) {
   const text = div.nextElementSibling.textContent;
   const { data, layout } = JSON.parse(night.matches ? text.replaceAll('"black"', '"#e5e7eb"') : text);
-  const axes = Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key)).map((key) => layout[key]);
-  const columns = new Set(axes.map((axis) => (axis.domain ? axis.domain[0] : 0))).size;
-  div.style.minWidth = columns > 1 ? `${columns * 215}px` : "";
   div.dataset.drawn = "yes";
+  div.dataset.width = div.clientWidth;
+  fitTo(layout, data, div.clientWidth);
+  div.style.height = `${layout.height}px`;
   Plotly.react(div, data, layoutOf(layout), CONFIG).then(() => {
-    const titles = [...div.querySelectorAll(".annotation-text, [class^=x][class$=title]")];
-    const widest = Math.max(0, ...titles.map((title) => title.getBoundingClientRect().width));
-    const lacking = columns * (widest + 8) - div._fullLayout._size.w;
     div.removeAllListeners("plotly_click");
     div.on("plotly_click", ({ points: [point] }) => {
       if (point.data.meta === "heads") show(`L${point.y}H${point.x}`);
     });
-    if (columns < 2 || lacking <= 0) return div;
-    div.style.minWidth = `${Math.ceil(div.clientWidth + lacking)}px`;
-    return Plotly.Plots.resize(div);
-  }).then(() => { div.dataset.drawn = "whole"; });
+    div.dataset.drawn = "whole";
+  });
 }
 
 for (const link of document.querySelectorAll("nav a")) { // to a folded section: unfold it
@@ -45,10 +40,19 @@ const near = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "600px" });
 figures.forEach((div) => near.observe(div));
+const drawn = () => figures.filter((div) => div.dataset.drawn);
+addEventListener("resize", () => {
+  drawn().filter((div) => div.clientWidth !== Number(div.dataset.width)).forEach(draw);
+});
 night.addEventListener("change", () => {
-  figures.filter((div) => div.dataset.drawn).forEach(draw);
+  drawn().forEach(draw);
   if (find("panel")?.open) show(find("head").value);
 });
+
+for (const table of document.querySelectorAll("#claims .short table")) { // a cell that stands alone says its column
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+  for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, place) => { cell.dataset.name = names[place]; });
+}
 
 // A curve of every head: 16-bit steps between its ends, -32768 for no value.
 function valuesOf(curve) {
@@ -130,6 +134,7 @@ function show(name) {
     view.replaceWith(home);
     homes.set(view, home);
     find("maps").append(view);
+    view.open = true;
   }
   find("nomaps").hidden = views.length > 0;
 }

@@ -29,6 +29,7 @@ MOST_SECTIONS = 5  # that are open; of more, all but the first are folded
 MOST_ROWS = 200  # of a long table
 HEADROOM = 44  # pixels above a figure's panels, for their titles
 TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
+VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 HEAD = re.compile(r"L\d+H\d+")
 
 
@@ -52,9 +53,14 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
         scripts=[Markup(script) for script in scripts],
         heads=None if heads is None else _json(json.dumps(heads)),
         templates=_json(to_json_plotly(templates)),
-        style=Markup(files("tl_posgen.report").joinpath("page.css").read_text(encoding="utf-8")),
-        behaviour=Markup(files("tl_posgen.report").joinpath("page.js").read_text(encoding="utf-8")),
+        style=_shipped("page.css"),
+        behaviour=_shipped("panels.js", "page.js"),
     )
+
+
+def _shipped(*names: str) -> Markup:
+    """Return the text of files that stand beside this one."""
+    return Markup("".join(files("tl_posgen.report").joinpath(name).read_text(encoding="utf-8") for name in names))
 
 
 def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
@@ -122,8 +128,10 @@ def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _table(frame: pd.DataFrame) -> Markup:
+    """Return the table in HTML; a cell that holds a verdict says so, for its colour."""
     with pd.option_context("display.max_colwidth", None):
-        return Markup(with_whole_numbers(frame).to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
+        table = with_whole_numbers(frame).to_html(index=False, float_format="%.3f", border=0, classes="numbers")
+    return Markup(VERDICTS.sub(r'<td data-verdict="\1">\1</td>', table))
 
 
 def _figure(result: Result, kind: str) -> dict[str, Any]:

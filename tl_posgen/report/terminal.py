@@ -9,7 +9,7 @@ import pandas as pd
 from pandas.api.types import is_float_dtype
 from rich.console import Console
 
-from tl_posgen.core.claim import WIDTHS
+from tl_posgen.core.claim import SHOWN
 from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import counted
 from tl_posgen.core.report import Report
@@ -230,7 +230,7 @@ def print_claims(report: Report, *, full: bool = False) -> None:
         print("The numbers that verdicts rest on: --full, or the page.")
         return
     rows = report["claims"].frame()
-    shown = [name for name in WIDTHS if name in rows]
+    shown = [name for name in SHOWN if name in rows]
     for name in shown:
         table.add_column(name, overflow="fold")
     for row in rows.to_dict("records"):

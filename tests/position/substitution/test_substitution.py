@@ -92,7 +92,7 @@ def test_where_attention_is_worth_nothing_there_is_no_share(unsearched):
     (sentence,) = found.findings()
     assert sentence.endswith("(no null measured): there is nothing to recover.")
     assert found.table()[["recovered", "low", "high"]].isna().all(axis=None)
-    assert set(found.plot("loss").data[0].text) == {""}
+    assert set(found.plot("recovered").data[0].text) == {""}
     assert "nan" not in found.plot("correlation").layout.title.text
 
 
@@ -219,8 +219,8 @@ def test_every_head_has_its_costs(result, mini, alice):
 
 
 def test_head_costs_are_taken_where_a_split_is_searched_unless_said_otherwise(result, unsearched):
-    assert result.kinds == ["loss", "dose", "correlation", "search", "splits", "heads"]
-    assert unsearched.kinds == ["loss", "dose", "correlation"]
+    assert result.kinds == ["recovered", "dose", "correlation", "search", "splits", "heads"]
+    assert unsearched.kinds == ["recovered", "dose", "correlation"]
     assert Substitution().costs_heads
     assert not Substitution(head_costs=False).costs_heads
 
@@ -238,20 +238,22 @@ def test_tokens_are_coloured_by_the_change_of_their_loss(unsearched, mini, alice
 
 def test_figures_draw_the_data(result):
     data, loss = result.own, result.own["loss"].mean("prompt")
-    own, null = result.plot("loss").data
-    assert own.y.tolist() == loss.values.tolist()
-    assert list(own.text) == [f"{share:.0%}" for share in data["recovered"].sel(end="value").values]
-    assert null.y.tolist() == result.null["loss"].mean("prompt").values.tolist()
+    (bars,) = result.plot("recovered").data
+    shares = data["recovered"].drop_sel(condition=["unchanged", "uniform_attention"])
+    assert list(bars.x) == sorted(shares.sel(end="value").values, reverse=True)
+    named = dict(zip(bars.y, bars.text, strict=True))
+    assert named["triangle of width 4"] == f"{float(shares.sel(condition='triangle_4', end='value')):.0%}"
     dose = {trace.name: trace for trace in result.plot("dose").data}
     expected = data["dose_loss"].sel(stand_in="triangle_4").mean("prompt")
     np.testing.assert_array_equal(dose["triangle of width 4<br>mini"].y, expected)
-    point = {trace.name: trace for trace in result.plot("correlation").data}["triangle of width 4"]
-    assert point.x[0] == pytest.approx(float(data["r"].sel(condition="triangle_4").mean()))
-    assert point.y[0] == pytest.approx(float(loss.sel(condition="triangle_4") - loss.sel(condition="unchanged")))
+    notes = {note.text: note for note in result.plot("correlation").layout.annotations}
+    point = notes["triangle of width 4"]
+    assert point.x == pytest.approx(float(data["r"].sel(condition="triangle_4").mean()))
+    assert point.y == pytest.approx(float(loss.sel(condition="triangle_4") - loss.sel(condition="unchanged")))
     (bars,) = result.plot("search").data
     value, low, _ = data["search_recovered"].transpose("end", "family").values
-    np.testing.assert_array_equal(bars.y, value)
-    np.testing.assert_array_equal(bars.error_y.arrayminus, value - low)
+    np.testing.assert_array_equal(bars.x, np.sort(value)[::-1])
+    np.testing.assert_array_equal(bars.error_x.arrayminus, (value - low)[np.argsort(-value, kind="stable")])
     splits = result.plot("splits").data
     np.testing.assert_allclose(splits[0].y, data["distribution"].sel(layer=0).mean("head"))
     assert sum(bool(trace.showlegend) for trace in splits) == data.sizes["layer"]
@@ -317,11 +319,11 @@ def test_shuffled_coordinates_are_those_of_the_vectors_in_one_order_for_all_toke
 
 
 def test_no_sentence_and_no_legend_has_an_internal_name(result):
-    drawn = [result.plot(kind) for kind in ("loss", "dose", "correlation", "splits")]
+    drawn = [result.plot(kind) for kind in ("recovered", "dose", "correlation", "splits")]
     legends = [str(trace.name) for figure in drawn for trace in figure.data]
     titles = [figure.layout.title.text for figure in drawn]
     titles += [note.text for figure in drawn for note in figure.layout.annotations]
-    ticks = [str(x) for x in drawn[0].data[0].x]
+    ticks = [str(y) for y in drawn[0].data[0].y]
     assert "triangle of width 4" in ticks
     for words in (*result.findings(), *legends, *titles, *ticks):
         assert not re.search(r"_\d|[a-z]_[a-z]|Rbar|mean turn", words), words

@@ -26,7 +26,7 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     VarianceShares,
     variance_shares,
 )
-from tl_posgen.report.figures import Panels, at_labels, finish, head_map, head_names, model_label, sides
+from tl_posgen.report.figures import MARKS, Panels, at_labels, finish, head_map, head_names, model_label, sides
 
 DIMS = ("tokens", *HEAD)
 PARTS = {"position": ("d", "qd"), "content": ("k", "qk"), "interaction": ("kd", "qkd")}
@@ -51,12 +51,16 @@ def draw_atlas(result: Any) -> go.Figure:
         marker = {"color": colour, "size": 8, "symbol": "diamond-open"}
         if data is result.own:
             bar = {"title": "layer", "thickness": 12, "x": 1.02, "dtick": 1}
-            marker = {"color": heads["layer"].values, "size": 10, "colorscale": "Viridis", "colorbar": bar}
+            marker = {"color": heads["layer"].values, "size": 10, "colorscale": MARKS, "colorbar": bar}
         corners = {corner: heads[part].values for corner, part in zip("abc", PARTS, strict=True)}
         points = {"text": head_names(heads["unit"].values), "mode": "markers", "marker": marker, "name": side}
         figure.add_trace(go.Scatterternary(**corners, **points, hovertemplate=hover))
     axis = {"tickformat": ".0%", "min": 0.0, "gridcolor": "#e5e7eb", "linecolor": "#9ca3af"}
-    titles = {part: f"{part}: {' + '.join(components)}" for part, components in PARTS.items()}
+    breaks = (" ", "<br>", "<br>")  # below the corners there is little room
+    titles = {
+        part: f"{part}:{gap}{' + '.join(components)}"
+        for (part, components), gap in zip(PARTS.items(), breaks, strict=True)
+    }
     axes = {
         f"{corner}axis": axis | {"title": {"text": titles[part]}} for corner, part in zip("abc", PARTS, strict=True)
     }

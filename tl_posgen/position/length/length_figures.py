@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.numbers import format_number, interval_of
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, error_bars, line, model_label, sides
 
 CONDITIONS = {
     "vanilla": "Untouched",
@@ -34,8 +34,8 @@ def draw_loss(result: Any) -> go.Figure:
         for number, condition in enumerate(str(condition) for condition in data["condition"].values):
             look = {"mode": "lines+markers", "marker": {"size": 4}}
             y, low, high = (one.values for one in interval_of(data["loss"].sel(condition=condition)))
-            bars = {"array": high - y, "arrayminus": y - low, "thickness": 1, "width": 0}
-            panels.add(panel, line(data["bin"].values, y, condition, COLOURS[number], error_y=bars, **look))
+            look |= {"error_y": error_bars(y, low, high)}
+            panels.add(panel, line(data["bin"].values, y, condition, COLOURS[number], **look))
     mark_training_length(panels, result)
     subtitle = "bars: 95 % intervals over prompts; the axes differ"
     title = f"Loss beyond the training length · {model_label(result.own)}"

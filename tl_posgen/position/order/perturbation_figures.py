@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
@@ -11,7 +12,7 @@ from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES
 from tl_posgen.position.order.disturbance import CONDITIONS, OF_TEXT
 from tl_posgen.report.circuits import token_colours
-from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, Panels, error_bars, line, model_label, sides
 
 TARGET = "unmoved"
 SHOWN = 0.1  # the ratio nearest to this is shown by token
@@ -34,6 +35,7 @@ def draw_curves(result: Any) -> go.Figure:
     for panel, reach in enumerate(reaches):
         panels.add(panel, *by_ratio(result, lambda data, at=reach: change_of(data, at), conditions))
     panels.axes("% of tokens moved", "rise of the loss, nats")
+    show_means(panels)
     if items:
         x = [100 * float(end) for end in (min(result.measure.ratios), max(result.measure.ratios))]
         panels.add(len(reaches), *by_ratio(result, lambda data: data["cloze_accuracy"], conditions, (0, 1)))
@@ -58,12 +60,22 @@ def draw_matched(result: Any) -> go.Figure:
         gaps = by_ratio(result, lambda data, at=reach: gap_of(change_of(data, at)), others)
         panels.add(panel + len(reaches), *gaps)
     panels.axes("% of tokens (jitter: of pairs) moved", "rise of the loss, nats")
+    show_means(panels)
     panels.figure.update_yaxes(title_text="the same less P's", row=2, col=1)
     subtitle = (
         f"{TARGET} targets, the same draws; 95 % intervals over prompts, below of the difference from P "
         "within each" + ("; random init in grey" if result.nulls else "")
     )
     return panels.finish(f"Index (P) against features (F) · {model_label(data)}", subtitle)
+
+
+def show_means(panels: Panels) -> None:
+    """Let the y axis of every row span its means and as much again: intervals of few prompts may leave it."""
+    for row in range(1, panels.n_rows + 1):
+        means = np.concatenate([[0.0], *(trace["y"] for trace in panels.traces(row))])
+        low, high = float(np.nanmin(means)), float(np.nanmax(means))
+        reach = 0.5 * (high - low) or 1.0
+        panels.figure.update_yaxes(range=[low - reach, high + reach], row=row)
 
 
 def change_of(data: xr.Dataset, reach: str) -> xr.DataArray:
@@ -90,8 +102,7 @@ def by_ratio(
             own = data is result.own
             y, bottom, top = (one.sel(condition=condition).values for one in (value, low, high))
             shade = COLOURS[CONDITIONS.index(condition) % len(COLOURS)] if own else colour
-            bars = {"array": top - y, "arrayminus": y - bottom, "thickness": 1, "width": 0}
-            look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": bars}
+            look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(y, bottom, top)}
             yield line(100 * data["ratio"].values, y, NAMES[condition] if own else side, shade, **look)
 
 

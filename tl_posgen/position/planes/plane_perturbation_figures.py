@@ -9,7 +9,7 @@ import xarray as xr
 
 from tl_posgen.core.numbers import format_number, interval_of
 from tl_posgen.position.planes.planes_figures import plane_labels
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, heat, line, model_label
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, error_bars, heat, line, model_label
 
 TITLES = {
     "shuffle_magnitudes": "magnitudes shuffled",
@@ -55,7 +55,7 @@ def against_strength(data: xr.Dataset, name: str, colour: str, dash: str = "soli
 def with_error_bars(array: xr.DataArray) -> tuple[np.ndarray, dict[str, Any]]:
     """Return means over prompts, and what reaches from them to the ends of their intervals, as plotly takes it."""
     value, low, high = (one.values for one in interval_of(array))
-    return value, {"array": high - value, "arrayminus": value - low, "thickness": 1, "width": 0}
+    return value, error_bars(value, low, high)
 
 
 def bands(result: Any) -> go.Figure:

@@ -262,7 +262,7 @@ class Substitution(Measure):
         return pd.DataFrame(found)
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        return ["loss", "dose", "correlation", *(kind for kind, name in NEEDED.items() if name in data)]
+        return ["recovered", "dose", "correlation", *(kind for kind, name in NEEDED.items() if name in data)]
 
 
 def splits_of(conditions: Sequence[str]) -> list[str]:

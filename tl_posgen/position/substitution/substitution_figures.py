@@ -1,18 +1,27 @@
 """Figures of the loss with all scores replaced, by stand-in, dose, correlation, searched split, head and token."""
 
-import math
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from jaxtyping import Float
 
-from tl_posgen.core.measure import TokenView
+from tl_posgen.core.measure import ENDS, TokenView
 from tl_posgen.core.numbers import format_number
 from tl_posgen.position.substitution.optimise_split import CONTROLS
 from tl_posgen.report.circuits import token_colours
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_map, line, model_label, sides
+from tl_posgen.report.figures import (
+    COLOURS,
+    NULL_COLOUR,
+    Panels,
+    finish,
+    head_map,
+    line,
+    model_label,
+    named_points,
+    ranked_bars,
+    sides,
+)
 
 NEEDED = {"search": "search_loss", "splits": "search_loss", "heads": "cost"}
 NAMES = {
@@ -34,26 +43,28 @@ def in_words(condition: object) -> str:
     return f"{NAMES.get(name, name.replace('_', ' '))} {number}".strip()
 
 
-def share_texts(shares: Float[np.ndarray, " row"], form: str) -> list[str]:
-    """Return the labels of bars; empty where a share is NaN."""
-    return ["" if math.isnan(share) else format(share, form) for share in shares]
+def draw_recovered(result: Any) -> go.Figure:
+    """Draw the share of the loss that every condition recovers, sorted, with its interval."""
+    data = result.own.drop_sel(condition=["unchanged", "uniform_attention"])
+    names = [str(name) for name in data["condition"].values]
+    ends = data["recovered"].sel(end=list(ENDS)).transpose("end", "condition").values
+    colours = [NULL_COLOUR if name in CONTROLS else COLOURS[0] for name in names]
+    figure = go.Figure(ranked_bars([in_words(name) for name in names], ends, colours, ".0%"))
+    figure.update_layout(xaxis={"title": "share of the loss recovered", "tickformat": ".0%"})
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    worth = [f"{side} {uniform_worth(one):.3f}" for side, one, _ in sides(result)]
+    subtitle = (
+        "every score replaced; 0: uniform attention, 1: the unchanged model; 95 % intervals over prompts; grey: one "
+        f"part missing. What there is to recover, in nats: {', '.join(worth)}"
+    )
+    title = f"Loss recovered by each stand-in · {model_label(result.own)}"
+    return finish(figure, title, subtitle, height=160 + 24 * len(names))
 
 
-def draw_loss(result: Any) -> go.Figure:
-    """Draw the loss of every condition."""
-    figure = go.Figure()
-    for side, data, colour in sides(result):
-        shares = share_texts(data["recovered"].sel(end="value").values, ".0%") if data is result.own else None
-        bar = go.Bar(
-            x=[in_words(one) for one in data["condition"].values],
-            y=data["loss"].mean("prompt").values,
-            name=side,
-            text=shares,
-        )
-        figure.add_trace(bar.update(marker_color=colour, textposition="outside", textangle=0, cliponaxis=False))
-    figure.update_layout(barmode="group", yaxis_title="loss, nats per token")
-    subtitle = "every score replaced; on the bars the share of the loss recovered against uniform attention"
-    return finish(figure, f"Loss with substituted scores · {model_label(result.own)}", subtitle)
+def uniform_worth(data: xr.Dataset) -> float:
+    """Return what attention is worth: by how much the loss is higher with uniform attention."""
+    losses = data["loss"].mean("prompt")
+    return float(losses.sel(condition="uniform_attention") - losses.sel(condition="unchanged"))
 
 
 def draw_dose(result: Any) -> go.Figure:
@@ -78,23 +89,19 @@ def draw_dose(result: Any) -> go.Figure:
 
 
 def draw_correlation(result: Any) -> go.Figure:
-    """Draw the rise of the loss against the correlation of stand-in and scores."""
-    figure = go.Figure()
+    """Draw the rise of the loss against the correlation of stand-in and scores, each point with its name."""
+    figure, points, named = go.Figure(), np.empty((2, 0)), []
     for side, data, colour in reversed(sides(result)):
         stand_ins = data.drop_sel(condition=["unchanged", "uniform_attention"])
         x = stand_ins["r"].mean(("layer", "head")).values
         y = (stand_ins["loss"] - data["loss"].sel(condition="unchanged")).mean("prompt").values
         names = [in_words(name) for name in stand_ins["condition"].values]
-        if data is not result.own:
-            marker = {"size": 9, "color": colour}
-            figure.add_trace(go.Scatter(x=x, y=y, text=names, mode="markers", name=side, marker=marker))
-            continue
-        for number, name in enumerate(names):
-            symbol = ("circle", "diamond")[number // len(COLOURS) % 2]
-            marker = {"size": 11, "color": COLOURS[number % len(COLOURS)], "symbol": symbol}
-            figure.add_trace(go.Scatter(x=x[[number]], y=y[[number]], mode="markers", name=name, marker=marker))
-    losses, label = result.own["loss"].mean("prompt"), "uniform attention"
-    worth = float(losses.sel(condition="uniform_attention") - losses.sel(condition="unchanged"))
+        own, known = data is result.own, np.isfinite(x) & np.isfinite(y)
+        look = {"mode": "markers", "marker": {"size": 10 if own else 7, "color": colour}, "name": side}
+        figure.add_trace(go.Scatter(x=x, y=y, hovertext=names, **look))
+        if own:
+            points, named = np.stack([x, y])[:, known], [name for name, one in zip(names, known, strict=True) if one]
+    worth, label = uniform_worth(result.own), "uniform attention"
     figure.add_hline(y=worth, line_dash="dot", annotation_text=label, annotation_position="bottom left")
     r_rank, kl_rank = (
         format_number(float(result.own["rank"].sel(predictor=one)), ".2f") for one in ("r", "attention_kl")
@@ -104,22 +111,22 @@ def draw_correlation(result: Any) -> go.Figure:
         "each point a stand-in; were correlation enough, they would fall from left to right; rank correlation of r "
         f"and share recovered {r_rank}, of attention KL {kl_rank}"
     )
-    return finish(figure, f"Correlation is not mechanism · {model_label(result.own)}", subtitle, height=520)
+    title = f"Correlation is not mechanism · {model_label(result.own)}"
+    figure = finish(figure, title, subtitle, height=560)
+    return named_points(figure, points, named, top=worth, height=420) if named else figure
 
 
 def draw_search(result: Any) -> go.Figure:
     """Draw the share that each searched split recovers."""
     data = result.own
-    share, low, high = data["search_recovered"].transpose("end", "family").values
     families = [str(family) for family in data["family"].values]
     counted = zip(families, data["n_parameters"].values, strict=True)
-    names = [f"{family}<br>{int(n)} number{'s' if n > 1 else ''}" for family, n in counted]
+    names = [f"{family}, {int(n)} number{'s' if n > 1 else ''}" for family, n in counted]
     colours = [NULL_COLOUR if family in CONTROLS else COLOURS[0] for family in families]
-    bars = go.Bar(x=names, y=share, text=share_texts(share, ".1%"), textposition="inside", insidetextanchor="start")
-    error_bars = {"array": high - share, "arrayminus": share - low, "thickness": 1, "width": 0}
-    figure = go.Figure(bars.update(marker_color=colours, error_y=error_bars))
-    figure.update_layout(xaxis_title="what was searched, and over how many numbers", yaxis_title="share recovered")
-    figure.update_yaxes(tickformat=".0%")
+    ends = data["search_recovered"].transpose("end", "family").values
+    figure = go.Figure(ranked_bars(names, ends, colours, ".1%"))
+    figure.update_layout(xaxis={"title": "share of the loss recovered", "tickformat": ".0%"})
+    figure.update_yaxes(title_text="what was searched", autorange="reversed", automargin=True)
     chosen, reported = (data.attrs[name] for name in ("search_prompts", "held_out_prompts"))
     subtitle = (
         f"chosen on {chosen} prompts, reported on {reported} others with a 95 % interval; "
@@ -170,7 +177,7 @@ def token_page(data: xr.Dataset, example: int) -> Any:
 
 TOKEN_VIEW = TokenView(token_labels, token_page)
 FIGURES = {
-    "loss": draw_loss,
+    "recovered": draw_recovered,
     "dose": draw_dose,
     "correlation": draw_correlation,
     "search": draw_search,
