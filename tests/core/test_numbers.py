@@ -156,7 +156,7 @@ def test_extremes_name_their_head(own, data):
         found = own.extreme("r", largest)
         layer, head = np.unravel_index(place, r.shape)
         assert (found.layer, found.head) == ([1, 4][layer], [0, 2, 5][head])
-        assert f"{found:.3f}" == f"layer {found.layer} head {found.head} ({r.flat[place]:.3f})"
+        assert f"{found:.3f}" == f"L{found.layer}H{found.head} ({r.flat[place]:.3f})"
     nowhere = Numbers(MadeUp(), data.assign(r=data["r"] * np.nan))
     assert f"{nowhere.extreme('r'):.3f}" == "none"
 

@@ -41,7 +41,7 @@ def test_slash_head_forms_within_a_hundred_and_fifty_steps_and_works_on_unseen_f
     np.testing.assert_array_equal(data.profile.sel(distance=3), data.score.isel(step=-1))
     first, second = learned.findings()  # of a single seed there is no spread
     assert f"to {float(trained[-1]):.3f}, and " in first
-    assert f"in 1 of 1 seeds, by step {int(data.slash_step)};" in second
+    assert f"in 1 of 1 seed, by step {int(data.slash_step)};" in second
 
 
 @pytest.mark.slow

@@ -21,15 +21,19 @@ def ordered(rho: Float[np.ndarray, "name name"]) -> Int[np.ndarray, " name"]:
 
     Example:
         >>> ordered(np.array([[1.0, 0.0, 0.9], [0.0, 1.0, 0.1], [0.9, 0.1, 1.0]])).tolist()
-        [1, 2, 0]
+        [0, 2, 1]
     """
+    if len(rho) < 2:
+        return np.arange(len(rho))
     filled = np.nan_to_num(rho)
     np.fill_diagonal(filled, 1.0)
-    second, first = np.linalg.eigh(filled)[1][:, -2:].T if len(filled) > 1 else np.ones((2, len(filled)))
+    vectors = np.linalg.eigh(filled)[1][:, -2:].T
+    largest = np.take_along_axis(vectors, np.abs(vectors).argmax(1, keepdims=True), 1)
+    second, first = vectors * np.sign(largest)  # of either sign otherwise, as the library happens to give them
     angles = np.arctan2(second, first)
     order = np.argsort(angles, kind="stable")
     gaps = np.diff(np.append(angles[order], angles[order][:1] + 2 * np.pi))
-    return np.roll(order, -1 - int(gaps.argmax())) if len(order) else order
+    return np.roll(order, -1 - int(gaps.argmax()))
 
 
 def order_of_columns(data: xr.Dataset) -> Int[np.ndarray, " column"]:

@@ -33,7 +33,7 @@ def check_choice(name: str, value: Any, known: Sequence[str]) -> None:
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number, not negative and not a bool."""
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(0 <= value <= sys.float_info.max)  # pyright: ignore[reportOperatorIssue]
 
 
 def is_real_tensor(value: Any, ndim: int) -> bool:
