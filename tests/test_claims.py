@@ -13,6 +13,7 @@ from tl_posgen.claims import PAPERS, judge_claims, measure_with, with_prompts
 from tl_posgen.core.claim import Verdict, highest, judged, lowest, threshold
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.errors import InputError
+from tl_posgen.report.page import render_page
 from tl_posgen.slash.slash_toy import slash_toy
 
 CLAIMS = [claim for claims in PAPERS.values() for claim in claims]
@@ -98,12 +99,13 @@ def test_what_no_random_init_has_leaves_a_claim_open():
 
 
 @pytest.mark.slow
-def test_the_table_is_saved_read_and_drawn(results, tmp_path):
+def test_the_table_is_saved_read_and_on_the_page(results, tmp_path):
     result = judged(CLAIMS, results, "small", {})
     read = tl_posgen.load(result.save(tmp_path / "claims.nc"))["claims"]
     assert read.frame().equals(result.frame())
-    rows = read.plot().data[0].cells.values
-    assert list(rows[2]) == result.frame()["verdict"].tolist()
+    cells = re.findall('<td data-verdict="([a-z ]+)">', render_page({"claims": read}, read.provenance))
+    verdicts = result.frame()["verdict"].tolist()
+    assert cells == 2 * verdicts, "the table of the measure, and that of all columns"
 
 
 @pytest.mark.slow
