@@ -157,7 +157,7 @@ def test_what_is_no_table_or_of_another_model_is_refused(result, mini, tmp_path)
     table = RuleTable.from_result(result, BUDGET, "slashes")
     with pytest.raises(
         InputError,
-        match=r"calibrated on mini, weights .*, and this model's are .* \(hooked, and this model's is hooked\)",
+        match=r"calibrated on mini, weights .*, and this model's are .* \((\w+), and this model's is \1\)",
     ):
         apply_rules(tl_posgen.random_like(mini, 0), table)
     found = json.loads(table.to_json(tmp_path / "rules.json").read_text())
