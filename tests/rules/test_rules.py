@@ -1,6 +1,7 @@
 """Rules on real models: recall against brute force, losses under hooks, the plan, files, and what is refused."""
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -155,11 +156,17 @@ def test_tables_go_through_files_and_give_the_same_hooks(result, mini, rows, tmp
 
 def test_what_is_no_table_or_of_another_model_is_refused(result, mini, tmp_path):
     table = RuleTable.from_result(result, BUDGET, "slashes")
-    with pytest.raises(
-        InputError,
-        match=r"calibrated on mini, weights .*, and this model's are .* \((\w+), and this model's is \1\)",
-    ):
-        apply_rules(tl_posgen.random_like(mini, 0), table)
+    other = tl_posgen.random_like(mini, 0)
+    own = r"calibrated on mini, weights .*, and this model's are .*; measure rules of this model"
+    with pytest.raises(InputError, match=f"{own}$"):
+        apply_rules(other, table)
+    for backend, words in {
+        "another": r"were calibrated \(another, and this model's is \w+\)$",
+        None: "were calibrated$",
+    }.items():
+        elsewhere = replace(table, calibration={**table.calibration, "backend": backend})
+        with pytest.raises(InputError, match=f"{own}. HookedTransformer and TransformerBridge hold .* {words}"):
+            apply_rules(other, elsewhere)
     found = json.loads(table.to_json(tmp_path / "rules.json").read_text())
     wrong = {
         "format": found | {"format": "another"},

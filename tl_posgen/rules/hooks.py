@@ -69,17 +69,21 @@ def apply_rules(model: Model, table: Table, budget: int | None = None, rule: str
     if found != wanted:
         raise InputError(
             f"rules: calibrated on {table.calibration.get('model')}, weights {wanted}, and this model's are {found}; "
-            "measure rules of this model. HookedTransformer and TransformerBridge hold the same weights in other "
-            f"matrices: give the backend on which they were calibrated{backends(table, model)}"
+            f"measure rules of this model{backend_hint(table, model)}"
         )
     check_heads(model, table.heads)
     return hooks_of(model, table.heads, check_seed(table.calibration.get("seed", 0)))
 
 
-def backends(table: RuleTable, model: Model) -> str:
-    """Return both backends in words, where the table says its own."""
-    own = table.calibration.get("backend")
-    return f" ({own}, and this model's is {wrap(model).backend.name})" if own else ""
+def backend_hint(table: RuleTable, model: Model) -> str:
+    """Return what to try where the table is, or may be, of the other backend; else nothing."""
+    own, here = table.calibration.get("backend"), wrap(model).backend.name
+    if own == here:
+        return ""
+    hint = (
+        ". HookedTransformer and TransformerBridge hold the same weights in other matrices: give the backend on which"
+    )
+    return f"{hint} they were calibrated" + (f" ({own}, and this model's is {here})" if own else "")
 
 
 def table_of(table: Table, budget: int | None, rule: str | None) -> RuleTable:
