@@ -13,12 +13,13 @@ ALL_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal
 # files of numbers, which know nothing of a model: rope/planes.py, slash/numbers/cone_fit.py
 NUMBERS = $(sort $(shell cd tl_posgen && find rope stats */numbers */*/numbers -name '*.py'))
 TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test_$(notdir $(file))))
-# numbers, options, made-up results, files, notebooks and executors depend on no backend; they are tested once, on 3.9.0
-ON_BRIDGE = tests $(TESTS_OF_NUMBERS:%=--ignore=%) --ignore=tests/test_imports.py --ignore=tests/test_docs.py \
-	--ignore=tests/test_examples.py --ignore=tests/test_training_script.py --ignore=tests/test_encodings.py \
-	--ignore=tests/test_interaction_penalty.py --ignore=tests/studies/test_executors.py --ignore=tests/test_memory_of_measures.py \
-	$(patsubst %,--ignore=tests/%.py,core/test_declarations core/test_sums test_files test_kill test_devices test_arithmetic \
-	slash/test_slash_toy models/layers/test_fused models/geometry/test_compared_rows report/test_circuits)
+# numbers, arguments, made-up results, pages, files, notebooks and executors depend on no backend; they are tested once, on 3.9.0
+ON_BRIDGE = tests $(TESTS_OF_NUMBERS:%=--ignore=%) $(patsubst %,--ignore=tests/%.py,test_imports test_docs test_examples \
+	test_training_script test_encodings test_interaction_penalty test_memory_of_measures test_arguments test_arithmetic test_cli_files \
+	test_devices test_files test_kill test_progress core/test_declarations core/test_numbers core/test_result core/test_store core/test_sums \
+	models/layers/test_fused models/geometry/test_compared_rows position/test_wrong_arguments report/test_circuits report/test_heads \
+	report/test_hostile_pages report/test_looks report/test_page report/test_terminal slash/test_slash_toy studies/test_curves \
+	studies/test_executors)
 # bytecode of what is imported is written when it is, and not for the 20,000 files that are not
 PIP = -m pip install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE =
