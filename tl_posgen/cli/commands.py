@@ -186,9 +186,7 @@ def sweep(
     ] = None,
     shard: Annotated[str, typer.Option(help="Which of how many parts, for any scheduler.")] = "1/1",
     retry: Annotated[bool, typer.Option("--retry", help="Also try again what failed.")] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="Print all sentences and tables whole, not three and one.")
-    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print all, not three sentences and one table.")] = False,
     plan: Annotated[bool, typer.Option("--list", help="List the jobs and what became of them; run nothing.")] = False,
 ) -> None:
     """Measure models x revisions x texts: a job a file; finished jobs are passed over, so a second run goes on.

@@ -51,9 +51,7 @@ class Setup:
     no_null: Annotated[bool, typer.Option("--no-null", help="Skip the randomly initialised models.")] = False
     out: Annotated[str, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = "report"
     force: Annotated[bool, typer.Option("--force", help="Replace another run's report in --out.")] = False
-    full: Annotated[bool, typer.Option("--full", help="Print all sentences and tables whole, not three and one.")] = (
-        False
-    )
+    full: Annotated[bool, typer.Option("--full", help="Print all, not three sentences and one table.")] = False
 
     def __post_init__(self) -> None:
         for option in ("model", "text", "dataset", "out"):

@@ -74,7 +74,7 @@ class KeyCut(Measure):
     loss with the keys of one layer alone cut to the first share.
 
     Args:
-        shares: of the rest that are kept, in [0, 1].
+        shares: kept of the rest of keys, in [0, 1].
         controls: how many draws of random directions.
 
     Raises:

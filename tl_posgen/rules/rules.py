@@ -41,37 +41,34 @@ WORDS = {  # rule -> as sentences say it
 class Rules(Measure):
     r"""recall(B) = attention in the B keys that a rule ranks first / attention in the best B keys.
 
-    Which cheap rule says where a head attends: the last keys, the first ones too, fixed distances, a number a key, a
-    mean query, or position + content? Means of queries and keys come from half of the prompts; on the other half, the
-    attention that each rule recalls within a budget of keys, and what the loss becomes when the model sees nothing
-    else. Beside them drawn keys, the best keys, and a random init, where almost any keys will do.
+    Which cheap rule says where a head attends: the last keys, the first ones too, fixed distances, fixed keys, a mean
+    query, or position + content? Means of queries and keys come from half of the prompts. On the other half: the
+    attention in the first B keys by each rule, and the loss when the model sees only these. Beside them drawn keys, the
+    best keys, and a random init, where almost any keys will do.
 
-    Even prompts (the first, third, ..) calibrate, odd ones are measured; intervals are over these and take the
-    calibration as it is. Rules, the cheapest first, by what they rank key j of query i with, d = i - j:
-    window -d; sinks the first four keys, then -d; slashes a(d), the score of the mean query and the mean key; vertical
-    c(j), the mean query with the key's deviation, turns averaged; slashes_and_vertical a + c; mean_query the mean query
-    with the key where both stand; position_and_content the query with the mean key where both stand, and with the key's
-    deviation, turns averaged. Only the last one reads the query.
+    Even prompts (the first, third, ..) calibrate, odd ones are measured; intervals are over the odd ones. A rule gives
+    key j of query i, at d = i - j, a number to rank it by; the cheapest first: `window` -d; `sinks` the first four
+    keys, then -d; `slashes` a(d), the score of the mean query and the mean key; `vertical` c(j), the mean query with
+    the key less the mean key, averaged over distances; `slashes_and_vertical` a + c; `mean_query` the mean query with
+    the key; `position_and_content` the query with the mean key, and with the key less the mean key, averaged over
+    distances. Only the last one reads the query.
 
-    No key is kept for free: the first one and the query's own are ranked as all others. A query that sees no more than
-    B keys keeps them all, and is left out of the means. A key/value head keeps the union of what its query heads keep,
-    `kept` keys, and its recall is against as many best keys. Loss: with the rule in every head of the running model,
-    over the tokens behind the first B.
+    The first key and the query's own are ranked as all others. A query that sees no more than B keys keeps them all,
+    and is left out of the means. A key/value head keeps the union of what its query heads keep, `kept` keys; its recall
+    is against as many best keys. Loss: with the rule in every head, over the tokens behind the first B.
 
-    The plan: at a threshold t each key/value head has the cheapest rule whose union recalls t on the calibrating
-    prompts, or all keys; t is the lowest, by bisection over all recalls that occur, with which the loss on these
-    prompts rises by no more than epsilon nats. Its rise is measured on the odd ones. R^2 (of the rule's number with the
-    score, within queries) stands beside recall only: it does not tell how a head ranks.
-
-    Where passes are streamed, as long ones are, memory is linear in the length, by every rule.
+    The plan: each key/value head has the cheapest rule whose union recalls t on the calibrating prompts, or all keys. t
+    is the lowest threshold with which the loss on these prompts rises by no more than epsilon nats; bisection finds it.
+    The plan's rise is measured on the odd prompts. R^2, of a rule's number with the score within queries, does not tell
+    how a head ranks.
 
     Args:
         rules: which.
-        budgets: keys that each query head may keep.
+        budgets: B, keys that each query head may keep.
         epsilon: nats per token that the plan may cost; with a metric in the place of the loss, how far it may move,
             up or down.
-        weights: of the distances over which turns are averaged: "near" 1 / (d + 1), as attention mostly is near;
-            "causal", as often as they occur; "uniform".
+        weights: of distances in these averages: "near" 1 / (d + 1), as attention mostly is near; "causal", as often as
+            they occur; "uniform".
         alone: the rise of the loss also with the rule in one layer, or one key/value head, alone.
 
     Raises:

@@ -72,21 +72,20 @@ def draw_heads(result: Any) -> go.Figure:
 class ThreeAxis(Measure):
     r"""W_ij ~ a_{i-j} + b_i + c_j: correlation r of every head's scores with the best such sum, over visible pairs.
 
-    Least-squares fit of every head's pre-softmax scores to a(i-j) + b(i) + c(j) over all visible pairs. b moves whole
-    rows, which softmax cannot see, so the correlation within rows stands beside r. The first token often draws
-    attention whatever the text, so everything is shown without it too.
+    Least-squares fit of every head's pre-softmax scores to a(i-j) + b(i) + c(j) over all visible pairs. b moves all
+    scores of a query alike, which softmax cannot see: r within rows, among the keys of each query, leaves it out. The
+    first token often draws attention whatever the text, so everything is shown without it too.
 
     W are the pre-softmax scores, i the query's position, j <= i the key's. a, b, c are fitted prompt by prompt; the
     numbers of several prompts are means.
 
     Args:
         ridge: penalty on a^2 + b^2 + c^2, in pairs: an entry with N pairs is shrunk by about N / (N + ridge).
-        gauge: which constraint fixes levels and slope of a, b, c, which no data can place: all have
-            sum b = sum c = 0, and no linear trend in c ("flat_keys"), in b ("flat_queries") or in a ("flat_distance").
+        gauge: what fixes levels and slope of a, b, c, which the scores leave open: sum b = sum c = 0, and no linear
+            trend in c ("flat_keys"), in b ("flat_queries") or in a ("flat_distance").
         diagonal: whether a query paired with its own key counts.
-        weights: how much a pair counts, in the fit and in every correlation: w_0, w_1, ... by distance, above 0, the
-            last one for all distances beyond; or "attention", what the query pays the key, for prompts of 1,024 tokens
-            at most; None: all alike.
+        weights: of pairs, in the fit and in every correlation: w_0, w_1, ... by distance, above 0, the last one for all
+            distances beyond; "attention", for prompts of 1,024 tokens at most; None: all alike.
 
     Raises:
         InputError: scores that are not finite, a prompt too long for weights by attention.

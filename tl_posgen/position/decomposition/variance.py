@@ -112,9 +112,8 @@ def stacked_bars(
 class Variance(Measure):
     r"""Var w(q, k, d) = shares of q, k, d, qk, qd, kd, qkd over all triples (query, key, distance) of the corpus.
 
-    Exact variance decomposition over every triple (query, key, distance): each query meets each key at each distance,
-    first token left out. Scores split into position f(q, d) + content g(q, k) exactly when the shares kd and qkd are
-    zero.
+    Exact variance decomposition of the scores of every query with every key at every distance, first token left out.
+    They are position f(q, d) + content g(q, k) exactly when the shares kd and qkd are zero.
 
     w(q_i, k_j, d) is the score that query i would give key j at distance d. The seven shares sum to 1. Softmax does not
     see q, so `position` = d + qd, `content` = k + qk and `interaction` = kd + qkd are shares of what is left without
@@ -123,12 +122,12 @@ class Variance(Measure):
 
     A soft cap is not part of w: the decomposition is of the scores before it. ALiBi is, as part of d.
 
-    With absolute=True each share with a varying query or key is split by whose place it takes: position that RoPE did
-    not put there, be it from learned positions or from what earlier layers wrote. With y a key (or query) less the mean
-    of its prompt, G = mean_t E y_t E y_t^H, the covariance that prompts share at a position, stands in the place of the
-    covariance H, and H - G for what tokens are. G is estimated from products of different prompts, unbiased, so shares
-    by place may fall below 0 by chance; tokens shuffled within their prompts give 0. `absolute` is what takes the key's
-    place in content and interaction. Openings that texts share look like position: cut prompts from different places.
+    With absolute=True each share of queries or keys is split by what comes from the token's place: position that RoPE
+    did not put there, but learned positions or earlier layers did. With y a key (or query) less the mean of its prompt,
+    G = mean_t E y_t E y_t^H is the covariance that prompts share at a position, and H - G, with H the covariance, that
+    of what tokens are. G is unbiased, so shares by place may fall below 0 by chance; tokens shuffled within their
+    prompts give 0. `absolute` is the part of content and interaction that comes from the key's place. Openings that
+    texts share look like position: cut prompts from different places.
 
     Args:
         n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out.

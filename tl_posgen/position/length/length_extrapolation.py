@@ -61,7 +61,8 @@ class LengthExtrapolation(Measure):
         times: length of the prompts, in training lengths.
         conditions: any of the four; "vanilla" is always among them.
         n_global: first tokens that every query sees under "lm_infinite" and "retrieval".
-        block, n_blocks: tokens of a retrieved block, and how many are retrieved, of "retrieval".
+        block: tokens of a block, under "retrieval".
+        n_blocks: blocks that are retrieved.
 
     Raises:
         InputError: unusable prompts, a text too short, a model that cannot run prompts of this length (another backend

@@ -47,21 +47,20 @@ class AnyDistance(Measure):
     r"""score(a, b, d) = F(a, b, d) for any F on d < N: with planes at theta_m = 2 pi m / N exactly, with a model's own
     frequencies as near as least squares gets; beside it how additive the model's heads are.
 
-    Planes at the frequencies 2 pi m / N give a head any function of distance, even one of its own for every pair of
-    tokens. So what the architecture allows is set against the best fit with the model's own frequencies, and against
-    what its heads have learned: scores that are nearly f(q, d) + g(q, k).
+    Planes at the frequencies 2 pi m / N give a head any function of distance, even a different one for every pair of
+    tokens. Beside it stand the best fit with the model's own frequencies, and what its heads have learned: scores that
+    are nearly f(q, d) + g(q, k).
 
-    That trained heads do not entangle distance and content is learned. A fit with the model's own frequencies gives
-    every token pair its own coefficients, so it is the nearest that the geometry allows; a head has one vector per
-    token, which allows less. A row per (function, planes): planes are "inverse DFT", or those of a set of layers and an
-    rcond. The null has only the heads. The chosen layers are those whose frequencies are fitted, and whose heads stand
-    beside; layers with the same frequencies are one.
+    So heads that do not entangle distance and content have learned it. The fit gives every token pair its own
+    coefficients; a real head has one vector per token, which allows less. A row per (function, planes): planes are
+    "inverse DFT", or those of layers with the same frequencies and an rcond. Random init has only the heads. Chosen
+    layers are those that are fitted, and whose heads stand beside.
 
     Args:
         n_distances: N.
-        functions: name -> F, [distance] or [query_token, key_token, distance]; those of `example_functions`, drawn with
-            the seed of the analysis, if left out. All on N distances.
-        rconds: of the fits, see `fit_frequencies`: a larger one has a larger error and smaller logits.
+        functions: name -> F, [distance] or [query_token, key_token, distance], on N distances; if left out those of
+            `example_functions`, drawn with the seed of the analysis.
+        rconds: cutoff of the least squares, see `fit_frequencies`: a larger one has a larger error, smaller logits.
 
     Raises:
         InputError: functions that are none on N distances.

@@ -58,9 +58,9 @@ class PlanePerturbation(Measure):
     "shuffle_positions", what position costs there; its intervals are over resampled prompts.
 
     Args:
-        edits: of the curves and bands.
+        edits: for curves and bands.
         strengths: in (0, 1].
-        map_edits: of the map; none for no map.
+        map_edits: for the map; none for no map.
         map_by: "planes"; "bands": a third of a layer's planes at a time; "auto": planes up to 96 of them, else bands.
 
     Raises:

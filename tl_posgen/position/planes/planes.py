@@ -53,14 +53,14 @@ class Planes(Measure):
     r"""z^q_m, z^k_m, queries and keys of every head before RoPE as one complex number per plane m and token; and the
     plane's score s_m = scale E|q^m| E|k^m - kbar^m| max_d 2|sin(theta_m (d - d0) / 2)|.
 
-    Queries and keys before RoPE, plane by plane: how long, how constant (concentration 1: always the same vector), at
-    which phase; and how much of the head's position part and content part each plane carries. A head is certified
-    additive where in every plane the key is nearly constant, or query and key are too small to matter, or the plane
-    hardly turns.
+    Queries and keys before RoPE, plane by plane: length, phase, concentration (1: always the same vector), and the
+    share of the head's position and content that each plane carries. A head is certified additive (position + content)
+    where in every plane the key is nearly constant, or query and key are too small to matter, or the plane hardly
+    turns.
 
-    Position, content and interaction are the parts of a head's variance that `variance` has too, here plane by plane.
-    Sum_m s_m bounds what a split into position and content can miss; the criterion allows each of its three conditions
-    up to eps. A soft cap is not part of the scores here. A layer without RoPE among others (NoPE) is NaN throughout.
+    Position, content and interaction are those of `variance`, plane by plane. Sum_m s_m bounds what a split into
+    position and content can miss; each of the criterion's three conditions holds up to eps. A soft cap is not part of
+    the scores here. A layer without RoPE among others (NoPE) is NaN throughout.
 
     Args:
         eps: tolerance of the criterion. 0.5 is the largest of 0.1, 0.2, 0.3, 0.5, 1 that certifies no randomly
