@@ -160,7 +160,7 @@ def test_chance_is_over_the_heads_measured_and_of_one_head_not_defined(mini, ali
     assert float(data["chance_correlation"].sel(layer=3, head=1)) == pytest.approx(expected)
     [told] = [sentence for sentence in one.findings() if "predicted from rank one" in sentence]
     assert "(with the other heads measured: not defined)" in told
-    assert "(of another head, in not defined)" in told
+    assert "(predicted from another head: not defined)" in told
 
 
 def test_no_bound_is_told_as_nothing(result):

@@ -157,9 +157,10 @@ class KeyCut(Measure):
         rise, control = (own("rise", cut=which, share=shares[0]) for which in CUTS)
         less = own.number(less_control(own.array("rise", share=shares[0])))
         lines = [
-            f"Keys cut to their mean direction and {shares[0]:.0%} of the rest, {taken.plain:.0%} of their energy: the "
-            f"loss rises by {rise.with_interval:+.3f} nats ({rise.null:+.3f}); kept along a random direction, as much "
-            f"energy of the deviations taken, {control.with_interval:+.3f}, the difference {less.with_interval:+.3f}."
+            f"With keys cut to their mean direction and {shares[0]:.0%} of the rest, which takes {taken.plain:.0%} of "
+            f"their squared norm, the loss rises by {rise.with_interval:+.3f} nats ({rise.null:+.3f}). With as much "
+            f"taken along random directions it rises by {control.with_interval:+.3f}; the difference is "
+            f"{less.with_interval:+.3f}."
         ]
         kept = ", ".join(f"{share:.0%}" for share in shares)
         for words, name, form in (("Interaction share", "interaction", ".1%"), ("Slash score", "slash_score", ".3f")):

@@ -183,7 +183,7 @@ class SlashPlanes(Dominance):
                 lines.append(
                     f"In {count(n, words)} the slash scores predicted from rank one, less those of uniform attention, "
                     f"correlate with the measured ones at {r:.3f} (with the other heads measured: {chance:.3f}); the "
-                    f"peak is right in {peak:.0%} (of another head, in {chance_peak:.0%})."
+                    f"peak is right in {peak:.0%} (predicted from another head: {chance_peak:.0%})."
                 )
         if own.inits:
             r, chance = (own.of_inits(name).plain for name in ("correlation", "chance_correlation"))

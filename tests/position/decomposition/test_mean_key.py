@@ -35,4 +35,4 @@ def test_maps_are_at_the_headline_distance_and_curves_reach_every_one(result):
 
 def test_the_sentence_names_the_distance(mini, prompts):
     found = MeanKey(d0=8)(mini, prompts[:1], layers=[1], null_seeds=(), progress=False).findings()
-    assert found[0].startswith("The mean-key split at dummy distance 8 correlates with the scores at ")
+    assert "plus content as at distance 8, correlates with the scores at 0." in found[0]

@@ -160,7 +160,7 @@ def test_the_sentences_say_loss_rise_and_medians_over_heads(result):
         median = float(frechet.median())
         assert f"within the noise level + 0.05 in {share:.0%} of heads, Frechet {median:.2f}, " in sentence
         assert f"norm ratio {float(own['norm_ratio'].mean('segment').median()):.2f} (" in sentence
-        assert f"(random init {np.mean(losses):.2f} ± {np.std(losses, ddof=1):.2f}, " in sentence
+        assert f"(random init: loss {np.mean(losses):.2f} ± {np.std(losses, ddof=1):.2f}, " in sentence
         offsets = own["plane_offset"].mean("segment")
         assert f"{CONDITIONS[condition]} {float(offsets.median()):.2f} (random init " in of_planes
     noise, *nulls = (float(one["noise_level"].median()) for one in (result.own, *result.nulls))

@@ -226,8 +226,8 @@ class AcrossPrompts(Measure):
             f"within rows, first token left out (with it {everything}). Most: "
             f"{own.extreme('position', tokens='without first'):.3f}.",
             f"A function of distance alone holds {distance} of that variance, one of the key's position alone {key}, "
-            f"both together {either}; a straight line, {line}, is in each, since within a row distance and key "
-            "position are one line.",
+            f"both together {either}; {line}, a straight line, could be either: within a row, distance and key "
+            "position add up to a constant.",
         ]
         if any(NOT_RESOLVED in sentence for sentence in found):
             chance = own("chance", **OUT).plain

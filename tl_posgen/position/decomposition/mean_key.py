@@ -79,7 +79,10 @@ class MeanKey(Measure):
         return by_tokens(*both)
 
     def findings(self, own: Numbers) -> list[str]:
-        return [f"The mean-key split at dummy distance {self.d0:g} correlates with the scores at {own('r'):.3f}."]
+        return [
+            f"Each query with the head's mean key, plus content as at distance {self.d0:g}, correlates with the scores "
+            f"at {own('r'):.3f}."
+        ]
 
     figures = {
         "map": head_map(

@@ -27,6 +27,7 @@ N_PROMPTS = 4  # of one text, where n_prompts is left out: few have more prompts
 LEAST = 2 * BINS_INSIDE
 TOLERATED = 0.05  # of the variance inside; a tolerance, as without drift half of the heads are above their noise level
 SEGMENT, BIN = ("condition", *HEAD, "segment"), ("condition", *HEAD, "bin")
+SHOWN = ("loss", "within_noise", "frechet", "norm_ratio")  # what the sentence of a condition says
 POINT = ("condition", "shown_layer", "prompt", "position", "axis")
 DEVIATIONS = "standard deviations inside"
 PLANE = (
@@ -242,11 +243,17 @@ def within_noise(frechet: xr.DataArray, noise_level: xr.DataArray) -> xr.DataArr
 
 def sentence_beyond(numbers: Mapping[str, Number]) -> str:
     """Return the sentence of one condition, its random inits in one bracket at the end."""
-    forms = {"loss": ".2f", "within_noise": ".0%", "frechet": ".2f", "norm_ratio": ".2f"}
-    loss, share, frechet, ratio = (f"{numbers[name].plain:{form}}" for name, form in forms.items())
-    nulls = [f"{numbers[name].of_inits.with_interval:{form}}" for name, form in forms.items()]
-    random = "random init " + ", ".join(nulls) if numbers["loss"].inits else f"{numbers['loss'].null}"
+    loss, share, frechet, ratio = (numbers[name].plain for name in SHOWN)
     return (
-        f"loss {loss}, {numbers['rise'].with_interval:+.2f} against the untouched one inside, outputs within the noise "
-        f"level + {TOLERATED} in {share} of heads, Frechet {frechet}, norm ratio {ratio} ({random})"
+        f"loss {loss:.2f}, {numbers['rise'].with_interval:+.2f} against the untouched one inside, outputs within the "
+        f"noise level + {TOLERATED} in {share:.0%} of heads, Frechet {frechet:.2f}, norm ratio {ratio:.2f} "
+        f"({in_random_inits(numbers)})"
     )
+
+
+def in_random_inits(numbers: Mapping[str, Number]) -> str:
+    """Return the numbers of one condition in the random inits, by name."""
+    if not numbers["loss"].inits:
+        return f"{numbers['loss'].null}"
+    loss, share, frechet, ratio = (numbers[name].of_inits.with_interval for name in SHOWN)
+    return f"random init: loss {loss:.2f}, {share:.0%} of heads, Frechet {frechet:.2f}, norm ratio {ratio:.2f}"

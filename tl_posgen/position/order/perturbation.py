@@ -40,7 +40,7 @@ NAMES = {
     "tokens": "swapping tokens",
     "words": "swapping words",
     "positions": "swapping positions of queries and keys",
-    "key_positions": "swapping positions of keys alone (P and F are the same there)",
+    "key_positions": "swapping positions of keys alone",
     "jitter": "seeing pairs at jittered distances",
     "position_part": "swapping positions in the position part alone",
 }

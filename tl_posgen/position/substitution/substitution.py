@@ -235,7 +235,7 @@ class Substitution(Measure):
             f"Position + content ({in_words(best)}, the best of {len(splits_of(names))} splits on these prompts) "
             f"recovers {share[best]:.1%} of the {worth.with_interval:.3f} nats between the unchanged model and uniform "
             f"attention ({null}); position alone {share['position']:.1%}, content alone {share['content']:.1%}.",
-            f"What the correlation alone would have made one believe: a(i-j) + b(i) + c(j) is close to the scores, r = "
+            f"A correlation misleads: a(i-j) + b(i) + c(j) is close to the scores, r = "
             f"{own('r', condition='three_axis').plain:.3f}; in their place it recovers {share['three_axis']:.1%} of "
             f"the loss with all pairs weighted alike, {share[fit]:.1%} with other weights ({in_words(fit)}, the best "
             f"of them). The best split is at r = {own('r', condition=best).plain:.3f}. Over "
