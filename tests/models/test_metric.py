@@ -56,6 +56,7 @@ def test_titles_sentences_and_provenance_name_the_metric(mini):
     result = THIRDS(mini, TEXT, metric=doubled, heads=["1.2"], **CUT)
     assert result.provenance["metric"] == "doubled"
     assert "metric doubled" in result.findings()[-1]
+    assert result.table().columns[:2].tolist() == ["condition", "metric"]
     for kind in result.kinds:
         assert "loss = doubled" in result.plot(kind).layout.title.text
     assert "metric" not in THIRDS(mini, TEXT, heads=["1.2"], **CUT).provenance

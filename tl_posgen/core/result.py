@@ -1,6 +1,7 @@
 """Result: the numbers that one measure found of one model beside its random inits; selected, drawn and saved."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -229,8 +230,14 @@ class Result:
         return {name: one for name, one in found.items() if set(HEAD) <= set(self.own[name].dims)}
 
     def table(self, *, null: bool = False) -> pd.DataFrame | None:
-        """Return the short table of the measure, or of its random inits; None where it has none."""
-        return self.measure.table(self.numbers.of_inits if null else self.numbers)
+        """Return the short table of the measure, or of its random inits; None where it has none.
+
+        With a metric in the place of the loss its columns speak of the metric.
+        """
+        table = self.measure.table(self.numbers.of_inits if null else self.numbers)
+        if table is None or not self.provenance.get("metric"):
+            return table
+        return table.rename(columns=lambda name: re.sub(r"\bloss\b", "metric", str(name)))
 
     def heads(self, top: int = 5, by: str | None = None, **labels: Any) -> pd.DataFrame:
         """Return the `top` heads by a quantity: layer, head and the quantity, largest first.
