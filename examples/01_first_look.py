@@ -15,23 +15,18 @@
 #
 # You load a model, measure it, read the table, look at the pictures, and hand the heads that you found to the next experiment.
 
-# %%
-from importlib.metadata import version
-
-import tl_posgen
-
-for package in ("tl-posgen", "transformer-lens", "torch", "transformers"):
-    print(package, version(package))
-
 # %% [markdown]
 # ## Load a model, and see what it does with positions
 #
 # `"mini"` comes with the package; a Hugging Face directory works too. `check` reads each layer's geometry and proves it: the attention
-# scores of a few tokens, recomputed from `q` and `k`, are compared with the model's own.
+# scores of a few tokens, recomputed from `q` and `k`, are compared with the model's own. `proof_error`, the largest difference, is zero to
+# four digits.
 
 # %%
+import tl_posgen
+
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
-tl_posgen.check(model, printed=False)
+tl_posgen.check(model, printed=False).round(4)
 
 # %% [markdown]
 # ## Measure
@@ -100,7 +95,7 @@ tokens = to_prompts(model, text, length=128, n_prompts=1)[0][None]
 for name, heads in {"none": [], "3 strongest": ranked.head(3), "3 weakest": ranked.tail(3)}.items():
     hooks = ablate_bands(model, "no_rope", heads=heads) if len(heads) else []
     print(f"without RoPE: {name:11} {token_losses(model, tokens, hooks).mean():.3f} nats")
-ranked.head(3)
+ranked.head(3).round(3)
 
 # %% [markdown]
 # ## Keep it

@@ -70,7 +70,7 @@ compared.plot()
 from tl_posgen.models import needed_names
 
 _, cache = model.run_with_cache(tokens, names_filter=needed_names(model))
-tl_posgen.analyze_cache(model, cache, tokens=tokens, measures="three_axis")["three_axis"].heads(3)
+tl_posgen.analyze_cache(model, cache, tokens=tokens, measures="three_axis")["three_axis"].heads(3).round(3)
 
 # %% [markdown]
 # ## Interventions add up
@@ -138,4 +138,4 @@ share.plot()
 # %%
 report = tl_posgen.analyze(model, text, measures=["three_axis", MeanKeyShare(first=1)], **cut)
 report.write("report")
-report["mean_key_share"].heads(3)
+report["mean_key_share"].heads(3).round(3)

@@ -101,7 +101,7 @@ for name, heads in {"5 strongest": ranked.head(5), "5 weakest": ranked.tail(5)}.
 # ## Does gradient descent make one?
 #
 # A shallow transformer with RoPE learns to attend 3 tokens back, from data that can be explained in no other way; seeds beside
-# each other, features that it never saw as the test, and step 0 as the null. 400 steps take half a minute.
+# each other, features that it never saw as the test, and step 0 as the null.
 
 # %%
 from tl_posgen.slash import slash_toy

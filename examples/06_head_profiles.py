@@ -13,7 +13,7 @@
 # %% [markdown]
 # # Head profiles: what kind of head is it, and what goes together?
 #
-# One table over position generalization and slash-dominant heads: a row a head. You read it, correlate its columns beside random
+# One table over position generalisation and slash-dominant heads: a row a head. You read it, correlate its columns beside random
 # init, ask where the interaction comes from, and cut keys towards rank one in the running model.
 
 # %%
@@ -32,7 +32,7 @@ model.cfg.n_layers, model.cfg.n_heads
 # interaction, its slash, or the head.
 
 # %%
-report = tl_posgen.analyze(model, text, measures=["profiles", "plane_interaction"], null_seeds=(0, 1), **cut)
+report = tl_posgen.analyze(model, text, measures=["profiles", "plane_interaction"], **cut)
 profiles = report["profiles"]
 profiles.frame().round(3)
 
@@ -73,7 +73,7 @@ report["plane_interaction"].plot("matrix")
 # %%
 from tl_posgen.joining import KeyCut
 
-result = KeyCut(shares=[0, 0.5, 1], controls=2)(model, text, null_seeds=(0,), **cut)
+result = KeyCut(shares=[0, 0.5, 1], controls=2)(model, text, **cut)
 print(*result.findings(), sep="\n")
 
 # %%

@@ -38,7 +38,7 @@ model.cfg.n_ctx
 
 # %%
 measure = LengthExtrapolation(inside=inside, times=2, conditions=("lm_infinite",))
-found = measure(model, text, n_prompts=4, progress=False)
+found = measure(model, text, n_prompts=3, progress=False)
 print(*found.findings(), sep="\n")
 
 # %%
@@ -71,7 +71,7 @@ with torch.no_grad(), tl_posgen.streaming(model):
     streamed = model(tokens)
 with torch.no_grad():
     formed = model(tokens)
-print(f"largest difference of logits {(streamed - formed).abs().max():.1e}, largest logit {formed.abs().max():.1f}")
+print("the same within 0.001:", torch.allclose(streamed, formed, rtol=0, atol=1e-3))
 
 # %%
 long = tl_posgen.analyze(
@@ -109,7 +109,7 @@ print(repr(model.tokenizer.decode(follows)))
 # %%
 with model.hooks(fwd_hooks=lm_infinite(model, n_local=inside // 2)):
     both = [
-        model.generate(tokens, max_new_tokens=8, do_sample=False, verbose=False, use_past_kv_cache=cached)
+        model.generate(tokens[:, :inside], max_new_tokens=8, do_sample=False, verbose=False, use_past_kv_cache=cached)
         for cached in (True, False)
     ]
 print(torch.equal(*both))

@@ -33,7 +33,7 @@ print(*(path.name for path in checkpoints))
 # Of a Hub model: `emergence(["step0", "step512", "step143000"], text, model="EleutherAI/pythia-70m", ...)`.
 
 # %%
-cut = {"length": 128, "n_prompts": 4, "progress": False}
+cut = {"length": 128, "n_prompts": 3, "progress": False}
 measures = ["three_axis", "variance", "slash"]
 emerged = tl_posgen.emergence(checkpoints, text, tokenizer="mini", measures=measures, **cut)
 print(*emerged.findings(), sep="\n")
@@ -64,7 +64,7 @@ study = {
         {"name": str(folder), "label": "training", "revisions": ["step00000", "step00500"], "tokenizer": "mini"},
     ],
     "length": 128,
-    "n_prompts": 4,
+    "n_prompts": 3,
     "measures": ["three_axis", "variance", "loss"],
 }
 print(tl_posgen.sweep(study, out="runs", progress=False))

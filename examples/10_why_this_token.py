@@ -22,16 +22,16 @@ import tl_posgen
 
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
 prompt = "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do"
-found = tl_posgen.explain(model, prompt, head="3.1", query=-1)
+found = tl_posgen.explain(model, prompt, head="L3H1", query=-1)
 found.table().head(6).round(2)
 
 # %% [markdown]
-# Head 1 of layer 3 looks at the token before. A row of scores means nothing by itself, as softmax sees differences only: here
+# L3H1 looks at the token before. A row of scores means nothing by itself, as softmax sees differences only: here
 # every number is less the mean of the row under its own attention. Sharper is the question why this token rather than
 # that one: `against` is a token that the head could have attended to.
 
 # %%
-found = tl_posgen.explain(model, prompt, head="3.1", query=-1, against=-3)
+found = tl_posgen.explain(model, prompt, head="L3H1", query=-1, against=-3)
 found.plot()
 
 # %% [markdown]
@@ -78,7 +78,7 @@ found.largest(8, key=key, by=("term", "source")).round(2)
 
 # %%
 random = tl_posgen.random_like(model, seed=0)
-tl_posgen.explain(random, prompt, head="3.1", query=-1, against=-3).table().head(3).round(2)
+tl_posgen.explain(random, prompt, head="L3H1", query=-1, against=-3).table().head(3).round(2)
 
 # %% [markdown]
 # ## As tables, and as hooks
@@ -91,7 +91,7 @@ from tl_posgen.hooks.ablate_heads import ablate_heads
 from tl_posgen.models.loss import token_losses
 from tl_posgen.prompt import patch_parts
 
-parts = tl_posgen.split(model, prompt, heads="3.1")
+parts = tl_posgen.split(model, prompt, heads="L3H1")
 print({name: round(float(parts[name].sel(head=1, query=27, key=26)), 2) for name in parts.data_vars})
 
 tokens = model.to_tokens(prompt)
@@ -99,9 +99,9 @@ other = "Down, down, down. Would the fall never come to an end? I wonder how man
 donor = model.to_tokens(other)[0, : tokens.shape[1]]
 conditions = {
     "untouched": [],
-    "position of another prompt": patch_parts(model, donor, ["position"], heads="3.1"),
-    "content of another prompt": patch_parts(model, donor, ["content"], heads="3.1"),
-    "without the head": ablate_heads(model, "3.1", how="mean"),
+    "position of another prompt": patch_parts(model, donor, ["position"], heads="L3H1"),
+    "content of another prompt": patch_parts(model, donor, ["content"], heads="L3H1"),
+    "without the head": ablate_heads(model, "L3H1", how="mean"),
 }
 for name, hooks in conditions.items():
     print(f"{name:28} {token_losses(model, tokens, hooks).mean():.3f} nats")
@@ -127,7 +127,7 @@ written.plot()
 # %%
 earlier = {}
 for name, how in {"untouched": None, "without its constant": False, "control": True}.items():
-    hooks = [] if how is None else tl_posgen.remove_source(model, "L0 MLP", heads="1.3", control=how)
+    hooks = [] if how is None else tl_posgen.remove_source(model, "L0 MLP", heads="L1H3", control=how)
     with model.hooks(fwd_hooks=hooks):
         _, cache = model.run_with_cache(tokens)
     earlier[name] = round(float(cache["pattern", 1][0, 3].diagonal(-1)[1:].mean()), 3)

@@ -21,7 +21,7 @@ PAGES = ROOT / "docs" / "notebooks"
 PLOTLY, PNG, HTML = "application/vnd.plotly.v1+json", "image/png", "text/html"
 NOWHERE = "http://127.0.0.1:9"  # a proxy that is not there: notebooks need no network
 OFFLINE = {"http_proxy": NOWHERE, "https_proxy": NOWHERE, "HF_HUB_OFFLINE": "1"}
-KERNEL = {"PYTHONPATH": str(ROOT), "PLOTLY_RENDERER": "plotly_mimetype", **OFFLINE}
+KERNEL = {"PYTHONPATH": str(ROOT), "PLOTLY_RENDERER": "plotly_mimetype", "OMP_NUM_THREADS": "1", **OFFLINE}
 BADGE = (
     "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/{})"
 )
@@ -52,7 +52,8 @@ def write_notebooks(names: Any = None) -> None:
             if names and source.stem not in names:
                 continue
             began = time.monotonic()
-            notebook = executed(notebook_of(source))
+            with tempfile.TemporaryDirectory() as empty:
+                notebook = executed(notebook_of(source), empty)
             ran = time.monotonic() - began
             for output in outputs_of(notebook):
                 drawn(output, browser)
@@ -60,16 +61,15 @@ def write_notebooks(names: Any = None) -> None:
             print(f"wrote examples/{source.stem}.ipynb, {ran:.0f} s", flush=True)
 
 
-def executed(notebook: Any) -> Any:
-    """The notebook with what its cells print and show; run in an empty directory."""
+def executed(notebook: Any, folder: str | Path) -> Any:
+    """Run the notebook in this directory; return it with what its cells print and show."""
     from nbclient import NotebookClient
 
     before = dict(os.environ)
     os.environ |= KERNEL
     try:
-        with tempfile.TemporaryDirectory() as empty:
-            resources = {"metadata": {"path": empty}}
-            NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+        resources = {"metadata": {"path": folder}}
+        NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
     finally:
         os.environ.clear()
         os.environ |= before
@@ -97,16 +97,21 @@ def outputs_of(notebook: Any) -> Iterator[Any]:
         yield from cell.get("outputs", [])
 
 
+def is_picture(data: Any) -> bool:
+    """Whether an output is a picture, or needs a script to be seen."""
+    return PNG in data or PLOTLY in data or "<script" in data.get(HTML, "")
+
+
 def drawn(output: Any, browser: Any) -> None:
     """A picture in the place of what needs a script to be seen."""
     data = output.get("data", {})
+    if not is_picture(data) or PNG in data:
+        return
     if PLOTLY in data:
         figure = plotly.io.from_json(plotly.io.json.to_json_plotly(data[PLOTLY]), skip_invalid=True)
         picture = photograph(browser, figure)
-    elif "<script" in data.get(HTML, ""):
-        picture = photograph(browser, data[HTML])
     else:
-        return
+        picture = photograph(browser, data[HTML])
     data.clear()
     data[PNG] = base64.b64encode(picture).decode()
 

@@ -1,5 +1,6 @@
 """docs/*.png, drawn from what was measured: plotly figures, photographed by a headless Chromium."""
 
+import base64
 import os
 import re
 import shutil
@@ -45,6 +46,19 @@ PICTURES = {
 
 
 PAGE = "demo results"  # the part whose page is photographed
+SECONDS = 20  # for a page to draw itself
+BLANK = 0.985  # a picture with more than this share of one colour shows nothing
+LARGEST_SHARE = """async png => {  // of the pixels of a PNG, the share of the most frequent colour
+    const image = new Image();
+    image.src = "data:image/png;base64," + png;
+    await image.decode();
+    const context = new OffscreenCanvas(image.width, image.height).getContext("2d");
+    context.drawImage(image, 0, 0);
+    const pixels = new Uint32Array(context.getImageData(0, 0, image.width, image.height).data.buffer);
+    const counts = new Map();
+    for (const pixel of pixels) counts.set(pixel, (counts.get(pixel) ?? 0) + 1);
+    return Math.max(...counts.values()) / pixels.length;
+}"""
 SIGHTS = [(width, scheme) for width in (1280, 700) for scheme in ("light", "dark")]
 
 
@@ -93,22 +107,41 @@ def photograph_page(browser: Any, html: str) -> None:
 
 
 def photograph(browser: Any, shown: Any, width: int = 1100, height: int | None = None) -> bytes:
-    """PNG of a plotly figure, or of the whole of an HTML page that draws itself."""
+    """Return a PNG of a plotly figure, or of the body of an HTML page once it has drawn itself.
+
+    Raises:
+        ValueError: almost all of it is one colour.
+    """
     size = {"width": width, "height": 200 if isinstance(shown, str) else 450}
     if not isinstance(shown, str):
         size["height"] = int(height or shown.layout.height or 450)
         shown.update_layout(title_pad_t=20, **size)
     page = browser.new_page(viewport=size, device_scale_factor=1)
-    page.set_default_timeout(180_000)
-    page.route(re.compile("^https?:"), lambda route: route.abort())
-    if isinstance(shown, str):
-        page.set_content(f"<body style='font-family: sans-serif'>{shown}</body>")
-        page.wait_for_timeout(2000)
-        picture = page.screenshot(full_page=True)
-    else:
-        page.set_content(plotly.io.to_html(shown, include_plotlyjs=True, config={"staticPlot": True}))
-        page.wait_for_selector(".main-svg")
-        page.wait_for_timeout(500)  # fonts, and labels that move out of each other's way
-        picture = page.locator(".plotly-graph-div").screenshot()
-    page.close()
+    try:
+        page.set_default_timeout(180_000)
+        page.route(re.compile("^https?:"), lambda route: route.abort())
+        if isinstance(shown, str):
+            page.set_content(f"<!DOCTYPE html><body style='font-family: sans-serif; margin: 0; padding: 10px'>{shown}</body>")
+            picture = settled(page)
+        else:
+            page.set_content(plotly.io.to_html(shown, include_plotlyjs=True, config={"staticPlot": True}))
+            page.wait_for_selector(".main-svg")
+            page.wait_for_timeout(500)  # fonts, and labels that move out of each other's way
+            picture = page.locator(".plotly-graph-div").screenshot()
+        share = page.evaluate(LARGEST_SHARE, base64.b64encode(picture).decode())
+    finally:
+        page.close()
+    if share > BLANK:
+        raise ValueError(f"{share:.1%} of the picture is one colour: nothing was drawn")
+    return picture
+
+
+def settled(page: Any) -> bytes:
+    """Return a PNG of the page's body as soon as it no longer changes and shows something, or after SECONDS."""
+    before, picture = b"", page.locator("body").screenshot()
+    for _ in range(2 * SECONDS):
+        if picture == before and page.evaluate(LARGEST_SHARE, base64.b64encode(picture).decode()) <= BLANK:
+            break
+        page.wait_for_timeout(500)
+        before, picture = picture, page.locator("body").screenshot()
     return picture
