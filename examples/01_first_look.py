@@ -73,7 +73,7 @@ report["variance"].plot()
 report["three_axis"].plot("curves")
 
 # %% [markdown]
-# Token by token, with circuitsvis: the true pattern of the most position-driven head, the pattern of its additive fit,
+# Token by token, with circuitsvis: the true pattern of the head closest to position + query + key, the pattern of that fit,
 # and the difference.
 
 # %%

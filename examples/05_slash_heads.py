@@ -106,7 +106,7 @@ for name, heads in {"5 strongest": ranked.head(5), "5 weakest": ranked.tail(5)}.
 # %%
 from tl_posgen.slash import slash_toy
 
-toy = slash_toy(distance=3, steps=400, batch=64, seeds=(0, 1), progress=False)
+toy = slash_toy(distance=3, steps=200, batch=64, seeds=(0, 1), progress=False)
 toy.frame().round(3)
 
 # %%

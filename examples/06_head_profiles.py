@@ -45,7 +45,7 @@ profiles.plot("heads")
 # %% [markdown]
 # ## What goes together, and what does at random initialisation too?
 #
-# Left over all heads, right within layers; below the same at random init. Only what differs from it was learned.
+# Below the diagonal over all heads, above it within layers; the second map is random init. Only what differs from it was learned.
 
 # %%
 profiles.plot("correlations")

@@ -38,7 +38,7 @@ model.cfg.n_ctx
 
 # %%
 measure = LengthExtrapolation(inside=inside, times=2, conditions=("lm_infinite",))
-found = measure(model, text, n_prompts=3, progress=False)
+found = measure(model, text, n_prompts=4, progress=False)
 print(*found.findings(), sep="\n")
 
 # %%

@@ -33,7 +33,7 @@ print(*(path.name for path in checkpoints))
 # Of a Hub model: `emergence(["step0", "step512", "step143000"], text, model="EleutherAI/pythia-70m", ...)`.
 
 # %%
-cut = {"length": 128, "n_prompts": 3, "progress": False}
+cut = {"length": 64, "n_prompts": 4, "progress": False}
 measures = ["three_axis", "variance", "slash"]
 emerged = tl_posgen.emergence(checkpoints, text, tokenizer="mini", measures=measures, **cut)
 print(*emerged.findings(), sep="\n")
@@ -48,7 +48,7 @@ emerged.plot("means")
 emerged.plot("heads")
 
 # %%
-emerged.frame().tail(4).round(3)
+emerged.frame()[["checkpoint", "layer", "head", "three_axis_r_within_rows", "variance_position"]].tail(4).round(3)
 
 # %% [markdown]
 # ## A study
@@ -63,8 +63,8 @@ study = {
         "mini",  # or a name on huggingface.co: "EleutherAI/pythia-70m"
         {"name": str(folder), "label": "training", "revisions": ["step00000", "step00500"], "tokenizer": "mini"},
     ],
-    "length": 128,
-    "n_prompts": 3,
+    "length": 64,
+    "n_prompts": 4,
     "measures": ["three_axis", "variance", "loss"],
 }
 print(tl_posgen.sweep(study, out="runs", progress=False))

@@ -180,31 +180,6 @@ def test_the_command_and_its_options_exist(page, line):
     command.make_parser(context).parse_args(arguments)
 
 
-SMALL = {"--model": "mini", "--length": 72, "--prompts": 2, "--null-seeds": 0, "--out": "report"}
-IN_TEST_CLI = {"sweep", "emerge", "claims", "coupling-scores", "toy"}  # run there, with models, tables and steps of their own
-
-
-def with_options() -> list[tuple[str, str]]:
-    """The command lines of pages that have options; without, those of pages of measures and of tests/test_cli.py run."""
-    lines = [(page, line) for page, line in lines_of("tl-posgen") if "measures/" not in page and " --" in line]
-    return [(page, line) for page, line in lines if line.split()[1] not in IN_TEST_CLI and "FILE" not in line]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("page", "line"), with_options())
-def test_the_command_runs(page, line, command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = shlex.split(line)[1:]
-    known = {option for one in command_named(words[0]).params for option in one.opts}
-    small = [(option, value) for option, value in SMALL.items() if option in known]
-    if "--prompt" in words:
-        small = [(option, value) for option, value in small if option not in ("--length", "--prompts")]
-    code, printed, error = command(*words, *(word for pair in small for word in pair))  # the last of two values counts
-    assert code == 0, error
-    assert printed
-    assert (tmp_path / "report" / "index.html").exists() == ("--out" in known)
-
-
 def test_every_option_in_the_text_exists():
     names = [one.name for one in pages.commands()] + [one.command for one in pages.environment().globals["measures"]]
     parameters = [one for name in names for one in command_named(name).params]

@@ -121,7 +121,8 @@ def photograph(browser: Any, shown: Any, width: int = 1100, height: int | None =
         page.set_default_timeout(180_000)
         page.route(re.compile("^https?:"), lambda route: route.abort())
         if isinstance(shown, str):
-            page.set_content(f"<!DOCTYPE html><body style='font-family: sans-serif; margin: 0; padding: 10px'>{shown}</body>")
+            style = "font-family: sans-serif; margin: 0; padding: 10px"
+            page.set_content(f"<!DOCTYPE html><body style='{style}'>{shown}</body>")
             picture = settled(page)
         else:
             page.set_content(plotly.io.to_html(shown, include_plotlyjs=True, config={"staticPlot": True}))

@@ -47,7 +47,7 @@ def order_of_columns(data: xr.Dataset) -> Int[np.ndarray, " column"]:
 def row_names(columns: np.ndarray, order: Int[np.ndarray, " column"]) -> list[str]:
     """Return the names of columns with their numbers in this order, long ones on two lines."""
     words = [COLUMNS[str(columns[place])] for place in order]
-    return ["<br>".join(textwrap.wrap(f"{name} {number}", 32)) for number, name in enumerate(words, 1)]
+    return ["<br>".join(textwrap.wrap(f"{name} {number}", 34)) for number, name in enumerate(words, 1)]
 
 
 def correlation_maps(result: Any) -> go.Figure:
