@@ -100,6 +100,20 @@ def test_a_measure_without_a_null_leaves_its_cells_of_the_null_empty(capsys, mon
     assert len(null.split()) == len(mean.split()) - 1
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_the_table_is_shown_where_a_measures_sentences_fail(capsys, report, full):
+    class Broken(type(report["mean_key"].measure)):
+        def findings(self, own):
+            raise KeyError("no such number")
+
+    one = {"broken": replace(report["mean_key"], measure=Broken())}
+    for show in (print_report, print_measures):
+        with pytest.raises(KeyError, match="no such number"):
+            show(tl_posgen.Report(one, report.provenance), full=full)
+        number = float(report["mean_key"].headline_frame().iloc[0, -1])
+        assert {cell(number), short(number)} & set(capsys.readouterr().out.split())
+
+
 def test_two_columns_of_one_short_heading_are_both_shown(capsys, monkeypatch, report):
     class Own(Measure):
         variables = {"share": Variable("share", headline="own_share", short="r")}

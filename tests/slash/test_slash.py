@@ -140,6 +140,24 @@ def test_profiles_have_a_curve_a_head_and_uniform_attention_in_each_layer(result
     np.testing.assert_allclose(own.y, data["score"].sel(layer=0, head=2, distance=own.x - 1))
 
 
+def test_the_strongest_heads_are_sorted_beside_random_init_with_intervals_and_thresholds(result):
+    bars, marks = (list(result.plot("strongest").select_traces({"type": kind})) for kind in ("bar", "scatter"))
+    for side, bar, mark in zip((result.own, result.null), bars, marks, strict=True):
+        scores, place = (side[name].values.ravel() for name in ("best_score", "best_distance"))
+        order = np.argsort(-scores, kind="stable")
+        np.testing.assert_allclose(bar.x, scores[order])
+        assert list(bar.y) == list(mark.y) == [f"L{one // 4}H{one % 4}, D = {place[one]:.0f}" for one in order]
+        uniform = side["best_uniform"].values.ravel()[order]
+        np.testing.assert_allclose(mark.x, np.where(uniform < 0.1, 0.1, 2 * uniform))
+
+
+def test_intervals_of_the_strongest_heads_hold_their_scores(mini, alice):
+    bars = Slash()(mini, alice, length=24, n_prompts=5, null_seeds=(), progress=False).plot("strongest").data[0]
+    assert (bars.error_x.array >= 0).all()
+    assert (bars.error_x.arrayminus >= 0).all()
+    assert (bars.error_x.array > 0).any()
+
+
 def test_the_attention_distance_is_drawn_in_tokens(result):
     figure = result.plot(kind="distance")
     both = [one for side in (result.own, result.null) for one in side["attention_distance"]]

@@ -69,15 +69,16 @@ Printer: TypeAlias = Callable[[Console, int | None], dict[str, int]]
 def print_blocks(first: Printer | None, results: Sequence[Result], report: Report, full: bool) -> None:
     """Print three sentences and the first table; or (full) all sentences and every result's table."""
     console = Console(markup=False)
-    shown = report.findings() if full else [*report.headlines(), *report.notes()]
+    try:
+        shown = report.findings() if full else [*report.headlines(), *report.notes()]
+    except Exception:  # of a measure's own sentences: what was measured is still shown
+        print_tables(console, first, results if full else (), None if full else TABLE_LINES)
+        raise
     told = [line for one in shown for line in printed(console, partial(print_sentence, sentence=one))]
     if told:
         print(*told, "", sep="\n")
     if full:
-        if first is not None:
-            first(console, None)
-        for result in results:
-            print_result(console, result)
+        print_tables(console, first, results)
         return
     missing = dict[str, int]()
     if first is not None:
@@ -87,6 +88,14 @@ def print_blocks(first: Printer | None, results: Sequence[Result], report: Repor
     missing |= {"sentence": len(report.findings()) - len(shown), "table": tables}
     if counts := [counted(n, what) for what, n in missing.items() if n]:
         print(f"Not shown: {', '.join(counts)}; --full shows all.")
+
+
+def print_tables(console: Console, first: Printer | None, results: Sequence[Result], most: int | None = None) -> None:
+    """Print the first table, at most so many rows of it, and every result's."""
+    if first is not None:
+        first(console, most)
+    for result in results:
+        print_result(console, result)
 
 
 def printed(console: Console, show: Callable[[Console], Any]) -> list[str]:

@@ -11,13 +11,13 @@ import xarray as xr
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, TokenView, Variable
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import TRAINED, Numbers, at_init, interval_of
 from tl_posgen.core.options import Threshold
 from tl_posgen.core.sums import First, Sums
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.report.figures import head_map, layer_curves, line
+from tl_posgen.report.figures import COLOURS, Panels, head_map, layer_curves, line, model_label, ranked_bars, sides
 from tl_posgen.rope.spectra import spectrum
 from tl_posgen.slash.layer_means import (
     EXAMPLES,
@@ -36,6 +36,7 @@ from tl_posgen.slash.layer_means import (
 from tl_posgen.slash.numbers.slash_scores import LONG_KAPPA, long_distances
 
 N_EXAMPLES = 3
+N_STRONGEST = 16
 
 
 def profiles(result: Any) -> go.Figure:
@@ -55,6 +56,37 @@ def profiles(result: Any) -> go.Figure:
         log_x=True,
         beside=uniform,
     )
+
+
+def strongest_heads(result: Any) -> go.Figure:
+    """Draw the highest slash scores with intervals, sorted, and the threshold of each, beside those of random init."""
+    both = sides(result)
+    rows = min(N_STRONGEST, result.own.sizes["layer"] * result.own.sizes["head"])
+    panels = Panels([side for side, _, _ in both], columns=2, row_height=60 + 24 * rows, horizontal_spacing=0.14)
+    tops = [result.measure.kappa]
+    inits = (TRAINED, *result.numbers.inits)
+    for number, ((_, data, colour), init) in enumerate(zip(both, inits, strict=False)):
+        value, low, high = interval_of(at_init(result.dataset["best_score"], init), (0, 1))
+        places = strongest(value, N_STRONGEST)
+        ends = np.array(
+            [[float(one.sel(layer=layer, head=head)) for layer, head in places] for one in (value, low, high)]
+        )
+        heads = [data.sel(layer=layer, head=head) for layer, head in places]
+        names = [
+            f"{head_name(*place)}, D = {int(one['best_distance'])}" for place, one in zip(places, heads, strict=True)
+        ]
+        needed = [float(thresholds(result.measure.kappa, one["best_uniform"])) for one in heads]
+        panels.add(number, ranked_bars(names, ends, [colour] * len(names), ".3f", name="slash score"))
+        mark = {"symbol": "line-ns-open", "size": 16, "color": COLOURS[1], "line": {"width": 2}}
+        panels.add(number, go.Scatter(x=needed, y=names, mode="markers", marker=mark, name="threshold"))
+        tops += [*ends.ravel(), *needed]
+    panels.axes("slash score").figure.update_yaxes(autorange="reversed", automargin=True)
+    panels.figure.update_xaxes(range=[0, 1.05 * np.nanmax(tops)]).update_layout(showlegend=False)
+    subtitle = (
+        "mean attention paid D tokens back, D the head's best below half the prompt; 95 % intervals over prompts; "
+        f"marks: the threshold, kappa = {result.measure.kappa:g}, or twice uniform attention's where that reaches kappa"
+    )
+    return panels.finish(f"The strongest slash heads · {model_label(result.own)}", subtitle)
 
 
 def list_distances(distances: Any) -> str:
@@ -226,6 +258,7 @@ class Slash(Dominance):
             subtitle="slash score: mean attention along the D-th sub-diagonal; highest over D below half the prompt",
         ),
         "profiles": profiles,
+        "strongest": strongest_heads,
         "distance": head_map(
             *("attention_distance", ("attention_distance", {"tokens": "without first"})),
             title="Attention distance",

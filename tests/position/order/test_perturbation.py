@@ -122,6 +122,10 @@ def test_curves_draw_the_rise_at_places_that_were_not_moved_and_the_cloze_with_i
     np.testing.assert_array_equal(named[2].y, data["cloze_accuracy"].sel(condition="positions").mean("item"))
     (chance,) = (trace for trace in figure.data if trace.name == "chance of the cloze")
     assert (list(chance.x), list(chance.y), chance.xaxis) == ([0, 50], [0.25, 0.25], "x3")
+    cloze_means = np.concatenate([trace.y for trace in figure.data if trace.xaxis == "x3"])
+    span = np.ptp(cloze_means)
+    ends = [cloze_means.min() - span / 2, cloze_means.max() + span / 2]  # intervals may run out of the panel
+    np.testing.assert_allclose(figure.layout.yaxis3.range, ends)
     grey = [trace for trace in figure.data if trace.name == "random init (seed 0)"]
     assert len(grey) == 3 * len(CONDITIONS)
     assert sum(bool(trace.showlegend) for trace in grey) == 1

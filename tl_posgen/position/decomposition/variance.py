@@ -50,12 +50,12 @@ def draw_atlas(result: Any) -> go.Figure:
         heads = parts.stack(unit=("layer", "head")).dropna("unit")
         marker = {"color": colour, "size": 8, "symbol": "diamond-open"}
         if data is result.own:
-            bar = {"title": "layer", "thickness": 12, "x": 1.02, "dtick": 1}
+            bar = {"title": "layer", "thickness": 12, "x": 1.02, "len": 0.8, "y": 1, "yanchor": "top", "dtick": 1}
             marker = {"color": heads["layer"].values, "size": 10, "colorscale": MARKS, "colorbar": bar}
         corners = {corner: heads[part].values for corner, part in zip("abc", PARTS, strict=True)}
         points = {"text": head_names(heads["unit"].values), "mode": "markers", "marker": marker, "name": side}
         figure.add_trace(go.Scatterternary(**corners, **points, hovertemplate=hover))
-    axis = {"tickformat": ".0%", "min": 0.0, "gridcolor": "#e5e7eb", "linecolor": "#9ca3af"}
+    axis = {"tickformat": ".0%", "min": 0.0, "gridcolor": "rgba(156,163,175,.35)", "linecolor": "#9ca3af"}
     breaks = (" ", "<br>", "<br>")  # below the corners there is little room
     titles = {
         part: f"{part}:{gap}{' + '.join(components)}"
@@ -64,7 +64,7 @@ def draw_atlas(result: Any) -> go.Figure:
     axes = {
         f"{corner}axis": axis | {"title": {"text": titles[part]}} for corner, part in zip("abc", PARTS, strict=True)
     }
-    figure.update_layout(ternary={"sum": 1, **axes}, legend={"orientation": "h", "y": -0.08, "x": 0})
+    figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": 1})
     subtitle = "one point a head; shares of the score variance that softmax can see, over all (query, key, distance)"
     return finish(figure, f"Head atlas · {model_label(result.own)}", subtitle, height=620)
 

@@ -1,6 +1,6 @@
 """Figures of disturbed order: rise of the loss by text, index and features, and by token; accuracy of the cloze."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,8 @@ def draw_curves(result: Any) -> go.Figure:
         panels.add(len(reaches), *by_ratio(result, lambda data: data["cloze_accuracy"], conditions, (0, 1)))
         chance = line(x, [1 / N_CHOICES] * 2, "chance of the cloze", "black", dash="dot", width=1.2)
         panels.add(len(reaches), chance)
-        panels.figure.update_yaxes(matches=None, showticklabels=True, range=[0, 1], col=panels.n_columns)
+        shown = means_with_margin(panels.figure.select_traces(row=1, col=panels.n_columns))
+        panels.figure.update_yaxes(matches=None, showticklabels=True, range=shown, col=panels.n_columns)
     subtitle = f"{TARGET} targets; 95 % intervals over prompts"
     subtitle += f", of the cloze over {items} items" if items else ""
     subtitle += f"{cloze.fewer_of_inits(items)}; random init in grey" if result.nulls else ""
@@ -72,10 +73,15 @@ def draw_matched(result: Any) -> go.Figure:
 def show_means(panels: Panels) -> None:
     """Let the y axis of every row span its means and as much again: intervals of few prompts may leave it."""
     for row in range(1, panels.n_rows + 1):
-        means = np.concatenate([[0.0], *(trace["y"] for trace in panels.traces(row))])
-        low, high = float(np.nanmin(means)), float(np.nanmax(means))
-        reach = 0.5 * (high - low) or 1.0
-        panels.figure.update_yaxes(range=[low - reach, high + reach], row=row)
+        panels.figure.update_yaxes(range=means_with_margin(panels.traces(row), 0.0), row=row)
+
+
+def means_with_margin(traces: Iterable[Any], *more: float) -> list[float]:
+    """Return the ends of the means and further values of curves, half their span wider on either side."""
+    means = np.concatenate([list(more), *(trace["y"] for trace in traces)])
+    low, high = float(np.nanmin(means)), float(np.nanmax(means))
+    reach = 0.5 * (high - low) or 1.0
+    return [low - reach, high + reach]
 
 
 def change_of(data: xr.Dataset, reach: str) -> xr.DataArray:
