@@ -20,13 +20,13 @@
 #
 # `"mini"` comes with the package; a Hugging Face directory works too. `check` reads each layer's geometry and proves it: the attention
 # scores of a few tokens, recomputed from `q` and `k`, are compared with the model's own. `proof_error`, the largest difference, is zero to
-# four digits.
+# three digits.
 
 # %%
 import tl_posgen
 
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
-tl_posgen.check(model, printed=False).round(4)
+tl_posgen.check(model, printed=False).round(3)
 
 # %% [markdown]
 # ## Measure
