@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import plotly.io
+from markupsafe import Markup
 
 from tl_posgen.prompt.explanation import Explanation, rows_of
 from tl_posgen.prompt.numbers.split_terms import TERMS
 from tl_posgen.report.circuits import stacked, titled, token_colours
 from tl_posgen.report.figures import COLOURS, Panels
+from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
 
 TERM_COLOURS = {"position": "#3b6fb6", "key": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
 TERM_COLOURS |= {"alibi": "#8b5fa8"}
-MOST_KEYS, MOST_SOURCES, MOST_ROWS = 48, 16, 24
-STYLE = "<style>body{font-family:sans-serif;margin:2rem}td,th{padding:.1rem .6rem;text-align:right}</style>"
+MOST_KEYS, MOST_SOURCES, MOST_ROWS, FEW_ROWS = 48, 16, 24, 8
 
 
 def heading(explanation: Explanation) -> tuple[str, str]:
@@ -92,18 +92,25 @@ def colour_terms(explanation: Explanation) -> Any:
 
 def page_of(explanation: Explanation) -> str:
     """Return an HTML page that loads nothing: the figure, the coloured prompt, and the largest terms."""
-    title, _ = heading(explanation)
-    figure = plotly.io.to_html(explanation.plot(), full_html=False, include_plotlyjs=True)
-    tables = [
-        explanation.table(),
-        explanation.largest(MOST_ROWS),
-        explanation.largest(MOST_ROWS, explanation.stands_out),
-    ]
-    names = ["Every key", "Largest terms of all keys", f"Largest terms of key {explanation.stands_out}"]
-    shown = "".join(
-        f"<h3>{name}</h3>{table.to_html(index=False, float_format='%.3f', border=0)}"
-        for name, table in zip(names, tables, strict=True)
+    title, subtitle = heading(explanation)
+    label = "the prompt, coloured by the score and by each term"
+    key, most = explanation.stands_out, explanation.largest(MOST_ROWS)
+    terms = section_of(
+        *("terms", "Which terms make the score of each key?", explanation.table()),
+        explanation="Nothing is fitted or left over: the terms of a key add up to its score less the baseline.",
+        figures=[figure_on_page(explanation.plot())],
+        views=[{"label": label, "page": Markup(explanation.show().local_src)}],
     )
-    body = f"{figure}{explanation.show().local_src}{shown}"
-    head = f'<meta charset="utf-8"><title>{title}</title>{STYLE}'
-    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{body}</body></html>'
+    sources = section_of(
+        *("sources", f"Which sources write key {key}?", most),
+        explanation=f"The largest terms of key {key}, by the source that wrote them; folded, those of all keys.",
+        short=table_on_page(explanation.largest(FEW_ROWS, key)),
+    )
+    words = {"title": Markup(title), "beside": Markup(subtitle), "findings": []}
+    return fill_page([terms, sources], (), explanation.data.attrs, words)
+
+
+def section_of(name: str, title: str, table: pd.DataFrame, **more: Any) -> dict[str, Any]:
+    """Return a section of the page: its table folded, whole."""
+    rows = {"table": table_on_page(table), "rows": len(table), "shown": len(table)}
+    return {"id": name, "title": title, "findings": [], "figures": [], "views": [], **rows, **more}

@@ -4,12 +4,13 @@ import base64
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import plotly.io
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
@@ -35,16 +36,25 @@ HEAD = re.compile(r"L\d+H\d+")
 
 def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
     """Return the page. Figures carry title, model and random init; token-level views share one script."""
-    environment = Environment(loader=PackageLoader("tl_posgen.report", "."), autoescape=True)
-    template = environment.get_template("page.html.j2")
     scripts: dict[str, None] = {}
     sections = [_section(result, scripts) for result in results.values()]
-    heads = heads_of(results)
+    words = {"title": page_title(results, provenance), "beside": _beside(results)}
+    words["findings"] = Report(results, provenance).headlines() if len(sections) > 1 else []
+    return fill_page(sections, scripts, provenance, words, heads_of(results))
+
+
+def fill_page(
+    sections: Sequence[Mapping[str, Any]],
+    scripts: Iterable[str],
+    provenance: Mapping[str, Any],
+    words: Mapping[str, Any],
+    heads: Any = None,
+) -> str:
+    """Return the page of these sections, under these words: title, beside, findings."""
+    environment = Environment(loader=PackageLoader("tl_posgen.report", "."), autoescape=True)
     templates = {name: plotly.io.templates[one].to_plotly_json() for name, one in TEMPLATES.items()}
-    return template.render(
-        title=page_title(results, provenance),
-        beside=_beside(results),
-        findings=Report(results, provenance).headlines() if len(sections) > 1 else [],
+    return environment.get_template("page.html.j2").render(
+        **words,
         sections=sections,
         is_folded=len(sections) > MOST_SECTIONS,
         most=MOST_SENTENCES,
@@ -92,12 +102,12 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "explanation": measure.explanation,
         "notes": result.notes,
         "findings": result.sentences,
-        "figures": [_figure(result, kind) for kind in result.kinds if kind not in left],
+        "figures": [figure_on_page(result.plot(kind)) for kind in result.kinds if kind not in left],
         "of_heads": ", ".join(measure.variables[name].label for name in measure.curves) if left else "",
-        "views": [_token_view(result, index, label, scripts) for index, label in enumerate(labels)],
-        "short": None if table is None else _table(table),
+        "views": [_token_view(result.show(index), label, scripts) for index, label in enumerate(labels)],
+        "short": None if table is None else table_on_page(table),
         "legend": measure.legend,
-        "table": _table(labelled(result, shown)),
+        "table": table_on_page(labelled(result, shown)),
         "variables": _variables(result, frame),
         "rows": len(frame),
         "shown": len(shown),
@@ -127,19 +137,20 @@ def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
     ]
 
 
-def _table(frame: pd.DataFrame) -> Markup:
+def table_on_page(frame: pd.DataFrame) -> Markup:
     """Return the table in HTML; a cell that holds a verdict says so, for its colour."""
     with pd.option_context("display.max_colwidth", None):
         table = with_whole_numbers(frame).to_html(index=False, float_format="%.3f", border=0, classes="numbers")
     return Markup(VERDICTS.sub(r'<td data-verdict="\1">\1</td>', table))
 
 
-def _figure(result: Result, kind: str) -> dict[str, Any]:
+def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
     """Return a figure for the page: the title as wrapping text of the page, the layout without its template."""
-    figure = result.plot(kind).to_dict()
+    figure = drawn.to_dict()
     layout = figure["layout"]
     title = (layout.pop("title", None) or {}).get("text", "")
     words = layout.pop("meta", None) or {"title": re.sub(r"<[^>]*>", " ", str(title)), "subtitle": ""}
+    words = {name: html.unescape(text) for name, text in words.items()}  # plotly's are HTML; the page escapes its own
     layout.pop("template", None)
     margin = layout.get("margin", {})
     height = layout.get("height", 450) - max(0, margin.get("t", HEADROOM) - HEADROOM)
@@ -161,8 +172,8 @@ def _json(text: str | None) -> Markup:
     return Markup(str(text).replace("<", "\\u003c"))
 
 
-def _token_view(result: Result, example: int, label: str, scripts: dict[str, None]) -> dict[str, Any]:
-    script, page = split_script(result.measure.token_view.show(result.own, example))
+def _token_view(view: Any, label: str, scripts: dict[str, None]) -> dict[str, Any]:
+    script, page = split_script(view)
     scripts[script] = None
     head = HEAD.search(label)
     return {"label": label, "head": head[0] if head else "", "page": Markup(page)}
