@@ -133,14 +133,6 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def quick_families(*quick: str, without: Sequence[str] = ()) -> list[Any]:
-    """All families as parameters of a test; all but these few are slow."""
-    import pytest
-
-    names = [name for name in FAMILIES if name not in without]
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
-
-
 LLAMAS = ("llama3", "llama_linear", "llama_dynamic")  # Llamas of other frequencies, and of nothing else
 
 

@@ -1,5 +1,8 @@
 """Two reports side by side: differences per head, with intervals that are paired where the prompts are the same."""
 
+import copy
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ import tl_posgen
 from tl_posgen.core.numbers import intervals_of
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
+from tl_posgen.rules import Rules
 
 pytestmark = pytest.mark.slow
 
@@ -124,6 +128,29 @@ def test_numbers_without_groups_of_prompts_stand_beside_those_that_have_them(min
     place, score = (result.measure.mean_change(result.numbers, f"slash.best_{name}") for name in ("distance", "score"))
     assert place.low != place.low
     assert score.low <= score.value <= score.high
+
+
+def test_the_recall_of_every_rule_and_budget_is_compared_head_by_head(mini, alice):
+    rules = Rules(rules=["window", "vertical"], budgets=[4, 6], epsilon=100)
+    changed = copy.deepcopy(mini)
+    with torch.no_grad():
+        changed.blocks[1].attn.W_O.zero_()
+    cut = QUICK | {"measures": [rules, "variance"], "n_prompts": 9, "null_seeds": ()}
+    reports = [tl_posgen.analyze(model, alice, **cut) for model in (mini, changed)]
+    result = compared(*reports)
+    numbers = {str(one) for one in result.own["number"].values}
+    labels = product(["window", "vertical", "drawn", "oracle"], [4, 6])
+    assert {f"rules.recall, {rule}, {budget}" for rule, budget in labels} < numbers
+    first, second = (one["rules"].own["recall"].sel(rule="vertical", budget=6) for one in reports)
+    change = (second - first).transpose("prompt", "layer", "head").values  # of four prompts; variance has five groups
+    value = result.dataset["value"].sel(init="trained", number="rules.recall, vertical, 6")
+    found = [one.transpose("layer", "head") for one in result.measure.change(result.numbers, value)]
+    half = 3.1824 * change.std(0, ddof=1) / np.sqrt(4)
+    for one, expected in zip(found, (change.mean(0), change.mean(0) - half, change.mean(0) + half), strict=True):
+        np.testing.assert_allclose(one, expected, atol=1e-5)
+    assert abs(change[:, 2:]).max() > 0.01
+    position = result.measure.mean_change(result.numbers, "variance.position")
+    assert position.low <= position.value <= position.high
 
 
 def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path):

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, quick_families
+from families import family_cases
 
 import tl_posgen
 from tl_posgen.errors import InputError
@@ -241,10 +241,8 @@ def test_one_layer_or_head_alone_and_prompts_of_several_lengths(mini, rows):
             assert float(found.sel(rule="vertical", prompt=number).squeeze()) == pytest.approx(float(rise), abs=1e-6)
 
 
-@pytest.mark.parametrize("name", quick_families("gpt2", without=["llama4"]))
-def test_every_encoding_has_rules(family_model, backend, name):
-    if not getattr(FAMILIES[name], backend):
-        pytest.skip("not described on this backend")
+@pytest.mark.parametrize(("name", "backend"), family_cases("gpt2", without=["llama4"]))
+def test_every_encoding_has_rules(family_model, name, backend):
     model, tokens = family_model(name, backend), torch.randint(2, 60, (2, 20), generator=torch.manual_seed(0))
     found = Rules(budgets=[3], epsilon=0.5)(model, tokens, null_seeds=(), progress=False)
     recall = found.own["recall"].squeeze(("budget", "prompt"))

@@ -10,13 +10,25 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import ALL, KEPT, TRAINED, AtHead, Number, Numbers, at_init, interval_of, mean_of
+from tl_posgen.core.numbers import (
+    ALL,
+    KEPT,
+    SAMPLED,
+    TRAINED,
+    AtHead,
+    Number,
+    Numbers,
+    at_init,
+    interval_of,
+    leave_one_out,
+    mean_of,
+)
 from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
 from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, model_label, sides
-from tl_posgen.stats.intervals import difference_interval
+from tl_posgen.stats.intervals import FEWEST, difference_interval
 
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: those that change most
@@ -65,7 +77,14 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         raise InputError(
             f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}"
         )
-    value = xr.concat(with_shares(list(both.values())), xr.Variable("number", np.array(list(both))), join="outer")
+    groups = max((one["group"].values for one in both.values()), key=len)
+    value = xr.concat(
+        [one.reindex(group=groups) for one in both.values()],  # each with the shares of its own groups
+        xr.Variable("number", np.array(list(both))),
+        join="outer",
+        coords="different",
+        compat="equals",
+    )
     labels = [", ".join([values[0][name].attrs["label"], *name.split(", ")[1:]]) for name in both]
     data = xr.Dataset({"value": value, "label": ("number", labels)})
     if paired and "loss" in first and "loss" in second:
@@ -89,17 +108,30 @@ def named(first: Report, second: Report, names: Any) -> tuple[str, str]:
 
 
 def per_head(report: Report) -> dict[str, xr.DataArray]:
-    """Return every headline and every number with an interval that has a value a head, by "measure.variable, label"."""
+    """Return every number a head that is a headline or has an interval, by "measure.variable, label"; of a headline at
+    each label of its other dims, means over prompts."""
     found: dict[str, xr.DataArray] = {}
     for result in report.values():
         for name, variable in result.measure.variables.items():
             few = {"tokens", "side", "part", *result.measure.usual()}  # dims of which each label is a number of its own
-            shown = set(variable.dims) - few == set(HEAD) and (variable.headline or variable.interval)
+            few |= set(variable.dims) if variable.headline else set()
+            shown = set(HEAD) <= set(variable.dims) <= few | set(HEAD) and (variable.headline or variable.interval)
             if shown and name in result.dataset:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore")
                 columns = columns_of(array, f"{result.name}.{name}", (*KEPT, *HEAD), result.measure.usual())
-                found |= {one: column.assign_attrs(label=variable.label) for one, column in columns.items()}
+                found |= {one: in_groups(column).assign_attrs(label=variable.label) for one, column in columns.items()}
     return found
+
+
+def in_groups(array: xr.DataArray) -> xr.DataArray:
+    """Return the mean over prompts or items, each of them a group; an array without these dims as it is."""
+    sampled = next((dim for dim in SAMPLED if dim in array.dims), None)
+    if sampled is None:
+        return array
+    array = array.dropna(sampled, how="all")  # prompts that are too short for a number
+    if array.sizes[sampled] < FEWEST:
+        return array.mean(sampled).expand_dims(group=[ALL])
+    return leave_one_out(array, sampled)
 
 
 def side_by_side(first: xr.DataArray, second: xr.DataArray) -> xr.DataArray:
@@ -113,26 +145,12 @@ def side_by_side(first: xr.DataArray, second: xr.DataArray) -> xr.DataArray:
         join="outer",
         combine_attrs="drop",
     )
-    if "group" not in both.dims:
-        return both.expand_dims(group=[ALL])
-    groups = [ALL, *(str(label) for label in both["group"].values if label != ALL)]
-    both = both.reindex(group=groups)
     if any(share is None for share in shares):
-        return both.sel(group=[ALL])
+        whole = both.sel(group=[ALL]) if "group" in both.dims else both.expand_dims(group=[ALL])
+        return whole.assign_coords(prompt_share=(("report", "group"), np.full((2, 1), np.nan)))
+    groups = [ALL, *(str(label) for label in both["group"].values if label != ALL)]
     share = np.stack([one.reindex(group=groups).values for one in shares if one is not None])
-    return both.assign_coords(prompt_share=(("report", "group"), share))
-
-
-def with_shares(arrays: Sequence[xr.DataArray]) -> list[xr.DataArray]:
-    """Return all arrays with the groups of prompts that one of them has; NaN where an array has none."""
-    shares = [one.coords["prompt_share"] for one in arrays if "prompt_share" in one.coords]
-    if not shares:
-        return list(arrays)
-    groups = shares[0]["group"].values
-    return [
-        one if "prompt_share" in one.coords else one.reindex(group=groups).assign_coords(prompt_share=shares[0])
-        for one in arrays
-    ]
+    return both.reindex(group=groups).assign_coords(prompt_share=(("report", "group"), share))
 
 
 @dataclass(frozen=True)
