@@ -38,8 +38,8 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     """Return the page. Figures carry title, model and random init; token-level views share one script."""
     scripts: dict[str, None] = {}
     sections = [_section(result, scripts) for result in results.values()]
-    words = {"title": page_title(results, provenance), "beside": _beside(results)}
-    words["findings"] = Report(results, provenance).headlines() if len(sections) > 1 else []
+    findings = Report(results, provenance).headlines() if len(sections) > 1 else []
+    words = {"title": page_title(results, provenance), "beside": _beside(results), "findings": findings}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
 
