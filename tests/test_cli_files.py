@@ -63,7 +63,7 @@ def test_a_terminal_that_lacks_characters_shows_others(command, monkeypatch, tmp
     monkeypatch.setattr(sys, "stdout", terminal)
     assert command("analyze", *SHORT, "--out", tmp_path / "report")[0] == 0
     terminal.flush()
-    assert b"? The mean-key split" in terminal.buffer.getvalue()
+    assert b"? Each query with the head" in terminal.buffer.getvalue()
 
 
 @pytest.mark.parametrize("words", [("--model", "nowhere/at/all"), ("--length", "99999"), ("--layers", "9")])
