@@ -17,7 +17,7 @@ TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test
 ON_BRIDGE = tests $(TESTS_OF_NUMBERS:%=--ignore=%) $(patsubst %,--ignore=tests/%.py,test_imports test_docs test_examples \
 	test_training_script test_encodings test_interaction_penalty test_memory_of_measures test_arguments test_arithmetic test_cli_files \
 	test_devices test_files test_kill test_progress core/test_declarations core/test_numbers core/test_result core/test_store core/test_sums \
-	models/layers/test_fused models/geometry/test_compared_rows position/test_wrong_arguments report/test_circuits report/test_heads \
+	models/layers/test_fused models/geometry/test_compared_rows report/test_circuits report/test_heads \
 	report/test_hostile_pages report/test_looks report/test_page report/test_terminal slash/test_slash_toy studies/test_curves \
 	studies/test_executors)
 # bytecode of what is imported is written when it is, and not for the 20,000 files that are not

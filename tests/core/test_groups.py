@@ -60,10 +60,9 @@ def test_leaving_a_group_out_is_measuring_without_its_prompts(mini, prompts, nam
 
 @pytest.mark.slow
 def test_groups_change_no_number(mini, prompts, monkeypatch):
-    measures = [registry.find(name).with_options(OPTIONS.get(name, {})) for name in MEASURES]
-    grouped = tl_posgen.analyze(mini, prompts, measures=measures, layers=[1], **QUICK)
+    grouped = tl_posgen.analyze(mini, prompts, measures=MEASURES, **QUICK)
     monkeypatch.setattr("tl_posgen.core.groups.prompts_per_group", lambda n: 2**30)
-    for name, result in tl_posgen.analyze(mini, prompts, measures=measures, layers=[1], **QUICK).items():
+    for name, result in tl_posgen.analyze(mini, prompts, measures=MEASURES, **QUICK).items():
         kept = [key for key, array in result.own.items() if "rank" not in array.dims]  # equal kinds in any order
         xr.testing.assert_allclose(grouped[name].own[kept], result.own[kept], rtol=1e-9, atol=1e-9)
 

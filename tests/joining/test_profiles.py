@@ -172,8 +172,8 @@ def test_pairs_are_said_to_go_beyond_random_init_from_eight_of_them_on():
 
 
 def test_heads_without_any_relation_are_hardly_ever_told_apart_from_random_init():
-    lists = [words_beyond([drawn_heads(9 * run + seed) for seed in range(9)]) for run in range(20)]
-    assert sum(" 0 of 14 pairs" not in one for one in lists) <= 3
+    lists = [words_beyond([drawn_heads(9 * run + seed) for seed in range(9)]) for run in range(60)]
+    assert sum(" 0 of 14 pairs" not in one for one in lists) <= 7
 
 
 @pytest.mark.parametrize("encoding", ["gpt2", "bloom"])

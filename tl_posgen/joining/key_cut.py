@@ -158,9 +158,9 @@ class KeyCut(Measure):
         less = own.number(less_control(own.array("rise", share=shares[0])))
         lines = [
             f"With keys cut to their mean direction and {shares[0]:.0%} of the rest, which takes {taken.plain:.0%} of "
-            f"their squared norm, the loss rises by {rise.with_interval:+.3f} nats ({rise.null:+.3f}). With as much "
-            f"taken along random directions it rises by {control.with_interval:+.3f}; the difference is "
-            f"{less.with_interval:+.3f}."
+            f"their squared norm, the loss rises by {rise.with_interval:+.3f} nats ({rise.null:+.3f}). With the mean "
+            "key and what lies along a random direction kept, as much taken, it rises by "
+            f"{control.with_interval:+.3f}; the difference is {less.with_interval:+.3f}."
         ]
         kept = ", ".join(f"{share:.0%}" for share in shares)
         for words, name, form in (("Interaction share", "interaction", ".1%"), ("Slash score", "slash_score", ".3f")):
