@@ -58,6 +58,7 @@ def page(browser, report, tmp_path_factory):
     page.on("request", lambda request: page.problems.append(request.url) if "://" in request.url[:8] else None)
     written = report.write(tmp_path_factory.mktemp("report"))
     page.goto(written.as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")  # what is folded is not drawn
     page.wait_for_selector("text=Head Selector")
     for figure in page.locator(".plot").all():  # drawn when they come into view
         figure.scroll_into_view_if_needed()
