@@ -107,6 +107,21 @@ def test_heads_may_differ_from_layer_to_layer(llama, heads):
     assert torch.equal(logits(llama, hooks), logits(llama, apart))
 
 
+def test_booleans_hide_keys_of_the_scores_that_are_there(llama):
+    def even(capture):
+        return (capture.positions % 2 == 0).expand(len(capture.heads), N, -1)
+
+    def even_scores(capture):
+        return capture.scores().masked_fill(~even(capture), -torch.inf)
+
+    by_scores, by_keys = (logits(llama, replace_scores(llama, hidden, heads=[1, 2])) for hidden in (even_scores, even))
+    torch.testing.assert_close(by_keys, by_scores)
+    assert largest(by_keys - logits(llama)) > 1e-3
+    doubled, hidden = (replace_scores(llama, one, layers=[0], heads=[1]) for one in (stretched, even))
+    both = replace_scores(llama, lambda of: stretched(of).masked_fill(~even(of), -torch.inf), layers=[0], heads=[1])
+    torch.testing.assert_close(logits(llama, [*doubled, *hidden]), logits(llama, both))
+
+
 def test_edits_of_different_heads_add_up(llama):
     together = logits(llama, replace_scores(llama, stretched, heads=[0, 3]))
     apart = [hook for head in (3, 0) for hook in replace_scores(llama, stretched, heads=[head])]

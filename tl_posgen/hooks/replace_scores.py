@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Bool, Float, Real
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -24,7 +24,7 @@ from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.scores_at import scores_at_positions
 
-ScoresOf = Callable[[LayerCapture], Float[Tensor, "head query key"]]
+ScoresOf = Callable[[LayerCapture], Float[Tensor, "head query key"] | Bool[Tensor, "head query key"]]
 HookList = list[tuple[str, Callable[..., Any]]]
 
 
@@ -52,7 +52,7 @@ class RowByRow:
 
     scores_of: ScoresOf
 
-    def __call__(self, capture: LayerCapture) -> Float[Tensor, "head query key"]:
+    def __call__(self, capture: LayerCapture) -> Float[Tensor, "head query key"] | Bool[Tensor, "head query key"]:
         return self.scores_of(capture)
 
 
@@ -68,9 +68,10 @@ def replace_scores(
 
     Args:
         scores_of: function of a layer's capture (q and k before RoPE, after qk-norm; geometry) that returns scores
-            [head, query, key] of the heads in `capture.heads`. -inf hides a visible key. Entries outside the causal
-            mask are ignored: they keep the model's mask value. It is called once per layer and prompt; a `RowByRow`
-            with a KV cache once per layer and forward pass, and for every block of rows where attention is streamed.
+            [head, query, key] of the heads in `capture.heads`, where -inf hides a visible key; or booleans, False for
+            keys to hide from the scores that the model has. Entries outside the causal mask are ignored: they keep the
+            model's mask value. It is called once per layer and prompt; a `RowByRow` with a KV cache once per layer and
+            forward pass, and for every block of rows where attention is streamed.
         layers, heads: chosen layers and heads; all if left out. Heads are indices, chosen in every chosen layer, or
             (layer, head) pairs, or a frame with the columns layer and head, such as a measure's result.
         needs_positions: refuse layers whose positions are added to the residual stream: their scores do not depend on
@@ -241,7 +242,10 @@ class _PassEdit:
                 f"layer {capture.layer}: the new scores are {list(getattr(scores, 'shape', [])) or repr(scores)}, "
                 f"and {list(old.shape)} [head, query, key] are needed"
             )
-        return torch.where(plain_scores(old, self.dtype) != -torch.inf, scores.to(old), old)
+        visible = plain_scores(old, self.dtype) != -torch.inf
+        if scores.dtype == torch.bool:
+            return old.masked_fill(visible & ~scores, -torch.inf)
+        return torch.where(visible, scores.to(old), old)
 
     def require_past(self, capture: LayerCapture, attn_scores: Tensor) -> None:
         """Refuse stored keys that do not reproduce the last query's scores: another prompt's, or edited ones."""

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.core.options import Count, require
@@ -122,20 +122,22 @@ def hooks_of(model: Model, rules: Sequence[HeadRule], seed: int = 0) -> HookList
     for layer, some in groupby(rules, key=lambda one: one.layer):
         of_layer = list(some)
         heads = [(layer, head) for one in of_layer for head in one.heads]
-        found += replace_scores(model, RowByRow(partial(masked, of_layer, seed)), heads=heads)
+        found += replace_scores(model, RowByRow(partial(keys_seen, of_layer, seed)), heads=heads)
     return found
 
 
-def masked(rules: Sequence[HeadRule], seed: int, capture: LayerCapture) -> Float[Tensor, "head query key"]:
-    """Return the scores of a layer, -inf where the rule of a head does not keep a key."""
-    scores = capture.scores()
-    visible = capture.geometry.sees(distances_of(scores.shape[1], scores.shape[2], scores.device))
-    kept = torch.ones_like(scores, dtype=torch.bool)
+def keys_seen(rules: Sequence[HeadRule], seed: int, capture: LayerCapture) -> Bool[Tensor, "head query key"]:
+    """Return the keys of a layer that the rules of its heads keep; all of a head without a rule."""
+    n_queries, n_keys = capture.q.shape[1], capture.k.shape[1]
+    visible = capture.geometry.sees(distances_of(n_queries, n_keys, capture.q.device))
+    seen = torch.ones(len(capture.heads), n_queries, n_keys, dtype=torch.bool, device=capture.q.device)
     for one in rules:
         places = [list(capture.heads).index(head) for head in one.heads]
-        ranked = scores[places] if one.rule == "oracle" else ranks_by(one.rule, capture, places, one.means, seed)
-        kept[places] = kept_keys(ranked.detach(), visible, one.budget or visible.shape[-1]).any(0)
-    return scores.masked_fill(~kept, -torch.inf)
+        ranked = (
+            capture.scores()[places] if one.rule == "oracle" else ranks_by(one.rule, capture, places, one.means, seed)
+        )
+        seen[places] = kept_keys(ranked.detach(), visible, one.budget or n_keys).any(0)
+    return seen
 
 
 def ranks_by(

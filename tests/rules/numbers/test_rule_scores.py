@@ -5,7 +5,7 @@ import torch
 
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies
-from tl_posgen.rules.numbers.kept_keys import best_masses, kept_keys, mass_of, squared_correlations
+from tl_posgen.rules.numbers.kept_keys import best_keys, kept_keys, squared_correlations, unions
 from tl_posgen.rules.numbers.rule_scores import RULES, Means, drawn_scores, rule_scores
 
 ROPE = Rope(inverse_frequencies(4, 10.0), scaling=1.3)  # of six numbers, two do not rotate
@@ -71,20 +71,22 @@ def test_turns_are_averaged_by_the_weights_of_distances(drawn):
         torch.testing.assert_close(Means(q[:, 0], k[:, 0], N, weights).turn(ROPE), expected)
 
 
-def test_kept_keys_and_what_they_hold_are_those_of_a_sorted_list(drawn):
+def test_kept_and_best_keys_are_those_of_a_sorted_list():
     generator = torch.Generator().manual_seed(1)
-    scores = torch.randint(0, 4, (HEADS, N, N), generator=generator).double()  # with equals
-    pattern = torch.rand(HEADS, N, N, generator=generator).masked_fill(~VISIBLE, 0)
+    scores = torch.randint(-2, 2, (3, N, N), generator=generator) * -0.25  # with equals, and with -0.0 and 0.0
+    scores[0] = torch.randn(N, N, generator=generator) * 1e30
+    scores[1, :, 3] = -torch.inf
     for budget in (1, 3, 20):
-        kept = kept_keys(scores, VISIBLE, budget)
-        mass, best_mass = mass_of(pattern, kept), best_masses(pattern)
-        for head in range(HEADS):
+        kept, best = kept_keys(scores, VISIBLE, budget), best_keys(scores, VISIBLE, budget)
+        together = unions(best, [[0], [1, 2]], N)
+        for head in range(3):
             for i in range(N):
-                best = sorted(range(i + 1), key=lambda j: (scores[head, i, j].item(), j))[-budget:]
-                assert kept[head, i].nonzero()[:, 0].tolist() == sorted(best)
-                assert mass[head, i].item() == pytest.approx(pattern[head, i, best].sum().item())
-                held = sorted(pattern[head, i].tolist())[-len(best) :]
-                assert best_mass[head, i, len(best) - 1].item() == pytest.approx(sum(held))
+                expected = sorted(range(i + 1), key=lambda j: (scores[head, i, j].item(), j))[-budget:]
+                assert best[head, i, : len(expected)].tolist() == expected[::-1]
+                assert kept[head, i].nonzero()[:, 0].tolist() == sorted(expected)
+        full = VISIBLE.sum(-1) >= budget
+        torch.testing.assert_close(together[0, full], kept[0, full])
+        torch.testing.assert_close(together[1, full], (kept[1] | kept[2])[full])
 
 
 def test_squared_correlations_are_those_within_queries():

@@ -1,7 +1,9 @@
 """Keys that a rule keeps within a budget, and the attention that they hold."""
 
+from collections.abc import Sequence
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
@@ -19,23 +21,50 @@ def kept_keys(
         >>> kept_keys(scores, visible, 2).tolist()
         [[[True, False, True, False]]]
     """
-    ranked = scores.masked_fill(~visible, -torch.inf)
-    least = ranked.topk(min(budget, ranked.shape[-1]), sorted=False).values.amin(-1, keepdim=True)
-    above, equal = ranked > least, ranked == least
-    from_behind = equal.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
-    return (above | (equal & (from_behind <= budget - above.sum(-1, keepdim=True)))) & visible
+    ordered = ordered_keys(scores, visible)
+    least = ordered.topk(min(budget, ordered.shape[-1]), sorted=False).values.amin(-1, keepdim=True)
+    return (ordered >= least) & visible
 
 
-def mass_of(
-    pattern: Float[Tensor, "head query key"], kept: Bool[Tensor, "head query key"]
-) -> Float[Tensor, "head query"]:
-    """Return the attention that the kept keys hold."""
-    return pattern.masked_fill(~kept.to(pattern.device), 0).sum(-1)
+def best_keys(
+    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"], budget: int
+) -> Int[Tensor, "head query place"]:
+    """Return the positions of the keys that `kept_keys` keeps, the best first; behind them keys that are not visible.
+
+    Example:
+        >>> scores, visible = torch.tensor([[[3.0, 1.0, 3.0, 9.0]]]), torch.tensor([[True, True, True, False]])
+        >>> best_keys(scores, visible, 2).tolist()
+        [[[2, 0]]]
+    """
+    return ordered_keys(scores, visible).topk(min(budget, scores.shape[-1])).indices
 
 
-def best_masses(pattern: Float[Tensor, "head query key"]) -> Float[Tensor, "head query key"]:
-    """Return the attention that the best 1, 2, .. keys of each query hold."""
-    return pattern.sort(-1, descending=True).values.cumsum(-1)
+def ordered_keys(
+    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
+) -> Int[Tensor, "head query key"]:
+    """Return integers in the order of float32 scores, larger for the later of equal keys, and least where not visible.
+
+    A float's bits, those of negative ones turned round, are integers in its order; the position of the key follows.
+    """
+    bits = (scores.float() + 0.0).view(torch.int32)  # -0.0 + 0.0 = 0.0
+    bits = bits ^ ((bits >> 31) & (2**31 - 1))
+    ordered = (bits.long() << 32) | torch.arange(scores.shape[-1], device=scores.device)
+    return torch.where(visible, ordered, -(2**63))
+
+
+def unions(
+    best: Int[Tensor, "head query place"], members: Sequence[Sequence[int]], n_keys: int
+) -> Bool[Tensor, "group query key"]:
+    """Return which keys any head of each group keeps.
+
+    Example:
+        >>> unions(torch.tensor([[[2]], [[0]]]), [[0, 1]], 4).tolist()
+        [[[True, False, True, False]]]
+    """
+    kept = torch.zeros(len(members), best.shape[1], n_keys, dtype=torch.bool, device=best.device)
+    for group, of in zip(kept, members, strict=True):
+        group.scatter_(-1, best[of].movedim(0, 1).flatten(1), True)
+    return kept
 
 
 def squared_correlations(
