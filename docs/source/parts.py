@@ -350,6 +350,7 @@ def greedy(part: Part) -> Mapping[str, Any]:
 OPTIONS = {
     "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_draws=2, n_cloze=100, cloze_conditions=None),
     "profiles": Profiles(cost_prompts=4),
+    "literature": Profiles(cost_prompts=2, metrics="literature"),
     "checked sources": Sources(check=True),
     "writers": Sources(sides=("k", "q"), by="head"),
     "places": Variance(absolute=True),
@@ -371,6 +372,7 @@ JOINING = {
     "null_seeds": tuple(range(FEWEST_INITS)),
     "options": repr(OPTIONS["profiles"]),
 }
+LITERATURE = {**JOINING, "measures": ("literature",), "options": repr(OPTIONS["literature"])}
 SOURCES = {
     "measures": ("checked sources",),
     "n_prompts": 8,
@@ -428,6 +430,7 @@ PARTS = {
     "atome slash": Part("atome_vanilla_1m", {"measures": (*OF_SLASH, "residual", "across_prompts")}, analysis),
     **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K", "babyllama105")},
     **{f"{name} joining": Part(name, JOINING, analysis) for name in ("mini", "stories260K", "babyllama105")},
+    **{f"{name} literature": Part(name, LITERATURE, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini joining emergence": Part(
         "mini", {**JOINING, "n_prompts": 4, "null_seeds": (0, 1, 2), "options": ""}, joining_over_training
     ),

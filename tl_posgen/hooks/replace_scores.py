@@ -244,7 +244,7 @@ class _PassEdit:
             )
         visible = plain_scores(old, self.dtype) != -torch.inf
         if scores.dtype == torch.bool:
-            return old.masked_fill(visible & ~scores, -torch.inf)
+            return old.masked_fill(visible & ~scores.to(old.device), -torch.inf)
         return torch.where(visible, scores.to(old), old)
 
     def require_past(self, capture: LayerCapture, attn_scores: Tensor) -> None:
