@@ -9,7 +9,8 @@ from typing import Any
 
 from expressions import expressions_of
 from numbers_file import NUMBERS, only_shown, read_numbers, short, write_numbers
-from parts import KEPT, MODELS, PARTS, TEXTS
+from part import KEPT, MODELS, TEXTS
+from parts import PARTS
 
 import tl_posgen
 from tl_posgen.core import registry

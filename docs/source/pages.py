@@ -20,7 +20,7 @@ from numbers_file import Measured, read_numbers
 
 from tl_posgen.core.measure import ENDS
 from tl_posgen.core.numbers import Number
-from tl_posgen.joining.column_correlations import COLUMNS, PAIRS
+from tl_posgen.joining.column_correlations import COLUMNS, LITERATURE_PAIRS, PAIRS
 from tl_posgen.stats.beyond_inits import CHANCE, beyond_inits
 
 if sys.version_info >= (3, 11):
@@ -96,6 +96,15 @@ def beyond_of(one: Measured, asked: Sequence[Mapping[str, Any]]) -> list[Mapping
     return [labels for labels, is_beyond in zip(asked, beyond, strict=True) if is_beyond]
 
 
+def correlations_in(results: Sequence[Measured], labels: Mapping[str, Any], asked: Sequence[Mapping[str, Any]]) -> str:
+    """Return a cell a model, **.78** [.77, .79] (.40 ± .02) |: a correlation, bold where it goes beyond random init."""
+    cells = []
+    for one in results:
+        value, _, rest = beside_with_interval(one(**labels)).partition(" ")
+        cells.append(f"**{value}** {rest} |" if labels in beyond_of(one, asked) else f"{value} {rest} |")
+    return " ".join(cells)
+
+
 def interval_of_percent(number: Number) -> str:
     """Return 53 % [50, 56]."""
     return f"{percent(number)} [{decimal(100 * number.low, 0)}, {decimal(100 * number.high, 0)}]"
@@ -166,12 +175,14 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "result": result,
         "part": lambda name: numbers[name],
         "pairs": PAIRS,
+        "literature_pairs": LITERATURE_PAIRS,
         "column_labels": COLUMNS,
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
         "verdict": verdict,
         "claim_rows": claim_rows,
         "interval": interval,
         "beyond_of": beyond_of,
+        "correlations_in": correlations_in,
         "chance": CHANCE,
         "measured_with": ", ".join(
             dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)

@@ -1,0 +1,75 @@
+"""One part of what README and docs show, and the models and texts that parts are measured on."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tl_posgen
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared"
+BUILD = ROOT / "build"  # not in the repository
+KEPT = BUILD / "numbers"  # a second run goes on from it, pictures are drawn from it
+EXAMPLES = ROOT / "examples"
+TRAINED = BUILD / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1251 --seed SEED
+CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
+NULL: dict[str, Any] = {"null_seeds": (0,)}
+CHECKPOINTS = sorted((EXAMPLES / "mini_model" / "checkpoints").iterdir())
+MODELS = {
+    "mini": (None, None),
+    "stories260K": ("models/stories260K", "text/tinystories.txt"),
+    "babyllama105": ("models/babyllama105", "text/tinystories.txt"),
+    "atome_vanilla_1m": ("models/atome_vanilla_1m", "text/tinystories.txt"),
+}
+TEXTS = {None: "Alice's Adventures in Wonderland", "text/tinystories.txt": "TinyStories"}
+OTHERS = 8  # prompts that a width is chosen on, not those that are reported
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of measuring: what is asked of one model, and a function that gives the results by name.
+
+    Attributes:
+        model: of `MODELS`; "" where none is needed.
+        settings: what stands in the pages beside its numbers; another setting is another part.
+        make: from the settings to results by name, or to JSON values.
+        more: from the results to further numbers and words.
+    """
+
+    model: str
+    settings: Mapping[str, Any]
+    make: Callable[["Part"], Mapping[str, Any]]
+    more: Callable[[Any], Mapping[str, Any]] = lambda results: {}
+
+    @property
+    def file(self) -> str:
+        """The name of what is kept of it: other settings are another file."""
+        settings = json.dumps([self.model, dict(self.settings)], sort_keys=True, default=str)
+        return hashlib.sha256(settings.encode()).hexdigest()[:10]
+
+    @property
+    def missing(self) -> str:
+        """What lies outside the repository and is not there; "" where nothing lacks."""
+        directory = MODELS[self.model][0] if self.model else None
+        needed = [SHARED / directory] if directory else []
+        needed += [TRAINED / str(seed) for seed in self.settings.get("training_seeds", ())]
+        needed += [BUILD / "encodings" / f"rope-{seed}" / "qwen2" for seed in self.settings.get("rope_seeds", ())]
+        return ", ".join(str(one) for one in needed if not one.is_dir())
+
+
+@cache
+def model_of(name: str) -> Any:
+    directory = MODELS[name][0]
+    return tl_posgen.load_model(str(SHARED / directory) if directory else name)
+
+
+@cache
+def text_of(name: str) -> str:
+    from tl_posgen.models.tokens import bundled_text, read_text
+
+    path = MODELS[name][1]
+    return read_text(SHARED / path) if path else bundled_text()
