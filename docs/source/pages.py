@@ -105,6 +105,19 @@ def correlations_in(results: Sequence[Measured], labels: Mapping[str, Any], aske
     return " ".join(cells)
 
 
+def pairs_told(results: Sequence[Measured], asked: Sequence[Mapping[str, Any]]) -> str:
+    """Return which correlations of columns go beyond random init on how many of these models, with their signs."""
+    by_count: dict[int, list[str]] = {}
+    for labels in asked:
+        told = [one(**labels).value > 0 for one in results if labels in beyond_of(one, asked)]
+        signs = " and ".join({True: "+", False: "−"}[sign] for sign in dict.fromkeys(told))
+        pair = f"{COLUMNS[labels['column']]} with {COLUMNS[labels['column_2']]}"
+        by_count.setdefault(len(told), []).append(f"{pair} ({signs})" if signs else pair)
+    words = {len(results): "on every model", 2: "On two", 1: "On one", 0: "On none"}
+    parts = [f"{words[n]}: {'; '.join(by_count.get(n, ['no pair']))}" for n in words]
+    return f"*Told from random init {asked[0]['scope']}*, with the sign, {'. '.join(parts)}."
+
+
 def interval_of_percent(number: Number) -> str:
     """Return 53 % [50, 56]."""
     return f"{percent(number)} [{decimal(100 * number.low, 0)}, {decimal(100 * number.high, 0)}]"
@@ -183,6 +196,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "interval": interval,
         "beyond_of": beyond_of,
         "correlations_in": correlations_in,
+        "pairs_told": pairs_told,
         "chance": CHANCE,
         "measured_with": ", ".join(
             dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
