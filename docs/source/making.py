@@ -45,7 +45,7 @@ from tl_posgen.studies.emergence import emergence
 OPTIONS = {
     "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_draws=2, n_cloze=100, cloze_conditions=None),
     "profiles": Profiles(cost_prompts=4),
-    "literature": Profiles(cost_prompts=2, metrics="literature"),
+    "literature": Profiles(cost_prompts=4, metrics="literature"),
     "checked sources": Sources(check=True),
     "writers": Sources(sides=("k", "q"), by="head"),
     "places": Variance(absolute=True),

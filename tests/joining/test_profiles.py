@@ -1,5 +1,6 @@
 """Head profiles: columns from where they come, costs against hooks by hand, correlations, and what is shown."""
 
+import re
 import sys
 from itertools import combinations
 
@@ -12,11 +13,11 @@ from scipy import stats
 
 import tl_posgen
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.ablate_heads import mean_outputs
+from tl_posgen.hooks.ablate_heads import ablate_heads, mean_outputs
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.joining import Profiles
 from tl_posgen.joining.column_correlations import COLUMNS, PAIRS, SCOPES, beyond_null, columns_of, correlations
-from tl_posgen.joining.head_costs import without_distance
+from tl_posgen.joining.head_costs import COSTS, without_distance
 from tl_posgen.joining.literature import LITERATURE
 from tl_posgen.joining.numbers.attention_mass import take_from_drawn_keys
 from tl_posgen.joining.profiles import MOST_PAIRS
@@ -105,6 +106,28 @@ def test_costs_are_those_of_one_head_edited(mini, alice, result):
         assert float(one["cost"].sel(edit=edit).mean()) == pytest.approx(expected, abs=1e-6)
 
 
+def test_joint_costs_are_those_of_all_these_heads_edited(mini, alice, result):
+    tokens = torch.stack(to_prompts(mini, alice, length=48, n_prompts=4)[:2])
+    table = result.frame().sort_values("slash_score", ascending=False)
+    order = [(int(one.layer), int(one.head)) for one in table.itertuples()]
+    back = {(int(one.layer), int(one.head)): int(one.slash_distance) for one in table.itertuples()}
+    joint = result.own["joint_cost"]
+    assert joint["n_heads"].values.tolist() == [1, 2, 4, 8, 16]
+    for edit in COSTS[1:]:
+        alone = result.own["cost"].sel(edit=edit, layer=order[0][0], head=order[0][1])
+        np.testing.assert_allclose(joint.sel(edited=edit, n_heads=1), alone, atol=1e-6)
+    hooks = [
+        hook for one in order[:4] for hook in replace_scores(mini, lambda of: without_distance(of, back), heads=[one])
+    ]
+    expected = (token_losses(mini, tokens, hooks) - token_losses(mini, tokens)).mean(-1)
+    np.testing.assert_allclose(joint.sel(edited="slash", n_heads=4), expected, atol=1e-6)
+    ablated = ablate_heads(mini, order, "mean", reference=tokens, length=48)
+    expected = (token_losses(mini, tokens, ablated) - token_losses(mini, tokens)).mean(-1)
+    for edit in ("head", "drawn heads"):
+        np.testing.assert_allclose(joint.sel(edited=edit, n_heads=16), expected, atol=1e-6)
+    assert not np.allclose(*(joint.sel(edited=edit, n_heads=4) for edit in ("head", "drawn heads")))
+
+
 def test_mean_outputs_are_those_of_every_batch(mini, alice):
     tokens = torch.stack(to_prompts(mini, alice, length=12, n_prompts=10))  # more than run at once
     outputs = []
@@ -118,7 +141,11 @@ def test_no_attention_is_paid_at_the_hidden_distance_but_by_a_query_that_sees_no
     tokens = to_prompts(mini, alice, length=12, n_prompts=1)[0][None]
     for distance in (0, 3):
         seen = []
-        hooks = replace_scores(mini, lambda one, distance=distance: without_distance(one, distance), layers=[1])
+        hooks = replace_scores(
+            mini,
+            lambda one, distance=distance: without_distance(one, {(1, head): distance for head in range(4)}),
+            layers=[1],
+        )
         look = ("blocks.1.attn.hook_pattern", lambda pattern, hook, seen=seen: seen.append(pattern[0].detach()))
         mini.run_with_hooks(tokens, fwd_hooks=[*hooks, look])
         paid = seen[0].diagonal(-distance, dim1=1, dim2=2)
@@ -197,7 +224,10 @@ def test_either_backend_gives_the_same_table(family_model, backend):
 
 
 def test_the_sentences_give_the_numbers(result):
-    own, (highest, costs, over, within, *_) = result.numbers, result.findings()
+    own, (highest, costs, joint, over, within, *_) = result.numbers, result.findings()
+    values = [own("joint_cost", edited=edit, n_heads=4).plain for edit in ("slash", "elsewhere", "head", "drawn heads")]
+    assert joint.startswith("Loss with 4 of 16 heads edited at once, highest slash scores first: ")
+    assert [f"{one:.4f}" for one in values] == re.findall(r"[\d.-]+\d{4}(?= \(random)", joint)
     for sentence, scope in ((over, "over heads"), (within, "within layers")):
         rho = {(a, b): own("rho", scope=scope, column=a, column_2=b) for a, b in PAIRS}
         largest = sorted(rho, key=lambda pair: -abs(float(rho[pair])))[:MOST_PAIRS]

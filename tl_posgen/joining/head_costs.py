@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import product
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.hooks.ablate_heads import mean_outputs, with_outputs
-from tl_posgen.hooks.replace_scores import replace_scores
+from tl_posgen.hooks.replace_scores import HookList, replace_scores
 from tl_posgen.joining.numbers.attention_mass import take_from_drawn_keys
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import token_losses
@@ -20,65 +20,104 @@ from tl_posgen.models.model import Model
 from tl_posgen.position.substitution.hooks import all_positions, by_split, substitute
 
 COSTS = ("interaction", "slash", "elsewhere", "head")
+TOGETHER = ("slash", "elsewhere", "head", "drawn heads")  # of several heads at once; the last is "head" in drawn ones
+Back = Mapping[tuple[int, int], int]  # (layer, head) -> distance
 
 
-def without_distance(capture: LayerCapture, distance: int) -> Float[Tensor, "head query key"]:
-    """Return the layer's scores with no attention `distance` tokens back: softmax gives its share to the other keys.
+def without_distance(capture: LayerCapture, back: Back) -> Float[Tensor, "head query key"]:
+    """Return the layer's scores with no attention back[layer, head] tokens back: softmax gives its share to the other
+    keys.
 
     A query that would see nothing else (the first token, D = 0) keeps it.
     """
     scores = capture.scores()
-    return scores.masked_fill(hidden_at(capture, scores, distance), -torch.inf)
+    return scores.masked_fill(hidden_at(capture, scores, back), -torch.inf)
 
 
-def with_mass_taken_elsewhere(capture: LayerCapture, distance: int, seed: int) -> Float[Tensor, "head query key"]:
+def with_mass_taken_elsewhere(capture: LayerCapture, back: Back, seed: int) -> Float[Tensor, "head query key"]:
     """Return the layer's scores with as much attention taken from drawn keys as `without_distance` hides, at most all
     of theirs: its control."""
     scores = capture.scores()
-    hidden = hidden_at(capture, scores, distance)
+    hidden = hidden_at(capture, scores, back)
     left = take_from_drawn_keys(double(scores).softmax(-1), hidden, seed)
     return torch.where(hidden.any(-1, keepdim=True), left.log().to(scores), scores)
 
 
 def hidden_at(
-    capture: LayerCapture, scores: Float[Tensor, "head query key"], distance: int
+    capture: LayerCapture, scores: Float[Tensor, "head query key"], back: Back
 ) -> Bool[Tensor, "head query key"]:
-    """Tell which pairs are `distance` tokens apart, where the query sees another key too."""
+    """Tell which pairs are as many tokens apart as their head's entry says, where the query sees another key too."""
     position, visible = capture.positions, (scores > -torch.inf).sum(-1, keepdim=True)
-    return (position[:, None] - position == distance) & (visible > 1)
+    distance = torch.tensor([back[capture.layer, head] for head in capture.heads], device=position.device)
+    return (position[:, None] - position == distance[:, None, None]) & (visible > 1)
+
+
+class Edits:
+    """Edits of some heads at once, as hooks.
+
+    Args:
+        back: each head's best distance D, whose diagonal is hidden for "slash".
+        seed: of the keys that give as much mass for "elsewhere", the same for every head.
+    """
+
+    def __init__(self, model: Model, tokens: Int[Tensor, "prompt pos"], back: Back, seed: int):
+        self.model, self.back = model, back
+        self.means = mean_outputs(model, tokens, sorted({layer for layer, _ in back}))
+        self.scores_of = {
+            "slash": partial(without_distance, back=back),
+            "elsewhere": partial(with_mass_taken_elsewhere, back=back, seed=seed),
+        }
+
+    def hooks(self, edit: str, heads: Sequence[tuple[int, int]]) -> HookList:
+        """Return the hooks of one of COSTS in these heads."""
+        if edit == "interaction":
+            return substitute(self.model, by_split(all_positions), heads=heads)
+        if edit == "head":
+            return [hook for layer, head in heads for hook in with_outputs(layer, [head], self.means[layer])]
+        return replace_scores(self.model, self.scores_of[edit], heads=heads)
 
 
 def head_costs(
-    model: Model,
-    tokens: Int[Tensor, "prompt pos"],
-    distance: xr.DataArray,
-    selected: Mapping[int, Sequence[int]],
-    seed: int,
-) -> xr.DataArray:
-    """Return the rise of the loss, in nats per token, with one selected head at a time edited.
+    model: Model, tokens: Int[Tensor, "prompt pos"], slash_score: xr.DataArray, back: Back, seed: int
+) -> xr.Dataset:
+    """Return the rise of the loss, in nats per token, with one selected head at a time edited, and with the first 1, 2,
+    4, .. heads by slash score edited at once.
 
-    Every prompt runs unchanged, for the means, and with every edit of every head.
-
-    Args:
-        distance: each head's best distance D, whose diagonal is hidden for "slash".
-        seed: of the keys that give as much mass for "elsewhere", the same for every head.
+    Every prompt runs unchanged, for the means, and with every edit.
     """
-    unchanged = token_losses(model, tokens).mean(-1)
-    means = mean_outputs(model, tokens, list(selected))
-    heads = sorted({head for some in selected.values() for head in some})
-    rises = np.full((len(COSTS), len(tokens), len(selected), len(heads)), np.nan)
-    for row, layer in enumerate(selected):
-        for head in selected[layer]:
-            one: dict[str, Any] = {"heads": [(layer, head)]}
-            back = int(distance.sel(layer=layer, head=head))
-            hooks = {
-                "interaction": substitute(model, by_split(all_positions), **one),
-                "slash": replace_scores(model, partial(without_distance, distance=back), **one),
-                "elsewhere": replace_scores(model, partial(with_mass_taken_elsewhere, distance=back, seed=seed), **one),
-                "head": with_outputs(layer, [head], means[layer]),
-            }
-            for number, what in enumerate(COSTS):
-                losses = token_losses(model, tokens, hooks[what]).mean(-1)
-                rises[number, :, row, heads.index(head)] = (losses - unchanged).numpy()
-    labels = {"edit": list(COSTS), "layer": list(selected), "head": heads}
-    return xr.DataArray(rises, labels, ("edit", "prompt", "layer", "head"))
+    edits, unchanged = Edits(model, tokens, back, seed), token_losses(model, tokens).mean(-1)
+
+    def rise(edit: str, heads: Sequence[tuple[int, int]], prompts: slice = slice(None)) -> Float[np.ndarray, " prompt"]:
+        return (token_losses(model, tokens[prompts], edits.hooks(edit, heads)).mean(-1) - unchanged[prompts]).numpy()
+
+    layers, heads = sorted({layer for layer, _ in back}), sorted({head for _, head in back})
+    alone = np.full((len(COSTS), len(tokens), len(layers), len(heads)), np.nan)
+    for (layer, head), (number, edit) in product(back, enumerate(COSTS)):
+        alone[number, :, layers.index(layer), heads.index(head)] = rise(edit, [(layer, head)])
+    strongest = sorted(back, key=lambda one: -float(slash_score.sel(layer=one[0], head=one[1])))
+    counts = counts_up_to(len(back))
+    drawn = [
+        [strongest[place] for place in np.random.default_rng((seed, n)).permutation(len(back))]
+        for n in range(len(tokens))
+    ]
+    together = [[rise(edit, strongest[:n]) for n in counts] for edit in TOGETHER[:-1]]
+    together.append(
+        [np.concatenate([rise("head", one[:n], slice(at, at + 1)) for at, one in enumerate(drawn)]) for n in counts]
+    )
+    of_each = xr.DataArray(
+        alone, {"edit": list(COSTS), "layer": layers, "head": heads}, ("edit", "prompt", "layer", "head")
+    )
+    of_all = xr.DataArray(
+        np.array(together), {"edited": list(TOGETHER), "n_heads": counts}, ("edited", "n_heads", "prompt")
+    )
+    return xr.Dataset({"cost": of_each, "joint_cost": of_all})
+
+
+def counts_up_to(n: int) -> list[int]:
+    """Return 1, 2, 4, .. and n.
+
+    Example:
+        >>> counts_up_to(6), counts_up_to(1)
+        ([1, 2, 4, 6], [1])
+    """
+    return [*(2**power for power in range((n - 1).bit_length())), n]

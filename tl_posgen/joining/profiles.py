@@ -16,10 +16,10 @@ from tl_posgen.core.options import Count, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.joining.column_correlations import COLUMNS, SCOPES, beyond_null, correlations, pairs_of
-from tl_posgen.joining.head_costs import COSTS, head_costs
+from tl_posgen.joining.head_costs import COSTS, TOGETHER, counts_up_to, head_costs
 from tl_posgen.joining.literature import LITERATURE, literature_metrics
 from tl_posgen.joining.numbers.repeated_tokens import repeated_prompts, repeated_scores
-from tl_posgen.joining.profiles_figures import correlation_maps, rank_table
+from tl_posgen.joining.profiles_figures import JOINT, correlation_maps, joint_costs, rank_table
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import bos_of
@@ -62,14 +62,16 @@ class Profiles(Measure):
     earlier occurrence of the same token, and to the token after it. Costs are in nats per token: a head's scores
     replaced by the nearest f(q, d) + g(q, k) over the prompt's distances ("interaction"), no attention at its slash
     distance ("slash"), as much attention taken from drawn keys at other distances ("elsewhere", the control of
-    "slash"), its output replaced by the mean over prompts and positions ("head").
+    "slash"), its output replaced by the mean over prompts and positions ("head"). Joint costs are those of the 1, 2,
+    4, .. heads of the highest slash scores edited at once, beside as many drawn heads at their means.
 
     rho is Spearman's correlation of two columns over heads; within layers, that of the ranks with every layer's mean
     taken away. Pairs are said to go beyond random init from eight random inits on; heads are all of the model's, not a
     sample, so that such a pair is a fact about this model and not yet about others.
 
     Args:
-        costs: whether to measure what heads cost, four runs a head; if left out, of models with up to 96 heads.
+        costs: whether to measure what heads cost, four runs a head and some thirty more; if left out, of models with up
+            to 96 heads.
         cost_prompts: on how many of the prompts.
         period: length of the random block; 50 if left out, less where the context or the vocabulary is shorter.
         n_repeated: prompts of repeated tokens.
@@ -125,6 +127,12 @@ class Profiles(Measure):
         "cost": Variable(
             "cost of the head", "nats", f"rise of the loss, this head alone {EDITS}", ("edit", "prompt", *HEAD)
         ),
+        "joint_cost": Variable(
+            "joint cost",
+            "nats",
+            "rise of the loss, the heads of the highest slash scores (or drawn ones) edited at once",
+            ("edited", "n_heads", "prompt"),
+        ),
         **LITERATURE,
         "rho": Variable(
             "Spearman's rho",
@@ -134,7 +142,7 @@ class Profiles(Measure):
             bounds=(-1, 1),
         ),
     }
-    figures = {"correlations": correlation_maps, "heads": rank_table}
+    figures = {"correlations": correlation_maps, "heads": rank_table, "joint_costs": joint_costs}
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Profiles":
@@ -159,13 +167,16 @@ class Profiles(Measure):
         costs = n_heads <= MOST_HEADS if self.costs is None else self.costs
         some = run.tokens[: self.cost_prompts] if costs else run.tokens[:0]
         more = len(run.rows) if self.metrics == "literature" else 0
-        run.plan(self.n_repeated + more + len(some) * (2 + len(COSTS) * n_heads))
+        n_edits = len(COSTS) * n_heads + len(TOGETHER) * len(counts_up_to(n_heads))
+        run.plan(self.n_repeated + more + len(some) * (2 + n_edits))
         data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
         shares = variance[[name for name in FROM_VARIANCE if name in variance]]
         data = data.merge(shares).merge(self.on_repeated_tokens(run))
         data = data.merge(self.of_literature(run)) if more else data
         if costs:
-            data["cost"] = head_costs(run.model, some, slash["best_distance"], selected, run.seed)
+            best = slash["best_distance"]
+            back = {(n, head): int(best.sel(layer=n, head=head)) for n, heads in selected.items() for head in heads}
+            data = data.merge(head_costs(run.model, some, data["slash_score"], back, run.seed))
         data["rho"] = correlations(data)
         return xr.Dataset({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
 
@@ -207,6 +218,10 @@ class Profiles(Measure):
                 for number in [own("cost", edit=what)]
             ]
             lines.append(f"Loss in nats per token, mean over heads, one head at a time: {'; '.join(costs)}.")
+            n = min(own.data["n_heads"].values.tolist(), key=lambda one: abs(one - n_heads / 4))
+            numbers = {words: own("joint_cost", edited=edit, n_heads=n) for edit, words in JOINT.items()}
+            joint = "; ".join(f"{words} {number.plain:.4f} ({number.null:.4f})" for words, number in numbers.items())
+            lines.append(f"Loss with {n} of {n_heads} heads edited at once, highest slash scores first: {joint}.")
         lines += [self.strongest_pairs(own, scope) for scope in SCOPES]
         return lines + ([beyond_null(own.dataset["rho"], scope) for scope in SCOPES] if own.inits else [])
 

@@ -9,10 +9,29 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from tl_posgen.joining.column_correlations import COLUMNS, SCOPES, columns_of
-from tl_posgen.report.figures import DIVERGING, SCALE, Panels, colour_axis, finish, head_rows, heat, model_label, sides
+from tl_posgen.report.figures import (
+    COLOURS,
+    DIVERGING,
+    SCALE,
+    Panels,
+    colour_axis,
+    error_bars,
+    finish,
+    head_rows,
+    heat,
+    line,
+    model_label,
+    sides,
+)
 
 MOST_HEADS = 48  # whose names can be read below each other's columns
 ROW = 24  # pixels a column of the profiles
+JOINT = {  # label of `edited` -> words
+    "slash": "slashes hidden",
+    "elsewhere": "as much attention taken elsewhere",
+    "head": "outputs at their means",
+    "drawn heads": "as many drawn heads at their means",
+}
 
 
 def ordered(rho: Float[np.ndarray, "name name"]) -> Int[np.ndarray, " name"]:
@@ -93,3 +112,23 @@ def rank_table(result: Any) -> go.Figure:
     chosen = f"; the {len(shown)} of {len(rows)} heads furthest from the middle" if len(shown) < len(rows) else ""
     subtitle = f"rank of each head among all, lowest 0 to highest 1; hovering shows the number{chosen}; the model alone"
     return finish(figure, f"Head profiles · {model_label(data)}", subtitle, height=200 + ROW * len(order))
+
+
+def joint_costs(result: Any) -> go.Figure:
+    """Draw the rise of the loss by the number of heads that are edited at once, a panel a side."""
+    both = sides(result)
+    panels = Panels([side for side, _, _ in both], columns=2, row_height=300, shared_yaxes=True)
+    for panel, (_, data, _) in enumerate(both):
+        for (edit, name), colour in zip(JOINT.items(), COLOURS, strict=False):
+            if "joint_cost" in data:
+                y = data["joint_cost"].sel(edited=edit).mean("prompt")
+                found = line(y["n_heads"].values, y.values, name, colour, mode="lines+markers")
+                if data is result.own:
+                    ends = [result.numbers("joint_cost", edited=edit, n_heads=n) for n in y["n_heads"].values]
+                    value, low, high = np.array([[one.value, one.low, one.high] for one in ends]).T
+                    found["error_y"] = error_bars(value, low, high)
+                panels.add(panel, found)
+    panels.axes("heads edited at once, highest slash scores first", "rise of the loss, nats")
+    panels.figure.update_xaxes(type="category")
+    subtitle = "bars: 95 % over prompts, from four prompts on; drawn heads differ from prompt to prompt"
+    return panels.finish(f"Joint costs of heads · {model_label(result.own)}", subtitle)
