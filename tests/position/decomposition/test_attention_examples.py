@@ -101,7 +101,7 @@ def test_the_page_of_an_example_shows_its_three_maps(result):
     true, additive = result.own["pattern"].isel(example=2).values
     np.testing.assert_allclose(props["attention"], [true, additive, true - additive], atol=1e-4)
     drawn = result.plot("patterns").data
-    assert len(drawn) == 12
+    assert len(drawn) == 16
     np.testing.assert_array_equal(drawn[7].z, additive)
     assert (drawn[7].zmin, drawn[7].zmax, drawn[8].zmid) == (0, 1, 0)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.three_axis import ThreeAxis
 from tl_posgen.report.circuits import CROP, attention_maps, token_colours
-from tl_posgen.report.figures import DIVERGING, SCALE, Panels, head_names, model_label, token_map
+from tl_posgen.report.figures import COLOURS, DIVERGING, SCALE, Panels, head_names, model_label, token_map
 
 SCORES = ("true", "additive")
 MAPS = (*SCORES, "true - add.")
@@ -40,17 +39,28 @@ def maps_of(data: xr.Dataset, example: int) -> np.ndarray:
 
 
 def draw_patterns(result: Any) -> go.Figure:
-    """Draw the three maps of every example head as heat maps, a row a head."""
+    """Draw the three maps of every example head as heat maps, a row a head, beside the loss of the token that each
+    query predicts."""
     data = result.own
     heads = head_names(zip(data["layer"].values, data["head"].values, strict=True))
-    panels = Panels([f"{head} · {name}" for head in heads for name in MAPS], columns=3, row_height=280)
+    titles, n = (*(" · " + name for name in MAPS), ""), len(MAPS) + 1
+    panels = Panels(
+        [head + name if name else "loss, nats" for head in heads for name in titles], columns=n, row_height=280
+    )
     attention, difference = {"colorscale": SCALE, "zmin": 0, "zmax": 1}, {"colorscale": DIVERGING, "zmid": 0}
-    for panel, (example, number) in enumerate(product(range(len(heads)), range(len(MAPS)))):
-        picture = xr.DataArray(maps_of(data, example)[number], dims=("query", "key"))
-        panels.add(panel, token_map(picture, **(difference if number == len(SCORES) else attention)))
-    panels.figure.update_yaxes(type="linear", autorange="reversed").update_xaxes(type="linear")
-    subtitle = "attention of the scores, of the additive fit, their difference; first prompt; no random init is shown"
-    return panels.axes("key", "query").finish(f"True and additive attention · {model_label(data)}", subtitle)
+    loss = go.Bar(x=data["loss"].values, orientation="h", marker_color=COLOURS[0], showlegend=False)
+    for example in range(len(heads)):
+        for number, picture in enumerate(maps_of(data, example)):
+            colours = difference if number == len(SCORES) else attention
+            panels.add(n * example + number, token_map(xr.DataArray(picture, dims=("query", "key")), **colours))
+        panels.add(n * example + len(MAPS), go.Bar(loss))
+    panels.axes("key", "query").figure.update_yaxes(type="linear", autorange="reversed").update_xaxes(type="linear")
+    panels.figure.update_xaxes(title_text="", col=n)
+    subtitle = (
+        "attention of the scores, of the additive fit, their difference; the loss of the token that each query "
+        "predicts; first prompt; no random init is shown"
+    )
+    return panels.finish(f"True and additive attention · {model_label(data)}", subtitle)
 
 
 def labels(data: xr.Dataset) -> list[str]:
@@ -109,6 +119,7 @@ class AttentionExamples(Measure):
         "query_part": Variable(
             "query part b(i)", "logits", "fitted on this prompt, less its mean", ("example", "query")
         ),
+        "loss": Variable("loss", "nats", "of the token that the query predicts", ("query",)),
         "r_within_rows": Variable(
             *("r within rows, first prompt", "", "of all tokens of the prompt that is shown", ("example",)),
             headline="r_within_rows",
@@ -136,12 +147,14 @@ class AttentionExamples(Measure):
         r = run.found(ThreeAxis)["r_within_rows"].sel(tokens="all").transpose("layer", "head")
         picks = pick_heads(r.to_series(), self.examples, WHY, run.where["heads"])
         found: dict[tuple[int, int], xr.Dataset] = {}
-        run.plan(0, once=int(bool(picks)))
+        run.plan(0, once=1 + bool(picks))
         if picks:
             heads = [pick[:2] for pick in picks]
             run_capture(run.wrapped, run.rows[0][None], lambda one: found.update(patterns(one)), heads=heads)
         texts = token_strings(run.wrapped, run.rows[0][:CROP])
-        return examples_dataset([found[pick[:2]].assign_coords(why=pick[2]) for pick in picks], texts)
+        data = examples_dataset([found[pick[:2]].assign_coords(why=pick[2]) for pick in picks], texts)
+        loss = np.append(run.losses(run.rows[0][None])[0].numpy(), np.nan)[:CROP]  # nothing follows the last token
+        return data.assign(loss=("query", loss))
 
 
 def pick_heads(values: pd.Series, n: int, why: tuple[str, str], chosen: Any = None) -> list[Pick]:
