@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jaxtyping
 import pytest
@@ -19,6 +20,7 @@ import torch
 from hypothesis import settings
 
 SHARED = Path(__file__).parents[2] / "shared"
+LONG = 20_000  # characters of a text
 settings.register_profile("repeatable", derandomize=True)  # a commit that was tested stays tested; `make soak` draws
 settings.load_profile("repeatable")
 _loaded: dict[str, tuple[Any, dict[str, Any]]] = {}  # fixture name -> the model, and what it was when last looked at
@@ -35,6 +37,28 @@ def pytest_sessionstart() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _long_texts_are_tokenised_once():
+    """A book takes a tenth of a second to tokenise, and hundreds of tests cut their prompts of it: its ids are kept
+    while the tokenizer lives and is the same."""
+    from tl_posgen.models import tokens
+
+    made, text_ids = WeakKeyDictionary(), tokens.text_ids
+
+    def text_ids_once(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
+        if len(text) < LONG or wanted is not None:
+            return text_ids(tokenizer, text, wanted)
+        key = text, len(tokenizer), repr(getattr(tokenizer, "backend_tokenizer", None))
+        known = made.setdefault(tokenizer, {})
+        if key not in known:
+            known[key] = text_ids(tokenizer, text, wanted)
+        return [*known[key]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "text_ids", text_ids_once)
+        yield
 
 
 @pytest.fixture(scope="session")

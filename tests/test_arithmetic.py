@@ -49,11 +49,22 @@ def state():
 
 
 @pytest.mark.skipif(not hasattr(MATMUL, "fp32_precision"), reason="torch 2.9 has the newer interface")
-@pytest.mark.parametrize("choice", CHOICES)
-def test_either_interface_is_as_before_afterwards(choice):
-    """In a process of its own: torch refuses to mix both."""
+def test_either_interface_is_as_before_afterwards():
+    """Each choice in a process of its own, as torch refuses to mix both: children of one that has imported torch."""
+    lines = [
+        "import os, torch; from tl_posgen.arithmetic import full_precision, tf32_allowed",
+        f"for choice, words in {[(choice, of_choice(choice)) for choice in CHOICES]}:",
+        "    if os.fork() == 0:",
+        "        exec(words)",
+        "        os._exit(0)",
+        "    assert os.wait()[1] == 0, choice",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+def of_choice(choice: str) -> str:
+    """What is asserted where a user has chosen so."""
     lines = (
-        "import torch; from tl_posgen.arithmetic import full_precision, tf32_allowed",
         f"matmul = torch.backends.cuda.matmul{STATE}",
         f"{CHOICES[choice]}",
         "before = state()",
@@ -62,7 +73,7 @@ def test_either_interface_is_as_before_afterwards(choice):
         "torch.backends.fp32_precision = 'ieee'",
         f"assert tf32_allowed() == {choice in ('cuda, newer', 'cuda, older')}",
     )
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+    return "\n".join(lines)
 
 
 def test_the_unit_of_rounding_is_that_of_the_products():

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ PICTURES = [path for kind in ("*.png", "*.svg") for place in FOLDERS for path in
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+@cache
+def rendered() -> dict[Path, str]:
+    """Every page as its template and the numbers give it now."""
+    return dict(pages.rendered())
+
+
 def of_page(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -41,7 +48,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 def python_blocks(path: Path) -> list[str]:
     """Those of the page as its template gives it now, where it has one."""
-    text = dict(pages.rendered()).get(path, path.read_text(encoding="utf-8"))
+    text = rendered().get(path, path.read_text(encoding="utf-8"))
     return [block for language, block in BLOCK.findall(text) if language == "python"]
 
 
@@ -59,7 +66,7 @@ def lines_of(command: str) -> list[tuple[str, str]]:
 
 
 def test_pages_are_what_their_templates_and_the_numbers_give():
-    stale = [of_page(path) for path, text in pages.rendered() if path.read_text(encoding="utf-8") != text]
+    stale = [of_page(path) for path, text in rendered().items() if path.read_text(encoding="utf-8") != text]
     assert stale == [], "run make pages"
 
 

@@ -234,9 +234,17 @@ def test_passes_outside_an_analysis_are_nobodys(small_model, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_bar_that_the_environment_switches_off_is_no_error(small, tmp_path):
+def test_a_bar_that_the_environment_switches_off_is_no_error():
     """tqdm reads TQDM_DISABLE when it is imported, so in a process of its own."""
-    words = f"import tl_posgen; tl_posgen.analyze({str(small)!r}, 'Down, down, down.', measures='three_axis')"
+    lines = (
+        "from tl_posgen.progress import Passes, count",
+        "with Passes(shown=True, models=2) as passes:",
+        "    for label, planned in (('mini', 3), ('random init (seed 0)', 0)):",
+        "        with passes.stage('three_axis', label):",
+        "            passes.plan(planned, once=planned)",
+        "            for _ in range(2): count(1)",
+        "assert passes.bar.disable",
+    )
     environment = {**os.environ, "TQDM_DISABLE": "1"}
-    ran = subprocess.run([sys.executable, "-c", words], env=environment, capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

@@ -36,8 +36,8 @@ def last_logit(logits, tokens):
         pytest.param(Substitution(search=False), ["loss"], marks=pytest.mark.slow),
     ],
 )
-def test_every_value_of_the_loss_is_that_of_the_metric(mini, measure, names):
-    plain, metric = (measure(mini, TEXT, metric=one, **CUT).own for one in (None, doubled))
+def test_every_value_of_the_loss_is_that_of_the_metric(small_model, measure, names):
+    plain, metric = (measure(small_model, TEXT, metric=one, **CUT).own for one in (None, doubled))
     for name in names:
         assert float(abs(plain[name]).max()) > 0.1
         torch.testing.assert_close(torch.tensor(metric[name].values), 2 * torch.tensor(plain[name].values))
@@ -52,14 +52,14 @@ def test_a_value_of_a_prompt_stands_at_each_of_its_targets(mini):
     torch.testing.assert_close(torch.tensor(own["loss"].values), expected)
 
 
-def test_titles_sentences_and_provenance_name_the_metric(mini):
-    result = THIRDS(mini, TEXT, metric=doubled, heads=["1.2"], **CUT)
+def test_titles_sentences_and_provenance_name_the_metric(small_model):
+    result = THIRDS(small_model, TEXT, metric=doubled, heads=["1.2"], **CUT)
     assert result.provenance["metric"] == "doubled"
     assert "metric doubled" in result.findings()[-1]
     assert result.table().columns[:2].tolist() == ["condition", "metric"]
     for kind in result.kinds:
         assert "loss = doubled" in result.plot(kind).layout.title.text
-    assert "metric" not in THIRDS(mini, TEXT, heads=["1.2"], **CUT).provenance
+    assert "metric" not in THIRDS(small_model, TEXT, heads=["1.2"], **CUT).provenance
 
 
 def test_the_loss_comes_back_after_an_error(mini):

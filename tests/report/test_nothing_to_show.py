@@ -15,16 +15,17 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("name", ["planes", "profiles", "plane_interaction", "slash", "variance"])
+DRAWN = ["planes", "profiles", "plane_interaction", "slash", "variance"]
+
+
 @pytest.mark.parametrize("zero", EDITS)
-def test_a_layer_whose_scores_are_all_zero_is_drawn_and_has_its_page(small, zero, name):
+def test_a_layer_whose_scores_are_all_zero_is_drawn_and_has_its_page(small, zero):
     model = tl_posgen.load_model(small)
     with torch.no_grad():
         EDITS[zero](model).zero_()
-    report = tl_posgen.analyze(model, bundled_text(), measures=name, layers=[0], **CUT)
+    report = tl_posgen.analyze(model, bundled_text(), measures=DRAWN, layers=[0], **CUT)
     assert report.page_files()
-    if name in ("planes", "plane_interaction"):
-        kind = {"planes": "phases", "plane_interaction": "matrix"}[name]
+    for name, kind in (("planes", "phases"), ("plane_interaction", "matrix")):
         assert NOTHING in [one.text for one in report[name].plot(kind).layout.annotations]
 
 

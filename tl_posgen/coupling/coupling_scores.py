@@ -15,7 +15,7 @@ from tl_posgen.core.engine import drawn
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.numbers import TRAINED, Number, Numbers, format_bound
 from tl_posgen.core.options import Count, Each, require
-from tl_posgen.core.random_inits import check_seeds
+from tl_posgen.core.random_inits import check_seed, check_seeds
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
@@ -25,6 +25,7 @@ from tl_posgen.coupling.score_correlations import BY, correlated
 from tl_posgen.coupling.score_table import SIZES, score_table
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
+from tl_posgen.models.tokens import check_counts
 
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
 QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Coupling`, and its labels
@@ -236,7 +237,8 @@ def coupling_scores(
     """
     require("tokenizer", tokenizer, str | os.PathLike | None)
     measure = CouplingScores(k=k, score=score, widths=widths)
-    table, null_seeds = score_table(scores, score), check_seeds(null_seeds)
+    table, null_seeds, seed = score_table(scores, score), check_seeds(null_seeds), check_seed(seed)
+    check_counts(length, n_prompts)
     by_width = width_dataset(widths)
     rows: list[list[dict[str, Number]]] = [[] for _ in range(1 + len(null_seeds))]
     sizes: list[dict[str, int]] = []

@@ -92,6 +92,14 @@ def spread(pieces: Sequence[Any], n: int) -> list[Any]:
 
 
 def check_numbers(model: Model | WrappedModel, length: int | None, n_prompts: int | None) -> None:
+    """Refuse a length or a number of prompts that is none, or that the model cannot take."""
+    check_counts(length, n_prompts)
+    if length is not None:
+        require_fits(wrap(model), length)
+
+
+def check_counts(length: int | None, n_prompts: int | None) -> None:
+    """Refuse a length or a number of prompts that is none, whatever the model."""
     for name, value, unit in (("length", length, "tokens"), ("n_prompts", n_prompts, "prompts")):
         if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
             raise InputError(f"{name} = {value!r}: give a whole number of {unit}")
@@ -99,8 +107,6 @@ def check_numbers(model: Model | WrappedModel, length: int | None, n_prompts: in
         raise InputError(f"length {length}: a prompt needs two tokens at least")
     if n_prompts is not None and n_prompts < 1:
         raise InputError(f"n_prompts {n_prompts}: one prompt at least")
-    if length is not None:
-        require_fits(wrap(model), length)
 
 
 def refuse_file_names(prompts: Any) -> None:

@@ -16,7 +16,7 @@ from tl_posgen.core.engine import Measures, analyze, drawn
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
-from tl_posgen.core.random_inits import RandomInits, check_seeds
+from tl_posgen.core.random_inits import RandomInits, check_seed, check_seeds
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
 from tl_posgen.models.conversion.weights import release
@@ -25,7 +25,7 @@ from tl_posgen.models.loading.load import BackendChoice, Dtype
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import null_label, provenance_of
-from tl_posgen.models.tokens import check_numbers
+from tl_posgen.models.tokens import check_counts, check_numbers
 from tl_posgen.studies.course import Emergence
 from tl_posgen.studies.curves import numbers_of
 
@@ -89,7 +89,8 @@ def emergence(
     require("checkpoints", checkpoints, Sequence[str | os.PathLike])
     require("model", model, str | None)
     require("tokenizer", tokenizer, str | os.PathLike | None)
-    asked, null_seeds = registry.requested(measures), check_seeds(null_seeds)
+    asked, null_seeds, seed = registry.requested(measures), check_seeds(null_seeds), check_seed(seed)
+    check_counts(length, n_prompts)
     run = Checkpoints(checkpoints, model, tokenizer, backend, dtype, device)
     precise = any(measure.precise for measure in asked)
     last = run.load(-1, precise=precise)

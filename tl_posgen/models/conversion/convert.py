@@ -11,7 +11,7 @@ from torch import Tensor
 from tl_posgen.errors import ModelError, UnsupportedModelError
 from tl_posgen.models.conversion.hooked_config import RECIPES, hooked_settings
 from tl_posgen.models.conversion.source import first_line
-from tl_posgen.models.conversion.weights import is_released, release, trim
+from tl_posgen.models.conversion.weights import MOST_FREED, is_released, release, trim
 from tl_posgen.models.model import Model
 from tl_posgen.models.rounding import rounding_remedy
 from tl_posgen.models.same_logits import logit_error, random_tokens
@@ -46,15 +46,19 @@ def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, tried: "Tri
 
 def move_weights(state: dict[str, Tensor], model: Any) -> None:
     """Copy every tensor into the model's own of that name, and let it go."""
-    own = model.state_dict()
+    own, freed = model.state_dict(), 0
     with torch.no_grad():
         for name in [name for name in state if name in own]:
             weight = state.pop(name)
             if weight.shape != own[name].shape:
                 raise ValueError(f"{name} is {list(weight.shape)}, and not {list(own[name].shape)}")
             own[name].copy_(weight)
+            freed += weight.nbytes
             del weight
-            trim()
+            if freed > MOST_FREED:
+                trim()
+                freed = 0
+    trim()
 
 
 def hooked_parts() -> tuple[Any, Any, Any]:

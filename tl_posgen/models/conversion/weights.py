@@ -15,6 +15,7 @@ from tl_posgen.errors import ModelError
 from tl_posgen.models.conversion.source import COMPUTED
 
 INDEX = "model.safetensors.index.json"
+MOST_FREED = 2**22  # bytes of freed weights that may wait for `trim`
 
 
 class Stored:
@@ -108,7 +109,8 @@ def release(model: Any) -> None:
 
 
 def trim() -> None:
-    """Hand freed memory to the system: glibc keeps blocks below 32 MB, most weights among them, for itself."""
+    """Hand freed memory to the system: glibc keeps blocks below 32 MB, most weights among them, for itself. It takes
+    as long as a small model's whole copy, so not after every weight (`MOST_FREED`)."""
     with suppress(OSError, AttributeError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -88,19 +89,29 @@ def slash_statistics_from_qk(
 ) -> SlashStatistics:
     """Return `slash_statistics` of S = softmax_j(cap(scale <q_i, k_j> - slope (i-j))), without the N x N matrix."""
     n_heads, n, _ = rotated_q.shape
-    q, position = scale * rotated_q, torch.arange(n, device=rotated_q.device)
+    rows_of = partial(_rows_from_qk, scale * rotated_q, rotated_k, window or n, soft_cap, alibi_slopes)
+    return slash_statistics_of_rows(rows_of, n_heads, n, window, entropy, rotated_q.device)
 
-    def rows_of(heads: slice, start: int, stop: int) -> Tensor:
-        scores = q[heads, start:stop] @ rotated_k[heads, :stop].mT
-        distance = position[start:stop, None] - position[:stop]
-        if alibi_slopes is not None:
-            scores -= alibi_slopes[heads, None, None].to(scores) * distance
-        if soft_cap is not None:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        invisible = (distance < 0) | (distance >= (window or n))
-        return scores.masked_fill_(invisible, -torch.inf).softmax(-1)
 
-    return slash_statistics_of_rows(rows_of, n_heads, n, window, entropy, q.device)
+def _rows_from_qk(
+    q: Tensor,
+    k: Tensor,
+    window: int,
+    soft_cap: float | None,
+    alibi_slopes: Tensor | None,
+    heads: slice,
+    start: int,
+    stop: int,
+) -> Tensor:
+    """Return S[heads, start:stop, :stop] of queries that the scale is in, and keys, after RoPE."""
+    scores = q[heads, start:stop] @ k[heads, :stop].mT
+    distance = torch.arange(start, stop, device=q.device)[:, None] - torch.arange(stop, device=q.device)
+    if alibi_slopes is not None:
+        scores -= alibi_slopes[heads, None, None].to(scores) * distance
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    invisible = (distance < 0) | (distance >= window)
+    return scores.masked_fill_(invisible, -torch.inf).softmax(-1)
 
 
 def slash_statistics_of_rows(

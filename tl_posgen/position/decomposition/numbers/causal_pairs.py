@@ -195,12 +195,12 @@ class CausalPairs:
         self, x: Float[Tensor, "axis=3 head size"], fill: int | float = math.nan
     ) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head query"], Float[Tensor, "head key"]]:
         """Return arrays as long as the text from corner coordinates, with `fill` where there is no pair."""
-        distance, query, key = x[0, :, : self.width], x[1].flip(-1), x[2]
-
-        def place(part: Tensor, start: int) -> Tensor:
-            return pad(part, (start, self.n_tokens - start - part.shape[-1]), value=fill)
-
-        return place(distance, self.first_distance), place(query, self.first_query), place(key, self.first_key)
+        starts = (self.first_distance, self.first_query, self.first_key)
+        distance, query, key = (
+            pad(part, (start, self.n_tokens - start - part.shape[-1]), value=fill)
+            for part, start in zip((x[0, :, : self.width], x[1].flip(-1), x[2]), starts, strict=True)
+        )
+        return distance, query, key
 
 
 def normal_blocks(

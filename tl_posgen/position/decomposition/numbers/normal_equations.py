@@ -57,14 +57,7 @@ def solve(
     eliminated = weights.square() * at_distance
     precondition = _preconditioner(pairs, ridge, right.device)
 
-    def sum_over_pairs(x: Tensor) -> Tensor:
-        """Return the sum of one axis over the pairs of each index of another axis."""
-        return x.cumsum(-1).flip(-1)
-
-    def image(x: Tensor) -> Tensor:
-        others = pairs.over_band(x).flip(0, -1)
-        return others.sub_(sum_over_pairs(eliminated * sum_over_pairs(x.sum(0)))).addcmul_(diagonal, x)
-
+    image = partial(_image, pairs, eliminated, diagonal)
     left = right[1:] - sum_over_pairs(weights * at_distance * right[0])
     errors = right.abs().mul_(4 * torch.finfo(right.dtype).eps) + rounding  # the difference above may cancel
     rounded = errors[1:] + sum_over_pairs(weights * at_distance * errors[0])
@@ -72,6 +65,17 @@ def solve(
     x, steps = _conjugate_gradients(pairs, image, precondition, left, tolerance, rounded.square() / diagonal, known)
     a = at_distance * (right[0] - weights * sum_over_pairs(x.sum(0)))
     return torch.cat([a[None], x]), steps
+
+
+def sum_over_pairs(x: Tensor) -> Tensor:
+    """Return the sum of one axis over the pairs of each index of another axis."""
+    return x.cumsum(-1).flip(-1)
+
+
+def _image(pairs: CausalPairs, eliminated: Tensor, diagonal: Tensor, x: Tensor) -> Tensor:
+    """Return the matrix of b and c times x."""
+    others = pairs.over_band(x).flip(0, -1)
+    return others.sub_(sum_over_pairs(eliminated * sum_over_pairs(x.sum(0)))).addcmul_(diagonal, x)
 
 
 Operator = Callable[[Float[Tensor, "axis=2 head size"]], Float[Tensor, "axis=2 head size"]]

@@ -161,12 +161,14 @@ def _correlations(
     shared_within = shared - (rows * fit_rows).sum(-1)
     fit_within = fit_squares - (fit_sums[1] * fit_rows).sum(-1)
 
-    def correlation(shared: Tensor, squares: Tensor, fit_squares: Tensor) -> Tensor:  # 0 where the fit is constant
-        r = (shared / (squares * fit_squares).sqrt()).nan_to_num().clamp(max=1)
-        return r.masked_fill(moments.is_constant(squares) | moments.pairs.saturated, torch.nan)
+    over_all = _correlation(moments, shared, moments.tss, fit_squares - fit_total.square() / moments.pairs.total)
+    return over_all, _correlation(moments, shared_within, moments.within_rows, fit_within)
 
-    over_all = correlation(shared, moments.tss, fit_squares - fit_total.square() / moments.pairs.total)
-    return over_all, correlation(shared_within, moments.within_rows, fit_within)
+
+def _correlation(moments: PairMoments, shared: Tensor, squares: Tensor, fit_squares: Tensor) -> Tensor:
+    """Return Pearson's r from sums of products and of squares: 0 where the fit is constant, NaN without meaning."""
+    r = (shared / (squares * fit_squares).sqrt()).nan_to_num().clamp(max=1)
+    return r.masked_fill(moments.is_constant(squares) | moments.pairs.saturated, torch.nan)
 
 
 def in_gauge(theta: Tensor, pairs: CausalPairs, mean: Tensor, gauge: str) -> Float[Tensor, "axis=3 head size"]:
