@@ -12,11 +12,11 @@ from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.frequencies.forecasts import Conditions, waves_of
 from tl_posgen.frequencies.hooks import with_frequencies
-from tl_posgen.frequencies.numbers.forecast import mean_curves
 from tl_posgen.hooks.replace_scores import finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
 from tl_posgen.rope.bilinear_sums import sums_along_diagonals
+from tl_posgen.rope.planes import mean_curves
 from tl_posgen.rope.rotation import Rope, rotate
 from tl_posgen.stats.rank_correlation import rank_correlation
 
