@@ -11,13 +11,14 @@ from torch import Tensor
 
 from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
 from tl_posgen.core.numbers import ALL, Number, Numbers
+from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights, TripleMoments
 from tl_posgen.position.decomposition.variance import moments_of, shares_of
 from tl_posgen.position.planes.numbers.interaction_matrix import interaction_matrix
-from tl_posgen.position.planes.rope_layers import Distances, over_layers, require_rope
+from tl_posgen.position.planes.rope_layers import over_layers, require_rope
 from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, model_label, sides
 from tl_posgen.stats.rank_correlation import rank_correlation
 
