@@ -4,19 +4,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.core.run import Run
 from tl_posgen.hooks.ablate_heads import mean_outputs, with_outputs
-from tl_posgen.hooks.replace_scores import replace_scores
+from tl_posgen.hooks.replace_scores import HookList, replace_scores
 from tl_posgen.joining.numbers.attention_mass import take_from_drawn_keys
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.loss import token_losses
-from tl_posgen.models.model import Model
 from tl_posgen.position.substitution.hooks import all_positions, by_split, substitute
 
 COSTS = ("interaction", "slash", "elsewhere", "head")
@@ -49,36 +47,26 @@ def hidden_at(
 
 
 def head_costs(
-    model: Model,
-    tokens: Int[Tensor, "prompt pos"],
-    distance: xr.DataArray,
-    selected: Mapping[int, Sequence[int]],
-    seed: int,
+    run: Run, tokens: Int[Tensor, "prompt pos"], distance: xr.DataArray, selected: Mapping[int, Sequence[int]]
 ) -> xr.DataArray:
     """Return the rise of the loss, in nats per token, with one selected head at a time edited.
 
     Every prompt runs unchanged, for the means, and with every edit of every head.
 
     Args:
-        distance: each head's best distance D, whose diagonal is hidden for "slash".
-        seed: of the keys that give as much mass for "elsewhere", the same for every head.
+        distance: each head's best distance D, whose diagonal is hidden for "slash". The keys that give as much mass for
+            "elsewhere" are drawn by the seed of the run, the same for every head.
     """
-    unchanged = token_losses(model, tokens).mean(-1)
-    means = mean_outputs(model, tokens, list(selected))
-    heads = sorted({head for some in selected.values() for head in some})
-    rises = np.full((len(COSTS), len(tokens), len(selected), len(heads)), np.nan)
-    for row, layer in enumerate(selected):
-        for head in selected[layer]:
-            one: dict[str, Any] = {"heads": [(layer, head)]}
-            back = int(distance.sel(layer=layer, head=head))
-            hooks = {
-                "interaction": substitute(model, by_split(all_positions), **one),
-                "slash": replace_scores(model, partial(without_distance, distance=back), **one),
-                "elsewhere": replace_scores(model, partial(with_mass_taken_elsewhere, distance=back, seed=seed), **one),
-                "head": with_outputs(layer, [head], means[layer]),
-            }
-            for number, what in enumerate(COSTS):
-                losses = token_losses(model, tokens, hooks[what]).mean(-1)
-                rises[number, :, row, heads.index(head)] = (losses - unchanged).numpy()
-    labels = {"edit": list(COSTS), "layer": list(selected), "head": heads}
-    return xr.DataArray(rises, labels, ("edit", "prompt", "layer", "head"))
+    model, means = run.model, mean_outputs(run.model, tokens, list(selected))
+
+    def hooks_of(layer: int, head: int) -> dict[str, HookList]:
+        one: dict[str, Any] = {"heads": [(layer, head)]}
+        at: dict[str, Any] = {"distance": int(distance.sel(layer=layer, head=head))}
+        return {
+            "interaction": substitute(model, by_split(all_positions), **one),
+            "slash": replace_scores(model, partial(without_distance, **at), **one),
+            "elsewhere": replace_scores(model, partial(with_mass_taken_elsewhere, **at, seed=run.seed), **one),
+            "head": with_outputs(layer, [head], means[layer]),
+        }
+
+    return run.rises_of_heads(tokens, selected, COSTS, hooks_of)

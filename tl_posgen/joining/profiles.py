@@ -165,7 +165,7 @@ class Profiles(Measure):
         data = data.merge(shares).merge(self.on_repeated_tokens(run))
         data = data.merge(self.of_literature(run)) if more else data
         if costs:
-            data["cost"] = head_costs(run.model, some, slash["best_distance"], selected, run.seed)
+            data["cost"] = head_costs(run, some, slash["best_distance"], selected)
         data["rho"] = correlations(data)
         return xr.Dataset({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
 

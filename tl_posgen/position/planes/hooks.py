@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.core.options import require
 from tl_posgen.core.random_inits import check_seed
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.draws import generator_at
@@ -81,9 +82,8 @@ def perturb_planes(
     sides = checked_sides(of)
     check_strength(edit, strength)
     seed = check_seed(seed)
-    for name, value in {"first_token": first_token, "control": control}.items():
-        if not isinstance(value, bool):
-            raise InputError(f"{name}={value!r}: give True or False")
+    require("first_token", first_token, bool)
+    require("control", control, bool)
     selected = select_heads(model, layers, heads)
     geometries = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
     if not geometries:

@@ -136,12 +136,12 @@ def score_errors(run: Run, conditions: Conditions, where: Mapping[str, Any]) -> 
 
 def costs(run: Run, n_prompts: int, width: float, replaced: xr.DataArray) -> xr.DataArray:
     """Return the rise of the loss when one head alone loses its residual, or all its attention."""
-    tokens, places = run.tokens[:n_prompts], np.argwhere(replaced.values).tolist()
-    run.plan(0, once=len(tokens) * (1 + 2 * len(places)))
-    unchanged = float(run.losses(tokens).mean())
-    values = np.full((len(REPLACED_BY), *replaced.shape), np.nan)
-    for number, by in enumerate((by_split(triangle(width)), by_constant)):
-        for layer, head in places:
-            hooks = substitute(run.model, by, layers=[layer], heads=[head])
-            values[number, layer, head] = float(run.losses(tokens, hooks).mean()) - unchanged
-    return xr.DataArray(values, {"replaced_by": list(REPLACED_BY), **replaced.coords}, ("replaced_by", *HEAD))
+    tokens, by = run.tokens[:n_prompts], dict(zip(REPLACED_BY, (by_split(triangle(width)), by_constant), strict=True))
+    run.plan(0, once=len(tokens) * (1 + 2 * int(replaced.sum())))
+
+    def hooks_of(layer: int, head: int) -> dict[str, HookList]:
+        return {name: substitute(run.model, one, heads=[(layer, head)]) for name, one in by.items()}
+
+    selected = {layer: np.flatnonzero(heads).tolist() for layer, heads in enumerate(replaced.values) if heads.any()}
+    rises = run.rises_of_heads(tokens, selected, REPLACED_BY, hooks_of).mean("prompt")
+    return rises.rename(edit="replaced_by").reindex({dim: replaced[dim] for dim in HEAD})
