@@ -1,10 +1,14 @@
 """Interventions on prompts of `N` tokens: those that edit row by row, and those that need the whole prompt."""
 
+from contextlib import nullcontext
+
 import torch
 
 from tl_posgen.frequencies import Rule, with_frequencies
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.joining import cut_keys
+from tl_posgen.models.streaming.stream import streaming_if_chosen
+from tl_posgen.models.wrapped import wrap
 from tl_posgen.position import at_dummy_distance, by_split, interpolate_positions, lm_infinite, substitute, triangle
 from tl_posgen.position.length import retrieve_blocks
 from tl_posgen.position.order.hooks import permute_positions
@@ -15,6 +19,18 @@ from tl_posgen.slash import ablate_bands
 from tl_posgen.sources import remove_source
 
 N = 24
+TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def logits(model, hooks=(), tokens=TOKENS):
+    """Return logits; hooks run in streaming mode, which edits need if a bridge uses Hugging Face's attention."""
+    with streaming_if_chosen(wrap(model), N) if hooks else nullcontext():
+        return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
+
+
+def largest(difference):
+    return difference.abs().max().item()
 
 
 def reference(model) -> Reference:

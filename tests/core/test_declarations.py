@@ -39,19 +39,12 @@ def refusal_of(name, option, value):
 @pytest.mark.parametrize(("name", "option"), FIELDS)
 @settings(max_examples=25, **ANY)
 @given(data=st.data())
-def test_wrong_values_of_an_option_are_refused_in_one_line(name, option, data):
-    value = data.draw(option_values.wrong(annotation_of(name, option)))
-    refused = refusal_of(name, option, value) or "accepted"
+def test_wrong_values_of_an_option_are_refused_in_one_line_and_right_ones_kept(name, option, data):
+    annotation = annotation_of(name, option)
+    refused = refusal_of(name, option, data.draw(option_values.wrong(annotation))) or "accepted"
     assert refused.startswith(f"{name}: {option} = ")
     assert "\n" not in refused
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("name", "option"), FIELDS)
-@settings(max_examples=25, **ANY)
-@given(data=st.data())
-def test_right_values_of_an_option_are_accepted_and_kept(name, option, data):
-    value = data.draw(option_values.right(annotation_of(name, option)))
+    value = data.draw(option_values.right(annotation))
     refused = refusal_of(name, option, value)
     assert refused is None or name in BETWEEN_OPTIONS, refused
     if refused is None:

@@ -1,18 +1,16 @@
 """Every intervention on one model: no change at the true scores, and otherwise only the intended change."""
 
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
+from interventions import TOKENS, N, largest, logits
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.streaming.stream import streaming_if_chosen
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.distance.hooks import at_dummy_distance
 from tl_posgen.position.length import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.order.hooks import (
@@ -34,20 +32,7 @@ from tl_posgen.position.substitution.numbers.splits import point_mass, triangle
 from tl_posgen.rope.splits import DistanceDistribution
 from tl_posgen.slash.ablation_hooks import ablate_bands
 
-N = 24
-TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
 SOME = [("llama", "hooked"), ("llama_yarn", "bridge"), ("bloom", "bridge"), ("gptj", "bridge"), ("gpt2", "hooked")]
-
-
-@torch.no_grad()
-def logits(model, hooks=(), tokens=TOKENS):
-    """Return logits; hooks run in streaming mode, which edits need if a bridge uses Hugging Face's attention."""
-    with streaming_if_chosen(wrap(model), N) if hooks else nullcontext():
-        return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 @pytest.mark.parametrize(("name", "backend"), SOME)

@@ -1,37 +1,21 @@
 """Replacement of scores: no change with the model's own scores, and changes only in the chosen heads and layers."""
 
-from contextlib import nullcontext
-
 import pandas as pd
 import pytest
 import torch
 from families import FAMILIES, save_family
+from interventions import TOKENS, N, largest, logits
 
 from tl_posgen import load_model
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import at_positions, finished, replace_scores
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.streaming.stream import streaming_if_chosen
-from tl_posgen.models.wrapped import wrap
 
-N = 24
-TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
 BOTH = [
     (name, backend) for name, family in FAMILIES.items() for backend in ("hooked", "bridge") if getattr(family, backend)
 ]
 POSITIONLESS = ("gpt2", "opt", "gpt_neo")
-
-
-@torch.no_grad()
-def logits(model, hooks=(), tokens=TOKENS):
-    """Return logits; hooks run in streaming mode, which edits need if a bridge uses Hugging Face's attention."""
-    with streaming_if_chosen(wrap(model), N) if hooks else nullcontext():
-        return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 def at_rest(capture):

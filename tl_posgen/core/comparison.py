@@ -27,7 +27,7 @@ from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
-from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, model_label, sides
+from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_points, heat, model_label, sides
 from tl_posgen.stats.intervals import FEWEST, difference_interval
 
 SIDES = ("first", "second")
@@ -271,10 +271,9 @@ def draw_heads(result: Any) -> go.Figure:
         name = "heads" if whole is data else side
         for panel, number in enumerate(data["number"].values):
             one = whole["value"].sel(number=number).stack(place=HEAD)
-            x, y = (one.sel(report=report).values for report in SIDES)
             style = {"size": 6, "opacity": 0.7, "color": colour}
-            text = head_names(one["place"].values)
-            panels.add(panel, go.Scatter(x=x, y=y, mode="markers", text=text, name=name, marker=style))
+            before, after = (one.sel(report=report) for report in SIDES)
+            panels.add(panel, head_points(before, after, name=name, marker=style))
     for panel, number in enumerate(data["number"].values):
         both = data["value"].sel(number=number)
         ends = [float(both.min()), float(both.max())]

@@ -352,7 +352,7 @@ def require_prompts(measure: Measure, model: Model | WrappedModel, rows: Sequenc
     if short := [n for n, row in enumerate(rows) if len(row) < 2]:
         raise InputError(f"prompt {short[0]} has only {len(rows[short[0]])} token; two are needed at least")
     if measure.one_length:
-        require_one_length("", rows)
+        require_one_length(rows)
         require_context(model, len(rows[0]))
 
 

@@ -54,6 +54,8 @@ Count = Annotated[int, Within(1, words="a whole number, 1 or more")]
 Share = Annotated[Real, Within(0, 1, "a share, 0 to 1")]
 Positive = Annotated[Real, Within(0, words="a number above 0", excluded=("low",))]
 NonNegative = Annotated[Real, Within(0, words="a number, 0 or more")]
+MOST_DISTANCES = 2**20  # longer than any context, and still fits in memory
+Distances = Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")]
 Threshold = Annotated[Real, Within(0, 1, "a number in (0, 1]", excluded=("low",))]
 
 

@@ -14,6 +14,7 @@ from tl_posgen.report.figures import (
     MARKS,
     NULL_COLOUR,
     Panels,
+    at_labels,
     ends_of,
     error_bars,
     finish,
@@ -94,7 +95,7 @@ def by_quantity(
     shown = sides(result)
     titles = []
     for name, (side, data, _) in product(LABELS, shown):
-        value, low, high = (float(end) for end in at_values(data[r]).sel(quantity=name).values)
+        value, low, high = map(float, at_labels(result, data[r], {"quantity": name}).values)
         number = Number(value, low, high)
         titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
     panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
@@ -106,11 +107,6 @@ def by_quantity(
     panels.figure.update_yaxes(title_text=axis.format(result.measure.score), col=1)
     panels.figure.update_layout(coloraxis={"colorscale": MARKS, "colorbar": {"title": "log2 d", "thickness": 12}})
     return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
-
-
-def at_values(r: xr.DataArray) -> xr.DataArray:
-    """Return correlations of values, where there are those of ranks beside them."""
-    return r.sel(by="values") if "by" in r.dims else r
 
 
 def width(result: Any) -> go.Figure:

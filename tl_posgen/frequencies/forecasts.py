@@ -13,10 +13,11 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.frequencies.numbers.changed_frequencies import change_elsewhere
-from tl_posgen.frequencies.numbers.forecast import Turning, Waves, mean_curves, mean_waves, overshoot, visible_variances
+from tl_posgen.frequencies.numbers.forecast import Turning, Waves, mean_waves, overshoot, visible_variances
 from tl_posgen.frequencies.rules import Rule
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
+from tl_posgen.rope.planes import mean_curves
 from tl_posgen.rope.rotation import Rope, complex_frequencies
 
 HOST = torch.device("cpu")

@@ -12,12 +12,12 @@ from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.frequencies.forecasts import Conditions, waves_of
 from tl_posgen.frequencies.hooks import with_frequencies
-from tl_posgen.frequencies.numbers.forecast import mean_curves
-from tl_posgen.hooks.replace_scores import finished, replace_scores
+from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
 from tl_posgen.rope.bilinear_sums import sums_along_diagonals
-from tl_posgen.rope.rotation import Rope, rotate
+from tl_posgen.rope.planes import mean_curves
+from tl_posgen.rope.rotation import rotate
 from tl_posgen.stats.rank_correlation import rank_correlation
 
 PREDICTORS = ("distortion", "sd of the change", "sd of scores")  # the last knows no rule
@@ -29,26 +29,22 @@ def rises(run: Run, conditions: Conditions) -> xr.DataArray:
     tokens = torch.stack([row[: conditions.inside] for row in run.rows])
     selected = select_heads(run.model, **run.where)
     run.plan(len(tokens) * (1 + 2 * (len(conditions.rules) - 1) * sum(map(len, selected.values()))))
-    loss = run.losses(tokens).mean(-1)
-    heads = sorted({head for some in selected.values() for head in some})
-    found = np.full((2, len(conditions.rules), len(tokens), len(selected), len(heads)), np.nan)
-    for row, (layer, some) in enumerate(selected.items()):
+    changes, (_, *rules) = ("rule", "random"), conditions.rules
+    edits = [f"{change} {rule}" for change in changes for rule in rules]
+
+    def hooks_of(layer: int, head: int) -> dict[str, HookList]:
         own = run.wrapped.layer(layer).geometry.rope
-        changed = conditions.changed(own)
-        both = [changed, conditions.elsewhere(own, changed)] if own.rotary_dim else []
-        for change, ropes in enumerate(both):
-            for place, rope in enumerate(ropes):
-                for head in some:
-                    losses = loss if place == 0 else loss_of_head(run, tokens, rope, layer, head)
-                    found[change, place, :, row, heads.index(head)] = (losses - loss).numpy()
-    labels = {"change": ["rule", "random"], "rule": list(conditions.rules), "layer": list(selected), "head": heads}
-    return xr.DataArray(found, labels, ("change", "rule", "prompt", *HEAD))
+        if not own.rotary_dim:
+            return {}
+        changed, heads = conditions.changed(own), [(layer, head)]
+        ropes = zip(edits, [*changed[1:], *conditions.elsewhere(own, changed)[1:]], strict=True)
+        return {edit: with_frequencies(run.model, lambda _, rope=rope: rope, heads=heads) for edit, rope in ropes}
 
-
-def loss_of_head(run: Run, tokens: Tensor, rope: Rope, layer: int, head: int) -> Float[Tensor, " prompt"]:
-    """Return the loss of every prompt with one head at other frequencies."""
-    hooks = with_frequencies(run.model, lambda own: rope, heads=[(layer, head)])
-    return run.losses(tokens, hooks).mean(-1)
+    found = run.rises_of_heads(tokens, selected, edits, hooks_of)
+    values = found.values.reshape(len(changes), len(rules), *found.shape[1:])
+    values = np.concatenate([0 * values[:, :1], values], 1)  # the model's own frequencies first
+    labels = {"change": list(changes), "rule": list(conditions.rules), **{dim: found[dim].values for dim in HEAD}}
+    return xr.DataArray(values, labels, ("change", "rule", "prompt", *HEAD))
 
 
 def rank_correlations(distortion: xr.DataArray, sd: xr.DataArray, rise: xr.DataArray) -> xr.DataArray:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
 from tl_posgen.core.numbers import Number, Numbers
-from tl_posgen.core.options import Count, Each, NonNegative, Within
+from tl_posgen.core.options import MOST_DISTANCES, Count, Each, NonNegative, Within
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
@@ -22,7 +22,6 @@ from tl_posgen.frequencies.numbers.forecast import PARTS
 from tl_posgen.frequencies.rules import Rule, RuleName
 from tl_posgen.frequencies.what_if_rope_figures import draw_check, draw_curves
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.position.decomposition.variance import moments_of
 from tl_posgen.report.figures import head_map

@@ -5,7 +5,7 @@ from typing import Any
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.report.figures import COLOURS, Panels, at_labels, head_names, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, Panels, at_labels, head_names, head_points, line, model_label, sides
 
 MOST_HEADS = 6
 
@@ -44,12 +44,10 @@ def draw_check(result: Any) -> go.Figure:
             columns = {name: at_labels(result, data[name], at | {"rule": rules}) for name in ("distortion", "rise")}
             columns["rise"] = columns["rise"].mean("prompt")
             heads = xr.Dataset(columns).stack(unit=("layer", "head"))
-            names = head_names(heads["unit"].values)
+            look: Any = {"name": f"{side}, {change}", "marker": {"color": colour, "symbol": symbol, "size": 6}}
             for number, rule in enumerate(rules):
-                one, name = heads.sel(rule=rule), f"{side}, {change}"
-                marker = {"color": colour, "symbol": symbol, "size": 6}
-                points = {"x": one["distortion"].values, "y": one["rise"].values, "text": names, "marker": marker}
-                panels.add(number, go.Scatter(**points, mode="markers", name=name))
+                one = heads.sel(rule=rule)
+                panels.add(number, head_points(one["distortion"], one["rise"], **look))
     panels.axes("forecast distortion", "rise of the loss, nats")
     subtitle = "one head alone changed; a point a head; random: a random change of the same total angle"
     return panels.finish(f"Distortion and loss · {model_label(result.own)}", subtitle)

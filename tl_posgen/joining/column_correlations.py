@@ -12,6 +12,7 @@ from tl_posgen.stats.beyond_inits import CHANCE, FEWEST_INITS, beyond_inits
 from tl_posgen.stats.rank_correlation import rank_correlation
 
 SCOPES = ("over heads", "within layers")
+MOST_PAIRS = 8  # that a sentence lists
 COLUMNS = {
     "r1_q": "r1 of Q",
     "r1_k": "r1 of K",
@@ -113,7 +114,7 @@ def pairs_of(data: xr.Dataset) -> list[tuple[str, str]]:
     return [pair for pair in (*PAIRS, *LITERATURE_PAIRS) if set(pair) <= columns]
 
 
-def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
+def beyond_null(rho: xr.DataArray, scope: str) -> str:
     """Return in words which pairs of columns go together as in no random init; from FEWEST_INITS inits on."""
     n_inits = rho.sizes["init"] - 1
     if n_inits < FEWEST_INITS:
@@ -135,7 +136,7 @@ def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
     found = [(own[n], *known[n]) for n in np.flatnonzero(beyond_inits(own, low, high, inits))]
     strongest = [
         f"{COLUMNS[columns[i]]} with {COLUMNS[columns[j]]} {one:.2f}"
-        for one, i, j in sorted(found, key=lambda one: -abs(one[0]))[:most]
+        for one, i, j in sorted(found, key=lambda one: -abs(one[0]))[:MOST_PAIRS]
     ]
     listed = f", strongest: {', '.join(strongest)}" if strongest else ""
     return (

@@ -1,8 +1,7 @@
-"""Measure what a head costs when it loses its interaction, its slash, or all that varies in it: one head at a time."""
+"""Measure what heads cost when they lose their interaction, their slash, or all that varies in them, one or several at once."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import product
 
 import numpy as np
 import torch
@@ -11,12 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.core.run import Run
 from tl_posgen.hooks.ablate_heads import mean_outputs, with_outputs
 from tl_posgen.hooks.replace_scores import HookList, replace_scores
 from tl_posgen.joining.numbers.attention_mass import take_from_drawn_keys
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.loss import token_losses
-from tl_posgen.models.model import Model
 from tl_posgen.position.substitution.hooks import all_positions, by_split, substitute
 
 COSTS = ("interaction", "slash", "elsewhere", "head")
@@ -78,39 +76,39 @@ class Edits:
 
 
 def head_costs(
-    model: Model, tokens: Int[Tensor, "prompt pos"], slash_score: xr.DataArray, back: Back, seed: int
+    run: Run,
+    tokens: Int[Tensor, "prompt pos"],
+    slash_score: xr.DataArray,
+    distance: xr.DataArray,
+    selected: Mapping[int, Sequence[int]],
 ) -> xr.Dataset:
-    """Return the rise of the loss, in nats per token, with one selected head at a time edited, and with the first 1, 2,
-    4, .. heads by slash score edited at once.
+    """Return the rise of the loss, in nats per token, with one selected head at a time edited, and with the 1, 2, 4, ..
+    heads of the highest slash scores edited at once.
 
     Every prompt runs unchanged, for the means, and with every edit.
+
+    Args:
+        distance: each head's best distance D, whose diagonal is hidden for "slash". The keys that give as much mass for
+            "elsewhere" are drawn by the seed of the run, the same for every head.
     """
-    edits, unchanged = Edits(model, tokens, back, seed), token_losses(model, tokens).mean(-1)
+    heads = [(layer, head) for layer, some in selected.items() for head in some]
+    back = {(layer, head): int(distance.sel(layer=layer, head=head)) for layer, head in heads}
+    edits, unchanged = Edits(run.model, tokens, back, run.seed), run.losses(tokens).mean(-1)
 
-    def rise(edit: str, heads: Sequence[tuple[int, int]], prompts: slice = slice(None)) -> Float[np.ndarray, " prompt"]:
-        return (token_losses(model, tokens[prompts], edits.hooks(edit, heads)).mean(-1) - unchanged[prompts]).numpy()
+    def rise(edit: str, some: Sequence[tuple[int, int]], prompts: slice = slice(None)) -> list[float]:
+        return (run.losses(tokens[prompts], edits.hooks(edit, some)).mean(-1) - unchanged[prompts]).tolist()
 
-    layers, heads = sorted({layer for layer, _ in back}), sorted({head for _, head in back})
-    alone = np.full((len(COSTS), len(tokens), len(layers), len(heads)), np.nan)
-    for (layer, head), (number, edit) in product(back, enumerate(COSTS)):
-        alone[number, :, layers.index(layer), heads.index(head)] = rise(edit, [(layer, head)])
-    strongest = sorted(back, key=lambda one: -float(slash_score.sel(layer=one[0], head=one[1])))
-    counts = counts_up_to(len(back))
-    drawn = [
-        [strongest[place] for place in np.random.default_rng((seed, n)).permutation(len(back))]
-        for n in range(len(tokens))
-    ]
+    strongest = sorted(heads, key=lambda one: -float(slash_score.sel(layer=one[0], head=one[1])))
+    counts, of_prompts = counts_up_to(len(heads)), range(len(tokens))
+    drawn = [np.random.default_rng((run.seed, prompt)).permutation(strongest).tolist() for prompt in of_prompts]
     together = [[rise(edit, strongest[:n]) for n in counts] for edit in TOGETHER[:-1]]
-    together.append(
-        [np.concatenate([rise("head", one[:n], slice(at, at + 1)) for at, one in enumerate(drawn)]) for n in counts]
-    )
-    of_each = xr.DataArray(
-        alone, {"edit": list(COSTS), "layer": layers, "head": heads}, ("edit", "prompt", "layer", "head")
-    )
-    of_all = xr.DataArray(
-        np.array(together), {"edited": list(TOGETHER), "n_heads": counts}, ("edited", "n_heads", "prompt")
-    )
-    return xr.Dataset({"cost": of_each, "joint_cost": of_all})
+    together.append([[rise("head", drawn[at][:n], slice(at, at + 1))[0] for at in of_prompts] for n in counts])
+    joint = xr.DataArray(together, {"edited": list(TOGETHER), "n_heads": counts}, ("edited", "n_heads", "prompt"))
+
+    def hooks_of(layer: int, head: int) -> dict[str, HookList]:
+        return {edit: edits.hooks(edit, [(layer, head)]) for edit in COSTS}
+
+    return xr.Dataset({"cost": run.rises_of_heads(tokens, selected, COSTS, hooks_of), "joint_cost": joint})
 
 
 def counts_up_to(n: int) -> list[int]:

@@ -6,13 +6,12 @@ from torch import Tensor
 
 from tl_posgen.core.options import Share, require
 from tl_posgen.core.random_inits import check_seed
+from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, replace_scores, scores_with
 from tl_posgen.joining.numbers.mean_direction import mean_direction, share_of_equal_energy, shrink_rest
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
-
-LAYERS = 2**10  # more than any model has, so that every layer has draws of its own
 
 
 def cut_keys(
@@ -78,7 +77,6 @@ def cut(capture: LayerCapture, share: float, control: bool, first: int, seed: in
 def random_directions(capture: LayerCapture, seed: int) -> Float[Tensor, "head d_head"]:
     """Return a direction for each key head, drawn from seed and layer alone."""
     geometry = capture.geometry
-    generator = torch.Generator().manual_seed((seed * LAYERS + geometry.layer) % 2**63)
-    drawn = torch.randn(geometry.n_key_value_heads, geometry.d_head, generator=generator)
-    rows = [geometry.key_head(head) for head in capture.heads]
-    return torch.nn.functional.normalize(drawn, dim=-1)[rows].to(capture.k)
+    shape = geometry.n_key_value_heads, geometry.d_head
+    drawn = torch.randn(shape, generator=generator_at(seed, layer=capture.layer))
+    return torch.nn.functional.normalize(drawn, dim=-1)[geometry.key_heads(capture.heads)].to(capture.k)

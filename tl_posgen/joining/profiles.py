@@ -168,15 +168,13 @@ class Profiles(Measure):
         some = run.tokens[: self.cost_prompts] if costs else run.tokens[:0]
         more = len(run.rows) if self.metrics == "literature" else 0
         n_edits = len(COSTS) * n_heads + len(TOGETHER) * len(counts_up_to(n_heads))
-        run.plan(self.n_repeated + more + len(some) * (2 + n_edits))
+        run.plan(self.n_repeated + more + len(some) * (3 + n_edits))
         data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
         shares = variance[[name for name in FROM_VARIANCE if name in variance]]
         data = data.merge(shares).merge(self.on_repeated_tokens(run))
         data = data.merge(self.of_literature(run)) if more else data
         if costs:
-            best = slash["best_distance"]
-            back = {(n, head): int(best.sel(layer=n, head=head)) for n, heads in selected.items() for head in heads}
-            data = data.merge(head_costs(run.model, some, data["slash_score"], back, run.seed))
+            data = data.merge(head_costs(run, some, data["slash_score"], slash["best_distance"], selected))
         data["rho"] = correlations(data)
         return xr.Dataset({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
 

@@ -87,20 +87,17 @@ def prompts_of_one_length(
     if length is not None and not beyond:
         require_context(wrapped, length)
     rows = to_prompts(wrapped, prompts, length, n_prompts, consecutive=consecutive)
-    require_one_length("", rows)
+    require_one_length(rows)
     if not beyond:
         require_context(wrapped, len(rows[0]))
     return torch.stack(rows)
 
 
-def require_one_length(place: str, rows: Sequence[Int[Tensor, " _"]]) -> None:
+def require_one_length(rows: Sequence[Int[Tensor, " _"]]) -> None:
     """Refuse prompts of different lengths."""
     lengths = sorted({len(row) for row in rows})
     if len(lengths) > 1:
-        where = f"{place}: " if place else ""
-        raise InputError(
-            f"{where}prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length"
-        )
+        raise InputError(f"prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length")
 
 
 def require_context(model: Model | WrappedModel, length: int) -> None:

@@ -120,7 +120,7 @@ def explain(
         raise InputError("parts are of one prompt; leave other= out, and compare two explanations by `minus`")
     if parts is not None:
         check_parts(parts, len(tokens), wrapped.model.cfg.d_model)
-    means = given_reference(wrapped.model, reference, index, sources=parts is None)
+    means = given_reference(wrapped.model, reference, [index], sources=parts is None)
     found = explanation_of(asked, tokens, means, parts, rest)
     return found if another is None else found.minus(explanation_of(asked, another, means, None, rest))
 
@@ -178,7 +178,7 @@ def explanation_of(
         names, values = with_rest(parts, resid, rest, wrapped.dtype)
     frozen = frozen_layer(wrapped, capture, asked.side).of_head(asked.head)
     names, vectors = source_vectors(frozen, names, values, k if asked.side == "key" else q, wrapped.dtype)
-    means = reference.of_layer(asked.layer, geometry.n_heads, geometry.d_head)
+    means = reference.of_layer(geometry)
     names, vectors, source_means = with_means(names, vectors, means, asked, own=parts is None)
     keys, mean_key = torch.as_tensor(asked.keys, device=k.device), means.mean_key[asked.head]
     if asked.side == "key":

@@ -14,9 +14,9 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.prompt.numbers.split_terms import TERMS, SplitTerms, split_terms
-from tl_posgen.prompt.score_split import one_prompt
-from tl_posgen.residual.reference import Reference, given_reference, reference_of
+from tl_posgen.prompt.numbers.split_terms import TERMS
+from tl_posgen.prompt.score_split import one_prompt, terms_of
+from tl_posgen.residual.reference import Reference, given_reference
 
 Part = Literal["position", "key", "query_key", "content", "interaction"]
 OF_PART = {"content": ("key", "query_key")} | {term: (term,) for term in TERMS}
@@ -62,7 +62,7 @@ def patch_parts(
     wrapped = wrap(open_model(model))
     selected = select_heads(wrapped.model, heads=heads)
     row, captures = one_prompt(wrapped, from_prompt), list[LayerCapture]()
-    means = means_of(wrapped.model, reference, list(selected))
+    means = given_reference(wrapped.model, reference, list(selected))
     places = [(layer, head) for layer, some in selected.items() for head in some]
     run_capture(wrapped, row[None], captures.append, heads=places)
     others = {capture.layer: sum_of(capture, means, terms) for capture in captures}
@@ -79,22 +79,11 @@ def patch_parts(
     return replace_scores(wrapped.model, scores_of, heads=places)
 
 
-def means_of(model: Any, reference: Any, layers: Sequence[int]) -> Reference:
-    """Return a Reference as it is, or that of a text at these layers."""
-    if reference is None or isinstance(reference, str):
-        return reference_of(model, reference, layers=list(layers), sources=False)
-    return given_reference(model, reference, layers[0])
-
-
 def sum_of(capture: LayerCapture, reference: Reference, terms: Sequence[str]) -> Float[Tensor, "head query key"]:
     """Return the sum of some terms of a captured layer's scores, without a mask.
 
     Position and interaction are zero where nothing rotates, as in `split`.
     """
-    geometry, heads = capture.geometry, list(capture.heads)
-    means = reference.of_layer(geometry.layer, geometry.n_heads, geometry.d_head)
-    device = capture.k.device
-    mean_query, mean_key, turn = (x[heads].to(device) for x in (means.mean_query, means.mean_key, means.mean_turn))
-    found: SplitTerms = split_terms(capture.q, capture.k, mean_query, mean_key, turn, geometry.rope, geometry.scale)
-    kept = [term for term in terms if geometry.rope.rotary_dim or term not in ("position", "interaction")]
+    found = terms_of(capture, reference)
+    kept = [term for term in terms if capture.geometry.rope.rotary_dim or term not in ("position", "interaction")]
     return sum((getattr(found, term) for term in kept), torch.zeros_like(found.position))

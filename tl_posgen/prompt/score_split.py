@@ -13,12 +13,13 @@ from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.geometry.proof import allowed_error
 from tl_posgen.models.layers.capture import LayerCapture, finished_scores
+from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.prompt.numbers.split_terms import TERMS, split_terms
+from tl_posgen.prompt.numbers.split_terms import TERMS, SplitTerms, split_terms
 from tl_posgen.residual.reference import Reference, given_reference
 
 DIMS = ("head", "query", "key")
@@ -68,7 +69,7 @@ def split(model: Any, prompt: Any, layer: int | None = None, heads: Heads = None
     index, picked = one_layer(wrapped, layer, heads)
     tokens = one_prompt(wrapped, prompt)
     wrapped.layer(index)  # refused before the reference is read
-    means, found = given_reference(wrapped.model, reference, index), []
+    means, found = given_reference(wrapped.model, reference, [index]), []
     run_capture(wrapped, tokens[None], found.append, {"attn_scores"}, heads=[(index, head) for head in picked])
     return split_of_capture(wrapped, found[0], means)
 
@@ -100,7 +101,7 @@ def position_part(
     found = list(captures_from_cache(cache, wrapped, heads=[(index, one) for one in picked], tokens=tokens))
     if len(found) != 1 or len(picked) != 1:
         raise InputError(f"{len(found)} prompts and {len(picked)} heads: give the cache of one prompt, and one head")
-    return split_of_capture(wrapped, found[0], given_reference(wrapped.model, reference, index))["position"][0]
+    return split_of_capture(wrapped, found[0], given_reference(wrapped.model, reference, [index]))["position"][0]
 
 
 def one_layer(wrapped: WrappedModel, layer: int | None, heads: Heads) -> tuple[int, list[int]]:
@@ -123,12 +124,7 @@ def split_of_capture(wrapped: WrappedModel, capture: LayerCapture, reference: Re
     """Return the split of a captured layer's heads; UnsupportedModelError where its parts do not add up to the scores
     of the pass."""
     geometry, heads = capture.geometry, list(capture.heads)
-    means = reference.of_layer(geometry.layer, geometry.n_heads, geometry.d_head)
-    q, k = capture.q, capture.k  # an edited capture refuses here
-    mean_query, mean_key, mean_turn = (
-        x[heads].to(k.device) for x in (means.mean_query, means.mean_key, means.mean_turn)
-    )
-    terms = split_terms(q, k, mean_query, mean_key, mean_turn, geometry.rope, geometry.scale)
+    terms = terms_of(capture, reference)  # an edited capture refuses here
     parts = {VARIABLES.get(name, name): getattr(terms, name) for name in TERMS}
     if not geometry.rope.rotary_dim:
         parts |= {"row": parts["position"], "position": torch.zeros_like(terms.position)}
@@ -138,8 +134,7 @@ def split_of_capture(wrapped: WrappedModel, capture: LayerCapture, reference: Re
         parts["alibi"] = finished_scores(nothing, geometry, heads)
     total = torch.stack(list(parts.values())).sum(0)
     used = capture.scores() if capture.attn_scores is None else capture.attn_scores
-    capped = total if geometry.soft_cap is None else geometry.soft_cap * torch.tanh(total / geometry.soft_cap)
-    off = require_sum(capture, capped - used, wrapped.dtype)
+    off = require_sum(capture, soft_capped(total, geometry.soft_cap) - used, wrapped.dtype)
     parts = {"score": used if geometry.soft_cap is None else total, **parts}
     parts["content"] = parts["key_part"] + parts["query_key"]
     if geometry.soft_cap is not None:
@@ -147,6 +142,14 @@ def split_of_capture(wrapped: WrappedModel, capture: LayerCapture, reference: Re
     attrs = {"model": model_label(wrapped), "layer": geometry.layer, "reference": reference.label}
     attrs |= {"largest_difference": off, "note": note_of(capture)}
     return labelled(wrapped, capture, parts).assign_attrs(attrs)
+
+
+def terms_of(capture: LayerCapture, reference: Reference) -> SplitTerms:
+    """Return the terms of a captured layer's scores, without a mask."""
+    geometry, means, k = capture.geometry, reference.of_layer(capture.geometry), capture.k
+    every = (means.mean_query, means.mean_key, means.mean_turn)
+    mean_query, mean_key, turn = (x[list(capture.heads)].to(k.device) for x in every)
+    return split_terms(capture.q, k, mean_query, mean_key, turn, geometry.rope, geometry.scale)
 
 
 def require_sum(capture: LayerCapture, gap: Float[Tensor, "head query key"], dtype: torch.dtype) -> float:

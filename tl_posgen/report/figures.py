@@ -175,9 +175,9 @@ def named_points(
     return figure.update_yaxes(range=[low, high])
 
 
-def equality(top: float, name: str = "equal") -> go.Scatter:
+def equality(top: float) -> go.Scatter:
     """Return the dotted diagonal of a scatter plot with equal axes."""
-    return line([0, top], [0, top], name, "black", dash="dot", width=1, hoverinfo="skip")
+    return line([0, top], [0, top], "equal", "black", dash="dot", width=1, hoverinfo="skip")
 
 
 def thinned(dataset: xr.Dataset, dim: str = "distance", share: float = 0.5) -> xr.Dataset:
@@ -190,6 +190,13 @@ def thinned(dataset: xr.Dataset, dim: str = "distance", share: float = 0.5) -> x
 def head_names(index: Iterable[Any]) -> list[str]:
     """Return "L1H3" for each (layer, head), for hovering."""
     return [head_name(*place) for place in index]
+
+
+def head_points(x: xr.DataArray, y: xr.DataArray, hover: str = "%{x:.3f}, %{y:.3f}", **more: Any) -> go.Scatter:
+    """Return one array over stacked (layer, head) against another, a point a head."""
+    template = f"%{{text}}<br>{hover}<extra></extra>"
+    names = head_names(x[x.dims[0]].values)
+    return go.Scatter(x=x.values, y=y.values, mode="markers", text=names, hovertemplate=template, **more)
 
 
 def at_labels(result: Any, array: xr.DataArray, labels: Mapping[str, Any] | None = None) -> xr.DataArray:

@@ -11,6 +11,7 @@ from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.result import Result
 
 MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row per layer
+MOST_COLUMNS = 9  # of numbers there
 
 
 def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataFrame:
@@ -23,7 +24,7 @@ def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataF
     return table
 
 
-def compact(result: Result, *, null: bool = False, most: int = 9) -> pd.DataFrame:
+def compact(result: Result, *, null: bool = False) -> pd.DataFrame:
     """Return a table for a terminal: the result's own short table, or its headlines under their labels.
 
     Large models get means over the heads of a layer.
@@ -34,7 +35,7 @@ def compact(result: Result, *, null: bool = False, most: int = 9) -> pd.DataFram
     frame = labelled(result, result.frame(init=result.numbers.inits[0] if null else TRAINED))
     if tuple(frame.columns[:2]) == HEAD and len(frame) > MOST_HEADS:
         frame = pd.DataFrame(frame.groupby("layer", as_index=False).mean()).assign(head="all")
-    return frame.iloc[:, : most + len(result.measure.rows)]
+    return frame.iloc[:, : MOST_COLUMNS + len(result.measure.rows)]
 
 
 def labelled(result: Result, frame: pd.DataFrame) -> pd.DataFrame:

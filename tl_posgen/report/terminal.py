@@ -157,9 +157,9 @@ def headings(report: Report) -> tuple[dict[str, str], str]:
     return short, "; ".join(f"{heading}: {label}" for heading, label in known.values() if heading != label)
 
 
-def has_table(result: Result, *, null: bool = False) -> bool:
+def has_table(result: Result) -> bool:
     """Return whether a result has numbers a row."""
-    return bool(set(compact(result, null=null).columns) - set(result.measure.rows))
+    return bool(set(compact(result).columns) - set(result.measure.rows))
 
 
 def print_own(console: Console, most: int | None = None, *, result: Result, null: bool = False) -> dict[str, int]:

@@ -13,6 +13,7 @@ from tl_posgen.arithmetic import DOUBLE, double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import Layers, chosen
@@ -70,18 +71,19 @@ class Reference:
         prompts = f"{self.n_prompts} prompt{'s' if self.n_prompts > 1 else ''} of {self.length} tokens"
         return f"{self.text}, {prompts}, first token left out, {self.distances} distances"
 
-    def of_layer(self, layer: int, n_heads: int, d_head: int) -> LayerReference:
-        """Return the means of a layer of these shapes; InputError where there are none."""
+    def of_layer(self, geometry: LayerGeometry) -> LayerReference:
+        """Return the means of a layer; InputError where there are none, or those of other shapes."""
+        layer, shape = geometry.layer, [geometry.n_heads, geometry.d_head]
         if layer not in self.layers:
             raise InputError(
                 f"the reference has no layer {layer}, only {sorted(self.layers)}; make it with "
                 f"reference_of(model, text, layers=[{layer}]), or of all layers"
             )
         found = self.layers[layer]
-        if found.mean_key.shape != (n_heads, d_head):
+        if list(found.mean_key.shape) != shape:
             raise InputError(
                 f"layer {layer}: the reference, of {self.model}, has heads x d_head {list(found.mean_key.shape)}, and "
-                f"this model has {[n_heads, d_head]}; make the reference by the model that is explained"
+                f"this model has {shape}; make the reference by the model that is explained"
             )
         return found
 
@@ -234,8 +236,8 @@ def name_of_text(text: Any) -> str:
     return f"“{words}”" if len(words) <= 40 else f"“{words[:40]}…”"
 
 
-def given_reference(model: Any, reference: Any, layer: int, *, sources: bool = False) -> Reference:
-    """Return a Reference as it is, or the one of a text (None: the bundled book) at one layer."""
+def given_reference(model: Any, reference: Any, layers: Sequence[int], *, sources: bool = False) -> Reference:
+    """Return a Reference as it is, or the one of a text (None: the bundled book) at these layers."""
     if isinstance(reference, Reference):
         return reference
     if reference is not None and not isinstance(reference, str):
@@ -243,4 +245,4 @@ def given_reference(model: Any, reference: Any, layer: int, *, sources: bool = F
             f"reference={type(reference).__name__}: give a text, what reference_of(model, text) returned, or None for "
             "the bundled book"
         )
-    return reference_of(model, reference, layers=[layer], sources=sources)
+    return reference_of(model, reference, layers=list(layers), sources=sources)

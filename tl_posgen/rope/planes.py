@@ -31,6 +31,13 @@ def along_distances(
     return (products @ turn.to(products).mT).real
 
 
+def mean_curves(
+    products: Complex[Tensor, "*batch plane_and_rest"], rope: Rope, n_distances: int, d_head: int
+) -> Float[Tensor, "*batch distance"]:
+    """a(d) = Re sum_m c_m u_m(d), d = 0 .. n_distances - 1; of mean query and mean key with c = qbar conj(kbar)."""
+    return along_distances(products, turning_factors(torch.arange(n_distances, device=products.device), rope, d_head))
+
+
 @dataclass(frozen=True)
 class SecondMoments:
     """plain_lm = E[x_l x_m] and conjugate_lm = E[x_l conj(x_m)], which determine every E (Re sum_m z_m x_m)^2."""

@@ -139,10 +139,3 @@ def group_boxes(
             drawn.add(number, box)
     drawn.figure.update_layout(boxmode="group")
     return drawn.axes("", y_title)
-
-
-def head_points(x: xr.DataArray, y: xr.DataArray, hover: str, **more: Any) -> go.Scatter:
-    """Return one array over `place` against another, a point a head."""
-    names = head_names(x["place"].values)
-    template = f"%{{text}}<br>{hover}<extra></extra>"
-    return go.Scatter(x=x.values, y=y.values, mode="markers", text=names, hovertemplate=template, **more)

@@ -13,6 +13,7 @@ from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.options import require
 from tl_posgen.core.random_inits import check_seed
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, replace_scores, scores_with
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.layers.capture import LayerCapture
@@ -28,7 +29,6 @@ from tl_posgen.rope.rotation import complex_planes, from_complex_planes
 Removed = Literal["constant", "varying", "all"]
 On = Literal["keys", "queries"]
 SIDES: Mapping[str, Side] = {"keys": "key", "queries": "query"}
-LAYERS = 2**10  # more than any model has, so that every layer has draws of its own
 
 
 def remove_source(
@@ -145,8 +145,7 @@ def names_by_layer(
     missing: dict[str, InputError] = {}
     there: set[str] = set()
     for layer in chosen:
-        geometry = wrapped.layer(layer).geometry
-        every = reference.of_layer(layer, geometry.n_heads, geometry.d_head).sources.get(side, ())
+        every = reference.of_layer(wrapped.layer(layer).geometry).sources.get(side, ())
         if not every:
             raise InputError("the reference has no sources; make it with reference_of(model, text, sources=True)")
         known = [name for name in every if name != ROUNDING]
@@ -197,10 +196,10 @@ def turned(
         raise UnsupportedModelError(
             f"layer {geometry.layer}: nothing rotates, so a constant has no phases to be drawn; leave control out"
         )
-    generator = torch.Generator().manual_seed((seed * LAYERS + geometry.layer) % 2**63)
-    angles = 2 * torch.pi * torch.rand(geometry.n_heads, n_planes, generator=generator, dtype=DOUBLE)
+    drawn = torch.rand(geometry.n_heads, n_planes, generator=generator_at(seed, layer=geometry.layer), dtype=DOUBLE)
+    angles = 2 * torch.pi * drawn
     if on == "keys":
-        angles = angles[[geometry.key_head(head) for head in range(geometry.n_heads)]]
+        angles = angles[geometry.key_heads(range(geometry.n_heads))]
     z = complex_planes(double(constant), geometry.rope)
     z[:, :n_planes] *= torch.polar(torch.ones_like(angles), angles).to(z)
     return from_complex_planes(z, geometry.rope, geometry.d_head)

@@ -22,6 +22,7 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     turning,
     weighted_spread,
 )
+from tl_posgen.position.decomposition.variance import moments_with_and_without_first
 from tl_posgen.residual.numbers.frozen_map import REST
 from tl_posgen.residual.residual_sources import ResidualSources, place_of_source
 from tl_posgen.rope.planes import SecondMoments
@@ -69,10 +70,8 @@ def sums_of(
     wrapped: WrappedModel, capture: LayerCapture, written: ResidualSources, sides: Sequence[Letter]
 ) -> dict[str, Any]:
     """Return moments of queries and keys, and sums of what each source adds, of one layer of one prompt."""
-    first, rest = (
-        TripleMoments.from_qk(capture.q[:, part], capture.k[:, part], capture.geometry.rope) for part in (FIRST, REST)
-    )
-    found: dict[str, Any] = {f"moments {TOKENS[0]}": first + rest, f"moments {TOKENS[1]}": rest}
+    both = zip(TOKENS, moments_with_and_without_first(capture), strict=True)
+    found: dict[str, Any] = {f"moments {tokens}": moments for tokens, moments in both}
     for side in sides:
         sourced = SourcedSide.of_capture(wrapped, capture, written, side)
         rests = sourced.sums(REST)

@@ -15,13 +15,12 @@ from tl_posgen.core.groups import PromptGroups, total
 from tl_posgen.core.host_copies import HostCopies
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import Number, Numbers, mean_of
-from tl_posgen.core.options import Each, Within
+from tl_posgen.core.options import Distances, Each
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
-from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights
 from tl_posgen.residual.residual_sources import By, ResidualSources
 from tl_posgen.sources.causal_check import CHECKED, PREDICTORS, check_sentence, checked, without_constants
@@ -100,7 +99,7 @@ class Sources(Measure):
     sides: Annotated[Sequence[Letter], Each()] = ("k",)
     by: By = "layer"
     fold: Annotated[Sequence[Literal["mlp0"]], Each(0)] = ()
-    n_distances: Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")] | None = None
+    n_distances: Distances | None = None
     weights: DistanceWeights = "uniform"
     check: bool = False
 

@@ -59,14 +59,14 @@ class Principal:
     explained: Float[Tensor, " component"]
 
 
-def principal_trajectories(streams: Float[Tensor, "token state d_model"], components: int = 2) -> Principal:
-    """x = mean + V c: coordinates c along the top right singular vectors of all states of all tokens, mean removed.
+def principal_trajectories(streams: Float[Tensor, "token state d_model"]) -> Principal:
+    """x = mean + V c: coordinates c along the two top right singular vectors of all states of all tokens, mean removed.
 
     The sign of each component makes its largest |coordinate| positive. In float64.
     """
     states = double(streams).flatten(0, 1)
     left, values, _ = torch.linalg.svd(states - states.mean(dim=0), full_matrices=False)
-    coordinates = left[:, :components] * values[:components]
+    coordinates = left[:, :2] * values[:2]
     largest = coordinates.gather(0, coordinates.abs().argmax(dim=0, keepdim=True))
     coordinates = coordinates * torch.where(largest < 0, -1.0, 1.0)
-    return Principal(coordinates.reshape(*streams.shape[:2], -1), values[:components] ** 2 / values.square().sum())
+    return Principal(coordinates.reshape(*streams.shape[:2], -1), values[:2] ** 2 / values.square().sum())

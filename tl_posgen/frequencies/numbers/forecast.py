@@ -13,7 +13,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
-from tl_posgen.rope.planes import SecondMoments, along_distances, turning_factors
+from tl_posgen.rope.planes import SecondMoments
 from tl_posgen.rope.rotation import Rope, complex_frequencies
 
 PARTS = ("position", "content", "interaction")
@@ -134,13 +134,6 @@ def visible_variances(moments: TripleMoments, turning: Turning, scale: float) ->
 def mean_waves(moments: TripleMoments, scale: float) -> Complex[Tensor, "head plane"]:
     """c_m = scale E q_m conj(E k_m): the score of the mean query and the mean key is a(d) = Re sum_m c_m u_m(d)."""
     return scale * moments.q.mean * moments.k.mean.conj()
-
-
-def mean_curves(
-    waves: Complex[Tensor, "head plane"], rope: Rope, n_distances: int, d_head: int
-) -> Float[Tensor, "head distance"]:
-    """a(d) = Re sum_m c_m u_m(d) for d = 0 .. n_distances - 1."""
-    return along_distances(waves, turning_factors(torch.arange(n_distances, device=waves.device), rope, d_head))
 
 
 def overshoot(curves: Float[Tensor, "head distance"], inside: Float[Tensor, "head known"]) -> Float[Tensor, " head"]:

@@ -1,5 +1,6 @@
 """The geometry of an attention layer: how its scores depend on positions, and which keys a query sees."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -52,6 +53,9 @@ class LayerGeometry:
 
     def key_head(self, head: int) -> int:
         return head // (self.n_heads // self.n_key_value_heads)
+
+    def key_heads(self, heads: Iterable[int]) -> list[int]:
+        return [self.key_head(head) for head in heads]
 
     def visible(self, n: int, device: torch.device | str = "cpu") -> Bool[Tensor, "query key"]:
         """Return which keys each of n queries sees: the causal mask, and the window where there is one."""

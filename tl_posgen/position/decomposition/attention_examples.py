@@ -1,6 +1,6 @@
 """Attention examples: a head's true attention beside the attention of its additive fit, token by token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
+from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
@@ -146,15 +147,39 @@ class AttentionExamples(Measure):
     def of_model(self, run: Run) -> xr.Dataset:
         r = run.found(ThreeAxis)["r_within_rows"].sel(tokens="all").transpose("layer", "head")
         picks = pick_heads(r.to_series(), self.examples, WHY, run.where["heads"])
-        found: dict[tuple[int, int], xr.Dataset] = {}
         run.plan(0, once=1 + bool(picks))
-        if picks:
-            heads = [pick[:2] for pick in picks]
-            run_capture(run.wrapped, run.rows[0][None], lambda one: found.update(patterns(one)), heads=heads)
-        texts = token_strings(run.wrapped, run.rows[0][:CROP])
-        data = examples_dataset([found[pick[:2]].assign_coords(why=pick[2]) for pick in picks], texts)
-        loss = np.append(run.losses(run.rows[0][None])[0].numpy(), np.nan)[:CROP]  # nothing follows the last token
+        n = min(CROP, len(run.rows[0]))
+        none = {"pattern": (self.variables["pattern"].dims, np.zeros((0, len(SCORES), n, n)))}
+        none |= {"r_within_rows": ("example", [])}
+        empty = xr.Dataset(none, {"scores": list(SCORES)})
+        data = captured_examples(run, run.rows[0], n, picks, patterns, empty)
+        loss = np.append(run.losses(run.rows[0][None])[0].numpy(), np.nan)[:n]  # nothing follows the last token
         return data.assign(loss=("query", loss))
+
+
+def captured_examples(
+    run: Run,
+    row: Int[Tensor, " pos"],
+    n_shown: int,
+    picks: Sequence[Pick],
+    of_layer: Callable[[LayerCapture], Mapping[tuple[int, int], xr.Dataset]],
+    empty: xr.Dataset,
+) -> xr.Dataset:
+    """Return the picked heads of one prompt along "example", with the texts of its first tokens.
+
+    Args:
+        of_layer: from a captured layer to the dataset of each head, by (layer, head).
+        empty: the variables where no head was picked.
+    """
+    found: dict[tuple[int, int], xr.Dataset] = {}
+    if picks:
+        heads = [(layer, head) for layer, head, _ in picks]
+        run_capture(run.wrapped, row[None], lambda capture: found.update(of_layer(capture)), heads=heads)
+    each, names = [found[layer, head].assign_coords(why=why) for layer, head, why in picks], ["layer", "head", "why"]
+    none = empty.assign_coords(dict.fromkeys(names, ("example", [])))
+    data = xr.concat(each, "example", coords=names) if picks else none
+    texts = token_strings(run.wrapped, row[:n_shown])
+    return data.assign_coords({"token": ("key", texts), "example": np.arange(len(picks))})
 
 
 def pick_heads(values: pd.Series, n: int, why: tuple[str, str], chosen: Any = None) -> list[Pick]:
@@ -184,14 +209,3 @@ def patterns(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
     data = {name: (dims, array.cpu().numpy()) for name, (dims, array) in arrays.items()}
     heads = xr.Dataset(data, {"layer": layer.layer, "head": list(layer.heads), "scores": list(SCORES)})
     return {(layer.layer, head): heads.sel(head=head) for head in layer.heads}
-
-
-def examples_dataset(examples: Sequence[xr.Dataset], tokens: Sequence[str]) -> xr.Dataset:
-    """Return the examples along "example"; empty maps where no head was picked."""
-    dims, places = AttentionExamples.variables["pattern"].dims, dict.fromkeys(("layer", "head", "why"), ("example", []))
-    none = xr.Dataset(
-        {"pattern": (dims, np.zeros((0, len(SCORES), len(tokens), len(tokens)))), "r_within_rows": ("example", [])},
-        {"scores": list(SCORES), **places},
-    )
-    found = xr.concat(examples, "example", coords=["layer", "head", "why"]) if examples else none
-    return found.assign_coords({"token": ("key", list(tokens)), "example": np.arange(len(examples))})

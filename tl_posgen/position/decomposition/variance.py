@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -12,12 +12,11 @@ from torch import Tensor
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Within
+from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
 from tl_posgen.position.decomposition.numbers.token_places import PLACES, PlaceSums, shares_by_place
 from tl_posgen.position.decomposition.numbers.variance_shares import (
     COMPONENTS,
@@ -145,7 +144,7 @@ class Variance(Measure):
         True
     """
 
-    n_distances: Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")] | None = None
+    n_distances: Distances | None = None
     weights: DistanceWeights = "uniform"
     absolute: bool = False
 
@@ -219,9 +218,7 @@ class Variance(Measure):
         return {"tokens": "without first"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        rest = layer.once(moments_of)
-        first = TripleMoments.from_qk(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
-        both = first + rest, rest
+        both = moments_with_and_without_first(layer)
         places = {
             f"places of {side}": PlaceSums(1, x.clone(), [getattr(one, side).about_mean for one in both])
             for side, x in (("q", layer.q), ("k", layer.k))
@@ -285,6 +282,12 @@ class Variance(Measure):
             f"Where the key stands, which RoPE did not put there, makes {own('absolute'):.1%} of it: "
             f"{', '.join(parts)}. Most: {own.extreme('absolute'):.3f}."
         )
+
+
+def moments_with_and_without_first(layer: LayerCapture) -> tuple[TripleMoments, TripleMoments]:
+    """Return the moments of q and k of all tokens, and without the first, as `TOKENS` has them."""
+    rest = layer.once(moments_of)
+    return TripleMoments.from_qk(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope) + rest, rest
 
 
 def moments_of(layer: LayerCapture) -> TripleMoments:

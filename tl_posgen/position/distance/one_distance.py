@@ -10,7 +10,7 @@ from tl_posgen.position.decomposition.layer_fits import fit_capture, fits_of
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.distance.hooks import scores_at_distance
-from tl_posgen.rope.planes import turning_factors
+from tl_posgen.rope.planes import mean_curves
 from tl_posgen.rope.rotation import complex_planes, rotate
 from tl_posgen.rope.scores_at import unturned
 from tl_posgen.stats.agreement import pearson
@@ -22,8 +22,7 @@ def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head dista
     zq, zk = (complex_planes(double(x), geometry.rope) for x in (capture.q, capture.k))
     n = zq.shape[1]
     pairs = (zq * zk.cumsum(1).conj()).sum(1) / (n * (n + 1) / 2)
-    turn = turning_factors(capture.positions, geometry.rope, capture.q.shape[-1])
-    curve = geometry.scale * (pairs @ turn.to(pairs).mT).real
+    curve = geometry.scale * mean_curves(pairs, geometry.rope, n, capture.q.shape[-1])
     if geometry.alibi_slopes is not None:
         curve = curve - geometry.alibi_slopes.to(curve)[list(capture.heads), None] * capture.positions
     return curve

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
+from tl_posgen.core.options import require
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, ScoresOf, at_positions, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture, scores_from
@@ -42,9 +43,7 @@ def permute_positions(
         >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=shifted), model(tokens), atol=1e-4)
         True
     """
-
-    if not isinstance(keys_only, bool):
-        raise InputError(f"keys_only={keys_only!r}: give True or False")
+    require("keys_only", keys_only, bool)
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         return at_positions(capture, capture.positions if keys_only else positions, positions)

@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.core.options import require
 from tl_posgen.core.random_inits import check_seed
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
@@ -20,7 +22,6 @@ from tl_posgen.rope.frequency_bands import Band, band_of
 from tl_posgen.rope.rotation import from_planes, rotate, to_planes
 
 SIDES = ("q", "k")
-PROMPTS, LAYERS = 2**20, 2**10  # more than are ever run, so that every draw has a different seed
 
 
 def perturb_planes(
@@ -81,9 +82,8 @@ def perturb_planes(
     sides = checked_sides(of)
     check_strength(edit, strength)
     seed = check_seed(seed)
-    for name, value in {"first_token": first_token, "control": control}.items():
-        if not isinstance(value, bool):
-            raise InputError(f"{name}={value!r}: give True or False")
+    require("first_token", first_token, bool)
+    require("control", control, bool)
     selected = select_heads(model, layers, heads)
     geometries = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
     if not geometries:
@@ -108,10 +108,9 @@ def perturb_planes(
 def draw_of(capture: LayerCapture, side: str, first: int, seed: int) -> Draw:
     """Return the draw for the tokens from `first` on, which depends only on seed, prompt, layer and side."""
     geometry, of_keys, n = capture.geometry, side == "k", capture.length - first
-    place = (capture.prompt * LAYERS + capture.layer) * len(SIDES) + of_keys
-    generator = torch.Generator().manual_seed((seed * PROMPTS * LAYERS * len(SIDES) + place) % 2**63)
+    generator = generator_at(seed, prompt=capture.prompt, layer=capture.layer, side=of_keys)
     n_rows = geometry.n_key_value_heads if of_keys else geometry.n_heads
-    rows = [geometry.key_head(head) if of_keys else head for head in capture.heads]
+    rows = geometry.key_heads(capture.heads) if of_keys else list(capture.heads)
     order = torch.randperm(n, generator=generator)
     noise = torch.randn(n_rows, n, len(geometry.rope.inv_freq), 2, generator=generator)
     return Draw(order.to(capture.device), noise[rows].to(capture.device))

@@ -19,8 +19,8 @@ INVERSE_DFT = "inverse DFT"
 Table = Float[Tensor, "query_token key_token distance"]
 
 
-def example_functions(n_distances: int, seed: int, n_tokens: int = 8) -> dict[str, Tensor]:
-    """Return a step, a spike, a sawtooth, noise, and noise for each pair of tokens: as entangled as can be."""
+def example_functions(n_distances: int, seed: int) -> dict[str, Tensor]:
+    """Return a step, a spike, a sawtooth, noise, and noise for each pair of 8 tokens: as entangled as can be."""
     distance = torch.arange(n_distances, dtype=DOUBLE)
     generator = torch.Generator().manual_seed(seed)
     period = max(2, n_distances // 8)
@@ -29,7 +29,7 @@ def example_functions(n_distances: int, seed: int, n_tokens: int = 8) -> dict[st
         "spike": double(distance == n_distances // 4),
         "sawtooth": (distance % period) / period,
         "noise": torch.randn(n_distances, generator=generator, dtype=DOUBLE),
-        "token pairs": torch.randn(n_tokens, n_tokens, n_distances, generator=generator, dtype=DOUBLE),
+        "token pairs": torch.randn(8, 8, n_distances, generator=generator, dtype=DOUBLE),
     }
 
 

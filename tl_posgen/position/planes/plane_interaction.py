@@ -11,14 +11,15 @@ from torch import Tensor
 
 from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
 from tl_posgen.core.numbers import ALL, Number, Numbers
+from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights, TripleMoments
 from tl_posgen.position.decomposition.variance import moments_of, shares_of
 from tl_posgen.position.planes.numbers.interaction_matrix import interaction_matrix
-from tl_posgen.position.planes.rope_layers import Distances, over_layers, require_rope
-from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, model_label, sides
+from tl_posgen.position.planes.rope_layers import over_layers, require_rope
+from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_points, heat, model_label, sides
 from tl_posgen.stats.rank_correlation import rank_correlation
 
 SHARES = {  # of what softmax can see
@@ -51,8 +52,7 @@ def scatter(result: Any) -> go.Figure:
         if own:
             marker |= {"color": heads["layer"].values, "colorscale": "Viridis"}
         for panel, name in enumerate(STATISTICS):
-            x, y, text = heads[name].values, heads["interaction"].values, head_names(heads["unit"].values)
-            panels.add(panel, go.Scatter(x=x, y=y, mode="markers", text=text, marker=marker, name=side))
+            panels.add(panel, head_points(heads[name], heads["interaction"], marker=marker, name=side))
     top = float(max(data["interaction"].max() for _, data, _ in sides(result)))
     for panel in range(len(SHARES)):
         panels.add(panel, equality(top))

@@ -10,14 +10,14 @@ import xarray as xr
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import Numbers, format_number, one_side
-from tl_posgen.core.options import Positive
+from tl_posgen.core.options import Distances, Positive
 from tl_posgen.core.run import Run
 from tl_posgen.models.loading.shuffled_like import shuffled_label, shuffled_like
 from tl_posgen.models.model import Model
 from tl_posgen.position.planes.head_correlations import WEIGHTS, correlations, pooled, r_and_rho
 from tl_posgen.position.planes.plane_sufficiency_figures import certified, scatter
 from tl_posgen.position.planes.planes import EPS, Planes
-from tl_posgen.position.planes.rope_layers import Distances, require_rope
+from tl_posgen.position.planes.rope_layers import require_rope
 
 ROW, GROUP = ("weights", "tokens", *HEAD), ("weights", "tokens")
 OF_PLANES = Planes.variables

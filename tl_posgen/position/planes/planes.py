@@ -13,7 +13,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import NonNegative, Positive
+from tl_posgen.core.options import Distances, NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
@@ -27,7 +27,7 @@ from tl_posgen.position.planes.numbers.plane_patterns import (
     sufficiency,
 )
 from tl_posgen.position.planes.planes_figures import magnitude, phases, shares
-from tl_posgen.position.planes.rope_layers import Distances, over_layers, require_rope
+from tl_posgen.position.planes.rope_layers import over_layers, require_rope
 
 EPS = 0.5
 EPS_GRID = (0.1, 0.2, 0.3, 0.5, 1.0)

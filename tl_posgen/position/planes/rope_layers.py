@@ -1,7 +1,6 @@
 """Layers with RoPE, which measures of planes need: models without any refused, their arrays as one dataset."""
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import torch
 import xarray as xr
@@ -9,15 +8,11 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.options import Within
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
-from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
 from tl_posgen.rope.rotation import complex_frequencies
-
-Distances = Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")]
 
 
 def require_rope(self: Measure, model: Model) -> None:

@@ -35,6 +35,7 @@ BY_WIDTH: dict[str, Callable[[float], ScoresOf]] = {
 N_DISTANCES = 24  # of a searched p(d)
 RATE = 0.04  # of Adam
 AT_ONCE = 4  # prompts per step
+Found = tuple[ScoresOf, int]  # what scores are replaced by, and its number of parameters
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,18 @@ class Search:
     steps: int
     seed: int
 
-    def report(self, family: str, n_parameters: int, by: ScoresOf) -> xr.Dataset:
-        """Return the losses of one split on both sets of prompts, and the KL of its predictions."""
-        hooks = substitute(self.model, by, **self.where)
+    def report(self, found: Mapping[str, Found]) -> xr.Dataset:
+        """Return the losses of one split a family on both sets of prompts, and the KL of its predictions."""
+        hooks = [substitute(self.model, by, **self.where) for by, _ in found.values()]
         losses, kl = losses_and_kl(self.model, self.reported_on, hooks)
+        chosen_on = [float(token_losses(self.model, self.chosen_on, one).mean()) for one in hooks]
         numbers = {
-            "search_loss": ("prompt", losses.mean(1).numpy()),
-            "chosen_on_loss": float(token_losses(self.model, self.chosen_on, hooks).mean()),
-            "search_kl": float(kl.mean()),
-            "n_parameters": n_parameters,
+            "search_loss": (("family", "prompt"), losses.mean(-1).numpy()),
+            "chosen_on_loss": ("family", chosen_on),
+            "search_kl": ("family", kl.mean(-1).numpy()),
+            "n_parameters": ("family", [n_parameters for _, n_parameters in found.values()]),
         }
-        return xr.Dataset(numbers, {"family": family})
+        return xr.Dataset(numbers, {"family": list(found)})
 
     def optimise(self, family: str, parameters: Sequence[Tensor], by: Callable[[], ScoresOf]) -> None:
         """Minimise the loss over the parameters of the scores by(), in place, by Adam with a cosine schedule.
@@ -81,20 +83,19 @@ class Search:
             optimiser.step()
             schedule.step()
 
-    def distribution(self, width: float) -> tuple[xr.Dataset, Float[Tensor, "layer head distance"]]:
-        """Return the report of a searched p(d) per head, and p(d); the descent starts from a triangle."""
+    def distribution(self, width: float) -> tuple[Found, Float[Tensor, "layer head distance"]]:
+        """Return a searched p(d) per head; the descent starts from a triangle."""
         config = self.model.cfg
         logits = (width - double(torch.arange(N_DISTANCES))).clamp(min=0.02).log()
         logits = logits.repeat(config.n_layers, config.n_heads, 1).requires_grad_(True)
         self.optimise("distribution", [logits], lambda: by_split(distributions(logits)))
-        n_parameters = len(self.where["heads"]) * N_DISTANCES
-        report = self.report("distribution", n_parameters, by_split(distributions(logits.detach())))
-        return report, logits.detach().softmax(-1)
+        found = by_split(distributions(logits.detach())), len(self.where["heads"]) * N_DISTANCES
+        return found, logits.detach().softmax(-1)
 
     def free_family(
         self, family: str, width: float, layers: Sequence[int]
-    ) -> tuple[xr.Dataset, Float[Tensor, "layer head plane"] | None]:
-        """Return the report of a family of free splits, and |Rbar| by plane if it has a content part."""
+    ) -> tuple[Found, Float[Tensor, "layer head plane"] | None]:
+        """Return the free splits of a family, and |Rbar| by plane if it has a content part."""
         part = family if family in CONTROLS else "both"
         shuffle_seed = self.seed if family == "shuffled" else None
         splits = free_splits(self.model, width, layers)
@@ -103,9 +104,9 @@ class Search:
         parameters = [parameter.requires_grad_(True) for parameter in parameters]
         self.optimise(family, parameters, lambda: by_free_split(splits, part, shuffle_seed))
         per_head = sum(x[0].numel() for x in parameters) // len(splits)
-        report = self.report(family, len(self.where["heads"]) * per_head, by_free_split(splits, part, shuffle_seed))
+        found = by_free_split(splits, part, shuffle_seed), len(self.where["heads"]) * per_head
         lengths = torch.stack([turn.detach().norm(dim=-1).cpu() for turn in turns]) if part != "position" else None
-        return report, lengths
+        return found, lengths
 
 
 def optimise_split(
@@ -133,13 +134,13 @@ def optimise_split(
     search = Search(model, chosen_on.to(device), reported_on.to(device), where, steps, seed)
     layers = sorted({layer for layer, _ in where["heads"]})
     widths = {family: best_width(model, search.chosen_on, family, where) for family in BY_WIDTH}
-    rows = [search.report(family, 1, BY_WIDTH[family](width)) for family, width in widths.items()]
-    row, weights = search.distribution(widths["triangle"])
+    found: dict[str, Found] = {family: (BY_WIDTH[family](width), 1) for family, width in widths.items()}
+    found["distribution"], weights = search.distribution(widths["triangle"])
     free = {family: search.free_family(family, widths["triangle"], layers) for family in FREE}
     lengths = {family: length for family, (_, length) in free.items() if length is not None}
     dims = ("free_family", "layer", "head", "plane")
     turn = xr.DataArray(torch.stack([*lengths.values()]).numpy(), {"free_family": [*lengths], "layer": layers}, dims)
-    return xr.concat([*rows, row, *(row for row, _ in free.values())], "family").assign(
+    return search.report(found | {family: split for family, (split, _) in free.items()}).assign(
         search_width=("family", [widths.get(family, math.nan) for family in FAMILIES]),
         distribution=xr.DataArray(weights.cpu().numpy(), dims=("layer", "head", "distance")),
         turn=turn.reindex(layer=range(model.cfg.n_layers)),
@@ -149,7 +150,7 @@ def optimise_split(
 def passes_of(n_chosen_on: int, n_reported_on: int, steps: int) -> int:
     """Return the number of passes of one prompt by `optimise_split`: for widths, reports and steps of the descents."""
     searched = len(BY_WIDTH) * len(WIDTHS) * n_chosen_on
-    reported = len(FAMILIES) * (n_chosen_on + 2 * n_reported_on)
+    reported = len(FAMILIES) * (n_chosen_on + n_reported_on) + n_reported_on
     descents = len(FAMILIES) - len(BY_WIDTH) + 1  # "imitating" also runs the unchanged model
     return searched + reported + descents * steps * min(AT_ONCE, n_chosen_on)
 

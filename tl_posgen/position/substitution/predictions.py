@@ -1,33 +1,37 @@
 """How far predictions under hooks are from those of the unchanged model: the loss, and the KL between them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import judged, logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
 def losses_and_kl(
-    model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"], hooks: Sequence[Any]
-) -> tuple[Float[Tensor, "prompt target"], Float[Tensor, " prompt"]]:
-    """Return the loss of every token under hooks, and each prompt's mean KL(unchanged || hooked) of the next token, in
-    nats; the model runs twice on every prompt."""
+    model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"], conditions: Sequence[HookList]
+) -> tuple[Float[Tensor, "condition prompt target"], Float[Tensor, "condition prompt"]]:
+    """Return the loss of every token under the hooks of each condition, and each prompt's mean KL(unchanged || hooked)
+    of the next token, in nats; the unchanged model, which also is a condition without hooks, runs once."""
     wrapped = wrap(model)
     losses, kl = [], []
     with wrapped.exclusive(wrapped.owner), torch.no_grad():
         for row in tokens.to(wrapped.device).split(1):
-            wanted = log_predictions(wrapped, row)
-            with wrapped.model.hooks(fwd_hooks=list(hooks)):
-                logits = logits_of(wrapped, row)
-            losses.append(judged(logits, row).cpu())
-            kl.append(divergence(wanted, logits).mean(1).cpu())
-    return torch.cat(losses), torch.cat(kl)
+            unchanged = logits_of(wrapped, row)
+            wanted = double(unchanged).log_softmax(-1)
+            for hooks in conditions:
+                with wrapped.model.hooks(fwd_hooks=hooks):
+                    logits = logits_of(wrapped, row) if hooks else unchanged
+                losses.append(judged(logits, row).cpu())
+                kl.append(divergence(wanted, logits).mean(1).cpu())
+    by_prompt = (-1, len(conditions))
+    losses, kl = (torch.cat(one).unflatten(0, by_prompt).transpose(0, 1) for one in (losses, kl))
+    return losses, kl
 
 
 def log_predictions(

@@ -19,8 +19,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
-from tl_posgen.models.tokens import token_strings
-from tl_posgen.position.decomposition.attention_examples import Pick, pick_heads
+from tl_posgen.position.decomposition.attention_examples import Pick, captured_examples, pick_heads
 from tl_posgen.position.substitution.numbers.split_maps import SplitMaps, split_maps
 from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.figures import DIVERGING, Panels, model_label, sides, token_map
@@ -130,14 +129,11 @@ class SplitExamples(Measure):
 
     def of_model(self, run: Run) -> xr.Dataset:
         shown = run.rows[0][:N_TOKENS]
-        picks = self.picks(run, shown)
+        picks, n = self.picks(run, shown), len(shown)
         run.plan(int(bool(picks)))
-        found: dict[tuple[int, int], xr.Dataset] = {}
-        if picks:
-            heads = [pick[:2] for pick in picks]
-            run_capture(run.wrapped, shown[None], lambda one: found.update(examples_of(one)), heads=heads)
-        examples = [found[pick[:2]].assign_coords(why=pick[2]) for pick in picks]
-        return examples_dataset(examples, token_strings(run.wrapped, shown))
+        none: dict[str, tuple] = {name: (MAP, np.zeros((0, n, n))) for name in MAPS}
+        none |= {"r": (("example", "part"), np.zeros((0, len(PARTS))))}
+        return captured_examples(run, shown, n, picks, examples_of, xr.Dataset(none, {"part": list(PARTS)}))
 
     def picks(self, run: Run, shown: Int[Tensor, " pos"]) -> list[Pick]:
         """Return (layer, head, why) of the shown heads; random inits show those of the trained model."""
@@ -185,17 +181,6 @@ def examples_of(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
     data |= {"r": (("head", "part"), maps.r.mT.cpu().numpy())}
     heads = xr.Dataset(data, {"layer": layer.layer, "head": list(layer.heads), "part": list(PARTS)})
     return {(layer.layer, head): heads.sel(head=head) for head in layer.heads}
-
-
-def examples_dataset(examples: Sequence[xr.Dataset], tokens: Sequence[str]) -> xr.Dataset:
-    """Return the examples along "example"; empty maps where no head was picked."""
-    none: dict[str, tuple] = {name: (MAP, np.zeros((0, len(tokens), len(tokens)))) for name in MAPS}
-    none |= {"r": (("example", "part"), np.zeros((0, len(PARTS))))}
-    places = {name: ("example", []) for name in ("layer", "head", "why")}
-    found = xr.concat(examples, "example", coords="all") if examples else xr.Dataset(none, places)
-    return found.assign_coords(
-        token=("key", list(tokens)), example=np.arange(len(examples)), part=("part", list(PARTS))
-    )
 
 
 def with_null(number: Number) -> str:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float
-from torch import Tensor
 
 from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.core.numbers import FEWEST, interval_of, leave_one_out
@@ -66,22 +64,21 @@ def conditions_of(options: Any, length: int) -> dict[str, ScoresOf | None]:
 def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, Any]) -> xr.Dataset:
     """Return the loss of every condition and dose and the KL of predictions by prompt, and the change of each token of
     the first prompt."""
-    unchanged: list[Float[Tensor, " target"]] = []
 
     def hooks(by: ScoresOf | None, residual: float = 0.0) -> HookList:
         return [] if by is None else substitute(run.model, by, residual=residual, **where)
-
-    def cell(condition: str) -> Mapping[str, Any]:
-        losses, kl = losses_and_kl(run.wrapped, run.tokens, hooks(conditions[condition]))
-        unchanged.append(losses[0])  # that of the first condition stands first
-        change = (losses[0] - unchanged[0])[:CROP].float().numpy()
-        return {"loss": losses.mean(1).numpy(), "kl": kl.numpy(), "token_change": change}
 
     def dose(stand_in: str, residual_share: float) -> Mapping[str, Any]:
         losses = run.losses_under(hooks(conditions[stand_in], residual_share))
         return {"dose_loss": losses.mean(1).numpy()}
 
-    data = run.grid(cell, condition=list(conditions)).assign_coords(prompt=range(len(run.rows)))
+    run.plan(len(run.rows) * len(conditions), purpose=f"condition ({len(conditions)})")
+    losses, kl = losses_and_kl(run.wrapped, run.tokens, [hooks(by) for by in conditions.values()])
+    change = losses[:, 0, :CROP] - losses[0, 0, :CROP]  # the unchanged model is the first condition
+    dims = ("condition", "prompt")
+    arrays: dict[str, Any] = {"loss": (dims, losses.mean(-1).numpy()), "kl": (dims, kl.numpy())}
+    arrays["token_change"] = (("condition", "shown_target"), change.numpy())
+    data = xr.Dataset(arrays, {"condition": list(conditions), "prompt": range(len(run.rows))})
     dosed = ["three_axis", next(name for name in conditions if name.startswith("triangle"))]
     some = run.grid(dose, stand_in=dosed, residual_share=SHARES)["dose_loss"].assign_coords(prompt=data["prompt"])
     none = data["loss"].sel(condition=dosed).rename(condition="stand_in").expand_dims(residual_share=[0.0])
@@ -139,12 +136,12 @@ def score_errors(run: Run, conditions: Conditions, where: Mapping[str, Any]) -> 
 
 def costs(run: Run, n_prompts: int, width: float, replaced: xr.DataArray) -> xr.DataArray:
     """Return the rise of the loss when one head alone loses its residual, or all its attention."""
-    tokens, places = run.tokens[:n_prompts], np.argwhere(replaced.values).tolist()
-    run.plan(0, once=len(tokens) * (1 + 2 * len(places)))
-    unchanged = float(run.losses(tokens).mean())
-    values = np.full((len(REPLACED_BY), *replaced.shape), np.nan)
-    for number, by in enumerate((by_split(triangle(width)), by_constant)):
-        for layer, head in places:
-            hooks = substitute(run.model, by, layers=[layer], heads=[head])
-            values[number, layer, head] = float(run.losses(tokens, hooks).mean()) - unchanged
-    return xr.DataArray(values, {"replaced_by": list(REPLACED_BY), **replaced.coords}, ("replaced_by", *HEAD))
+    tokens, by = run.tokens[:n_prompts], dict(zip(REPLACED_BY, (by_split(triangle(width)), by_constant), strict=True))
+    run.plan(0, once=len(tokens) * (1 + 2 * int(replaced.sum())))
+
+    def hooks_of(layer: int, head: int) -> dict[str, HookList]:
+        return {name: substitute(run.model, one, heads=[(layer, head)]) for name, one in by.items()}
+
+    selected = {layer: np.flatnonzero(heads).tolist() for layer, heads in enumerate(replaced.values) if heads.any()}
+    rises = run.rises_of_heads(tokens, selected, REPLACED_BY, hooks_of).mean("prompt")
+    return rises.rename(edit="replaced_by").reindex({dim: replaced[dim] for dim in HEAD})

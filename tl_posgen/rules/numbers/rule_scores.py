@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from tl_posgen.rope.planes import along_distances, turning_factors
+from tl_posgen.rope.planes import mean_curves, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
 from tl_posgen.rope.splits import split_scores
 
@@ -102,8 +102,7 @@ def distances_of(n_queries: int, n_keys: int, device: torch.device) -> Int[Tenso
 def slashes(means: Means, rope: Rope, scale: float, n: int) -> Float[Tensor, "head distance"]:
     """a(d) = scale Re sum_m qbar_m conj(kbar_m) u_m(d), d = 0 .. n - 1."""
     products = complex_planes(means.q, rope) * complex_planes(means.k, rope).conj()
-    turn = turning_factors(torch.arange(n, device=means.q.device), rope, means.q.shape[-1])
-    return scale * along_distances(products, turn)
+    return scale * mean_curves(products, rope, n, means.q.shape[-1])
 
 
 def vertical(k: Float[Tensor, "head key d_head"], means: Means, rope: Rope, scale: float) -> Float[Tensor, "head key"]:

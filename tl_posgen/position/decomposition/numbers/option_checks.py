@@ -9,8 +9,6 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 
-MOST_DISTANCES = 2**20  # longer than any context, and still fits in memory
-
 
 def check_whole(place: str, least: int, /, **values: Any) -> None:
     """Refuse values that are not whole numbers from `least` on."""

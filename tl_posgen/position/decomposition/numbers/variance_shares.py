@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.errors import InputError
-from tl_posgen.rope.planes import SecondMoments, turning_factors
+from tl_posgen.rope.planes import SecondMoments, along_distances, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes
 
 COMPONENTS = ("q", "k", "d", "qk", "qd", "kd", "qkd")
@@ -172,9 +172,10 @@ def variance_shares(
     of = {name: (factor.at_mean, factor.about_mean) for name, factor in factors.items()}
     parts = [mean_square(*(of[name][name in component] for name in factors)) for component in COMPONENTS]
     variances = scale**2 * torch.stack(parts, -1).clamp(min=0)
-    mean = scale * (moments.q.mean * moments.k.mean.conj() * distance.mean).sum(-1).real
+    products = moments.q.mean * moments.k.mean.conj()
+    mean = scale * (products * distance.mean).sum(-1).real
     if bias is not None:
-        of_distance = scale * ((moments.q.mean * moments.k.mean.conj()) @ turn.mT).real + bias
+        of_distance = scale * along_distances(products, turn) + bias
         mean = of_distance @ p
         variances[:, COMPONENTS.index("d")] = (of_distance - mean[:, None]).square() @ p
     total = variances.sum(-1)

@@ -51,16 +51,16 @@ class PrincipalAxes:
     kept: Real[Tensor, " head"]
 
 
-def principal_axes(inside: OutputMoments, share: int | float = 0.95, tolerance: float = 1e-10) -> PrincipalAxes:
+def principal_axes(inside: OutputMoments, share: int | float = 0.95) -> PrincipalAxes:
     """Return the principal axes of the outputs inside: the fewest with `share` of the variance.
 
-    Axes with less than `tolerance` of the largest variance are left out, since their variance is a divisor.
+    Axes with less than 1e-10 of the largest variance are left out, since their variance is a divisor.
     """
     values, vectors = (x.flip(-1) for x in torch.linalg.eigh(inside.cov))
     values = values.clamp(min=0)
     before = values.cumsum(-1) - values
     wanted = before < share * values.sum(-1, keepdim=True)
-    keep = wanted & (values > tolerance * values[..., :1])
+    keep = wanted & (values > 1e-10 * values[..., :1])
     return PrincipalAxes(inside.mean, vectors * keep[:, None], values * keep, keep.sum(-1))
 
 
@@ -88,9 +88,7 @@ def frechet_distance(
 
 
 def output_drift(
-    halves: tuple[OutputMoments, OutputMoments],
-    beyond_halves: tuple[OutputMoments, OutputMoments],
-    share: int | float = 0.95,
+    halves: tuple[OutputMoments, OutputMoments], beyond_halves: tuple[OutputMoments, OutputMoments]
 ) -> dict[str, Float[Tensor, " head"]]:
     """Return the drift of the outputs beyond from those inside, each as two halves of the prompts.
 
@@ -107,7 +105,7 @@ def output_drift(
     Source: Han & Ji 2025 for the claim that outputs stay in their training distribution; these measures are ours.
     """
     inside, beyond = halves[0] + halves[1], beyond_halves[0] + beyond_halves[1]
-    axes = principal_axes(inside, share)
+    axes = principal_axes(inside)
     variance = inside.cov.diagonal(dim1=-2, dim2=-1).sum(-1)
     away = beyond.mean - axes.mean
     square = beyond.cov + away[..., :, None] * away[..., None, :]
