@@ -141,7 +141,7 @@ def test_the_recall_of_every_rule_and_budget_is_compared_head_by_head(mini, alic
     numbers = {str(one) for one in result.own["number"].values}
     labels = product(["window", "vertical", "drawn", "oracle"], [4, 6])
     assert {f"rules.recall, {rule}, {budget}" for rule, budget in labels} < numbers
-    first, second = (one["rules"].own["recall"].sel(rule="vertical", budget=6) for one in reports)
+    first, second = (one["rules"].sel(rule="vertical", budget=6, tokens="all")["recall"] for one in reports)
     change = (second - first).transpose("prompt", "layer", "head").values  # of four prompts; variance has five groups
     value = result.dataset["value"].sel(init="trained", number="rules.recall, vertical, 6")
     found = [one.transpose("layer", "head") for one in result.measure.change(result.numbers, value)]

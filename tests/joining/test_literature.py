@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from tl_posgen.joining import Profiles
-from tl_posgen.joining.literature import LITERATURE, permuted_overlaps
+from tl_posgen.joining.literature import LITERATURE, literature_metrics, permuted_overlaps
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.wrapped import wrap
+from tl_posgen.rope.rotation import to_planes
 
 
 def captured(model, layer=1, n=24):
@@ -55,5 +56,18 @@ def test_profiles_take_the_metrics_as_columns(mini, alice):
     for name in plain.data_vars:
         if name != "rho":
             np.testing.assert_array_equal(own[name], plain[name])
-    assert own["sink_rate"].min() >= 0
-    assert own["positional"].max() <= 1
+    assert own["sink_rate"].dims == ("prompt", "layer", "head")
+
+
+def test_sink_rates_and_slow_means_are_those_of_brute_force(mini):
+    capture = captured(mini)
+    found = literature_metrics(capture, 0)
+    sunk = [[float(head[i, 0]) > 0.3 for i in range(1, 24)] for head in capture.pattern]
+    np.testing.assert_allclose(found["sink_rate"], np.mean(sunk, axis=1))
+    assert 0 < found["sink_rate"].mean() < 1
+    slow = [m for m, theta in enumerate(capture.geometry.rope.inv_freq.tolist()) if theta * 24 < 2 * np.pi]
+    assert 0 < len(slow) < len(capture.geometry.rope.inv_freq)
+    for side, x in enumerate((capture.q, capture.k)):
+        z = to_planes(x[:, 1:].double(), capture.geometry.rope)
+        energies = z.mean(1).abs().square()[:, slow].sum(1), z.abs().square().mean(1).sum(1)
+        torch.testing.assert_close(found["slow_mean"][side], energies[0] / energies[1])

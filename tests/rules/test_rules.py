@@ -75,8 +75,13 @@ def test_recall_of_heads_and_unions_is_that_of_brute_force(result, mini, rows, r
     at = {"rule": rule, "budget": BUDGET, "prompt": 3, "layer": 1}
     best = pattern.sort(-1, descending=True).values[:, BUDGET:, :BUDGET].sum(-1)
     held = (pattern * kept)[:, BUDGET:].sum(-1)
-    np.testing.assert_allclose(result.own["mass"].sel(at), held.mean(-1), atol=2e-3)
-    np.testing.assert_allclose(result.own["recall"].sel(at), (held / best).mean(-1), atol=2e-3)
+    np.testing.assert_allclose(result.own["mass"].sel(at | {"tokens": "all"}), held.mean(-1), atol=2e-3)
+    np.testing.assert_allclose(result.own["recall"].sel(at | {"tokens": "all"}), (held / best).mean(-1), atol=2e-3)
+    rest = pattern.clone()
+    rest[..., 0] = 0
+    best = rest.sort(-1, descending=True).values[:, BUDGET:, :BUDGET].sum(-1)
+    share = ((rest * kept)[:, BUDGET:].sum(-1) / best).mean(-1)
+    np.testing.assert_allclose(result.own["recall"].sel(at | {"tokens": "without first"}), share, atol=2e-3)
     for group, heads in enumerate(([0, 1], [2, 3])):
         union, together = kept[heads].any(0)[BUDGET:], pattern[heads].mean(0)[BUDGET:]
         counts = union.sum(-1)
@@ -245,7 +250,7 @@ def test_one_layer_or_head_alone_and_prompts_of_several_lengths(mini, rows):
 def test_every_encoding_has_rules(family_model, name, backend):
     model, tokens = family_model(name, backend), torch.randint(2, 60, (2, 20), generator=torch.manual_seed(0))
     found = Rules(budgets=[3], epsilon=0.5)(model, tokens, null_seeds=(), progress=False)
-    recall = found.own["recall"].squeeze(("budget", "prompt"))
+    recall = found.own["recall"].sel(tokens="all").squeeze(("budget", "prompt"))
     np.testing.assert_allclose(recall.sel(rule="oracle"), 1, atol=1e-3)
     assert bool(((recall > 0) & (recall < 1 + 1e-6)).all())
     rise = token_losses(model, tokens[1:], apply_rules(model, found, 3, "vertical")) - token_losses(model, tokens[1:])

@@ -121,6 +121,7 @@ class Measure:
         token_view: its token-level picture.
         caveats: its meaning for a model whose encoding is "absolute", "alibi" or "none", where that differs.
         without_meaning: encodings whose numbers hold by construction; nothing is concluded from them.
+        usual_prompts: how many prompts a command takes unless told otherwise.
     """
 
     question: ClassVar[str] = ""
@@ -148,6 +149,10 @@ class Measure:
         if odd := [name for name in cls.variables if not str(name).isidentifier()]:
             raise InputError(f"measure {cls.name}: variable {odd[0]!r} must be letters, digits and underscores")
         DEFINED[cls.name] = cls
+
+    @property
+    def usual_prompts(self) -> int:
+        return 4
 
     def __post_init__(self) -> None:
         check_options(self, self.name)

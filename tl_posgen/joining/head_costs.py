@@ -1,4 +1,4 @@
-"""Measure what heads cost when they lose their interaction, their slash, or all that varies in them, one or several at once."""
+"""Measure what heads cost, one or several at once: without interaction, without slash, or without all that varies."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,6 +15,7 @@ from tl_posgen.hooks.ablate_heads import mean_outputs, with_outputs
 from tl_posgen.hooks.replace_scores import HookList, replace_scores
 from tl_posgen.joining.numbers.attention_mass import take_from_drawn_keys
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.model import Model
 from tl_posgen.position.substitution.hooks import all_positions, by_split, substitute
 
 COSTS = ("interaction", "slash", "elsewhere", "head")
@@ -100,7 +101,8 @@ def head_costs(
 
     strongest = sorted(heads, key=lambda one: -float(slash_score.sel(layer=one[0], head=one[1])))
     counts, of_prompts = counts_up_to(len(heads)), range(len(tokens))
-    drawn = [np.random.default_rng((run.seed, prompt)).permutation(strongest).tolist() for prompt in of_prompts]
+    order = [np.random.default_rng((run.seed, prompt)).permutation(len(heads)) for prompt in of_prompts]
+    drawn = [[heads[place] for place in one] for one in order]
     together = [[rise(edit, strongest[:n]) for n in counts] for edit in TOGETHER[:-1]]
     together.append([[rise("head", drawn[at][:n], slice(at, at + 1))[0] for at in of_prompts] for n in counts])
     joint = xr.DataArray(together, {"edited": list(TOGETHER), "n_heads": counts}, ("edited", "n_heads", "prompt"))

@@ -32,7 +32,7 @@ class Calibration:
     heads: dict[int, list[int]] = field(default_factory=dict)
     groups: dict[int, dict[int, list[int]]] = field(default_factory=dict)
 
-    def head_rule(self, layer: int, group: int, rule: Any, budget: int) -> HeadRule:
+    def head_rule(self, layer: int, group: int, rule: Any, budget: int | None) -> HeadRule:
         """Return a rule of one key/value head."""
         heads, means = self.groups[layer][group], self.means[layer]
         places = [self.heads[layer].index(head) for head in heads]
@@ -50,18 +50,19 @@ def calibrate(run: Run, rows: Sequence[Tensor], weights: Weights) -> Calibration
     Args:
         weights: of distances, see `Means`.
     """
-    found, sums = Calibration(max(map(len, rows))), dict[int, list[Tensor]]()
+    found, sums, windows = Calibration(max(map(len, rows))), dict[int, list[Tensor]](), dict[int, int]()
 
     def add(capture: LayerCapture) -> None:
         layer, some = capture.layer, [double(x)[:, 1:].sum(1).cpu() for x in (capture.q, capture.k)]
         sums[layer] = [one + other for one, other in zip(sums[layer], some, strict=True)] if layer in sums else some
         found.heads[layer], found.groups[layer] = list(capture.heads), groups_of(capture.geometry, capture.heads)
         found.n_groups = max(found.n_groups, capture.geometry.n_key_value_heads)
-        n = min(found.n_distances, capture.geometry.window or found.n_distances)
-        q, k = (one / (sum(map(len, rows)) - len(rows)) for one in sums[layer])
-        found.means[layer] = Means(q, k, n, weights)
+        windows[layer] = capture.geometry.window or found.n_distances
 
     run.capture(add, rows=rows)
+    n_tokens = sum(len(row) - 1 for row in rows)
+    for layer, (q, k) in sums.items():
+        found.means[layer] = Means(q / n_tokens, k / n_tokens, min(found.n_distances, windows[layer]), weights)
     return found
 
 

@@ -95,12 +95,15 @@ class RuleTable:
     The query heads of one key/value head all see the union of what each of them keeps:
 
     - all: no budget; every key.
-    - window: r = -d. sinks: the first `first` keys before all, then -d.
-    - slashes, vertical, slashes_and_vertical, mean_query, position_and_content: as in
-      `tl_posgen.rules.numbers.rule_scores`, from mean_queries (a row a query head) and mean_key, both before RoPE and
-      after qk-norm, in the coordinates of the model's own heads; its RoPE frequencies, scale and ALiBi slopes are the
-      model's own; ubar is the mean of u(d) over d = 0 .. n_distances - 1, weighted as `weights` says: near 1 / (d + 1),
-      causal n_distances - d, uniform 1.
+    - window: r = -d. sinks: the first `first` keys, the earliest of them first, then -d.
+    - slashes: a(d) = s Re sum_m qbar_m conj(kbar_m) u_m(d). vertical: c(j) = s Re sum_m qbar_m conj(k_jm - kbar_m)
+      ubar_m, rounded to 1/1024. slashes_and_vertical: a(d) + c(j), not rounded. mean_query: s Re sum_m qbar_m
+      conj(k_jm) u_m(d). position_and_content: s Re sum_m q_im conj(kbar_m) u_m(d) + s Re sum_m q_im conj(k_jm - kbar_m)
+      ubar_m. With ALiBi all but vertical less slope d. qbar is mean_queries (a row a query head), kbar is mean_key,
+      both before RoPE and after qk-norm, in the coordinates of the model's own heads, as planes m; the frequencies of
+      u_m(d) = exp(i theta_m d), the scale s and the slopes are the model's own; ubar is the mean of u(d) over d = 0 ..
+      n_distances - 1, weighted as `weights` says: near 1 / (d + 1), causal n_distances - d, uniform 1.
+    - drawn: keys drawn anew for each query from the seed, by this package's own draw. oracle: by the score itself.
 
     Attributes:
         heads: rules; heads without one see every key.

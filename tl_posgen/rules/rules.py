@@ -46,21 +46,22 @@ class Rules(Measure):
     attention in the first B keys by each rule, and the loss when the model sees only these. Beside them drawn keys, the
     best keys, and a random init, where almost any keys will do.
 
-    Even prompts (the first, third, ..) calibrate, odd ones are measured; intervals are over the odd ones. A rule gives
-    key j of query i, at d = i - j, a number to rank it by; the cheapest first: `window` -d; `sinks` the first four
-    keys, then -d; `slashes` a(d), the score of the mean query and the mean key; `vertical` c(j), the mean query with
-    the key less the mean key, averaged over distances; `slashes_and_vertical` a + c; `mean_query` the mean query with
-    the key; `position_and_content` the query with the mean key, and with the key less the mean key, averaged over
-    distances. Only the last one reads the query.
+    Even prompts (the first, third, ..) calibrate, odd ones are measured; intervals are over the odd ones, from eight
+    prompts on. A rule gives key j of query i, at d = i - j, a number to rank it by; the cheapest first: `window` -d;
+    `sinks` the first four keys, then -d; `slashes` a(d), the score of the mean query and the mean key; `vertical` c(j),
+    the mean query with the key less the mean key, averaged over distances; `slashes_and_vertical` a + c; `mean_query`
+    the mean query with the key; `position_and_content` the query with the mean key, and with the key less the mean key,
+    averaged over distances. Only the last one reads the query.
 
-    The first key and the query's own are ranked as all others. A query that sees no more than B keys keeps them all,
-    and is left out of the means. A key/value head keeps the union of what its query heads keep, `kept` keys; its recall
-    is against as many best keys. Loss: with the rule in every head, over the tokens behind the first B.
+    The first key and the query's own are ranked as all others; recall is also given without the attention to the first
+    key. A query that sees no more than B keys keeps them all, and is left out of the means. A key/value head keeps the
+    union of what its query heads keep, `kept` keys; its recall is against as many best keys. Loss: with the rule in
+    every head, over the tokens behind the first B.
 
     The plan: each key/value head has the cheapest rule whose union recalls t on the calibrating prompts, or all keys. t
-    is the lowest threshold with which the loss on these prompts rises by no more than epsilon nats; bisection finds it.
-    The plan's rise is measured on the odd prompts. R^2, of a rule's number with the score within queries, does not tell
-    how a head ranks.
+    is a threshold with which the loss on these prompts rises by no more than epsilon nats. Bisection finds it, as if
+    the rise fell with t; where it does not, a lower t may do as well. The plan's rise is measured on the odd prompts.
+    R^2, of a rule's number with the score within queries, does not tell how a head ranks.
 
     Args:
         rules: which.
@@ -100,9 +101,12 @@ class Rules(Measure):
     whole_rows = True
     variables = {
         "recall": Variable(
-            *("recall", "", "mass / mass of the best B keys", (*CELL, "prompt", *HEAD), "recall"), bounds=(0, 1)
+            *("recall", "", "mass / mass of the best B keys", ("tokens", *CELL, "prompt", *HEAD), "recall"),
+            bounds=(0, 1),
         ),
-        "mass": Variable("attention kept", "", "in the rule's B keys", (*CELL, "prompt", *HEAD), bounds=(0, 1)),
+        "mass": Variable(
+            *("attention kept", "", "in the rule's B keys", ("tokens", *CELL, "prompt", *HEAD)), bounds=(0, 1)
+        ),
         "r2": Variable(
             *("R^2", "", "of the rule's number with the score, within queries", ("rule", "prompt", *HEAD)),
             bounds=(0, 1),
@@ -139,6 +143,9 @@ class Rules(Measure):
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"rule": [*self.in_order, *REFERENCES], "budget": sorted(self.budgets)}
 
+    def usual(self) -> Mapping[str, Any]:
+        return {"tokens": "all"}
+
     @property
     def in_order(self) -> list[Rule]:
         """Its rules, the cheapest first."""
@@ -149,9 +156,10 @@ class Rules(Measure):
             raise InputError("rules: even prompts calibrate and odd ones are measured: give two at least")
         longest = min(max(map(len, half)) for half in (tokens[::2], tokens[1::2]))
         if longest < max(self.budgets) + 2:  # one query that sees more, and the token behind it
+            shorter = f", or budgets up to {longest - 2}" if longest > 2 else ""
             raise InputError(
                 f"rules: prompts of {longest} tokens with budgets={list(self.budgets)}: no key would be left out; give "
-                f"longer even and odd prompts, or budgets up to {max(1, longest - 2)}"
+                f"longer even and odd prompts{shorter}"
             )
         return self
 
@@ -173,10 +181,25 @@ class Rules(Measure):
         for budget in self.labels()["budget"]:
             recalls = ", ".join(self.words(own, "recall", rule, budget, ".3f") for rule in self.labels()["rule"][:-1])
             found.append(f"Recall of the best {budget} keys, mean over heads: {recalls}.")
-            rises = ", ".join(self.words(own, "rise", rule, budget, "+.3f") for rule in self.labels()["rule"])
-            found.append(f"The loss with nothing but {budget} keys a head rises by, in nats: {rises}.")
+            found.append(self.without_first_sentence(own, budget))
+            rises = ", ".join(
+                f"{self.words(own, 'rise', rule, budget, '+.3f')} at {own('kept', rule=rule, budget=budget).plain:.0f}"
+                for rule in self.labels()["rule"]
+            )
+            found.append(
+                f"With {budget} keys of each query head, and those of the others that share its key/value head, the "
+                f"loss rises by, in nats, at so many keys: {rises}."
+            )
             found.append(self.plan_sentence(own, budget))
         return found
+
+    def without_first_sentence(self, own: Numbers, budget: int) -> str:
+        """Return the recall of attention to all keys but the first."""
+        recalls = ", ".join(
+            f"{WORDS[rule]} {own('recall', rule=rule, budget=budget, tokens='without first').plain:.3f}"
+            for rule in self.labels()["rule"][:-1]
+        )
+        return f"The same without the attention to the first key: {recalls}."
 
     def words(self, own: Numbers, name: str, rule: str, budget: int, form: str) -> str:
         number = own(name, rule=rule, budget=budget)
@@ -197,23 +220,32 @@ class Rules(Measure):
         plan = data["plan"].sel(budget=budget).values.ravel().tolist()
         return {rule: plan.count(rule) for rule in [*self.in_order, ALL]}
 
-    def rank_correlation(self, own: Numbers, rule: str, budget: int) -> float:
-        """Return Spearman's rho over heads of R^2 with recall."""
+    def rank_correlation(self, own: Numbers, rule: str, budget: int) -> Number:
+        """Return Spearman's rho over heads of R^2 with recall, with its interval for independent heads."""
         r2, recall = own.array("r2", rule=rule), own.array("recall", rule=rule, budget=budget)
         both = [own.of_side(one).mean("prompt").transpose(*HEAD).values.ravel() for one in (r2, recall)]
-        return rank_correlation(*map(torch.as_tensor, both)).r
+        found = rank_correlation(*map(torch.as_tensor, both))
+        return Number(found.r, found.low, found.high)
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a budget and rule: recall, its random init, union, loss, R^2 and how R^2 orders the heads."""
+        """Return a row a budget and rule: recall, its random init, union, its keys, the rise of the loss, R^2 and how
+        R^2 orders the heads."""
         rows = []
         for budget, rule in product(self.labels()["budget"], self.labels()["rule"]):
             recall, union, kept, rise = (
                 own(name, rule=rule, budget=budget) for name in ("recall", "group_recall", "kept", "rise")
             )
-            cells = {"B": budget, "rule": WORDS[rule], "recall": f"{recall.plain:.3f}", "union": f"{union.plain:.3f}"}
-            cells |= {"keys": f"{kept.plain:.0f}", "rise": f"{rise.plain:+.3f}", "R²": "", "rho": ""}
+            cells = {"B": budget, "rule": WORDS[rule], "recall": f"{recall.with_interval:.3f}"}
+            cells |= {"random init": f"{recall.of_inits.with_interval:.3f}"} if own.inits else {}
+            cells |= {
+                "union": f"{union.plain:.3f}",
+                "keys": f"{kept.plain:.0f}",
+                "rise": f"{rise.plain:+.3f}",
+                "R²": "",
+                "rho": "",
+            }
             if rule in PREDICTING:
-                rho = Number(self.rank_correlation(own, rule, budget))
-                cells |= {"R²": f"{own('r2', rule=rule).plain:.2f}", "rho": f"{rho.plain:.2f}"}
+                rho = self.rank_correlation(own, rule, budget)
+                cells |= {"R²": f"{own('r2', rule=rule).plain:.2f}", "rho": f"{rho.with_interval:.2f}"}
             rows.append(cells)
         return pd.DataFrame(rows)

@@ -19,7 +19,9 @@ def draw_recall(result: Any) -> go.Figure:
     rules = [rule for rule in result.own["rule"].values if rule != REFERENCES[1]]
     for side, data, colour in sides(result):
         for number, budget in enumerate(budgets):
-            recall = data["recall"].sel(budget=budget, rule=rules).mean("prompt").stack(unit=("layer", "head"))
+            recall = (
+                data["recall"].sel(budget=budget, rule=rules, tokens="all").mean("prompt").stack(unit=("layer", "head"))
+            )
             points = recall.transpose("rule", "unit")
             names = head_names(points["unit"].values) * len(rules)
             x = np.repeat([rule.replace("_", " ") for rule in rules], points.sizes["unit"])

@@ -139,7 +139,8 @@ class Trial:
         return xr.Dataset(data | {"plan_rise": (("budget", "prompt"), np.array(rises))}, coords)
 
     def plan(self, recalls: xr.DataArray, untouched: np.ndarray, budget: int) -> tuple[float, list[HeadRule]]:
-        """Return the lowest threshold whose loss on even prompts rises by no more than epsilon, and its rules."""
+        """Return a threshold with which the loss on even prompts rises by no more than epsilon, and its rules: the
+        lowest one if the rise falls with the threshold, as bisection takes it to."""
         of_place = {place: recalls.sel(layer=place[0], key_value_head=place[1]).to_series() for place in self.places}
         thresholds = sorted(float(recall) for one in of_place.values() for recall in one)
         low, high = 0, 2**self.n_steps - 1  # beyond the last one, all keys
@@ -148,7 +149,9 @@ class Trial:
         def planned(place: int) -> list[HeadRule]:
             least = thresholds[place] if place < len(thresholds) else np.inf
             rules = {at: cheapest(one.to_dict(), least, ALL) for at, one in of_place.items()}
-            return [self.calibration.head_rule(*at, rule, budget) for at, rule in rules.items()]
+            return [
+                self.calibration.head_rule(*at, rule, None if rule == ALL else budget) for at, rule in rules.items()
+            ]
 
         while low < high:
             middle = (low + high) // 2

@@ -34,7 +34,7 @@ def brute(rule, q, k, means, head, i, j):
     slope = SLOPES[head] * (i - j)
     return {
         "window": j - i,
-        "sinks": torch.inf if j < 4 else j - i,
+        "sinks": 4 - j if j < 4 else j - i,
         "slashes": d - slope,
         "vertical": round(key.item() * 1024) / 1024,
         "slashes_and_vertical": d + key - slope,

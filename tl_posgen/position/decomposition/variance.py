@@ -198,6 +198,10 @@ class Variance(Measure):
         if self.absolute:  # shares by place have a meaning everywhere
             object.__setattr__(self, "without_meaning", frozenset())
 
+    @property
+    def usual_prompts(self) -> int:
+        return USUAL_PROMPTS if self.absolute else super().usual_prompts
+
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"part": COMPONENTS, "place": list(PLACES)}
 

@@ -56,13 +56,14 @@ def rule_scores(
 ) -> Float[Tensor, "head query key"]:
     """r_ij, by which rule r ranks key j of query i: the keys with the largest are kept. With d = i - j:
 
-    window: -d. sinks: the first four keys, then -d. slashes: a(d) = s Re sum_m qbar_m conj(kbar_m) u_m(d).
+    window: -d. sinks: the first four keys, the first one before the others, then -d. slashes: a(d) = s Re sum_m qbar_m
+    conj(kbar_m) u_m(d).
     vertical: c(j) = s Re sum_m qbar_m conj(k_jm - kbar_m) ubar_m, to 1/1024. slashes_and_vertical: a(d) + c(j).
     mean_query: s Re sum_m qbar_m conj(k_jm) u_m(d).
     position_and_content: s Re sum_m q_im conj(kbar_m) u_m(d) + s Re sum_m q_im conj(k_jm - kbar_m) ubar_m.
 
     As shares of the variance of a score these are d, k, d + k, d + k + kd and d + qd + k + qk (and what is the same for
-    all keys of a query). A soft cap changes no ranking and is left out.
+    all keys of a query). A soft cap changes no ranking and is left out; scores with which R^2 is taken have it.
 
     Args:
         q, k: before RoPE.
@@ -77,8 +78,8 @@ def rule_scores(
     distance = distances_of(q.shape[1], k.shape[1], q.device)
     if rule in ("window", "sinks"):
         near = (-distance).to(q).expand(len(q), -1, -1)
-        first = torch.arange(k.shape[1], device=q.device) < N_SINKS
-        return near if rule == "window" else near.masked_fill(first, torch.inf)
+        position = torch.arange(k.shape[1], device=q.device)
+        return near if rule == "window" else torch.where(position < N_SINKS, (N_SINKS - position).to(near), near)
     if rule == "vertical":
         keys = (vertical(k, means, rope, scale) / STEP).round() * STEP
         return keys[:, None].expand(-1, q.shape[1], -1)

@@ -55,3 +55,8 @@ def test_shapes_that_differ_and_too_few_tokens_are_refused():
         interaction_share(drawn(4, 8, 6), drawn(2, 8, 6), ROPES[0])
     with pytest.raises(InputError, match="2 tokens: too few"):
         interaction_share(drawn(4, 2, 6), drawn(4, 2, 6), ROPES[0])
+
+
+def test_no_distance_at_all_is_refused():
+    with pytest.raises(InputError, match="n_distances 0: give a whole number"):
+        interaction_share(drawn(2, 9, 4), drawn(2, 9, 4), ROPES[1], n_distances=0)

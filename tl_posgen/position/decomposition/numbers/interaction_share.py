@@ -1,5 +1,7 @@
 """The interaction share of queries and keys, differentiable: a penalty in training, say."""
 
+from typing import get_args
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,7 +13,7 @@ from tl_posgen.rope.rotation import Rope
 
 def interaction_share(
     q: Float[Tensor, "*batch pos d_head"],
-    k: Float[Tensor, "*key_batch key d_head"],
+    k: Float[Tensor, "*batch pos d_head"],
     rope: Rope,
     *,
     n_distances: int | None = None,
@@ -26,7 +28,7 @@ def interaction_share(
 
     Args:
         q, k: after qk-norm; k repeated for grouped heads. For shares over several prompts put them one after the other
-            along pos.
+            along pos, without their first tokens, and give first_token=True and n_distances=tokens of one prompt.
         rope: the layer's, `LayerGeometry.rope`, or `Rope(inverse_frequencies(d_head))`.
         n_distances: distances 0 .. n_distances - 1; as many as positions if left out. In a layer with a window, no more
             than that.
@@ -37,7 +39,7 @@ def interaction_share(
         0 to 1; NaN, and so are the gradients, where softmax can see nothing vary.
 
     Raises:
-        InputError: q and k of different shapes, fewer than two tokens that count.
+        InputError: q and k of different shapes, fewer than two tokens that count, wrong options.
 
     Source: closed form: ours
 
@@ -49,12 +51,16 @@ def interaction_share(
         >>> share.shape, bool((share < 1).all()), q.grad.shape
         (torch.Size([4]), True, torch.Size([4, 50, 8]))
     """
+    if n_distances is not None and (type(n_distances) is not int or n_distances < 1):
+        raise InputError(f"n_distances {n_distances!r}: give a whole number, 1 or more")
+    if weights not in get_args(DistanceWeights):
+        raise InputError(f"weights {weights!r}: choose from {', '.join(get_args(DistanceWeights))}")
     if q.shape != k.shape:
         raise InputError(f"q {list(q.shape)} and k {list(k.shape)} differ in shape; repeat keys of grouped heads")
     if q.shape[-2] < (2 if first_token else 3):
         raise InputError(f"{q.shape[-2]} tokens: too few for anything to vary; give more")
     one, other = (x.reshape(-1, *x.shape[-2:]) for x in (q, k))
     moments = TripleMoments.from_qk(one, other, rope, first_token=first_token)
-    shares = variance_shares(moments, rope, 1.0, n_distances or q.shape[-2], weights=weights)
+    shares = variance_shares(moments, rope, 1.0, q.shape[-2] if n_distances is None else n_distances, weights=weights)
     dtype = torch.promote_types(q.dtype, torch.float32)
     return shares.within_rows.interaction.reshape(q.shape[:-2]).to(q.device, dtype)

@@ -52,7 +52,8 @@ class PlaceSums:
         r"""G = 1/T sum_t [(sum_p y_t^p)(sum_p y_t^p)^H - sum_p y_t^p (y_t^p)^H] / (n (n - 1)), and without conjugation.
 
         The products of y of two different prompts at the same position: unbiased for the covariance of E y_t over
-        positions, whatever a prompt adds to all its tokens, if prompts are independent. Not always positive definite.
+        positions from two prompts on, whatever a prompt adds to all its tokens, if prompts are independent. Not always
+        positive definite.
 
         Args:
             first: 1 to leave out the first token.
