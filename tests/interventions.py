@@ -15,6 +15,7 @@ from tl_posgen.position.order.hooks import permute_positions
 from tl_posgen.position.planes import perturb_planes
 from tl_posgen.residual.reference import Reference, reference_of
 from tl_posgen.rules import Rules, apply_rules
+from tl_posgen.rules.head_rules import REFERENCES
 from tl_posgen.slash import ablate_bands
 from tl_posgen.sources import remove_source
 
@@ -40,8 +41,9 @@ def reference(model) -> Reference:
 
 def rules(model, name: str):
     """A rule in every head, calibrated on one prompt."""
-    tokens = torch.stack([torch.arange(2, 2 + N)] * 2)
-    return apply_rules(model, Rules(rules=[name], budgets=[6])(model, tokens, null_seeds=(), progress=False), rule=name)
+    tokens, measured = torch.stack([torch.arange(2, 2 + N)] * 2), "window" if name in REFERENCES else name
+    result = Rules(rules=[measured], budgets=[6])(model, tokens, null_seeds=(), progress=False)
+    return apply_rules(model, result, rule=name)
 
 
 ROW_BY_ROW = {
@@ -62,6 +64,8 @@ ROW_BY_ROW = {
     "a source's constant": lambda m: remove_source(m, "embed", on="queries", reference=reference(m)),
     "vertical keys": lambda m: rules(m, "vertical"),
     "position + content": lambda m: rules(m, "position_and_content"),
+    "drawn keys": lambda m: rules(m, "drawn"),
+    "the best keys": lambda m: rules(m, "oracle"),
     "a function of one's own": lambda m: replace_scores(m, RowByRow(lambda capture: 0.5 * capture.scores())),
 }
 OF_THE_PROMPT = {

@@ -13,7 +13,7 @@ from tl_posgen.rope.rotation import Rope
 
 def interaction_share(
     q: Float[Tensor, "*batch pos d_head"],
-    k: Float[Tensor, "*batch pos d_head"],
+    k: Float[Tensor, "*key_batch key d_head"],
     rope: Rope,
     *,
     n_distances: int | None = None,
