@@ -266,10 +266,7 @@ def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_p
         ({"other": "Down, down."}, r"other: \d+ tokens, and the prompt has \d+; give as many"),
         ({"other": PROMPT, "parts": {"a": torch.zeros(1)}}, "parts are of one prompt"),
         ({"parts": {}}, "parts: give name -> tensor"),
-        (
-            {"parts": {"a": torch.zeros(3, 4)}},
-            r"part 'a': \[3, 4\]; the residual stream .* is \[\d+, 128\]",
-        ),
+        ({"parts": {"a": torch.zeros(3, 4)}}, r"part 'a': \[3, 4\]; the residual stream .* is \[\d+, 128\]"),
         ({"parts": {"a": 3}}, "part 'a': int; the residual stream"),
         ({"reference": 3}, "reference=int: give a text"),
     ],

@@ -214,12 +214,7 @@ def test_where_an_estimate_is_unknown_so_is_its_interval():
 
 
 @pytest.mark.parametrize(
-    ("n", "share", "message"),
-    [
-        (1, [0.5], "sum to 1"),
-        (2, [0.5, 0.6], "sum to 1"),
-        (2, [0.0, 1.0], "above 0"),
-    ],
+    ("n", "share", "message"), [(1, [0.5], "sum to 1"), (2, [0.5, 0.6], "sum to 1"), (2, [0.0, 1.0], "above 0")]
 )
 def test_what_is_no_grouping_is_refused(n, share, message):
     with pytest.raises(InputError, match=message):

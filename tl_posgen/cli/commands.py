@@ -69,9 +69,7 @@ def analyze(
 
 
 @app.command()
-def measures(
-    full: Annotated[bool, typer.Option("--full", help="Also the source of each.")] = False,
-) -> None:
+def measures(full: Annotated[bool, typer.Option("--full", help="Also the source of each.")] = False) -> None:
     """List every measure that analyze can be asked for, those of other packages too."""
     from tl_posgen.report.terminal import print_known_measures
 

@@ -22,12 +22,7 @@ from tl_posgen.models.wrapped import wrap
 
 @contextmanager
 def attach(
-    model: Any,
-    measures: Measures = None,
-    *,
-    layers: Sequence[int] | None = None,
-    heads: Any = None,
-    seed: int = 0,
+    model: Any, measures: Measures = None, *, layers: Sequence[int] | None = None, heads: Any = None, seed: int = 0
 ) -> Iterator["Attached"]:
     """Register measures as hooks: any forward pass inside the block feeds them, beside the user's own hooks.
 

@@ -27,7 +27,16 @@ from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
-from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_points, heat, model_label, sides
+from tl_posgen.report.figures import (
+    DIVERGING,
+    Panels,
+    colour_axis,
+    equality,
+    head_points,
+    map_panels,
+    model_label,
+    sides,
+)
 from tl_posgen.stats.intervals import FEWEST, difference_interval
 
 SIDES = ("first", "second")
@@ -250,15 +259,9 @@ def draw_maps(result: Any) -> go.Figure:
     data, change = result.own, result.measure.difference(result.dataset)
     chosen = np.argsort(-relative_size(result.measure, result.dataset).values, kind="stable")[:DRAWN]
     labels = [str(label) for label in data["label"].values[chosen]]
-    panels = Panels(labels, columns=3, row_height=max(170, min(28 * data.sizes["layer"], 700)))
-    change = change.isel(number=chosen)
-    limit = float(abs(change).max()) or 1.0
-    for panel in range(len(chosen)):
-        array = change.isel(number=panel).reset_coords(drop=True).transpose("layer", "head")
-        panels.add(panel, heat(array, texttemplate="%{z:.2f}" if array.size <= 128 else None))
-    panels.axes("head", "layer").figure.update_xaxes(type="category").update_yaxes(type="category")
-    panels.figure.update_layout(coloraxis=colour_axis(-limit, limit, DIVERGING))
-    return panels.finish(
+    shown = [change.isel(number=number).reset_coords(drop=True) for number in chosen]
+    limit = float(abs(change.isel(number=chosen)).max()) or 1.0
+    return map_panels(labels, shown, colour_axis(-limit, limit, DIVERGING), columns=3).finish(
         f"Difference per head · {model_label(data)}", "second less first; the numbers that change most"
     )
 

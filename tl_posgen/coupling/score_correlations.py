@@ -67,8 +67,7 @@ def of_columns(x: Float[Tensor, " model"], y: Float[Tensor, " model"], by: str) 
     """Return r of two columns, of values or ranks, with its interval."""
     if len(x) < FEWEST or not x.isfinite().all():
         return UNKNOWN
-    one = BY[by](x, y)
-    return one.r, one.low, one.high
+    return BY[by](x, y).ends
 
 
 def excess(
@@ -93,8 +92,7 @@ def against(
         fitted = regression_line(x, y)
         numbers |= {"slope": fitted.slope, "intercept": fitted.intercept, "r2": fitted.r2}
     if len(x) >= FEWEST_GIVEN_SIZE and varied:
-        held = partial_correlation(x, y, controls)
-        numbers["partial_r"] = held.r, held.low, held.high
+        numbers["partial_r"] = partial_correlation(x, y, controls).ends
     if len(x) > 1 + len(CONTROLS) and varied:
         numbers["rest"] = unexplained(x[:, None], controls)[:, 0].numpy()
     return numbers

@@ -55,8 +55,7 @@ def rank_correlations(distortion: xr.DataArray, sd: xr.DataArray, rise: xr.DataA
     *x, y = (torch.from_numpy(one.transpose("change", "rule", *HEAD).values.copy()).flatten(2) for one in alike)
     found = np.full((len(x), *y.shape[:2], len(ENDS)), np.nan)
     for place in np.ndindex(*found.shape[:3]):
-        one = rank_correlation(x[place[0]][place[1:]], y[place[1:]])
-        found[place] = one.r, one.low, one.high
+        found[place] = rank_correlation(x[place[0]][place[1:]], y[place[1:]]).ends
     labels = {"predictor": list(PREDICTORS), "change": alike[-1]["change"].values, "rule": alike[-1]["rule"].values}
     return xr.DataArray(found, {**labels, "end": list(ENDS)}, ("predictor", "change", "rule", "end"))
 

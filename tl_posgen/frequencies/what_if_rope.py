@@ -10,7 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import MOST_DISTANCES, Count, Each, NonNegative, Within
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
@@ -219,14 +219,15 @@ class WhatIfRope(Measure):
     def findings(self, own: Numbers) -> list[str]:
         rules, longest = list(self.labelled)[1:], self.all_times[-1]
         parts = [distortion_part(own, rule) for rule in rules]
-        moved = [f"{rule} {moved_share(own, rule).plain:.0%}" for rule in rules]
+        peaks_elsewhere = moved(own.array("peak", rule=None))
+        elsewhere = [f"{rule} {own.number(peaks_elsewhere.sel(rule=rule)).plain:.0%}" for rule in rules]
         at = {rule: {"rule": rule, "times": longest} for rule in self.labelled}
         shares = [f"{rule} {own('share', part='position', **labels).plain:.0%}" for rule, labels in at.items()]
         overshoots = [f"{rule} {own('overshoot', **labels).plain:.2f}" for rule, labels in at.items()]
         lines = [
             f"Forecast change of scores within {self.inside} tokens, in standard deviations of scores, mean over "
             f"heads: {'; '.join(parts)}.",
-            f"Heads whose mean curve peaks elsewhere within {self.inside} tokens: {', '.join(moved)}.",
+            f"Heads whose mean curve peaks elsewhere within {self.inside} tokens: {', '.join(elsewhere)}.",
             f"At {longest:g} times that length mean curves leave the range that they had, in standard deviations of "
             f"scores, by {', '.join(overshoots)}; position is of what softmax sees {', '.join(shares)}.",
         ]
@@ -251,10 +252,6 @@ class WhatIfRope(Measure):
 def moved(peak: xr.DataArray) -> xr.DataArray:
     """Return whether the peak of a head is not where it is at the model's own frequencies."""
     return (peak != peak.sel(rule="unchanged", drop=True)).where(peak.notnull()).astype(float)
-
-
-def moved_share(own: Numbers, rule: str) -> Number:
-    return own.number(moved(own.array("peak", rule=None)).sel(rule=rule))
 
 
 def distortion_part(own: Numbers, rule: str) -> str:

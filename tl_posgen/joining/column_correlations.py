@@ -101,8 +101,7 @@ def correlations(data: xr.Dataset) -> xr.DataArray:
     for group in (None, layers):
         rho = np.full((len(ENDS), len(columns), len(columns)), np.nan)
         for i, j in combinations(range(len(columns)), 2):
-            one = rank_correlation(values[i], values[j], group)
-            rho[:, i, j] = rho[:, j, i] = one.r, one.low, one.high
+            rho[:, i, j] = rho[:, j, i] = rank_correlation(values[i], values[j], group).ends
         found.append(rho)
     labels = {"scope": list(SCOPES), "end": list(ENDS), "column": list(columns), "column_2": list(columns)}
     return xr.DataArray(np.stack(found), labels, list(labels))

@@ -258,17 +258,26 @@ def head_maps(
     both = [dataset] if null is None else [dataset, null]
     shown = {name: label for name, label in measures.items() if name in dataset}
     titles = [f"{label} · {model_label(data)}" for data in both for label in shown.values()]
-    height = max(170, min(28 * dataset.sizes["layer"], 700))
-    panels = Panels(titles, columns=len(shown), row_height=height, horizontal_spacing=0.06)
-    arrays = [data[name].transpose("layer", "head") for data in both for name in shown]
+    arrays = [data[name] for data in both for name in shown]
     if limits is None:
         limits = (min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays))
-    for panel, array in enumerate(arrays):
-        panels.add(panel, heat(array, texttemplate="%{z:.2f}" if array.size <= 128 else None))
-    panels.axes("head", "layer").figure.update_xaxes(type="category").update_yaxes(type="category")
+    panels = map_panels(titles, arrays, colour_axis(*limits), columns=len(shown), horizontal_spacing=0.06)
     panels.figure.update_annotations(font_size=11)
-    panels.figure.update_layout(coloraxis=colour_axis(*limits))
     return panels.finish(title, subtitle)
+
+
+def map_panels(
+    titles: Sequence[str], arrays: Sequence[xr.DataArray], colours: Mapping[str, Any], **panels: Any
+) -> Panels:
+    """Return a panel a map [layer, head], all on one colour axis, numbers written where there are few."""
+    height = max(170, min(28 * max((array.sizes["layer"] for array in arrays), default=0), 700))
+    drawn = Panels(titles, row_height=height, **panels)
+    for panel, array in enumerate(arrays):
+        shown = heat(array.transpose("layer", "head"), texttemplate="%{z:.2f}" if array.size <= 128 else None)
+        drawn.add(panel, shown)
+    drawn.axes("head", "layer").figure.update_xaxes(type="category").update_yaxes(type="category")
+    drawn.figure.update_layout(coloraxis=dict(colours))
+    return drawn
 
 
 def heat(array: xr.DataArray, **more: Any) -> go.Heatmap:

@@ -16,12 +16,7 @@ from tl_posgen.slash.numbers.ablations import OF_THE_PROMPT, Ablation, ablate
 
 
 def ablate_bands(
-    model: Model,
-    kind: Ablation | str,
-    band: Band | None = None,
-    *,
-    layers: Layers = None,
-    heads: Heads = None,
+    model: Model, kind: Ablation | str, band: Band | None = None, *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
     """score_ij <- scale <q'_i, k'_j> with q' and k' rotated after an ablation; see `slash.ablations.ablate`.
 

@@ -22,7 +22,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.residual.frozen_layer import ROUNDING, Side, frozen_layer
-from tl_posgen.residual.reference import LayerReference, Reference, reference_of
+from tl_posgen.residual.reference import Reference, reference_of
 from tl_posgen.residual.residual_sources import SourceReader, called, near
 from tl_posgen.rope.rotation import complex_planes, from_complex_planes
 
@@ -95,7 +95,11 @@ def remove_source(
         reference = reference_of(wrapped.model, reference, layers=list(chosen))
     names = names_by_layer(wrapped, reference, chosen, SIDES[on], asked, optional=heads is None)
     chosen = {layer: of for layer, of in chosen.items() if layer in names}
-    constants = {layer: constant_of(reference.layers[layer], SIDES[on], names[layer]) for layer in names}
+    constants = {}
+    for layer, removed in names.items():
+        means = reference.layers[layer]
+        rows = [place for place, name in enumerate(means.sources[SIDES[on]]) if name in removed]
+        constants[layer] = means.source_means[SIDES[on]][rows].sum(0)
     if control:
         constants = {layer: turned(wrapped.layer(layer).geometry, one, on, seed) for layer, one in constants.items()}
     pairs = [(layer, head) for layer, of in chosen.items() for head in of]
@@ -179,12 +183,6 @@ def expanded(name: str, known: Sequence[str]) -> list[str]:
     if not heads:
         raise LookupError(name)
     return heads
-
-
-def constant_of(means: LayerReference, side: Side, names: set[str]) -> Float[Tensor, "head d_head"]:
-    """Return the mean of these sources together."""
-    rows = [place for place, name in enumerate(means.sources[side]) if name in names]
-    return means.source_means[side][rows].sum(0)
 
 
 def turned(

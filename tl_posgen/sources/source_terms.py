@@ -82,12 +82,7 @@ def sums_of(
 
 
 def products_of(
-    sourced: SourcedSide,
-    side: Letter,
-    term: TermName,
-    tokens: str,
-    factors: Factors,
-    sums: SourceSums,
+    sourced: SourcedSide, side: Letter, term: TermName, tokens: str, factors: Factors, sums: SourceSums
 ) -> SourceSums:
     """Return the sums over the tokens of one prompt of <x_s, g>, x_s what a source adds, or its deviation from the mean
     over all prompts where the term has deviations."""

@@ -75,10 +75,7 @@ def draw_graph(result: Any) -> go.Figure:
         style = {"mode": "markers", "marker": {"size": 9, "color": "black"}, "name": None, "showlegend": False}
         panels.add(number, go.Scatter(x=xs, y=ys, text=marks, hoverinfo="text", **style))
     layers, rows = [sorted({int(one) for one in result.own[dim].values}) for dim in ("layer", "head")]
-    ticks = {
-        "tickvals": [ATTENTION, MLP, BIAS, *rows],
-        "ticktext": ["attention", "MLP", "bias", *map(str, rows)],
-    }
+    ticks = {"tickvals": [ATTENTION, MLP, BIAS, *rows], "ticktext": ["attention", "MLP", "bias", *map(str, rows)]}
     panels.axes("layer", "head").figure.update_yaxes(**ticks).update_xaxes(tickvals=[-0.6, *range(max(layers) + 1)])
     panels.figure.update_xaxes(ticktext=["embed", *map(str, range(max(layers) + 1))])
     words = SIDE_WORDS[result.measure.usual()["side"]]

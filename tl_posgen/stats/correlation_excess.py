@@ -44,4 +44,4 @@ def correlation_excess(first: Correlation, second: Correlation, between: float) 
 
 def turned(one: Correlation) -> tuple[float, float, float]:
     """Return r and its ends with the sign of r taken away."""
-    return (-one.r, -one.high, -one.low) if one.r < 0 else (one.r, one.low, one.high)
+    return (-one.r, -one.high, -one.low) if one.r < 0 else one.ends

@@ -27,6 +27,11 @@ class Correlation:
     n: int
     controls: int = 0
 
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """(r, low, high)."""
+        return self.r, self.low, self.high
+
 
 @dataclass(frozen=True)
 class Line:

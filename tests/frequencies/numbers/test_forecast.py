@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from tl_posgen.frequencies.numbers.forecast import (
-    PARTS,
-    Waves,
-    mean_turn,
-    mean_waves,
-    overshoot,
-    visible_variances,
-)
+from tl_posgen.frequencies.numbers.forecast import PARTS, Waves, mean_turn, mean_waves, overshoot, visible_variances
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.rope.planes import mean_curves, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies

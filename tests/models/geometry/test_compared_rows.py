@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.geometry.pass_proof import (
-    as_proved,
-    as_streamed,
-    as_used,
-    checked_rows,
-    is_softmax,
-)
+from tl_posgen.models.geometry.pass_proof import as_proved, as_streamed, as_used, checked_rows, is_softmax
 from tl_posgen.models.geometry.proof import allowed_error
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture
 from tl_posgen.models.layers.geometry import LayerGeometry

@@ -110,9 +110,7 @@ def prove_projections(
 
 @contextmanager
 def attention_inputs(
-    attentions: Mapping[int, Any],
-    name: str,
-    receive: Callable[[Float[Tensor, "batch pos d_model"]], None],
+    attentions: Mapping[int, Any], name: str, receive: Callable[[Float[Tensor, "batch pos d_model"]], None]
 ) -> Iterator[None]:
     """While the block runs, `receive` is called with each layer's attention input, the argument `name` of its module:
     the residual stream after its norm."""

@@ -12,10 +12,7 @@ ROUNDING = 1e-13  # share of sum |scale q_i|^2 |k_j|^2 below which a sum of squa
 
 
 def is_rounding(
-    squares: Float[Tensor, " head"],
-    capture: LayerCapture,
-    pairs: CausalPairs,
-    score_squares: Float[Tensor, " head"],
+    squares: Float[Tensor, " head"], capture: LayerCapture, pairs: CausalPairs, score_squares: Float[Tensor, " head"]
 ) -> Bool[Tensor, " head"]:
     """sum x^2 <= 1e-13 sum |scale q_i|^2 |k_j|^2 over the pairs: `squares` of a part x of the scores are rounding.
 

@@ -73,7 +73,8 @@ class ConditionRun:
             self.outputs[layer].append(o[:, self.kept].transpose(0, 1).flatten(1).cpu())
         for segment in range(n // inside):
             second_half = slice(segment * inside + inside // 2, (segment + 1) * inside)
-            add_to(self.moments, (layer, number % 2, segment), OutputMoments.from_outputs(o[:, second_half]))
+            place, moments = (layer, number % 2, segment), OutputMoments.from_outputs(o[:, second_half])
+            self.moments[place] = self.moments[place] + moments if place in self.moments else moments
         ranges = bins(n, inside)
         by_bin = (torch.stack([one[:, start:stop].mean(-1) for start, stop in ranges], -1) for one in by_query)
         self.sums.add_layer(capture, dict(zip(ATTENTION, by_bin, strict=True)))
@@ -153,10 +154,6 @@ def kept_positions(n: int, inside: int) -> Int[Tensor, " position"]:
     """
     step = -(-inside // KEPT_INSIDE)
     return torch.arange(step - 1, n, step)
-
-
-def add_to(sums: dict[tuple[int, int, int], OutputMoments], key: tuple[int, int, int], moments: OutputMoments) -> None:
-    sums[key] = sums[key] + moments if key in sums else moments
 
 
 def bins(n: int, inside: int) -> list[tuple[int, int]]:

@@ -7,11 +7,4 @@ from tl_posgen.position.planes.plane_perturbation import PlanePerturbation
 from tl_posgen.position.planes.plane_sufficiency import PlaneSufficiency
 from tl_posgen.position.planes.planes import Planes
 
-__all__ = [
-    "AnyDistance",
-    "PlaneInteraction",
-    "PlanePerturbation",
-    "PlaneSufficiency",
-    "Planes",
-    "perturb_planes",
-]
+__all__ = ["AnyDistance", "PlaneInteraction", "PlanePerturbation", "PlaneSufficiency", "Planes", "perturb_planes"]

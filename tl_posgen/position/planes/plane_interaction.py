@@ -192,6 +192,5 @@ def correlations(data: xr.Dataset) -> xr.Dataset:
     layer = torch.from_numpy(heads["layer"].values.copy())
     found: dict[str, Any] = {}
     for name, group in (("rho", None), ("rho_within_layers", layer)):
-        every = [rank_correlation(column[one], column["interaction"], group) for one in STATISTICS]
-        found[name] = (RHO, [[one.r, one.low, one.high] for one in every])
+        found[name] = (RHO, [rank_correlation(column[one], column["interaction"], group).ends for one in STATISTICS])
     return xr.Dataset(found, {"statistic": list(STATISTICS), "end": list(ENDS)})

@@ -128,10 +128,7 @@ def stand_in(
 
 
 def by_split(
-    distances: Distances,
-    part: Part | str = "both",
-    mean_key: MeanKey | str = "prompt",
-    query: Query | str = "own",
+    distances: Distances, part: Part | str = "both", mean_key: MeanKey | str = "prompt", query: Query | str = "own"
 ) -> ScoresOf:
     """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <E_p[R_d] q_i, k_j - kbar>.
 

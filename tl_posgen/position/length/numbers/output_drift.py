@@ -81,7 +81,8 @@ def frechet_distance(
         >>> round(frechet_distance(one, eye, one + 1, 4 * eye).item(), 9)  # 2 from the means, 2 (2 - 1)^2
         4.0
     """
-    root = _root(cov_1)
+    values, vectors = torch.linalg.eigh(cov_1)
+    root = (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT
     cross = torch.linalg.eigvalsh(root @ cov_2 @ root).clamp(min=0).sqrt().sum(-1)
     traces = (cov_1 + cov_2).diagonal(dim1=-2, dim2=-1).sum(-1)
     return ((mean_1 - mean_2).square().sum(-1) + traces - 2 * cross).clamp(min=0)
@@ -140,8 +141,3 @@ def entropy_and_normaliser(
 def between(one: OutputMoments, other: OutputMoments) -> Float[Tensor, " head"]:
     """Return the Frechet distance of two sets of outputs."""
     return frechet_distance(one.mean, one.cov, other.mean, other.cov)
-
-
-def _root(cov: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
-    values, vectors = torch.linalg.eigh(cov)
-    return (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT

@@ -80,9 +80,7 @@ def edited(
 
 
 def random_rotation(
-    z: Complex[Tensor, "head token plane"],
-    energy: Float[Tensor, " head"],
-    noise: Float[Tensor, "head token plane 2"],
+    z: Complex[Tensor, "head token plane"], energy: Float[Tensor, " head"], noise: Float[Tensor, "head token plane 2"]
 ) -> Complex[Tensor, "head token plane"]:
     r"""z'_t = cos(phi) z_t + sin(phi) |z_t| w_t, w_t a random unit vector with Re <w_t, z_t> = 0 over all planes.
 
