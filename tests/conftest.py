@@ -10,6 +10,7 @@ A test that needs a model of its own to change takes `copy.deepcopy(mini)` or ca
 import os
 from collections.abc import Callable
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -37,6 +38,15 @@ def pytest_sessionstart() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test marked `longer` is slow, except on TransformerLens 4, where CI runs no slow ones."""
+    if version("transformer-lens").startswith("3."):
+        for item in items:
+            if item.get_closest_marker("longer"):
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

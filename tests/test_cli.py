@@ -103,6 +103,7 @@ def test_the_main_job_prints_a_table_and_writes_three_files(done, text):
     assert {head["layer"] for head in summary["heads"]} == {0, 1}
 
 
+@pytest.mark.longer
 def test_no_null_is_said_to_be_missing(monkeypatch, done, small, text):
     """Options are never accepted and ignored: without a null no random init is built."""
     from tl_posgen.core import random_inits
@@ -173,6 +174,7 @@ def test_no_null_is_handed_on_by_every_command(monkeypatch, refused, text, name)
     assert "the null has seeds []" in refused(name, *models, "--text", text, "--no-null")
 
 
+@pytest.mark.longer
 def test_several_null_seeds_are_all_measured(done, small, text):
     words = ["--model", small, "--measures", "mean_key", *cut(text, 24, 1), "--null-seeds", "0-2"]
     printed, summary = done("analyze", *words)
@@ -188,6 +190,7 @@ def test_measures_lists_every_name_that_analyze_takes(run):
     assert "slash_toy" not in printed
 
 
+@pytest.mark.longer
 def test_length_runs_beyond_the_training_length_without_being_told_how(done, small, text, tmp_path):
     import tl_posgen
 

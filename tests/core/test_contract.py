@@ -39,7 +39,12 @@ def of_measure(small_model):
     return result
 
 
-@pytest.fixture(scope="module", params=NAMES)  # so that tests of one measure run one after the other
+LONGER = {"substitution", "band_ablation", "profiles", "perturbation"}
+LONGER |= {"key_cut", "plane_perturbation", "token_coupling"}
+CASES = [pytest.param(name, marks=pytest.mark.longer) if name in LONGER else name for name in NAMES]
+
+
+@pytest.fixture(scope="module", params=CASES)  # so that tests of one measure run one after the other
 def result(request, of_measure):
     return of_measure(request.param)
 

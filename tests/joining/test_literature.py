@@ -44,6 +44,7 @@ def test_a_head_without_rotation_is_symbolic(family_model, backend, name):
     assert positional.min() < 0.99
 
 
+@pytest.mark.longer
 def test_profiles_take_the_metrics_as_columns(mini, alice):
     cut = {"length": 32, "n_prompts": 2, "null_seeds": (), "progress": False}
     own, plain = (Profiles(costs=False, metrics=metrics)(mini, alice, **cut).own for metrics in ("literature", "own"))

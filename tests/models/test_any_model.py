@@ -215,6 +215,7 @@ def hold(drawn: Drawn) -> None:
 ANY = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 
 
+@pytest.mark.longer
 @settings(max_examples=6, **ANY)
 @given(drawn_models())
 def test_what_holds_of_every_model(drawn):

@@ -32,6 +32,7 @@ from tl_posgen.position.claims import (
 OUT = {"tokens": "without first"}
 
 
+@pytest.mark.longer
 def test_what_is_left_over_is_judged_and_found_without_the_first_token(mini, alice):
     measures = ["residual", "across_prompts"]
     report = analyze(mini, alice, measures=measures, length=32, n_prompts=4, null_seeds=(), progress=False)

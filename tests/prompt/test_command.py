@@ -5,6 +5,7 @@ import pytest
 WORDS = "Down, down, down. Would the fall never end?"
 
 
+@pytest.mark.longer
 def test_the_command_prints_terms_and_writes_a_page(command, tmp_path):
     code, printed, error = command("explain", "--prompt", WORDS, "--head", "3.1", "--out", tmp_path / "why")
     assert (code, error) == (0, "")

@@ -20,6 +20,7 @@ def size_of(png: bytes) -> tuple[int, int]:
     return struct.unpack(">II", png[16:24])
 
 
+@pytest.mark.longer
 def test_a_page_that_draws_itself_late_is_photographed_at_its_own_height(browser):
     width, height = size_of(photograph(browser, LATE, 600))
     assert width <= 600
@@ -37,6 +38,7 @@ def test_a_blank_page_is_refused(browser, monkeypatch):
         photograph(browser, "<div style='height: 300px'>.</div>")
 
 
+@pytest.mark.longer
 def test_a_figure_is_photographed_and_an_empty_one_refused(browser):
     figure = go.Figure().add_heatmap(z=[[0, 1], [2, 3]])
     assert size_of(photograph(browser, figure, 500)) == (500, 450)

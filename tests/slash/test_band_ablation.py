@@ -33,6 +33,7 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
         np.testing.assert_allclose(result.own.loss.sel(condition=condition), expected, rtol=1e-5)
 
 
+@pytest.mark.longer
 def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(family_model, alice):
     few = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
     model, measure = family_model("llama"), BandAblation(schemes=["thirds"])

@@ -57,6 +57,7 @@ def test_every_random_init_is_another_model(report, name):
     assert not np.allclose(one, other)
 
 
+@pytest.mark.longer
 def test_heads_of_different_layers_are_measured_and_no_others(mini, prompts, report):
     heads = [(0, 1), (2, 3), (2, 0)]
     few = analyze(mini, prompts, measures=MEASURES, heads=heads, null_seeds=(), progress=False)

@@ -42,6 +42,7 @@ def test_the_bundled_model_has_its_reference_rises(mini, alice):
     assert len(found.findings()) == 4
 
 
+@pytest.mark.longer
 def test_nothing_moved_changes_nothing_and_half_of_the_order_costs_loss(result):
     np.testing.assert_allclose(result.own["change"].sel(ratio=0), 0, atol=1e-4)
     for condition in ("tokens", "words", "positions"):
@@ -84,6 +85,7 @@ def test_draws_of_one_seed_are_all_different_from_those_of_another(mini, alice):
         assert float(second_prompt.sel(target=target)) == pytest.approx(float(difference[mask].mean()), abs=1e-6)
 
 
+@pytest.mark.longer
 def test_tokens_are_coloured_by_the_change_of_their_loss(mini, alice, result):
     tokens = to_prompts(mini, alice, length=48, n_prompts=1)[0]
     swaps = swap_tokens(48, 0.5, seed=0, protected=[0, *range(36, 48)])
@@ -96,6 +98,7 @@ def test_tokens_are_coloured_by_the_change_of_their_loss(mini, alice, result):
     assert f"{float(shown['token_change'][5]):.4f}".rstrip("0") in result.show(0).local_src
 
 
+@pytest.mark.longer
 def test_random_inits_are_given_the_first_items_of_a_long_cloze(mini, alice, monkeypatch):
     measure = Perturbation(**ONE, n_draws=1, n_cloze=4, conditions=("words",))
     every = measure(mini, alice, **CUT)
@@ -109,6 +112,7 @@ def test_random_inits_are_given_the_first_items_of_a_long_cloze(mini, alice, mon
     assert "A cloze of 4 passages of the text (random init 2), 50% of the context moved" in " ".join(found.findings())
 
 
+@pytest.mark.longer
 def test_curves_draw_the_rise_at_places_that_were_not_moved_and_the_cloze_with_its_chance(result):
     data, figure = result.own, result.plot("curves")
     named = [trace for trace in figure.data if trace.name == "P: index of q and k"]
@@ -131,6 +135,7 @@ def test_curves_draw_the_rise_at_places_that_were_not_moved_and_the_cloze_with_i
     assert sum(bool(trace.showlegend) for trace in grey) == 1
 
 
+@pytest.mark.longer
 def test_matched_draws_the_gap_to_the_index(result):
     figure = result.plot("matched")
     below = [trace for trace in figure.data if trace.name == "F: distances jittered" and trace.yaxis in ("y3", "y4")]
@@ -168,6 +173,7 @@ def test_chosen_heads_are_disturbed_alone(mini, alice):
     assert float(change.squeeze()) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.longer
 def test_sentences_say_perplexity_rise_gap_and_cloze(result):
     data, null = result.own.sel(ratio=0.5), result.null.sel(ratio=0.5)
     wide = {"target": "all", "reach": "uniform"}
@@ -189,6 +195,7 @@ def test_sentences_say_perplexity_rise_gap_and_cloze(result):
     assert f", {fall:+.2f}; position part" in cloze
 
 
+@pytest.mark.longer
 def test_the_rise_is_set_beside_proportion_and_perplexities_of_random_inits_are_a_mean_with_spread(mini, alice):
     options = {"ratios": (0.05, 0.2), "conditions": ("words", "positions"), "reaches": ("uniform",), "n_cloze": 1}
     result = Perturbation(**options)(mini, alice, **CUT, null_seeds=(0, 1))
@@ -211,6 +218,7 @@ def test_one_prompt_has_no_interval(mini):
     assert found.plot("curves").data[0].y.tolist() == unmoved.values.tolist()
 
 
+@pytest.mark.longer
 def test_the_short_table_fits_a_terminal(result):
     table = result.table()
     assert table.shape == (len(CONDITIONS), 9)

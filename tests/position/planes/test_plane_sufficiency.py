@@ -44,6 +44,7 @@ def test_numbers_are_those_of_the_planes(mini, alice, kinds, kind):
     np.testing.assert_allclose(kinds[kind]["interaction"], found["share"].sel(part="interaction"))
 
 
+@pytest.mark.longer
 def test_random_inits_are_those_of_their_seeds_and_the_seed_shuffles(mini, alice):
     other = PlaneSufficiency()(mini, alice, null_seeds=(4, 5), seed=3, **CUT)
     models = ((other.nulls[1], "own", random_like(mini, 5)), (other.own, "shuffled", shuffled_like(mini, seed=3)))
@@ -52,6 +53,7 @@ def test_random_inits_are_those_of_their_seeds_and_the_seed_shuffles(mini, alice
     assert other.nulls[0]["std"].sel(weights="shuffled").isnull().all()
 
 
+@pytest.mark.longer
 def test_without_null_seeds_there_is_no_random_init_and_it_says_so(mini, alice, result):
     alone = PlaneSufficiency()(mini, alice, null_seeds=(), layers=[0, 1], **CUT)
     assert "no random init measured" in alone.findings()[0]
