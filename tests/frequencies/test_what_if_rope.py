@@ -7,7 +7,7 @@ from families import family_cases
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.frequencies import Rule, WhatIfRope, with_frequencies
+from tl_posgen.frequencies import FrequencyRule, WhatIfRope, with_frequencies
 from tl_posgen.frequencies.numbers.changed_frequencies import change_elsewhere
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
@@ -34,7 +34,7 @@ def test_distortions_are_those_of_every_query_key_and_distance(family_model, nam
     run_capture(model, row, captures.append)
     for capture in captures:
         rope, d_head, window = capture.geometry.rope, capture.geometry.d_head, capture.geometry.window
-        changed, here = Rule("linear", 2)(rope), data.sel(layer=capture.layer)
+        changed, here = FrequencyRule("linear", 2)(rope), data.sel(layer=capture.layer)
         rms = {}
         for times in (1, 2):
             d = torch.arange(min(9 * times, window or 99))
@@ -74,7 +74,7 @@ def test_a_peak_moves_by_the_factor_of_interpolation(mini, alice):
 def test_rises_are_those_of_each_head_alone(mini, alice):
     tokens = torch.stack(list(WhatIfRope().prompt_tokens(mini, alice, 24, 2)))
     result = WhatIfRope(rules=["ntk"], factors=[4], times=[2], check=True)(mini, tokens, **QUIET)
-    rise, rule = result.own["rise"].sel(rule="ntk 4"), Rule("ntk", 4, int(mini.cfg.n_ctx))
+    rise, rule = result.own["rise"].sel(rule="ntk 4"), FrequencyRule("ntk", 4, int(mini.cfg.n_ctx))
 
     def elsewhere(rope):
         return type(rope)(change_elsewhere(rope.inv_freq, rule(rope).inv_freq, 1), rope.pairing, rope.scaling)

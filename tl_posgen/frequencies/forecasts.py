@@ -14,7 +14,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.frequencies.numbers.changed_frequencies import change_elsewhere
 from tl_posgen.frequencies.numbers.forecast import Turning, Waves, mean_waves, overshoot, visible_variances
-from tl_posgen.frequencies.rules import Rule
+from tl_posgen.frequencies.rules import FrequencyRule
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.rope.planes import mean_curves
@@ -34,7 +34,7 @@ class Conditions:
         inside: tokens of the short prompt.
     """
 
-    rules: Mapping[str, Rule | None]
+    rules: Mapping[str, FrequencyRule | None]
     times: Sequence[int | float]
     inside: int
 

@@ -19,7 +19,7 @@ from tl_posgen.frequencies.forecasts import Conditions, LayerForecast, curves_of
 from tl_posgen.frequencies.hooks import changed_rope, rotary_layers, with_frequencies
 from tl_posgen.frequencies.in_running_model import PREDICTORS, beyond, rank_correlations, rises
 from tl_posgen.frequencies.numbers.forecast import PARTS
-from tl_posgen.frequencies.rules import Rule, RuleName
+from tl_posgen.frequencies.rules import FrequencyRule, RuleName
 from tl_posgen.frequencies.what_if_rope_figures import draw_check, draw_curves
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
@@ -60,7 +60,7 @@ class WhatIfRope(Measure):
     softmax acts on; and sd(w) alone, which knows no rule.
 
     Args:
-        rules: of context extension, see `tl_posgen.frequencies.Rule`; "longrope" and "given" take `values`.
+        rules: of context extension, see `tl_posgen.frequencies.FrequencyRule`; "longrope" and "given" take `values`.
         factors: how many times longer texts each rule is made for; a label such as "yarn 4" has both.
         times: lengths of the forecast, in units of `inside`; 1 is always among them.
         inside: tokens of each prompt whose moments count; all of the longest if left out.
@@ -72,7 +72,7 @@ class WhatIfRope(Measure):
         InputError: a rule that a layer cannot have; a check of prompts shorter than `inside`.
         UnsupportedModelError: a model without rotary planes; with check=True, whose scores cannot be replaced.
 
-    Source: ours; rules are those of the papers that `Rule` names.
+    Source: ours; rules are those of the papers that `FrequencyRule` names.
 
     Example:
         >>> short = {"null_seeds": (), "progress": False}
@@ -134,14 +134,14 @@ class WhatIfRope(Measure):
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
     @property
-    def labelled(self) -> Mapping[str, Rule | None]:
+    def labelled(self) -> Mapping[str, FrequencyRule | None]:
         """Rules by their labels; None for the model's own frequencies, which stand first."""
         made = [self.rule(name, factor) for name in self.rules for factor in self.factors]
         return {"unchanged": None} | {one.label: one for one in made}
 
-    def rule(self, name: RuleName, factor: int | float) -> Rule:
+    def rule(self, name: RuleName, factor: int | float) -> FrequencyRule:
         values = self.values if name in ("longrope", "given") else ()
-        return Rule(name, factor, self.training_length, values)
+        return FrequencyRule(name, factor, self.training_length, values)
 
     @property
     def all_times(self) -> list[int | float]:
