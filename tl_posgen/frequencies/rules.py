@@ -37,9 +37,9 @@ class FrequencyRule:
             radians per token; one a plane.
 
     Raises:
-        InputError: an unknown rule, a factor below 1, values where none are needed or that are missing; when it is
-            called: other planes than there are values, "ntk" with fewer than two planes, a rule that depends on the
-            training length without one.
+        InputError: an unknown rule, a factor below 1, values where none are needed or that are missing, "longrope" with
+            values that are not above 0 or a training length of 1; when it is called: other planes than there are
+            values, "ntk" with fewer than two planes, a rule that depends on the training length without one.
 
     Example:
         >>> from tl_posgen.rope.rotation import inverse_frequencies
@@ -62,6 +62,11 @@ class FrequencyRule:
         if bool(len(self.values)) != (self.name in ("longrope", "given")):
             needed = "one value a plane" if not len(self.values) else "no values, which longrope and given alone have"
             raise InputError(f"FrequencyRule: {self.name} needs {needed}")
+        if self.name == "longrope" and (self.training_length == 1 or not all(value > 0 for value in self.values)):
+            raise InputError(
+                "FrequencyRule: longrope divides by its values, and by the logarithm of the training length: give "
+                f"values above 0 and a training length of 2 or more, not {list(self.values)} and {self.training_length}"
+            )
 
     def of_model(self, n_ctx: int) -> "FrequencyRule":
         """Return the rule with a model's training length, where it has none."""
