@@ -52,6 +52,15 @@ def test_ntk_is_transformers_dynamic_rule_for_a_text_of_that_length():
     np.testing.assert_allclose(found.inv_freq, inverse_frequencies(16, 10_000.0 * 3 ** (16 / 14)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("factor", [1, 1.0001, 4])
+def test_longrope_divides_by_its_values_at_any_factor(factor):
+    """transformers has other divisors for texts within the training length."""
+    theta = inverse_frequencies(16)
+    found = FrequencyRule("longrope", factor, N_CTX, FACTORS)(Rope(theta))
+    np.testing.assert_allclose(found.inv_freq, theta / torch.tensor(FACTORS), rtol=1e-6)
+    assert found.scaling == pytest.approx(math.sqrt(1 + math.log(factor) / math.log(N_CTX)))
+
+
 def test_closed_formulas():
     plain = Rope(inverse_frequencies(16))
     np.testing.assert_allclose(FrequencyRule("linear", 3)(plain).inv_freq, plain.inv_freq / 3, rtol=1e-6)
@@ -122,6 +131,20 @@ def test_random_changes_have_the_same_total_angle(seed):
     assert not torch.allclose(random, changed)
 
 
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_no_plane_keeps_its_own_change(n):
+    theta, change = torch.zeros(n).double(), torch.arange(n).double() + 1
+    found = torch.stack([change_elsewhere(theta, change, seed) for seed in range(200)])
+    assert not (found == change).any()
+    assert [len(one.unique()) for one in found.mT] == [n - 1] * n  # every other plane's change is drawn
+
+
+def test_one_plane_has_no_random_change_and_none_needs_none():
+    with pytest.raises(InputError, match="one RoPE plane alone"):
+        change_elsewhere(torch.ones(1), torch.zeros(1), 0)
+    assert len(change_elsewhere(torch.ones(0), torch.ones(0), 0)) == 0
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -129,6 +152,9 @@ def test_random_changes_have_the_same_total_angle(seed):
         (lambda: FrequencyRule("linear", 0.5), "1 or more"),
         (lambda: FrequencyRule("longrope", 2), "needs one value a plane"),
         (lambda: FrequencyRule("linear", 2, values=[1.0]), "needs no values"),
+        (lambda: FrequencyRule("longrope", 2, values=[1.0, 0]), r"values above 0 .* not \[1.0, 0\]"),
+        (lambda: FrequencyRule("longrope", 2, 1, [1.0]), "a training length of 2 or more"),
+        (lambda: FrequencyRule("longrope", 2, values=[1.0]).of_model(1), "a training length of 2 or more"),
         (lambda: FrequencyRule("given", values=[1.0])(Rope(inverse_frequencies(4))), "1.* values for 2 RoPE planes"),
         (lambda: FrequencyRule("ntk", 2)(Rope(torch.ones(1, dtype=torch.float64))), "no base to enlarge"),
         (lambda: FrequencyRule("yarn", 2)(Rope(inverse_frequencies(4))), "depends on the training length"),
