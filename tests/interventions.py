@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import torch
 
-from tl_posgen.frequencies import Rule, with_frequencies
+from tl_posgen.frequencies import FrequencyRule, with_frequencies
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.joining import cut_keys
 from tl_posgen.models.streaming.stream import streaming_if_chosen
@@ -56,7 +56,7 @@ ROW_BY_ROW = {
     "a function of distances": lambda m: at_dummy_distance(m, lambda d: 1.5 * d),
     "few offsets": lambda m: at_dummy_distance(m, lambda d: d + 3 * (d > 2)),
     "frequencies frozen": lambda m: ablate_bands(m, "freeze", [0, 2]),
-    "other frequencies": lambda m: with_frequencies(m, Rule("linear", 2)),
+    "other frequencies": lambda m: with_frequencies(m, FrequencyRule("linear", 2)),
     "no RoPE": lambda m: ablate_bands(m, "no_rope"),
     "split": lambda m: substitute(m, by_split(triangle(8), mean_key="seen")),
     "some of the residual": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), residual=0.3),

@@ -129,6 +129,7 @@ def test_objects_are_added_by_their_own_sum():
     assert sums.by_layer("example")[2].value == ["a"]
     assert "words" in sums
     assert "others" not in sums
+    assert (Sums({}, seed=3) + Sums({})).seed == 3
     assert (sums + Sums({})).by_layer("words") == {2: ["a", "b"]}
     assert len(sums.means()) == 0
 

@@ -7,7 +7,7 @@ import torch
 from families import family_cases
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.frequencies import Rule, with_frequencies
+from tl_posgen.frequencies import FrequencyRule, with_frequencies
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.rope.rotation import Rope
 
@@ -29,7 +29,11 @@ def test_own_frequencies_change_nothing(family_model, name, backend):
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [("llama_linear", Rule("linear", 4)), ("llama_yarn", Rule("yarn", 4, 32)), ("llama3", Rule("llama3", 8, 32))],
+    [
+        ("llama_linear", FrequencyRule("linear", 4)),
+        ("llama_yarn", FrequencyRule("yarn", 4, 32)),
+        ("llama3", FrequencyRule("llama3", 8, 32)),
+    ],
 )
 def test_hooks_make_the_model_whose_config_scales(family_model, name, backend, rule):
     """These families have the same weights."""
@@ -42,7 +46,7 @@ def test_hooks_make_the_model_whose_config_scales(family_model, name, backend, r
 def test_some_heads_alone(mini):
     """Its other heads have the scores that they had."""
     scores = {}
-    for name, hooks in {"own": [], "one": with_frequencies(mini, Rule("linear", 2), heads="0.1")}.items():
+    for name, hooks in {"own": [], "one": with_frequencies(mini, FrequencyRule("linear", 2), heads="0.1")}.items():
         kept = ("blocks.0.attn.hook_attn_scores", lambda scores_, hook, name=name: scores.update({name: scores_}))
         logits(mini, [*hooks, kept])
     same = [bool(torch.equal(*(scores[one][:, head] for one in ("own", "one")))) for head in range(4)]
@@ -51,8 +55,8 @@ def test_some_heads_alone(mini):
 
 def test_numbers_of_ones_own(mini):
     theta = geometry_of(mini)[0].rope.inv_freq
-    given = [theta / 2, (theta / 2).tolist(), Rule("given", values=(theta / 2).tolist())]
-    found = [logits(mini, with_frequencies(mini, one)) for one in (*given, Rule("linear", 2))]
+    given = [theta / 2, (theta / 2).tolist(), FrequencyRule("given", values=(theta / 2).tolist())]
+    found = [logits(mini, with_frequencies(mini, one)) for one in (*given, FrequencyRule("linear", 2))]
     for one in found[1:]:
         torch.testing.assert_close(one, found[0], atol=1e-4, rtol=1e-4)
 
@@ -63,12 +67,12 @@ def test_numbers_of_ones_own(mini):
         ([1.0, 0.1], r"layer 0: frequencies: \[2\] values for 16 RoPE planes"),
         (lambda rope: 3, "let the function give a Rope"),
         (lambda rope: Rope(), r"\[0\] values for 16"),
-        ("linear 2", "give a Rule"),
+        ("linear 2", "give a FrequencyRule"),
         ([float("nan")] * 16, "finite"),
-        ([True] * 16, "give a Rule"),
-        (torch.ones(16, dtype=torch.complex64), "give a Rule"),
+        ([True] * 16, "give a FrequencyRule"),
+        (torch.ones(16, dtype=torch.complex64), "give a FrequencyRule"),
         (lambda rope: replace(rope, scaling=float("nan")), "a scaling of nan"),
-        (Rule("ntk", 1e300), "too large"),
+        (FrequencyRule("ntk", 1e300), "too large"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -80,4 +84,4 @@ def test_refused(mini, frequencies, message):
 def test_a_model_without_rope_is_refused(family_model):
     model = family_model("gpt2", "bridge")
     with pytest.raises(UnsupportedModelError, match="no chosen layer has RoPE"):
-        with_frequencies(model, Rule("linear", 2))
+        with_frequencies(model, FrequencyRule("linear", 2))

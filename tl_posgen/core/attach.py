@@ -71,7 +71,7 @@ class Attached:
     def __init__(self, model: Any, measures: Sequence[Measure], layers: Any, heads: Any, seed: int):
         self.model, self.measures, self.seed = model, measures, seed
         self.where: dict[str, Any] = {"layers": layers, "heads": heads}
-        self.feed = Feed(measures)
+        self.feed = Feed(measures, seed=seed)
 
     def report(self, *, null_seeds: Sequence[int] = ()) -> Report:
         """Return what was found. With null_seeds the same tokens also go, unhooked, through random inits."""
@@ -81,7 +81,7 @@ class Attached:
         if null_seeds and len(rows) < len(self.feed.prompts):
             raise InputError("null_seeds: some forward passes were not given token ids; run the null yourself")
         for label, other in random_inits.models():
-            sides.append(one_pass(other, rows, self.measures, **self.where, label=label))
+            sides.append(one_pass(other, rows, self.measures, **self.where, label=label, seed=self.seed))
         return attached_report(self.measures, sides, self.feed, self.model, random_inits, self.seed)
 
 
@@ -126,8 +126,8 @@ def analyze_cache(
         UnsupportedModelError: the cached scores or pattern are not those of the cached q and k, which a measure needs.
     """
     measured = collecting(measures, "analyze_cache", model)
-    feed = Feed(measured)
     seed = check_seed(seed)
+    feed = Feed(measured, seed=seed)
     for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
         feed(capture)
     return attached_report(measured, [feed.datasets(model, model_label(model))], feed, model, (), seed)

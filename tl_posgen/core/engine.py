@@ -275,7 +275,8 @@ class Analysis:
             self.passes.plan(len(rows))
         label, wrapped = self.built(init)
         with under(wrapped, self.hooks):
-            return one_pass(wrapped, rows, measures, **self.where, label=self.title(label), intervals=init is None)
+            how = {**self.where, "label": self.title(label), "intervals": init is None, "seed": self.seed}
+            return one_pass(wrapped, rows, measures, **how)
 
     def run(self, measure: Measure, init: int | None, read: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
         """Return the dataset of a measure that runs the model."""

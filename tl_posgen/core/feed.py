@@ -30,13 +30,15 @@ def one_pass(
     heads: Any = None,
     label: str,
     intervals: bool = False,
+    seed: int = 0,
 ) -> dict[str, xr.Dataset]:
     """Run the model once on every prompt, and return the dataset of each measure by name.
 
     Args:
         intervals: whether numbers are also computed without each group of prompts, for intervals.
+        seed: of draws.
     """
-    wrapped, feed = wrap(model), Feed(measures, intervals)
+    wrapped, feed = wrap(model), Feed(measures, intervals, seed)
     for row in rows:
         feed.first_prompt = len(feed.prompts)
         logits = run_capture(wrapped, row[None], feed, needs=feed.needs, layers=layers, heads=heads)
@@ -54,12 +56,12 @@ class Feed:
         first_prompt: number of the first prompt of the pass that is captured.
     """
 
-    def __init__(self, measures: Sequence[Measure], intervals: bool = True):
+    def __init__(self, measures: Sequence[Measure], intervals: bool = True, seed: int = 0):
         self.measures = measures
         self.needs = frozenset[str]().union(*(measure.needs for measure in measures))
         self.prompts: dict[int, Int[Tensor, " pos"] | None] = {}
         self.first_prompt = 0
-        self._groups = {measure.name: PromptGroups(measure, intervals) for measure in measures}
+        self._groups = {measure.name: PromptGroups(measure, intervals, seed) for measure in measures}
         self._lengths: dict[int, int] = {}
         self._n_layers: dict[int, int] = {}  # whose values were added, of each prompt
         self._edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys

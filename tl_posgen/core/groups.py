@@ -50,10 +50,11 @@ class PromptGroups:
     Args:
         measure: of the sums.
         grouped: whether to keep groups at all, for intervals.
+        seed: of draws.
     """
 
-    def __init__(self, measure: Measure, grouped: bool = True):
-        self.measure = measure
+    def __init__(self, measure: Measure, grouped: bool = True, seed: int = 0):
+        self.measure, self.seed = measure, seed
         self.grouped = grouped and any(one.interval for one in measure.variables.values())
         self.size = 1  # prompts in a group
         self._sums: dict[int, Sums] = {}
@@ -66,7 +67,7 @@ class PromptGroups:
             self.size *= 2
         group = prompt // self.size if self.grouped else 0
         if group not in self._sums:
-            self._sums[group] = Sums(self.measure.variables, self.measure.labels())
+            self._sums[group] = Sums(self.measure.variables, self.measure.labels(), self.seed)
         return self._sums[group]
 
     @property

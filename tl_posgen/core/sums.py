@@ -72,13 +72,17 @@ class Sums:
     Args:
         variables: of the measure; the axes of a tensor are its variable's dims, "layer" and "prompt" left out.
         labels: of these dims.
+        seed: of draws that the measure makes when it finishes.
 
     Attributes:
         layers: geometry and heads of every layer.
         lengths: tokens of every prompt.
     """
 
-    def __init__(self, variables: Mapping[str, Variable], labels: Mapping[str, Sequence[Any]] | None = None):
+    def __init__(
+        self, variables: Mapping[str, Variable], labels: Mapping[str, Sequence[Any]] | None = None, seed: int = 0
+    ):
+        self.seed = seed
         self.dims = {name: one.dims for name, one in variables.items()}
         self.labels = {**LABELS, **(labels or {})}
         self.layers: dict[int, tuple[Any, list[int]]] = {}
@@ -102,7 +106,7 @@ class Sums:
             self._sums[place] = self._sums[place] + value if place in self._sums else value
 
     def __add__(self, other: "Sums") -> "Sums":
-        both = Sums({})
+        both = Sums({}, seed=self.seed)
         both.dims, both.labels = self.dims, self.labels
         both.layers = self.layers | other.layers
         both.lengths = self.lengths | other.lengths

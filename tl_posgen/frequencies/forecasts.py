@@ -12,9 +12,9 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
-from tl_posgen.frequencies.numbers.changed_frequencies import change_elsewhere
+from tl_posgen.frequencies.numbers.changed_frequencies import change_elsewhere, seed_of
 from tl_posgen.frequencies.numbers.forecast import Turning, Waves, mean_waves, overshoot, visible_variances
-from tl_posgen.frequencies.rules import Rule
+from tl_posgen.frequencies.rules import FrequencyRule
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.rope.planes import mean_curves
@@ -32,21 +32,24 @@ class Conditions:
         rules: by label; None stands for the layer's own frequencies.
         times: lengths, in units of `inside`; 1 first.
         inside: tokens of the short prompt.
+        seed: of random changes.
     """
 
-    rules: Mapping[str, Rule | None]
+    rules: Mapping[str, FrequencyRule | None]
     times: Sequence[int | float]
     inside: int
+    seed: int = 0
 
     def changed(self, own: Rope) -> list[Rope]:
         """Return a layer's RoPE under each rule."""
         return [own if rule is None else rule(own) for rule in self.rules.values()]
 
     def elsewhere(self, own: Rope, changed: Sequence[Rope]) -> list[Rope]:
-        """Return random changes of the same total angle, one for each rule."""
+        """Return random changes of the same total angle, one for each rule, drawn from the seed and its label alone."""
+        seeds = [seed_of(self.seed, label) for label in self.rules]
         return [
             replace(one, inv_freq=change_elsewhere(own.inv_freq, one.inv_freq, seed))
-            for seed, one in enumerate(changed)
+            for one, seed in zip(changed, seeds, strict=True)
         ]
 
     def n_distances(self, window: int | None) -> list[int]:

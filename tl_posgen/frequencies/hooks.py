@@ -12,7 +12,7 @@ from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.options import Positive, fits
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.frequencies.numbers.changed_frequencies import one_a_plane
-from tl_posgen.frequencies.rules import Rule
+from tl_posgen.frequencies.rules import FrequencyRule
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, finished, replace_scores
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
@@ -21,14 +21,14 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.rope.rotation import Rope, rotate
 
-Frequencies: TypeAlias = Rule | Callable[[Rope], Rope] | Float[Tensor, " plane"] | Sequence[int | float]
+Frequencies: TypeAlias = FrequencyRule | Callable[[Rope], Rope] | Float[Tensor, " plane"] | Sequence[int | float]
 
 
 def with_frequencies(model: Model, frequencies: Frequencies, *, layers: Layers = None, heads: Heads = None) -> HookList:
     """score_ij <- scale <R'_i q_i, R'_j k_j>, R' rotating plane m by theta'_m per token, with the rule's own scaling.
 
     Args:
-        frequencies: a `Rule`; theta', one a plane, in radians per token; or
+        frequencies: a `FrequencyRule`; theta', one a plane, in radians per token; or
             a function from a layer's `Rope` to another. Layers without RoPE are not changed.
         layers, heads: chosen layers and heads; all if left out. Query heads that share a key may differ.
 
@@ -40,16 +40,16 @@ def with_frequencies(model: Model, frequencies: Frequencies, *, layers: Layers =
             that many, or one whose scaling is not above 0.
         UnsupportedModelError: see `replace_scores`; also if no chosen layer has RoPE.
 
-    Source: ours; the rules are those of the papers that `Rule` names.
+    Source: ours; the rules are those of the papers that `FrequencyRule` names.
 
     Example:
         >>> import torch
         >>> from tl_posgen import load_model
-        >>> from tl_posgen.frequencies import Rule
+        >>> from tl_posgen.frequencies import FrequencyRule
         >>> model, tokens = load_model("mini"), torch.arange(12)[None]
         >>> plain = model(tokens)
         >>> same, other = (
-        ...     model.run_with_hooks(tokens, fwd_hooks=with_frequencies(model, Rule("linear", factor)))
+        ...     model.run_with_hooks(tokens, fwd_hooks=with_frequencies(model, FrequencyRule("linear", factor)))
         ...     for factor in (1, 2)
         ... )
         >>> torch.allclose(same, plain, atol=1e-4), torch.allclose(other, plain, atol=1e-4)
@@ -57,7 +57,7 @@ def with_frequencies(model: Model, frequencies: Frequencies, *, layers: Layers =
     """
     selected = select_heads(model, layers, heads)
     geometries = rotary_layers(model, list(selected))
-    if isinstance(frequencies, Rule):
+    if isinstance(frequencies, FrequencyRule):
         frequencies = frequencies.of_model(int(model.cfg.n_ctx))
     ropes = {one.layer: changed_rope(one, frequencies) for one in geometries}
 
@@ -104,4 +104,6 @@ def as_numbers(frequencies: Any) -> Tensor:
             raise TypeError
         return found.to(DOUBLE)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"frequencies={frequencies!r}: give a Rule, one number a plane, or a function") from error
+        raise InputError(
+            f"frequencies={frequencies!r}: give a FrequencyRule, one number a plane, or a function"
+        ) from error

@@ -19,7 +19,7 @@ RuleName = Literal["linear", "ntk", "yarn", "longrope", "llama3", "p_rope", "giv
 
 
 @dataclass(frozen=True)
-class Rule:
+class FrequencyRule:
     """theta_m -> theta'_m: what a rule of context extension makes of the frequencies that a layer has.
 
     The rules of transformers are transformers' own functions, see
@@ -37,14 +37,14 @@ class Rule:
             radians per token; one a plane.
 
     Raises:
-        InputError: an unknown rule, a factor below 1, values where none are needed or that are missing; when it is
-            called: other planes than there are values, "ntk" with fewer than two planes, a rule that depends on the
-            training length without one.
+        InputError: an unknown rule, a factor below 1, values where none are needed or that are missing, "longrope" with
+            values that are not above 0 or a training length of 1; when it is called: other planes than there are
+            values, "ntk" with fewer than two planes, a rule that depends on the training length without one.
 
     Example:
         >>> from tl_posgen.rope.rotation import inverse_frequencies
         >>> plain = Rope(inverse_frequencies(rotary_dim=4, base=100.0))
-        >>> Rule("linear", 2)(plain).inv_freq.tolist(), Rule("p_rope", 2)(plain).inv_freq.tolist()
+        >>> FrequencyRule("linear", 2)(plain).inv_freq.tolist(), FrequencyRule("p_rope", 2)(plain).inv_freq.tolist()
         ([0.5, 0.05], [1.0, 0.0])
     """
 
@@ -54,14 +54,21 @@ class Rule:
     values: Sequence[NonNegative] = field(default=())
 
     def __post_init__(self) -> None:
-        check_options(self, "Rule")
+        check_options(self, "FrequencyRule")
         if self.factor < 1:
-            raise InputError(f"Rule: factor = {self.factor!r}: give how many times longer texts become, 1 or more")
+            raise InputError(
+                f"FrequencyRule: factor = {self.factor!r}: give how many times longer texts become, 1 or more"
+            )
         if bool(len(self.values)) != (self.name in ("longrope", "given")):
             needed = "one value a plane" if not len(self.values) else "no values, which longrope and given alone have"
-            raise InputError(f"Rule: {self.name} needs {needed}")
+            raise InputError(f"FrequencyRule: {self.name} needs {needed}")
+        if self.name == "longrope" and (self.training_length == 1 or not all(value > 0 for value in self.values)):
+            raise InputError(
+                "FrequencyRule: longrope divides by its values, and by the logarithm of the training length: give "
+                f"values above 0 and a training length of 2 or more, not {list(self.values)} and {self.training_length}"
+            )
 
-    def of_model(self, n_ctx: int) -> "Rule":
+    def of_model(self, n_ctx: int) -> "FrequencyRule":
         """Return the rule with a model's training length, where it has none."""
         return self if self.training_length else replace(self, training_length=n_ctx)
 
@@ -89,7 +96,9 @@ class Rule:
         if name == "ntk" and rope.rotary_dim < 4:
             raise InputError(f"ntk: {len(rope.inv_freq)} RoPE plane has no base to enlarge; choose another rule")
         if self.training_length is None and name not in ("linear", "ntk"):
-            raise InputError(f"{name} depends on the training length: give Rule({name!r}, training_length=...)")
+            raise InputError(
+                f"{name} depends on the training length: give FrequencyRule({name!r}, training_length=...)"
+            )
         where = rope.rotary_dim, base, self.training_length or 2**20
         try:
             changed, scaling = scaled_frequencies(name, self.factor, *where, tuple(map(float, self.values)))

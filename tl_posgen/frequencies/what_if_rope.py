@@ -17,9 +17,10 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies.forecasts import Conditions, LayerForecast, curves_of
 from tl_posgen.frequencies.hooks import changed_rope, rotary_layers, with_frequencies
-from tl_posgen.frequencies.in_running_model import PREDICTORS, beyond, rank_correlations, rises
+from tl_posgen.frequencies.longer_prompts import SEGMENTS, beyond
+from tl_posgen.frequencies.loss_of_heads import PREDICTORS, rank_correlations, rises
 from tl_posgen.frequencies.numbers.forecast import PARTS
-from tl_posgen.frequencies.rules import Rule, RuleName
+from tl_posgen.frequencies.rules import FrequencyRule, RuleName
 from tl_posgen.frequencies.what_if_rope_figures import draw_check, draw_curves
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
@@ -27,7 +28,7 @@ from tl_posgen.position.decomposition.variance import moments_of
 from tl_posgen.report.figures import head_map
 
 CHANGES = ("rule", "random")
-SEGMENTS = ("inside", "beyond")
+DRIFT = 2  # so many times the error inside, further on, is called drift: our choice
 AT_LEAST_ONE = Within(1, words="a number, 1 or more")
 Times = Annotated[int | float, AT_LEAST_ONE]
 FORECAST = ("change", "rule", "times", *HEAD)
@@ -52,15 +53,20 @@ class WhatIfRope(Measure):
     Other frequencies in earlier layers would change the queries and keys of later ones: the forecast leaves these as
     they are, so it is one of each head by itself.
 
-    The random change adds the same changes theta' - theta to other planes, in a drawn order, with the rule's scaling.
-    Prompts longer than `inside` run under each rule in all chosen heads: `error` is the root mean square, over
-    distances by number of pairs, of the mean score at a distance less a'(d), in sd(w), below `inside` and beyond.
+    The random change adds the same changes theta' - theta to other planes, drawn so that none keeps its own, with the
+    rule's scaling; the draw depends on the seed and the rule's label, and is the same in all layers with as many
+    planes. Prompts longer than `inside` run under each rule in all chosen heads: `error` is the root mean square over
+    distances of the mean score at a distance less a'(d), in sd(w): of queries at positions below `inside`; of the
+    queries beyond, at the same distances and by the same weights, the numbers of pairs inside; and further, of the
+    queries beyond at larger distances. The constant that softmax does not see is removed from queries inside and from
+    queries beyond, from each over all its pairs.
     check=True runs the first `inside` tokens with one head alone changed, for each rule, head and random change:
     `rise`, and Spearman's rho over heads of rise and three predictors: distortion; sd(w' - w), in logits, which is what
-    softmax acts on; and sd(w) alone, which knows no rule.
+    softmax acts on; and sd(w) alone, which knows no rule. Where the interval of the mean rise over prompts holds zero,
+    findings rank nothing by it.
 
     Args:
-        rules: of context extension, see `tl_posgen.frequencies.Rule`; "longrope" and "given" take `values`.
+        rules: of context extension, see `tl_posgen.frequencies.FrequencyRule`; "longrope" and "given" take `values`.
         factors: how many times longer texts each rule is made for; a label such as "yarn 4" has both.
         times: lengths of the forecast, in units of `inside`; 1 is always among them.
         inside: tokens of each prompt whose moments count; all of the longest if left out.
@@ -69,10 +75,11 @@ class WhatIfRope(Measure):
         check: whether to measure the rise of the loss.
 
     Raises:
-        InputError: a rule that a layer cannot have; a check of prompts shorter than `inside`.
+        InputError: a rule that a layer cannot have; "longrope" beside "given"; layers with one plane alone; a check of
+            prompts shorter than `inside`.
         UnsupportedModelError: a model without rotary planes; with check=True, whose scores cannot be replaced.
 
-    Source: ours; rules are those of the papers that `Rule` names.
+    Source: ours; rules are those of the papers that `FrequencyRule` names.
 
     Example:
         >>> short = {"null_seeds": (), "progress": False}
@@ -89,7 +96,6 @@ class WhatIfRope(Measure):
     training_length: Count | None = None
     check: bool = False
 
-    matrices = 10
     question = "What would other frequencies do to each head?"
     variables = {
         "distortion": Variable(
@@ -108,7 +114,9 @@ class WhatIfRope(Measure):
         "curve": Variable("mean curve", "logits", "a'(d)", ("rule", *HEAD, "distance")),
         "peak": Variable("peak of the mean curve", "tokens", "argmax of a'(d) below times x inside", OF_CURVE),
         "overshoot": Variable("overshoot", "", "of a'(d), beyond its range below inside, in sd(w)", OF_CURVE),
-        "error": Variable("error of a'(d)", "", "root mean square, in sd(w)", ("rule", "segment", *HEAD)),
+        "error": Variable(
+            "error of a'(d)", "", "root mean square over distances, in sd(w)", ("rule", "segment", *HEAD)
+        ),
         "rise": Variable(
             "rise of the loss", "nats", "with this head alone changed", ("change", "rule", "prompt", *HEAD)
         ),
@@ -134,24 +142,27 @@ class WhatIfRope(Measure):
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
     @property
-    def labelled(self) -> Mapping[str, Rule | None]:
+    def labelled(self) -> Mapping[str, FrequencyRule | None]:
         """Rules by their labels; None for the model's own frequencies, which stand first."""
         made = [self.rule(name, factor) for name in self.rules for factor in self.factors]
         return {"unchanged": None} | {one.label: one for one in made}
 
-    def rule(self, name: RuleName, factor: int | float) -> Rule:
+    def rule(self, name: RuleName, factor: int | float) -> FrequencyRule:
         values = self.values if name in ("longrope", "given") else ()
-        return Rule(name, factor, self.training_length, values)
+        return FrequencyRule(name, factor, self.training_length, values)
 
     @property
     def all_times(self) -> list[int | float]:
         return sorted({1, *self.times})
 
-    @property
-    def conditions(self) -> Conditions:
-        """All that is forecast; once `prepare` has filled in the lengths."""
+    def conditions(self, seed: int) -> Conditions:
+        """Return all that is forecast, once `prepare` has filled in the lengths.
+
+        Args:
+            seed: of the random changes.
+        """
         assert self.inside is not None
-        return Conditions(self.labelled, self.all_times, self.inside)
+        return Conditions(self.labelled, self.all_times, self.inside, seed)
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         own = {"change": CHANGES, "rule": list(self.labelled), "times": self.all_times, "part": PARTS}
@@ -171,6 +182,10 @@ class WhatIfRope(Measure):
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "WhatIfRope":
         if len(self.values) and not {"longrope", "given"} & {*self.rules}:
             raise InputError(f"{self.name}: values are those of longrope or given, and neither is among its rules")
+        if {"longrope", "given"} <= {*self.rules}:
+            raise InputError(
+                f"{self.name}: values are divisors under longrope and frequencies under given; run the two apart"
+            )
         lengths, n_ctx = [len(row) for row in tokens], int(model.cfg.n_ctx)
         inside = min(self.inside or max(lengths), max(lengths))
         if self.check and inside > min(lengths):
@@ -182,6 +197,11 @@ class WhatIfRope(Measure):
             raise InputError(f"{self.name}: times = {max(self.times)!r}: at most {MOST_DISTANCES:,} tokens in all")
         whole = replace(self, inside=inside, training_length=self.training_length or n_ctx)
         for geometry in rotary_layers(model):
+            if geometry.rope.rotary_dim == 2:
+                raise InputError(
+                    f"{self.name}: layer {geometry.layer} has one RoPE plane alone, so that there is no random change "
+                    "to compare rules with"
+                )
             for rule in list(whole.labelled.values())[1:]:
                 changed_rope(geometry, rule)
         return whole
@@ -198,13 +218,13 @@ class WhatIfRope(Measure):
     def finish(self, sums: Sums) -> xr.Dataset:
         found: dict[str, dict[int, Any]] = {}
         for layer, moments in sums.by_layer("moments").items():
-            forecast = LayerForecast(moments, sums.layers[layer][0], self.conditions)
+            forecast = LayerForecast(moments, sums.layers[layer][0], self.conditions(sums.seed))
             for name, values in forecast.variables().items():
                 found.setdefault(name, {})[layer] = values.cpu().numpy()
         return xr.Dataset({name: sums.over_layers(name, of) for name, of in found.items()})
 
     def of_model(self, run: Run) -> xr.Dataset:
-        data, conditions = run.data, self.conditions
+        data, conditions = run.data, self.conditions(run.seed)
         geometries = {layer: run.wrapped.layer(layer).geometry for layer in data["layer"].values.tolist()}
         found = curves_of(data, geometries, conditions)
         if max(map(len, run.rows)) > conditions.inside:
@@ -229,9 +249,22 @@ class WhatIfRope(Measure):
             f"heads: {'; '.join(parts)}.",
             f"Heads whose mean curve peaks elsewhere within {self.inside} tokens: {', '.join(elsewhere)}.",
             f"At {longest:g} times that length mean curves leave the range that they had, in standard deviations of "
-            f"scores, by {', '.join(overshoots)}; position is of what softmax sees {', '.join(shares)}.",
+            f"scores, by {', '.join(overshoots)}. Position's share of what softmax sees is then: {', '.join(shares)}.",
         ]
-        return [*lines, *drift_sentences(own), *(check_sentences(own, rules) if "rho" in own else [])]
+        lines += [*self.length_sentences(), *drift_sentences(own, self.inside)]
+        return [*lines, *(check_sentences(own, rules) if "rho" in own else [])]
+
+    def length_sentences(self) -> list[str]:
+        """Say where the longest forecast goes beyond the training length, whose moments no short prompt shows."""
+        assert self.inside is not None
+        assert self.training_length is not None
+        longest = round(max(self.all_times) * self.inside)
+        if longest <= self.training_length:
+            return []
+        return [
+            f"The forecast goes on to {longest:,} tokens, beyond the training length of {self.training_length:,}: it "
+            "takes moments there to be those of the short prompts."
+        ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a rule: distortion, peaks that move, overshoot; and how well distortion orders heads by loss."""
@@ -260,27 +293,47 @@ def distortion_part(own: Numbers, rule: str) -> str:
     return f"{rule} {one.with_interval:.2f} (random change {random.plain:.2f}, {one.null:.2f})"
 
 
-def drift_sentences(own: Numbers) -> list[str]:
-    """Say how far the forecast is from mean scores on longer prompts, if there were any."""
+def drift_sentences(own: Numbers, inside: int | None) -> list[str]:
+    """Say how far the forecast is from mean scores on longer prompts and where that is drift, if there are any."""
     if "error" not in own:
-        return []
-    parts = []
+        return [f"No prompt is longer than {inside} tokens: whether moments drift beyond is not tested."]
+    parts, drifting = [], []
     for rule in own.data["rule"].values:
-        inside, further = (own("error", rule=rule, segment=segment).plain for segment in SEGMENTS)
-        parts.append(f"{rule} {further:.2f} ({inside:.2f})")
+        within, *later = (own("error", rule=rule, segment=segment) for segment in SEGMENTS)
+        parts.append(f"{rule} {', '.join(f'{one.plain:.2f}' for one in (within, *later))}")
+        drifting += [rule] if any(float(one) > DRIFT * float(within) for one in later) else []
     return [
-        "Mean scores of longer prompts are off the forecast, in standard deviations of scores, beyond that length (and "
-        f"within it) by {', '.join(parts)}; where the first is much larger, moments drift and the forecast fails."
+        "Mean scores of longer prompts are off the forecast, in standard deviations of scores, for queries within "
+        f"{inside} tokens, for queries beyond at the same distances, and for these at larger distances, by "
+        f"{'; '.join(parts)}.",
+        f"Moments drift (an error beyond of over {DRIFT} times that within; our choice) under "
+        f"{', '.join(drifting) or 'no rule'}"
+        + ("; there the forecast fails beyond these tokens." if drifting else "."),
     ]
 
 
 def check_sentences(own: Numbers, rules: Sequence[str]) -> list[str]:
-    """Say how well forecasts order heads by the rise of the loss with each alone changed."""
-    lines = []
-    for predictor in PREDICTORS:
-        parts = []
-        for rule in rules:
-            one, random = (own("rho", predictor=predictor, rule=rule, change=change) for change in CHANGES)
-            parts.append(f"{rule} {one.with_interval:.2f} (random change {random.plain:.2f}, {one.null:.2f})")
-        lines.append(f"Rank correlation over heads of {predictor} and the rise of the loss: {'; '.join(parts)}.")
+    """Say which rules raise the loss, and how well forecasts order heads by the rise with each alone changed."""
+    rises = {rule: own("rise", rule=rule, change="rule") for rule in rules}
+    told = [rule for rule, one in rises.items() if one.low > 0 or one.high < 0]
+    others = [rule for rule in rules if rule not in told]
+    parts = [f"{rule} {one.with_interval:.2g}" for rule, one in rises.items()]
+    lines = [f"Rise of the loss with one head alone changed, in nats, mean over heads: {'; '.join(parts)}."]
+    if others:
+        lines.append(
+            f"The mean rise is not told from zero under {', '.join(others)} (its interval over prompts holds zero, or "
+            "there are too few prompts for one): nothing can be ranked by it there."
+        )
+    if told:
+        lines.append(f"The interval of the mean rise leaves out zero under {', '.join(told)}.")
+        lines += [rank_sentence(own, told, predictor) for predictor in PREDICTORS]
     return lines
+
+
+def rank_sentence(own: Numbers, rules: Sequence[str], predictor: str) -> str:
+    """Return the rank correlation of a predictor and the rise, a part a rule, beside random changes and inits."""
+    parts = []
+    for rule in rules:
+        one, random = (own("rho", predictor=predictor, rule=rule, change=change) for change in CHANGES)
+        parts.append(f"{rule} {one.with_interval:.2f} (random change {random.plain:.2f}, {one.null:.2f})")
+    return f"Rank correlation over heads of {predictor} and the rise of the loss: {'; '.join(parts)}."

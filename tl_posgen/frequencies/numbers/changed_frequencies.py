@@ -1,5 +1,7 @@
 """Frequencies after a change: p-RoPE, and random changes of the same total angle."""
 
+from zlib import crc32
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -49,8 +51,13 @@ def fastest_alone(theta: Float[Tensor, " plane"], share: float) -> Float[Tensor,
 def change_elsewhere(
     theta: Float[Tensor, " plane"], changed: Float[Tensor, " plane"], seed: int
 ) -> Float[Tensor, " plane"]:
-    """theta_m + (theta' - theta)_{pi(m)}, pi a drawn order: the same changes, signs and total angle sum_m |theta' -
-    theta|, in other planes. A frequency may become negative: such a plane turns backwards.
+    """theta_m + (theta' - theta)_{pi(m)}: the same changes, signs and total angle sum_m |theta' - theta|, elsewhere.
+
+    pi is a drawn ring through all planes, each of which takes the change of the one before it: none keeps its own. A
+    frequency may become negative: such a plane turns backwards.
+
+    Raises:
+        InputError: one plane alone, which has no other to take its change.
 
     Source: ours.
 
@@ -59,8 +66,22 @@ def change_elsewhere(
         >>> float((change_elsewhere(theta, theta / 2, seed=1) - theta).abs().sum())
         0.875
     """
-    order = torch.randperm(len(theta), generator=torch.Generator().manual_seed(seed))
-    return theta + (changed - theta)[order.to(theta.device)]
+    if len(theta) == 1:
+        raise InputError("one RoPE plane alone: no other plane can take its change, so there is no random change")
+    ring = torch.randperm(len(theta), generator=torch.Generator().manual_seed(seed)).to(theta.device)
+    found = theta.clone()
+    found[ring] += (changed - theta)[ring.roll(1)]
+    return found
+
+
+def seed_of(seed: int, label: str) -> int:
+    """Return the seed of what is drawn for a label: another for each, whatever other labels there are.
+
+    Example:
+        >>> seed_of(0, "ntk 2") == seed_of(0, "ntk 2"), seed_of(0, "ntk 2") == seed_of(0, "ntk 4")
+        (True, False)
+    """
+    return crc32(f"{seed} {label}".encode())  # torch's generator of the CPU takes 32 bits
 
 
 def one_a_plane(values: Float[Tensor, " plane"], rope: Rope, name: str) -> Float[Tensor, " plane"]:

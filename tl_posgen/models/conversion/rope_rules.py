@@ -25,8 +25,8 @@ def scaled_frequencies(
     """Return theta'_m and the factor on rotated q and k, of `transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS`.
 
     "ntk" is theirs called "dynamic" with its own factor at 1 and a text of factor x training_length tokens: the base
-    becomes base * factor^(rotary_dim / (rotary_dim - 2)). "longrope" is theirs for such a text too; "llama3" has the
-    low_freq_factor 1 and high_freq_factor 4 of Llama 3.1. All of it is float32 there, and returned as
+    becomes base * factor^(rotary_dim / (rotary_dim - 2)). "longrope" has the same divisors for texts of any length;
+    "llama3" has the low_freq_factor 1 and high_freq_factor 4 of Llama 3.1. All of it is float32 there, and returned as
     float64; do not change it in place, it is kept.
 
     Args:
@@ -45,11 +45,12 @@ def scaled_frequencies(
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    divisors = {name: list(long_factors) for name in ("short_factor", "long_factor")}  # for texts of any length
     rules: dict[str, dict[str, Any]] = {
         "linear": {"rope_type": "linear", "factor": factor},
         "ntk": {"rope_type": "dynamic", "factor": 1.0},
         "yarn": {"rope_type": "yarn", "factor": factor},
-        "longrope": {"rope_type": "longrope", "factor": factor, "short_factor": [], "long_factor": list(long_factors)},
+        "longrope": {"rope_type": "longrope", "factor": factor, **divisors},
         "llama3": {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     }
     rope = {"rope_theta": base, "original_max_position_embeddings": training_length, **rules[rule]}
