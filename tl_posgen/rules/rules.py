@@ -85,7 +85,7 @@ class Rules(Measure):
         >>> cut = {"length": 24, "n_prompts": 2, "consecutive": True, "null_seeds": (), "progress": False}
         >>> text = "Down, down, down. Would the fall never come to an end? " * 4
         >>> found = Rules(rules=["window", "position_and_content"], budgets=[6])("mini", text, **cut)
-        >>> recall = found.sel(budget=6)["recall"].mean(("prompt", "layer", "head"))
+        >>> recall = found.sel(budget=6, tokens="all")["recall"].mean(("prompt", "layer", "head"))
         >>> bool(recall.sel(rule="drawn") < recall.sel(rule="position_and_content") < recall.sel(rule="oracle"))
         True
     """
@@ -236,7 +236,7 @@ class Rules(Measure):
                 own(name, rule=rule, budget=budget) for name in ("recall", "group_recall", "kept", "rise")
             )
             cells = {"B": budget, "rule": WORDS[rule], "recall": f"{recall.with_interval:.3f}"}
-            cells |= {"random init": f"{recall.of_inits.with_interval:.3f}"} if own.inits else {}
+            cells |= {"random init": f"{recall.of_inits.with_interval:.3f}" if own.inits else ""}
             cells |= {
                 "union": f"{union.plain:.3f}",
                 "keys": f"{kept.plain:.0f}",

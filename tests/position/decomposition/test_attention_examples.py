@@ -10,6 +10,7 @@ import torch
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition import AttentionExamples
 from tl_posgen.position.decomposition.attention_examples import pick_heads
@@ -102,8 +103,14 @@ def test_the_page_of_an_example_shows_its_three_maps(result):
     np.testing.assert_allclose(props["attention"], [true, additive, true - additive], atol=1e-4)
     drawn = result.plot("patterns").data
     assert len(drawn) == 16
-    np.testing.assert_array_equal(drawn[7].z, additive)
-    assert (drawn[7].zmin, drawn[7].zmax, drawn[8].zmid) == (0, 1, 0)
+    np.testing.assert_array_equal(drawn[9].z, additive)
+    assert (drawn[9].zmin, drawn[9].zmax, drawn[10].zmid) == (0, 1, 0)
+    np.testing.assert_array_equal(drawn[11].x, result.own["loss"])
+
+
+def test_the_loss_is_that_of_the_token_that_a_query_predicts(result, mini, prompts):
+    np.testing.assert_allclose(result.own["loss"][:-1], token_losses(mini, prompts[:1])[0], atol=1e-5)
+    assert np.isnan(result.own["loss"][-1])
 
 
 def test_the_r_of_an_example_is_that_of_the_first_prompt_and_says_so(report, result):
