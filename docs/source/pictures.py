@@ -34,7 +34,7 @@ PICTURES = {
     "length": Picture("mini claims", "length_extrapolation", "loss", 860),
     "emergence": Picture("mini emergence", "emergence", "means", 1000),
     "slash_ablations": Picture("mini slash", "slash_ablation", "ablations", 1000),
-    "strongest": Picture("mini literature", "slash", "strongest", 760),
+    "strongest": Picture("mini literature", "slash", "strongest", 1000),
     "joint_costs": Picture("mini literature", "profiles", "joint_costs", 1000),
     "slash_toy": Picture("toy all, 3", "slash_toy", "maps", 1120),
     "coupling": Picture("mini claims", "coupling", "map", 720),

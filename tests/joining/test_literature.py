@@ -57,7 +57,6 @@ def test_profiles_take_the_metrics_as_columns(mini, alice):
     for name in plain.data_vars:
         if name != "rho":
             np.testing.assert_array_equal(own[name], plain[name])
-    assert own["sink_rate"].dims == ("prompt", "layer", "head")
 
 
 def test_sink_rates_and_slow_means_are_those_of_brute_force(mini):

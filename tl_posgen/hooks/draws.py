@@ -9,13 +9,12 @@ GOLDEN = 2654435769  # 2^32 / golden ratio: multiples of it lie far apart modulo
 def generator_at(seed: int, **place: int) -> torch.Generator:
     """Return the generator of what is drawn at one place: in a layer, of a prompt and side where they matter.
 
-    torch reads the lowest 32 bits of a seed alone, so seed and place are added in these.
+    torch reads the lowest 32 bits of a seed alone, so those above are multiplied and added to them.
 
     Example:
         >>> len({generator_at(seed, prompt=0, layer=3, side=1).initial_seed() for seed in range(1000)})
         1000
     """
-    number = 0
-    for name, one in place.items():
-        number = number * MOST[name] + one
-    return torch.Generator().manual_seed((number + seed * GOLDEN) % 2**32)
+    for name, number in place.items():
+        seed = seed * MOST[name] + number
+    return torch.Generator().manual_seed((seed + (seed >> 32) * GOLDEN) % 2**32)

@@ -21,7 +21,7 @@ from tl_posgen.rope.rotation import rotate, to_planes
 
 SINK = 0.3  # attention to the first token from which a query counts as sunk
 N_ROWS, LEAST_KEYS = 8, 4  # queries whose keys are permuted, keys that each sees at least
-SIDED, OF_HEADS = ("side", "prompt", *HEAD), ("prompt", *HEAD)
+SIDED = ("side", *HEAD)
 METRICS = {  # name -> label, description, dims, bounds, source
     "massive": ("massive values", "max_d / mean_d of |x_{:,d}| over tokens, before RoPE", SIDED, None, "2502.01563"),
     "concentration": ("concentration", "sum_m |E z_m| / sum_m E|z_m|, before RoPE", SIDED, (0, 1), "2604.04921"),
@@ -29,10 +29,10 @@ METRICS = {  # name -> label, description, dims, bounds, source
         *("slow mean", "share of energy in the mean of planes that turn less than once in a prompt", SIDED, (0, 1)),
         "2503.01832",
     ),
-    "frequency_entropy": ("entropy over frequencies", "of p_m ~ E|q_m| E|k_m|, over ln M", OF_HEADS, (0, 1), ""),
-    "sink_rate": ("sink rate", f"share of queries with S_i0 > {SINK}", OF_HEADS, (0, 1), "2410.10781"),
-    "positional": ("positional", "overlap by place with attention to permuted keys", OF_HEADS, (0, 1), "2511.11579"),
-    "symbolic": ("symbolic", "overlap by key with attention to permuted keys", OF_HEADS, (0, 1), "2511.11579"),
+    "frequency_entropy": ("entropy over frequencies", "of p_m ~ E|q_m| E|k_m|, over ln M", HEAD, (0, 1), ""),
+    "sink_rate": ("sink rate", f"share of queries with S_i0 > {SINK}", HEAD, (0, 1), "2410.10781"),
+    "positional": ("positional", "overlap by place with attention to permuted keys", HEAD, (0, 1), "2511.11579"),
+    "symbolic": ("symbolic", "overlap by key with attention to permuted keys", HEAD, (0, 1), "2511.11579"),
 }
 LITERATURE = {
     name: Variable(label, "", f"{what}; {f'reconstructed, arXiv {paper}' if paper else 'ours'}", dims, bounds=bounds)
@@ -45,7 +45,7 @@ def literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:
 
     Args:
         layer: with its pattern.
-        seed: of the permutations, which all heads of a prompt share.
+        seed: of the permutations, which all heads and prompts share.
     """
     assert layer.pattern is not None
     rope, sides = layer.geometry.rope, {"q": layer.q[:, 1:], "k": layer.k[:, 1:]}
@@ -60,7 +60,7 @@ def literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:
         found[name] = torch.stack([of_planes(z) if turned else unknown for z in planes.values()])
     found["frequency_entropy"] = frequency_entropy(planes["q"], planes["k"]) if turned else unknown
     found["sink_rate"] = double((layer.pattern[:, 1:, 0] > SINK).float()).mean(1)
-    found["positional"], found["symbolic"] = permuted_overlaps(layer, np.random.default_rng((seed, layer.prompt)))
+    found["positional"], found["symbolic"] = permuted_overlaps(layer, np.random.default_rng(seed))
     return found
 
 

@@ -199,7 +199,7 @@ class Profiles(Measure):
             sums.add_layer(layer, literature_metrics(layer, run.seed))
 
         run.capture(add, needs=frozenset({"pattern"}))
-        return xr.Dataset({name: sums.mean(name) for name in LITERATURE})
+        return sums.means()
 
     def findings(self, own: Numbers) -> list[str]:
         n_heads = int(own.data["interaction"].notnull().sum())
