@@ -38,8 +38,11 @@ def with_mass_taken_elsewhere(capture: LayerCapture, back: Back, seed: int) -> F
     of theirs: its control."""
     scores = capture.scores()
     hidden = hidden_at(capture, scores, back)
-    left = take_from_drawn_keys(double(scores).softmax(-1), hidden, seed)
-    return torch.where(hidden.any(-1, keepdim=True), left.log().to(scores), scores)
+    generator, found = torch.Generator().manual_seed(seed), []
+    for one, of_head in zip(scores, hidden, strict=True):  # one after the other, as each takes the memory of several
+        left = take_from_drawn_keys(double(one)[None].softmax(-1), of_head[None], generator)[0]
+        found.append(torch.where(of_head.any(-1, keepdim=True), left.log().to(one), one))
+    return torch.stack(found)
 
 
 def hidden_at(

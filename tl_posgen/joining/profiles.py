@@ -107,7 +107,7 @@ class Profiles(Measure):
     question = "What kind of head is it, and what goes together?"
     after = (Slash, Variance)
     one_length = True
-    matrices = 7
+    matrices = 10
     whole_rows = True
     legend = "pair: two columns of the heads' table; Spearman's rho, with its 95% interval for independent heads."
     variables = {

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def take_from_drawn_keys(
-    pattern: Float[Tensor, "head query key"], hidden: Bool[Tensor, "#head query key"], seed: int
+    pattern: Float[Tensor, "head query key"], hidden: Bool[Tensor, "#head query key"], generator: torch.Generator
 ) -> Float[Tensor, "head query key"]:
     """p_ij - t_ij with sum_j t_ij = min(m_i, 1 - m_i), m_i = sum of p_ij over hidden keys; t_ij is 0 at hidden keys.
 
@@ -15,12 +15,12 @@ def take_from_drawn_keys(
 
     Example:
         >>> pattern = torch.tensor([[[0.25, 0.25, 0.5]]]).double()
-        >>> left = take_from_drawn_keys(pattern, torch.tensor([[[True, False, False]]]), seed=0)
+        >>> left = take_from_drawn_keys(pattern, torch.tensor([[[True, False, False]]]), torch.Generator())
         >>> left[0, 0, 0].item(), round(left.sum().item(), 9)
         (0.25, 0.75)
     """
     mass = pattern.masked_fill(~hidden, 0).sum(-1, keepdim=True)
-    order = torch.rand(pattern.shape, generator=torch.Generator().manual_seed(seed)).argsort(-1).to(pattern.device)
+    order = torch.rand(pattern.shape, generator=generator).argsort(-1).to(pattern.device)
     others = pattern.masked_fill(hidden, 0).gather(-1, order)
     taken = torch.minimum(others, (mass - (others.cumsum(-1) - others)).clamp(min=0))
     return pattern - torch.zeros_like(pattern).scatter(-1, order, taken)
