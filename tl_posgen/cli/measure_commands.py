@@ -44,8 +44,7 @@ COMMANDS = {
     "substitute": MeasureCommand(
         "Replace the scores by position + content and measure the loss: does the model run on the split?",
         ["substitution"],
-        {"prompts": 16},
-        {"search": False, "head_costs": False},
+        options={"search": False, "head_costs": False},
     ),
     "distance": MeasureCommand(
         "Put every pair at a distance of your choosing: what stays of the scores, and of the loss?", ["dummy_distance"]
@@ -71,12 +70,10 @@ COMMANDS = {
     "profiles": MeasureCommand(
         "One row a head over all subjects: rank, interaction, slash, induction, costs. What goes together?",
         ["profiles"],
-        {"prompts": 8},
     ),
     "cut-keys": MeasureCommand(
         "Cut keys towards rank one in the running model: what becomes of interaction, slash and loss?",
         ["key_cut"],
-        {"prompts": 8},
     ),
     "slash": MeasureCommand(
         "Heads that attend a fixed distance back: which, on random tokens too, and why.",
@@ -160,7 +157,8 @@ def built(name: str, chosen: MeasureCommand) -> Any:
     )
     run.__annotations__ = {one.name: one.annotation for one in own}
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name)(as_command(run, without=chosen.without, **chosen.setup))
+    prompts = max(kind.usual_prompts for kind in kinds.values())
+    app.command(name)(as_command(run, without=chosen.without, **{"prompts": prompts, **chosen.setup}))
     return typer.main.get_command(app)
 
 

@@ -21,9 +21,6 @@ app = typer.Typer(
 )
 
 
-USUAL_PROMPTS = 4
-
-
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """Options that commands share: model, text, random inits, output."""
@@ -37,10 +34,7 @@ class Setup:
         str | None, typer.Option(help="Instead, a name or path that `datasets` reads; name:config for one of several.")
     ] = None
     length: Annotated[int, typer.Option(help="Tokens per prompt.", min=2)] = 256
-    prompts: Annotated[
-        int | None,
-        typer.Option(help="Prompts, spread over the text; 4, or what the measure asks for, if left out.", min=1),
-    ] = None
+    prompts: Annotated[int, typer.Option(help="Number of prompts, spread over the text.", min=1)] = 4
     consecutive: Annotated[
         bool, typer.Option("--consecutive", help="Take the prompts one after the other from the text's beginning.")
     ] = False
@@ -76,7 +70,7 @@ class Setup:
         """Settings that every measure takes: how the text is cut, seeds, random inits."""
         written = "0" if self.null_seeds is None else self.null_seeds
         null_seeds = [] if self.no_null else parse_indices(written, "--null-seeds")
-        cut = {"length": self.length, "n_prompts": self.prompts or USUAL_PROMPTS, "consecutive": self.consecutive}
+        cut = {"length": self.length, "n_prompts": self.prompts, "consecutive": self.consecutive}
         if self.prompt is not None:
             cut = {"length": None, "n_prompts": None, "consecutive": False}
         return {**cut, "seed": self.seed, "null_seeds": null_seeds}
@@ -121,8 +115,6 @@ class Setup:
         from tl_posgen.core.registry import measure_from
         from tl_posgen.core.report import Report
 
-        if self.prompts is None and self.prompt is None:
-            cut["n_prompts"] = max(USUAL_PROMPTS, *(measure_from(one).usual_prompts for one in measures))
         with self.parts() as parts:
             found = analyze(model, words, measures=list(measures), skip_unsupported=True, keep=parts, **cut)
         asked = [name for name in (measure_from(one).name for one in measures) if name in found]

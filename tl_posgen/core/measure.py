@@ -121,7 +121,7 @@ class Measure:
         token_view: its token-level picture.
         caveats: its meaning for a model whose encoding is "absolute", "alibi" or "none", where that differs.
         without_meaning: encodings whose numbers hold by construction; nothing is concluded from them.
-        usual_prompts: how many prompts a command takes unless told otherwise.
+        usual_prompts: how many prompts its command takes if not told.
     """
 
     question: ClassVar[str] = ""
@@ -142,6 +142,7 @@ class Measure:
     token_view: ClassVar[TokenView | None] = None
     caveats: ClassVar[Mapping[str, str]] = {}
     without_meaning: ClassVar[frozenset[str]] = frozenset()
+    usual_prompts: ClassVar[int] = 4
 
     def __init_subclass__(cls) -> None:
         if not cls.name.isidentifier() or cls.name == "null":  # names of groups in files, of anchors on pages
@@ -149,10 +150,6 @@ class Measure:
         if odd := [name for name in cls.variables if not str(name).isidentifier()]:
             raise InputError(f"measure {cls.name}: variable {odd[0]!r} must be letters, digits and underscores")
         DEFINED[cls.name] = cls
-
-    @property
-    def usual_prompts(self) -> int:
-        return 4
 
     def __post_init__(self) -> None:
         check_options(self, self.name)

@@ -95,6 +95,7 @@ class KeyCut(Measure):
     shares: Annotated[Sequence[Share], Each()] = (0.0, 0.25, 0.5, 0.75, 1.0)
     controls: Count = 3
 
+    usual_prompts = 8
     question = "Do keys of rank one make the slash, and the split?"
     after = (Slash,)
     one_length = True

@@ -104,6 +104,7 @@ class Profiles(Measure):
     n_repeated: Count = 4
     metrics: Literal["own", "literature"] = "own"
 
+    usual_prompts = 8
     question = "What kind of head is it, and what goes together?"
     after = (Slash, Variance)
     one_length = True

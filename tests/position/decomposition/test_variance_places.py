@@ -6,10 +6,12 @@ import torch
 import xarray as xr
 
 import tl_posgen
+from tl_posgen.cli.measure_commands import built, command_of_measure
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import AcrossPrompts, Variance
+from tl_posgen.position.decomposition.variance import FEWEST_PROMPTS
 from tl_posgen.report.tables import compact
 
 OUT = {"tokens": "without first"}
@@ -96,3 +98,10 @@ def test_learned_positions_are_in_the_content_and_something_is_concluded(learned
     assert float(data["absolute"].mean()) > 0.5
     both = of_places_alone(data).values.ravel(), report["across_prompts"].sel(**OUT)["position"].values.ravel()
     assert np.corrcoef(*both)[0, 1] > 0.9
+
+
+def test_the_command_takes_as_many_prompts_as_shares_by_place_want():
+    chosen = command_of_measure("variance")
+    assert chosen is not None
+    (prompts,) = (one for one in built("variance", chosen).params if one.name == "prompts")
+    assert prompts.default == 16 >= FEWEST_PROMPTS

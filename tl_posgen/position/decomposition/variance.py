@@ -35,7 +35,7 @@ COLOURS |= {"qkd": "#eeb39d"}
 OF_VISIBLE = "as a share of what softmax can see (q left out)"
 OF_W = "of Var w over all (query, key, distance); q: query, k: key, d: distance, qk: only both together; they sum to 1"
 BY_KEY = {"part": ["k", "qk", "kd", "qkd"], "place": ["key", "both"]}  # what takes the key's place
-FEWEST_PROMPTS, USUAL_PROMPTS = 8, 16  # for shares by place
+FEWEST_PROMPTS = 8  # for shares by place
 WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bounded by 0; they sum to `share`"
 NO_TURN = "nothing rotates, so"
 
@@ -148,6 +148,7 @@ class Variance(Measure):
     weights: DistanceWeights = "uniform"
     absolute: bool = False
 
+    usual_prompts = 16
     question = "How much is position, how much is content, how much is neither?"
     variables = {
         "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", DIMS, "position_share", "pos", **SHARE),
@@ -198,10 +199,6 @@ class Variance(Measure):
         if self.absolute:  # shares by place have a meaning everywhere
             object.__setattr__(self, "without_meaning", frozenset())
 
-    @property
-    def usual_prompts(self) -> int:
-        return USUAL_PROMPTS if self.absolute else super().usual_prompts
-
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"part": COMPONENTS, "place": list(PLACES)}
 
@@ -212,7 +209,7 @@ class Variance(Measure):
         if self.absolute and len(tokens) < FEWEST_PROMPTS:
             raise InputError(
                 f"variance: absolute=True compares prompts: {FEWEST_PROMPTS} at least, not {len(tokens)}; give "
-                f"n_prompts={USUAL_PROMPTS}"
+                f"n_prompts={self.usual_prompts}"
             )
         if self.absolute and len({len(one) for one in tokens}) > 1:
             raise InputError("variance: absolute=True compares prompts of one length; give length= to cut all alike")

@@ -103,6 +103,7 @@ class Substitution(Measure):
     search_steps: Whole = 60
     head_costs: bool | None = None
 
+    usual_prompts = 16
     question = "Does the model run on position + content?"
     one_length = True
     matrices = 26
