@@ -267,6 +267,7 @@ def test_a_large_model_pays_no_costs_unless_asked(mini, alice, monkeypatch):
     monkeypatch.setattr(sys.modules["tl_posgen.joining.profiles"], "MOST_HEADS", 15)
     found = Profiles()(mini, alice, length=16, n_prompts=1, null_seeds=(), progress=False)
     assert "cost" not in found.own
+    assert found.kinds == ["correlations", "heads"]
     assert len(found.table()) < len(PAIRS)
     assert "Loss" not in " ".join(found.findings())
 

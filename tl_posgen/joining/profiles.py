@@ -146,6 +146,9 @@ class Profiles(Measure):
     figures = {"correlations": correlation_maps, "heads": rank_table, "joint_costs": joint_costs}
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
+    def kinds(self, data: xr.Dataset) -> Sequence[str]:
+        return [kind for kind in self.figures if kind != "joint_costs" or "joint_cost" in data]
+
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Profiles":
         return replace(self, period=self.period_for(model))
 

@@ -120,14 +120,13 @@ def joint_costs(result: Any) -> go.Figure:
     panels = Panels([side for side, _, _ in both], columns=2, row_height=300, shared_yaxes=True)
     for panel, (_, data, _) in enumerate(both):
         for (edit, name), colour in zip(JOINT.items(), COLOURS, strict=False):
-            if "joint_cost" in data:
-                y = data["joint_cost"].sel(edited=edit).mean("prompt")
-                found = line(y["n_heads"].values, y.values, name, colour, mode="lines+markers")
-                if data is result.own:
-                    ends = [result.numbers("joint_cost", edited=edit, n_heads=n) for n in y["n_heads"].values]
-                    value, low, high = np.array([[one.value, one.low, one.high] for one in ends]).T
-                    found["error_y"] = error_bars(value, low, high)
-                panels.add(panel, found)
+            y = data["joint_cost"].sel(edited=edit).mean("prompt")
+            found = line(y["n_heads"].values, y.values, name, colour, mode="lines+markers")
+            if data is result.own:
+                ends = [result.numbers("joint_cost", edited=edit, n_heads=n) for n in y["n_heads"].values]
+                value, low, high = np.array([[one.value, one.low, one.high] for one in ends]).T
+                found["error_y"] = error_bars(value, low, high)
+            panels.add(panel, found)
     panels.axes("heads edited at once, highest slash scores first", "rise of the loss, nats")
     panels.figure.update_xaxes(type="category")
     subtitle = "bars: 95 % over prompts, from four prompts on; drawn heads differ from prompt to prompt"
