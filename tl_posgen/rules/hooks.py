@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from typing import Any
 
@@ -131,11 +131,11 @@ def keys_seen(rules: Sequence[HeadRule], seed: int, capture: LayerCapture) -> Bo
     n_queries, n_keys = capture.q.shape[1], capture.k.shape[1]
     visible = capture.geometry.sees(distances_of(n_queries, n_keys, capture.q.device))
     seen = torch.ones(len(capture.heads), n_queries, n_keys, dtype=torch.bool, device=capture.q.device)
+    scores = cache(capture.scores)  # formed for the oracle alone, once for all heads
     for one in rules:
         places = [list(capture.heads).index(head) for head in one.heads]
-        ranked = (
-            capture.scores()[places] if one.rule == "oracle" else ranks_by(one.rule, capture, places, one.means, seed)
-        )
+        is_oracle = one.rule == "oracle"
+        ranked = scores()[places] if is_oracle else ranks_by(one.rule, capture, places, one.means, seed)
         seen[places] = kept_keys(ranked.detach(), visible, one.budget or n_keys).any(0)
     return seen
 

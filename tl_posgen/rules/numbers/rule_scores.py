@@ -56,8 +56,8 @@ def rule_scores(
 ) -> Float[Tensor, "head query key"]:
     """r_ij, by which rule r ranks key j of query i: the keys with the largest are kept. With d = i - j:
 
-    window: -d. sinks: the first four keys, the first one before the others, then -d. slashes: a(d) = s Re sum_m qbar_m
-    conj(kbar_m) u_m(d).
+    window: -d. sinks: the first four keys, the first one before the others, then -d.
+    slashes: a(d) = s Re sum_m qbar_m conj(kbar_m) u_m(d).
     vertical: c(j) = s Re sum_m qbar_m conj(k_jm - kbar_m) ubar_m, to 1/1024. slashes_and_vertical: a(d) + c(j).
     mean_query: s Re sum_m qbar_m conj(k_jm) u_m(d).
     position_and_content: s Re sum_m q_im conj(kbar_m) u_m(d) + s Re sum_m q_im conj(k_jm - kbar_m) ubar_m.
