@@ -59,11 +59,11 @@ class Edits:
 
     Args:
         back: each head's best distance D, whose diagonal is hidden for "slash".
-        seed: of the keys that give as much mass for "elsewhere", the same for every head.
+        seed: of the keys that give as much mass for "elsewhere"; heads edited at once draw one after the other.
     """
 
     def __init__(self, model: Model, tokens: Int[Tensor, "prompt pos"], back: Back, seed: int):
-        self.model, self.back = model, back
+        self.model = model
         self.means = mean_outputs(model, tokens, sorted({layer for layer, _ in back}))
         self.scores_of = {
             "slash": partial(without_distance, back=back),
@@ -92,8 +92,7 @@ def head_costs(
     Every prompt runs unchanged, for the means, and with every edit.
 
     Args:
-        distance: each head's best distance D, whose diagonal is hidden for "slash". The keys that give as much mass for
-            "elsewhere" are drawn by the seed of the run, the same for every head.
+        distance: each head's best distance D, whose diagonal is hidden for "slash".
     """
     heads = [(layer, head) for layer, some in selected.items() for head in some]
     back = {(layer, head): int(distance.sel(layer=layer, head=head)) for layer, head in heads}

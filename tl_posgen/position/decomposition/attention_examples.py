@@ -44,10 +44,8 @@ def draw_patterns(result: Any) -> go.Figure:
     query predicts."""
     data = result.own
     heads = head_names(zip(data["layer"].values, data["head"].values, strict=True))
-    titles, n = (*(" · " + name for name in MAPS), ""), len(MAPS) + 1
-    panels = Panels(
-        [head + name if name else "loss, nats" for head in heads for name in titles], columns=n, row_height=280
-    )
+    titles, n = [title for head in heads for title in (*(f"{head} · {name}" for name in MAPS), "loss")], len(MAPS) + 1
+    panels = Panels(titles, columns=n, row_height=280)
     attention, difference = {"colorscale": SCALE, "zmin": 0, "zmax": 1}, {"colorscale": DIVERGING, "zmid": 0}
     loss = go.Bar(x=data["loss"].values, orientation="h", marker_color=COLOURS[0], showlegend=False)
     for example in range(len(heads)):
