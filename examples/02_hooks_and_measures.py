@@ -97,7 +97,7 @@ for name, hooks in {"untouched": [], "frozen": frozen, "flatter": flatter, "both
 from dataclasses import dataclass
 
 from tl_posgen import Measure, Variable
-from tl_posgen.report.figures import head_map
+from tl_posgen.report.head_figures import head_map
 
 
 @dataclass(frozen=True)

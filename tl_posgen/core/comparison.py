@@ -27,16 +27,8 @@ from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
-from tl_posgen.report.figures import (
-    DIVERGING,
-    Panels,
-    colour_axis,
-    equality,
-    head_points,
-    map_panels,
-    model_label,
-    sides,
-)
+from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, model_label, sides
+from tl_posgen.report.head_figures import head_points, map_panels
 from tl_posgen.stats.intervals import FEWEST, difference_interval
 
 SIDES = ("first", "second")

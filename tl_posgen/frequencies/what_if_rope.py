@@ -25,7 +25,7 @@ from tl_posgen.frequencies.what_if_rope_figures import draw_check, draw_curves
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.position.decomposition.variance import moments_of
-from tl_posgen.report.figures import head_map
+from tl_posgen.report.head_figures import head_map
 
 CHANGES = ("rule", "random")
 DRIFT = 2  # so many times the error inside, further on, is called drift: our choice

@@ -5,7 +5,8 @@ from typing import Any
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.report.figures import COLOURS, Panels, at_labels, head_names, head_points, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, Panels, at_labels, line, model_label, sides
+from tl_posgen.report.head_figures import head_names, head_points
 
 MOST_HEADS = 6
 

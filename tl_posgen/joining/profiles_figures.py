@@ -17,12 +17,12 @@ from tl_posgen.report.figures import (
     colour_axis,
     error_bars,
     finish,
-    head_rows,
     heat,
     line,
     model_label,
     sides,
 )
+from tl_posgen.report.head_figures import head_rows
 
 MOST_HEADS = 48  # whose names can be read below each other's columns
 ROW = 24  # pixels a column of the profiles

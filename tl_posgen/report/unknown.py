@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, Measure
-from tl_posgen.report.figures import head_maps, model_label
+from tl_posgen.report.figures import model_label
+from tl_posgen.report.head_figures import head_maps
 
 MOST = 12  # maps beside each other
 

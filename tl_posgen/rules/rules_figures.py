@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from tl_posgen.report.figures import Panels, head_names, model_label, sides
+from tl_posgen.report.figures import Panels, model_label, sides
+from tl_posgen.report.head_figures import head_names
 from tl_posgen.rules.head_rules import ALL, REFERENCES
 from tl_posgen.rules.numbers.rule_scores import RULES
 

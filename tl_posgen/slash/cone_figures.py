@@ -6,7 +6,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tl_posgen.report.figures import Panels, equality, head_maps, head_points, line, model_label, sides
+from tl_posgen.report.figures import Panels, equality, line, model_label, sides
+from tl_posgen.report.head_figures import head_maps, head_points
 from tl_posgen.slash.head_groups import TITLES, group_boxes, head_groups
 
 Q_AND_K = {"Q": {"side": "q"}, "K": {"side": "k"}}

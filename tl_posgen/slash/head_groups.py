@@ -11,7 +11,8 @@ import xarray as xr
 
 from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import Number, Numbers
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, head_names, model_label
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, model_label
+from tl_posgen.report.head_figures import head_names
 
 TITLES = {"all": "all tokens", "without first": "first token left out"}  # of labels of the dim tokens
 GROUPS = {"dominant": "slash-dominant", "other": "other"}

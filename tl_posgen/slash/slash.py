@@ -17,7 +17,8 @@ from tl_posgen.core.sums import First, Sums
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.report.figures import COLOURS, Panels, head_map, layer_curves, line, model_label, ranked_bars, sides
+from tl_posgen.report.figures import COLOURS, Panels, line, model_label, ranked_bars, sides
+from tl_posgen.report.head_figures import head_map, layer_curves
 from tl_posgen.rope.spectra import spectrum
 from tl_posgen.slash.layer_means import (
     EXAMPLES,

@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides, thinned
+from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
+from tl_posgen.report.head_figures import thinned
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.head_groups import TITLES, group_boxes, head_groups
 from tl_posgen.slash.layer_means import strongest

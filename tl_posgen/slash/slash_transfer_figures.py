@@ -10,7 +10,8 @@ import xarray as xr
 
 from tl_posgen.core.measure import HEAD
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.figures import Panels, colour_axis, equality, head_points, model_label, sides, token_map
+from tl_posgen.report.figures import Panels, colour_axis, equality, model_label, sides, token_map
+from tl_posgen.report.head_figures import head_points
 from tl_posgen.slash.layer_means import examples
 
 SOURCES = ("natural", "random")

@@ -6,7 +6,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.figures import DIVERGING, Panels, at_labels, colour_axis, head_rows, heat, model_label, sides
+from tl_posgen.report.figures import DIVERGING, Panels, at_labels, colour_axis, heat, model_label, sides
+from tl_posgen.report.head_figures import head_rows
 from tl_posgen.sources.source_sums import SIDE_WORDS
 
 SUBTITLE = "shares sum to 1 along a row; negative where a source works against the others"

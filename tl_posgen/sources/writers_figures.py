@@ -8,17 +8,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.figures import (
-    COLOURS,
-    NULL_COLOUR,
-    Panels,
-    at_labels,
-    head_names,
-    line,
-    model_label,
-    sides,
-    thinned,
-)
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, at_labels, line, model_label, sides
+from tl_posgen.report.head_figures import head_names, thinned
 from tl_posgen.sources.source_sums import SIDE_WORDS
 
 N_CURVES, N_HEADS = 6, 12  # heads shown

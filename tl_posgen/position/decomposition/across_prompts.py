@@ -29,7 +29,8 @@ from tl_posgen.position.decomposition.prompt_sums import (
 )
 from tl_posgen.position.decomposition.rounding import is_rounding
 from tl_posgen.report.circuits import CROP as MAP_CROP
-from tl_posgen.report.figures import DIVERGING, Panels, head_map, model_label, sides, token_map
+from tl_posgen.report.figures import DIVERGING, Panels, model_label, sides, token_map
+from tl_posgen.report.head_figures import head_map
 
 DIMS = ("tokens", *HEAD)
 OUT = {"tokens": "without first"}

@@ -23,7 +23,8 @@ from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.three_axis import ThreeAxis
 from tl_posgen.report.circuits import CROP, attention_maps, token_colours
-from tl_posgen.report.figures import COLOURS, DIVERGING, SCALE, Panels, head_names, model_label, token_map
+from tl_posgen.report.figures import COLOURS, DIVERGING, SCALE, Panels, model_label, token_map
+from tl_posgen.report.head_figures import head_names
 
 SCORES = ("true", "additive")
 MAPS = (*SCORES, "true - add.")

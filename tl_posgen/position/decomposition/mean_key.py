@@ -11,7 +11,7 @@ from tl_posgen.core.options import NonNegative
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.layer_fits import moments_of
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
-from tl_posgen.report.figures import head_map, layer_curves
+from tl_posgen.report.head_figures import head_map, layer_curves
 
 DIMS = ("tokens", *HEAD, "d0")
 WITHIN = "the mean of each row removed: all that softmax sees"

@@ -12,18 +12,8 @@ import xarray as xr
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.circuits import attention_maps
-from tl_posgen.report.figures import (
-    COLOURS,
-    DIVERGING,
-    Panels,
-    colour_axis,
-    head_map,
-    head_rows,
-    heat,
-    layer_curves,
-    model_label,
-    sides,
-)
+from tl_posgen.report.figures import COLOURS, DIVERGING, Panels, colour_axis, heat, model_label, sides
+from tl_posgen.report.head_figures import head_map, head_rows, layer_curves
 
 N_PANELS = 4  # heads whose token pairs are drawn
 TABLE_ROWS = 12

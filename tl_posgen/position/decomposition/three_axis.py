@@ -16,7 +16,8 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.layer_fits import ALIKE, fit_capture, weighting
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, ThreeAxisFit
-from tl_posgen.report.figures import finish, head_map, head_names, layer_curves, sides
+from tl_posgen.report.figures import finish, sides
+from tl_posgen.report.head_figures import head_map, head_names, layer_curves
 
 BOTH = ("tokens", *HEAD)
 HIGH = 0.95  # Han & Ji 2025 report .959 for a sum of position and semantics; of which fit is not known

@@ -25,7 +25,8 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     VarianceShares,
     variance_shares,
 )
-from tl_posgen.report.figures import MARKS, Panels, at_labels, finish, head_map, head_names, model_label, sides
+from tl_posgen.report.figures import MARKS, Panels, at_labels, finish, model_label, sides
+from tl_posgen.report.head_figures import head_map, head_names
 
 DIMS = ("tokens", *HEAD)
 PARTS = {"position": ("d", "qd"), "content": ("k", "qk"), "interaction": ("kd", "qkd")}

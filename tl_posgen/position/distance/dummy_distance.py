@@ -32,7 +32,7 @@ from tl_posgen.position.distance.hooks import at_dummy_distance, check_distance,
 from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
 from tl_posgen.position.distance.one_distance import curve_under_intervention, refit_r
 from tl_posgen.position.distance.table_examples import TABLE, TABLE_LABELS, draw_tables, table_examples
-from tl_posgen.report.figures import head_map
+from tl_posgen.report.head_figures import head_map
 
 LIMITS = (1, 2, 4, 8, 16, 32, 64, 128)
 BOTH, CURVE = ("tokens", *HEAD), (*HEAD, "distance")

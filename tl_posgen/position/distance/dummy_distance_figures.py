@@ -6,18 +6,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tl_posgen.core.result import Result
-from tl_posgen.report.figures import (
-    COLOURS,
-    DIVERGING,
-    Panels,
-    colour_axis,
-    heat,
-    layer_curves,
-    line,
-    model_label,
-    sides,
-    thinned,
-)
+from tl_posgen.report.figures import COLOURS, DIVERGING, Panels, colour_axis, heat, line, model_label, sides
+from tl_posgen.report.head_figures import layer_curves, thinned
 
 OUT = {"tokens": "without first"}
 PARTS = ("distance", "key", "distance × key")

@@ -16,7 +16,8 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import head_name, parse_head
 from tl_posgen.position.distance.numbers.distance_table import distance_table
-from tl_posgen.report.figures import DIVERGING, Panels, heat, model_label, sides, thinned
+from tl_posgen.report.figures import DIVERGING, Panels, heat, model_label, sides
+from tl_posgen.report.head_figures import thinned
 
 TABLE = ("example", "query_shown", "table_distance", "key")
 TABLE_LABELS = {"example": ("most", "least"), "query_shown": ("last query", "mean over queries")}

@@ -19,7 +19,8 @@ from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWei
 from tl_posgen.position.decomposition.variance import moments_of, shares_of
 from tl_posgen.position.planes.numbers.interaction_matrix import interaction_matrix
 from tl_posgen.position.planes.rope_layers import over_layers, require_rope
-from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_points, heat, model_label, sides
+from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, heat, model_label, sides
+from tl_posgen.report.head_figures import head_points
 from tl_posgen.stats.rank_correlation import rank_correlation
 
 SHARES = {  # of what softmax can see

@@ -8,7 +8,8 @@ import xarray as xr
 from tl_posgen.core.measure import HEAD, TOKENS
 from tl_posgen.core.numbers import format_number
 from tl_posgen.position.planes.head_correlations import WEIGHTS, pooled, r_and_rho
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_names, line, model_label
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, line, model_label
+from tl_posgen.report.head_figures import head_names
 
 LOOKS = {"trained": (COLOURS[0], "circle"), "random init": (NULL_COLOUR, "diamond-open")}
 LOOKS |= {"shuffled": (COLOURS[1], "square-open")}

@@ -9,7 +9,8 @@ from plotly.colors import sample_colorscale
 
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.planes.numbers.plane_patterns import PARTS
-from tl_posgen.report.figures import SCALE, Panels, colour_axis, curve, head_rows, heat, model_label, sides
+from tl_posgen.report.figures import SCALE, Panels, colour_axis, heat, model_label, sides
+from tl_posgen.report.head_figures import curve, head_rows
 
 OUT = "first token left out"
 MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}

@@ -15,13 +15,13 @@ from tl_posgen.report.figures import (
     NULL_COLOUR,
     Panels,
     finish,
-    head_map,
     line,
     model_label,
     named_points,
     ranked_bars,
     sides,
 )
+from tl_posgen.report.head_figures import head_map
 
 NEEDED = {"search": "search_loss", "splits": "search_loss", "heads": "cost"}
 NAMES = {

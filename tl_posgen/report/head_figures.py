@@ -1,0 +1,204 @@
+"""Figures of heads: maps [layer, head], curves of all heads, and points a head."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+from jaxtyping import Float, Real
+
+from tl_posgen.models.selection import head_name
+from tl_posgen.report.figures import COLOURS, Panels, at_labels, colour_axis, heat, model_label, sides
+
+FEW = 12  # an axis of so few whole numbers labels them all
+N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
+
+
+def thinned(dataset: xr.Dataset, dim: str = "distance", share: float = 0.5) -> xr.Dataset:
+    """Return a selection of places along a dimension, up to a share of its length: all short ones, fewer long ones."""
+    n = max(1, int(dataset.sizes[dim] * share))
+    places = np.unique(np.geomspace(1, n, N_POINTS).round().astype(int)) - 1
+    return dataset.isel({dim: places})
+
+
+def head_names(index: Iterable[Any]) -> list[str]:
+    """Return "L1H3" for each (layer, head), for hovering."""
+    return [head_name(*place) for place in index]
+
+
+def head_points(x: xr.DataArray, y: xr.DataArray, hover: str = "%{x:.3f}, %{y:.3f}", **more: Any) -> go.Scatter:
+    """Return one array over stacked (layer, head) against another, a point a head."""
+    template = f"%{{text}}<br>{hover}<extra></extra>"
+    names = head_names(x[x.dims[0]].values)
+    return go.Scatter(x=x.values, y=y.values, mode="markers", text=names, hovertemplate=template, **more)
+
+
+def head_map(
+    *names: str | tuple[str, Mapping[str, Any]],
+    title: str,
+    subtitle: str = "",
+    limits: tuple[int | float, int | float] | None = (0.0, 1.0),
+) -> Callable:
+    """Return a figure for `Measure.figures`: layer x head maps of variables, under the labels that they declare.
+
+    Args:
+        names: variables, each at its usual labels or with others: ("r", {"tokens": "without first"}).
+        subtitle: may name options: "at distance {d0:g}".
+        limits: of the colour scale; those of the numbers if None.
+    """
+
+    def figure(result: Any) -> go.Figure:
+        labels: dict[str, str] = {}
+        sides: list[dict[str, xr.DataArray]] = [{}, {}]
+        for one in names:
+            name, at = (one, {}) if isinstance(one, str) else one
+            column = ", ".join(
+                [
+                    result.measure.variables[name].label,
+                    *(f"{label} token" if dim == "tokens" else str(label) for dim, label in at.items()),
+                ]
+            )
+            labels[column] = column
+            for side, data in zip(sides, (result.own, result.null), strict=True):
+                if data is not None and name in data:
+                    side[column] = at_labels(result, data[name], at)
+        own, null = (xr.Dataset(side) for side in sides)
+        heading = f"{title} · {model_label(result.own)}"
+        beside = null.assign_attrs(model=model_label(result.null)) if len(null) else None
+        own = own.assign_attrs(model=model_label(result.own))
+        words = subtitle.format(**{**result.own.attrs, **result.measure.options()})
+        return head_maps(own, beside, labels, title=heading, subtitle=words, limits=limits)
+
+    return figure
+
+
+def head_maps(
+    dataset: xr.Dataset,
+    null: xr.Dataset | None,
+    measures: Mapping[str, str],
+    *,
+    title: str,
+    subtitle: str = "",
+    limits: tuple[int | float, int | float] | None = None,
+) -> go.Figure:
+    """Draw layer x head maps on one colour scale: a column per variable (variable -> label), a row per model."""
+    both = [dataset] if null is None else [dataset, null]
+    shown = {name: label for name, label in measures.items() if name in dataset}
+    titles = [f"{label} · {model_label(data)}" for data in both for label in shown.values()]
+    arrays = [data[name] for data in both for name in shown]
+    if limits is None:
+        limits = (min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays))
+    panels = map_panels(titles, arrays, colour_axis(*limits), columns=len(shown), horizontal_spacing=0.06)
+    panels.figure.update_annotations(font_size=11)
+    return panels.finish(title, subtitle)
+
+
+def map_panels(
+    titles: Sequence[str], arrays: Sequence[xr.DataArray], colours: Mapping[str, Any], **panels: Any
+) -> Panels:
+    """Return a panel a map [layer, head], all on one colour axis, numbers written where there are few."""
+    height = max(170, min(28 * max((array.sizes["layer"] for array in arrays), default=0), 700))
+    drawn = Panels(titles, row_height=height, **panels)
+    for panel, array in enumerate(arrays):
+        shown = heat(array.transpose("layer", "head"), texttemplate="%{z:.2f}" if array.size <= 128 else None)
+        drawn.add(panel, shown)
+    drawn.axes("head", "layer").figure.update_xaxes(type="category").update_yaxes(type="category")
+    drawn.figure.update_layout(coloraxis=dict(colours))
+    return drawn
+
+
+def layer_curves(
+    result: Any,
+    measure: str,
+    along: str,
+    *,
+    title: str,
+    subtitle: str,
+    y_title: str,
+    log_x: bool = False,
+    share: float = 0.5,
+    beside: Callable[[xr.Dataset, Any], list[go.Scatter]] = lambda data, layer: [],
+    at: Mapping[str, Any] | None = None,
+) -> go.Figure:
+    """Draw one panel per layer and one line per head, with the random init's heads in grey behind them.
+
+    Args:
+        log_x: x is along + 1, on a logarithmic axis, and long curves are thinned.
+        share: of a logarithmic axis that is drawn; the longest distances are means over few pairs.
+        at: labels of other dims, as in `head_map`.
+        beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
+    """
+    layers, columns = result.own["layer"].values, []
+    panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
+    for side, whole, colour in reversed(sides(result)):
+        chosen = at_labels(result, whole[measure], at).to_dataset(name=measure)
+        data = (thinned(chosen, along, share) if log_x else chosen)[measure].transpose("layer", "head", along)
+        x, curves = data[along].values + (1 if log_x else 0), data.values.astype(np.float32)
+        columns.append((side, whole is result.null, colour, data["head"].values, x, curves))
+    for number, layer in enumerate(layers):
+        for side, is_null, colour, heads, x, curves in columns:
+            if is_null:
+                panels.add(number, curve(*joined(x, curves[number]), layer, side, colour, along, width=1, opacity=0.5))
+            else:
+                for place, (head, y) in enumerate(zip(heads, curves[number], strict=True)):
+                    drawn = curve(x, y, layer, f"head {head}", COLOURS[place % len(COLOURS)], along)
+                    panels.add(number, drawn | {"hovertemplate": hover_of(head_name(layer, head), along)})
+        panels.add(number, *beside(thinned(result.own, along, share) if log_x else result.own, layer))
+    panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
+    figure = panels.finish(f"{title} · {model_label(result.own)}", subtitle)
+    if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= FEW and not log_x:
+        figure.update_xaxes(dtick=1)  # there is no prompt 0.5
+    return figure
+
+
+def curve(
+    x: Real[np.ndarray, " point"],
+    y: Float[np.ndarray, " point"],
+    layer: Any,
+    name: str,
+    colour: str,
+    along: str,
+    *,
+    width: int | float = 1.6,
+    opacity: float = 1.0,
+) -> dict[str, Any]:
+    """Return a layer's curve as a plain mapping, which plotly handles faster than a trace: there may be a thousand."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": x,
+        "y": y,
+        "name": name,
+        "line": {"color": colour, "width": width},
+        "opacity": opacity,
+        "showlegend": None,
+        "hovertemplate": hover_of(f"layer {layer}, {name}", along),
+    }
+
+
+def hover_of(name: str, along: str) -> str:
+    """Return what hovering over a curve says."""
+    return f"{name}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>"
+
+
+def joined(
+    x: Real[np.ndarray, " x"], curves: Float[np.ndarray, "curve x"]
+) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, " point"]]:
+    """Join several curves [curve, x] over one x into a single line with gaps between them.
+
+    Example:
+        >>> x, y = joined(np.array([1, 2]), np.array([[3.0, 4.0], [5.0, 6.0]]))
+        >>> x.tolist(), y.tolist()
+        ([1.0, 2.0, nan, 1.0, 2.0, nan], [3.0, 4.0, nan, 5.0, 6.0, nan])
+    """
+    gap = np.full((len(curves), 1), np.nan, dtype=np.float32)
+    every = np.broadcast_to(x.astype(np.float32), (len(curves), len(x)))
+    return np.append(every, gap, axis=1).ravel(), np.append(curves, gap, axis=1).ravel()
+
+
+def head_rows(array: xr.DataArray, along: str) -> xr.DataArray:
+    """Return a per-head array [layer, head, along] with one row per head, named "L3H6", for `heat`."""
+    rows = array.stack(unit=("layer", "head")).transpose("unit", along)
+    names = head_names(rows["unit"].values)
+    return xr.DataArray(rows.values, {"head": names, along: array[along].values}, ("head", along))
