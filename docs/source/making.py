@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import xarray as xr
 from measure_pages import measured_of_models
 from part import (
     BUILD,
@@ -165,6 +166,13 @@ def widths_chosen(results: Any) -> dict[str, Any]:
         key: {"width": int(name.rpartition("_")[2]), "recovered": own("recovered", condition=name).value}
         for key, name in last.items()
     }
+
+
+def places_compared(results: Any) -> dict[str, Any]:
+    """Return the correlation over heads of the share of places alone with the position across prompts."""
+    out = {"tokens": "without first"}
+    both = results["variance"].sel(**out)["places_alone"], results["across_prompts"].sel(**out)["position"]
+    return {"r": float(xr.corr(*both))}
 
 
 def training(part: Part) -> Mapping[str, Any]:

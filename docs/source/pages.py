@@ -21,6 +21,7 @@ from numbers_file import Measured, read_numbers
 from tl_posgen.core.measure import ENDS
 from tl_posgen.core.numbers import Number
 from tl_posgen.joining.column_correlations import COLUMNS, LITERATURE_PAIRS, PAIRS
+from tl_posgen.rules.head_rules import WORDS
 from tl_posgen.stats.beyond_inits import CHANCE, beyond_inits
 
 if sys.version_info >= (3, 11):
@@ -190,6 +191,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "pairs": PAIRS,
         "literature_pairs": LITERATURE_PAIRS,
         "column_labels": COLUMNS,
+        "rule_words": WORDS,
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
         "verdict": verdict,
         "claim_rows": claim_rows,

@@ -14,6 +14,7 @@ from making import (
     joining_over_training,
     one_by_one,
     other_end,
+    places_compared,
     token_wise,
     toy,
     training,
@@ -51,7 +52,7 @@ SOURCES = {
     "options": repr(OPTIONS["checked sources"]),
 }
 RULED = {"measures": ("rules",), "n_prompts": 8, "null_seeds": (0, 1, 2)}
-PLACES = {"measures": ("places",), "length": 128, "n_prompts": 16, "null_seeds": (0, 1, 2)}
+PLACES = {"measures": ("places", "across_prompts"), "length": 128, "n_prompts": 16, "null_seeds": (0, 1, 2)}
 FORECAST = {"measures": ("forecast",), "n_prompts": 4, "null_seeds": (0,), "options": repr(OPTIONS["forecast"])}
 SHORT = {"measures": ("plane_interaction",), "length": 64, "n_prompts": 8, "null_seeds": tuple(range(FEWEST_INITS))}
 TOYS = {
@@ -98,7 +99,10 @@ PARTS = {
     **{f"{name} sources": Part(name, SOURCES, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini writers": Part("mini", {**CUT, "measures": ("writers",), "options": repr(OPTIONS["writers"])}, analysis),
     **{f"{name} rules": Part(name, RULED, analysis) for name in ("mini", "stories260K", "babyllama105")},
-    **{f"{name} places": Part(name, PLACES, analysis) for name in ("mini", "stories260K", "atome_vanilla_1m")},
+    **{
+        f"{name} places": Part(name, PLACES, analysis, places_compared)
+        for name in ("mini", "stories260K", "atome_vanilla_1m")
+    },
     **{f"{name} forecast": Part(name, FORECAST, analysis) for name in ("mini", "stories260K", "babyllama105")},
     **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),

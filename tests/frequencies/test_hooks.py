@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from families import family_cases
+from families import family_cases, scaled_llama
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.frequencies import FrequencyRule, with_frequencies
@@ -40,6 +40,21 @@ def test_hooks_make_the_model_whose_config_scales(family_model, name, backend, r
     plain, scaled = (family_model(one, backend) for one in ("llama", name))
     expected = logits(scaled)
     assert not torch.allclose(expected, logits(plain), atol=1e-2)
+    torch.testing.assert_close(logits(plain, with_frequencies(plain, rule)), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_longrope_makes_the_model_whose_config_has_it(family_directory, family_model):
+    """transformers takes the long divisors once a text is longer than the training length, here of 8 tokens."""
+    from transformers import LlamaForCausalLM
+
+    divisors = [1.0, 1.5, 3.0, 6.0]
+    rope = {"factor": 4.0, "original_max_position_embeddings": 8, "short_factor": [1.0] * 4, "long_factor": divisors}
+    config = scaled_llama(rope_type="longrope", **rope)()
+    scaled = LlamaForCausalLM.from_pretrained(family_directory("llama"), config=config).eval()
+    plain = family_model("llama")
+    with torch.no_grad():
+        expected = scaled(TOKENS).logits
+    rule = FrequencyRule("longrope", 4, 8, divisors)
     torch.testing.assert_close(logits(plain, with_frequencies(plain, rule)), expected, atol=1e-4, rtol=1e-4)
 
 

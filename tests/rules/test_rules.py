@@ -15,6 +15,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import losses_of, token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rules import HeadRule, Rules, RuleTable, apply_rules
+from tl_posgen.rules.head_rules import WORDS
 
 CUT = {"length": 40, "n_prompts": 4, "progress": False}
 BUDGET = 6
@@ -121,6 +122,37 @@ def test_the_plan_keeps_to_epsilon_where_it_was_made_and_is_the_cheapest(result,
         mini, torch.stack(rows), null_seeds=(), progress=False
     )
     assert "all" in whole.own["plan"].values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [0.02, 0.05, 0.1])
+def test_the_plan_takes_a_threshold_within_epsilon_whose_next_lower_one_costs_more(mini, rows, epsilon):
+    """Every threshold is tried; even and odd prompts are the same here, so that their recalls are known."""
+    twice = [row for row in rows[::2] for _ in range(2)]
+    result = Rules(rules=CHOSEN, budgets=[BUDGET], epsilon=epsilon)(mini, twice, null_seeds=(), progress=False)
+    data, even = result.own.sel(budget=BUDGET), torch.stack(rows[::2])
+    tables = {rule: RuleTable.from_result(result, BUDGET, rule) for rule in CHOSEN}
+    of_rule = {rule: {(one.layer, one.key_value_head): one for one in table.heads} for rule, table in tables.items()}
+    recalls = data["group_recall"].mean("prompt").sel(rule=list(CHOSEN))
+    places = {at: recalls.sel(layer=at[0], key_value_head=at[1]).to_series() for at in of_rule["window"]}
+    untouched = token_losses(mini, even)
+
+    def chosen(threshold):
+        enough = {at: [rule for rule in CHOSEN if recall[rule] >= threshold] for at, recall in places.items()}
+        return {at: rules[0] if rules else "all" for at, rules in enough.items()}
+
+    def rise(threshold):
+        heads = [of_rule[rule][at] for at, rule in chosen(threshold).items() if rule != "all"]
+        losses = token_losses(mini, even, apply_rules(mini, replace(tables["window"], heads=heads)))
+        return float((losses - untouched)[:, BUDGET:].mean())
+
+    thresholds = sorted(recalls.values.ravel())
+    place = int(np.abs(np.array(thresholds) - float(data["plan_recall"])).argmin())
+    assert float(data["plan_recall"]) == pytest.approx(thresholds[place], abs=1e-12)
+    assert rise(thresholds[place]) <= epsilon
+    assert place == 0 or rise(thresholds[place - 1]) > epsilon
+    planned = data["plan"].to_series()
+    assert {at: planned[at] for at in places} == chosen(thresholds[place])
 
 
 def test_the_plan_keeps_a_metric_from_falling_too(mini, rows):
@@ -276,9 +308,7 @@ def test_pictures_show_every_head_and_the_plan(with_null):
     assert len(dots) == 2
     assert len(dots[0].y) == 16 * 6
     (own, *_) = result.plot("plan").data
-    assert own.text.ravel().tolist() == [
-        one.replace("_", " ") for one in result.sel(budget=BUDGET)["plan"].values.ravel()
-    ]
+    assert own.text.ravel().tolist() == [WORDS[one] for one in result.sel(budget=BUDGET)["plan"].values.ravel()]
     table = result.table()
     assert len(table) == 7
     assert table["R²"][0] == ""

@@ -21,6 +21,18 @@ from tl_posgen.rules.numbers.rule_scores import N_SINKS, PREDICTING, RULES, Mean
 Reference = Literal["drawn", "oracle"]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
 ALL = "all"  # no rule: every key is seen
+WORDS: dict[str, str] = {  # rule -> its name in sentences, tables and figures
+    "window": "window",
+    "sinks": "sinks and window",
+    "slashes": "slashes a(d)",
+    "vertical": "vertical keys c(j)",
+    "slashes_and_vertical": "a(d) + c(j)",
+    "mean_query": "mean query",
+    "position_and_content": "position + content",
+    "drawn": "drawn keys",
+    "oracle": "best keys",
+    ALL: "all keys",
+}
 FORMAT = "tl_posgen rules 1"
 
 

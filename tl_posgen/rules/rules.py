@@ -16,7 +16,7 @@ from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
-from tl_posgen.rules.head_rules import ALL, REFERENCES
+from tl_posgen.rules.head_rules import ALL, REFERENCES, WORDS
 from tl_posgen.rules.numbers.rule_scores import PREDICTING, RULES, Rule, Weights
 from tl_posgen.rules.rules_figures import draw_plan, draw_recall
 from tl_posgen.rules.trial import Trial
@@ -24,17 +24,6 @@ from tl_posgen.stats.rank_correlation import rank_correlation
 
 CELL = ("rule", "budget")
 GROUP = ("layer", "key_value_head")
-WORDS = {  # rule -> as sentences say it
-    "window": "window",
-    "sinks": "sinks and window",
-    "slashes": "slashes (d)",
-    "vertical": "vertical keys (k)",
-    "slashes_and_vertical": "d + k",
-    "mean_query": "mean query (d + k + kd)",
-    "position_and_content": "position + content",
-    "drawn": "drawn keys",
-    "oracle": "the best keys",
-}
 
 
 @dataclass(frozen=True)
@@ -208,7 +197,7 @@ class Rules(Measure):
     def plan_sentence(self, own: Numbers, budget: int) -> str:
         """Return how many key/value heads the plan gives each rule, and what it costs on the odd prompts."""
         counts = self.counts(own.side, budget)
-        rules = ", ".join(f"{n} {WORDS.get(rule, 'all keys')}" for rule, n in counts.items() if n)
+        rules = ", ".join(f"{n} {WORDS[rule]}" for rule, n in counts.items() if n)
         rise = own("plan_rise", budget=budget)
         return (
             f"Within {self.epsilon:g} nats on the calibrating prompts at {budget} keys, the cheapest rules of "

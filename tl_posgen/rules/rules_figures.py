@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from tl_posgen.report.figures import Panels, model_label, sides
 from tl_posgen.report.head_figures import head_names
-from tl_posgen.rules.head_rules import ALL, REFERENCES
+from tl_posgen.rules.head_rules import ALL, REFERENCES, WORDS
 from tl_posgen.rules.numbers.rule_scores import RULES
 
 PLAN_COLOURS = ("#1a9850", "#66bd63", "#a6d96a", "#d9ef8b", "#fee08b", "#fdae61", "#f46d43", "#a50026")
@@ -25,7 +25,7 @@ def draw_recall(result: Any) -> go.Figure:
             )
             points = recall.transpose("rule", "unit")
             names = head_names(points["unit"].values) * len(rules)
-            x = np.repeat([rule.replace("_", " ") for rule in rules], points.sizes["unit"])
+            x = np.repeat([WORDS[rule] for rule in rules], points.sizes["unit"])
             dots = go.Box(x=x, y=points.values.ravel(), text=names, name=side, boxpoints="all", pointpos=0, jitter=0.6)
             dots.update(marker={"color": colour, "size": 4}, line={"width": 0}, fillcolor=f"{colour}40")
             panels.add(number, dots)
@@ -53,7 +53,7 @@ def draw_plan(result: Any) -> go.Figure:
             codes = np.vectorize(lambda rule: order.index(rule) if rule in order else np.nan, otypes=[float])(
                 plan.values
             )
-            words = np.vectorize(lambda rule: rule.replace("_", " "), otypes=[object])(plan.values)
+            words = np.vectorize(lambda rule: WORDS.get(rule, ""), otypes=[object])(plan.values)
             x, y = ([str(one) for one in data[dim].values] for dim in ("key_value_head", "layer"))
             grid = go.Heatmap(z=codes, x=x, y=y, text=words, texttemplate="%{text}", coloraxis="coloraxis")
             grid.update(hovertemplate="layer %{y}, key/value head %{x}: %{text}<extra></extra>", textfont={"size": 9})

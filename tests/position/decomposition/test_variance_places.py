@@ -15,18 +15,11 @@ from tl_posgen.position.decomposition.variance import FEWEST_PROMPTS
 from tl_posgen.report.tables import compact
 
 OUT = {"tokens": "without first"}
-PURE = (("d", "none"), ("k", "key"), ("qk", "both"), ("qd", "query"), ("kd", "key"), ("qkd", "both"))
 
 
 @pytest.fixture(scope="module")
 def result(mini, alice):
     return Variance(absolute=True)(mini, alice, length=24, n_prompts=8, progress=False)
-
-
-def of_places_alone(data: xr.Dataset) -> xr.DataArray:
-    """The share of what softmax can see that where query and key stand, and their distance, determine."""
-    parts = [data["by_place"].sel(part=part, place=place, drop=True) for part, place in PURE]
-    return sum(parts) / (1 - data["share"].sel(part="q", drop=True))
 
 
 def test_shares_by_place_add_up_to_the_shares_and_change_nothing_else(mini, alice, result):
@@ -81,7 +74,7 @@ def test_places_in_keys_and_queries_are_what_scores_share_across_prompts(collect
     pairs = zip(side(), side(), strict=True)
     captures = [LayerCapture(geometry, range(4), number, None, *pair) for number, pair in enumerate(pairs)]
     found = [collected(one, *captures).sel(OUT).squeeze("layer") for one in (Variance(absolute=True), AcrossPrompts())]
-    of_places = of_places_alone(found[0])
+    of_places = found[0]["places_alone"]
     np.testing.assert_allclose(of_places, found[1]["position"], atol=0.02)
     assert float(of_places[0]) < 0.01 < 0.5 < float(of_places[-1])
 
@@ -96,7 +89,7 @@ def test_learned_positions_are_in_the_content_and_something_is_concluded(learned
     assert result.caveat in result.findings()
     data = result.sel(**OUT)
     assert float(data["absolute"].mean()) > 0.5
-    both = of_places_alone(data).values.ravel(), report["across_prompts"].sel(**OUT)["position"].values.ravel()
+    both = data["places_alone"].values.ravel(), report["across_prompts"].sel(**OUT)["position"].values.ravel()
     assert np.corrcoef(*both)[0, 1] > 0.9
 
 

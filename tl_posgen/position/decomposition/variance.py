@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import plotly.graph_objects as go
 import torch
 import xarray as xr
 from torch import Tensor
@@ -17,95 +16,31 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.position.decomposition.numbers.token_places import PLACES, PlaceSums, shares_by_place
+from tl_posgen.position.decomposition.numbers.token_places import (
+    BY_KEY,
+    PLACES,
+    PLACES_ALONE,
+    PlaceSums,
+    shares_by_place,
+)
 from tl_posgen.position.decomposition.numbers.variance_shares import (
     COMPONENTS,
+    PARTS,
     DistanceWeights,
     TripleMoments,
     VarianceShares,
     variance_shares,
 )
-from tl_posgen.report.figures import MARKS, Panels, at_labels, finish, model_label, sides
-from tl_posgen.report.head_figures import head_map, head_names
+from tl_posgen.position.decomposition.variance_figures import draw_atlas, draw_places, draw_shares
+from tl_posgen.report.head_figures import head_map
 
 DIMS = ("tokens", *HEAD)
-PARTS = {"position": ("d", "qd"), "content": ("k", "qk"), "interaction": ("kd", "qkd")}
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
-COLOURS = {"q": "#c4cad3", "k": "#3f9b6b", "qk": "#9fd3b8", "d": "#3b6fb6", "qd": "#9dbde6", "kd": "#d1603d"}
-COLOURS |= {"qkd": "#eeb39d"}
 OF_VISIBLE = "as a share of what softmax can see (q left out)"
 OF_W = "of Var w over all (query, key, distance); q: query, k: key, d: distance, qk: only both together; they sum to 1"
-BY_KEY = {"part": ["k", "qk", "kd", "qkd"], "place": ["key", "both"]}  # what takes the key's place
 FEWEST_PROMPTS = 8  # for shares by place
 WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bounded by 0; they sum to `share`"
 NO_TURN = "nothing rotates, so"
-
-
-def draw_atlas(result: Any) -> go.Figure:
-    """Draw each head in the triangle position, content, interaction."""
-    figure = go.Figure()
-    hover = "%{text}<br>position %{a:.2f}<br>content %{b:.2f}<br>interaction %{c:.2f}<extra></extra>"
-    for side, data, colour in reversed(sides(result)):
-        parts = xr.Dataset({part: at_labels(result, data[part]) for part in PARTS})
-        heads = parts.stack(unit=("layer", "head")).dropna("unit")
-        marker = {"color": colour, "size": 8, "symbol": "diamond-open"}
-        if data is result.own:
-            bar = {"title": "layer", "thickness": 12, "x": 1.02, "len": 0.8, "y": 1, "yanchor": "top", "dtick": 1}
-            marker = {"color": heads["layer"].values, "size": 10, "colorscale": MARKS, "colorbar": bar}
-        corners = {corner: heads[part].values for corner, part in zip("abc", PARTS, strict=True)}
-        points = {"text": head_names(heads["unit"].values), "mode": "markers", "marker": marker, "name": side}
-        figure.add_trace(go.Scatterternary(**corners, **points, hovertemplate=hover))
-    axis = {"tickformat": ".0%", "min": 0.0, "gridcolor": "rgba(156,163,175,.35)", "linecolor": "#9ca3af"}
-    breaks = (" ", "<br>", "<br>")  # below the corners there is little room
-    titles = {
-        part: f"{part}:{gap}{' + '.join(components)}"
-        for (part, components), gap in zip(PARTS.items(), breaks, strict=True)
-    }
-    axes = {
-        f"{corner}axis": axis | {"title": {"text": titles[part]}} for corner, part in zip("abc", PARTS, strict=True)
-    }
-    figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": 1})
-    subtitle = "one point a head; shares of the score variance that softmax can see, over all (query, key, distance)"
-    return finish(figure, f"Head atlas · {model_label(result.own)}", subtitle, height=620)
-
-
-def draw_shares(result: Any) -> go.Figure:
-    """Draw all seven shares of every head, stacked."""
-    subtitle = "q moves whole rows, which softmax cannot see; green: content, blue: position, orange: interaction"
-    colours = {" ".join(name): (colour, {"part": name}) for name, colour in COLOURS.items()}
-    return stacked_bars(result, "share", colours, "Variance shares per head", subtitle)
-
-
-def draw_places(result: Any) -> go.Figure:
-    """Draw the shares that the key's place has in content and interaction of every head, beside what takes none."""
-    subtitle = (
-        "shares of the variance of scores; the query's own is not shown, as softmax does not see it; dark: where the "
-        "key stands; light: what the key is"
-    )
-    colours: dict[str, Any] = {"position": (COLOURS["d"], {"part": list(PARTS["position"])})}
-    for part, dark, light in (("content", "#1f6b45", COLOURS["qk"]), ("interaction", "#a8431a", COLOURS["qkd"])):
-        for words, colour, places in (("place", dark, BY_KEY["place"]), ("token", light, ["none", "query"])):
-            colours[f"{part}, key's {words}"] = colour, {"part": list(PARTS[part]), "place": places}
-    return stacked_bars(result, "by_place", colours, "Where the key stands, per head", subtitle)
-
-
-def stacked_bars(
-    result: Any, variable: str, bars: Mapping[str, tuple[str, Mapping[str, Any]]], title: str, subtitle: str
-) -> go.Figure:
-    """Draw sums of a variable at labels, name -> (colour, labels), as a bar a head, the random init below."""
-    both = sides(result)
-    panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
-    for number, (_, data, _) in enumerate(both):
-        heads = at_labels(result, data[variable]).stack(unit=("layer", "head")).dropna("unit", how="all")
-        names = head_names(heads["unit"].values)
-        for name, (colour, labels) in bars.items():
-            shares = heads.sel(labels)
-            shares = shares.sum([dim for dim in shares.dims if dim != "unit"])
-            hover = f"%{{x}}, {name}: %{{y:.3f}}<extra></extra>"
-            panels.add(number, go.Bar(x=names, y=shares.values, name=name, marker_color=colour, hovertemplate=hover))
-    panels.figure.update_layout(barmode="stack", bargap=0.15)
-    panels.figure.update_yaxes(range=[0, 1], tickformat=".0%").update_xaxes(type="category")
-    return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -161,6 +96,9 @@ class Variance(Measure):
             "absolute_share",
             "place",
             True,
+        ),
+        "places_alone": Variable(
+            *("share of places alone", "", f"what places of query and key determine, {OF_VISIBLE}", DIMS), interval=True
         ),
         "content": Variable("content", "", f"k + qk, {OF_VISIBLE}", DIMS, **SHARE),
         "interaction": Variable("interaction", "", f"kd + qkd, {OF_VISIBLE}", DIMS, **SHARE),
@@ -260,8 +198,9 @@ class Variance(Measure):
         found = shares_by_place(shares, moments, shared, geometry.rope, geometry.scale, n, self.weights)
         by_key = found[:, [COMPONENTS.index(part) for part in BY_KEY["part"]]]
         by_key = by_key[..., [list(PLACES).index(place) for place in BY_KEY["place"]]].sum((1, 2))
-        seen = torch.nan if geometry.window == 1 else 1.0
-        return {"by_place": found, "absolute": seen * by_key / (1 - shares.share("q"))}
+        alone = sum(found[:, COMPONENTS.index(part), list(PLACES).index(place)] for part, place in PLACES_ALONE.items())
+        visible = (torch.nan if geometry.window == 1 else 1.0) / (1 - shares.share("q"))
+        return {"by_place": found, "absolute": by_key * visible, "places_alone": alone * visible}
 
     def findings(self, own: Numbers) -> list[str]:
         parts = ", ".join(f"{part} {own(part):.0%}" for part in PARTS)

@@ -13,6 +13,7 @@ from tl_posgen.rope.planes import SecondMoments, along_distances, turning_factor
 from tl_posgen.rope.rotation import Rope, complex_planes
 
 COMPONENTS = ("q", "k", "d", "qk", "qd", "kd", "qkd")
+PARTS = {"position": ("d", "qd"), "content": ("k", "qk"), "interaction": ("kd", "qkd")}  # of what softmax can see
 
 DistanceWeights = Literal["uniform", "causal"]
 
