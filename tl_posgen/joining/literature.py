@@ -45,7 +45,7 @@ def literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:
 
     Args:
         layer: with its pattern.
-        seed: of the permutations, which all heads and prompts share.
+        seed: of the permutations, drawn anew for each prompt; heads share them.
     """
     assert layer.pattern is not None
     rope, sides = layer.geometry.rope, {"q": layer.q[:, 1:], "k": layer.k[:, 1:]}
@@ -60,7 +60,7 @@ def literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:
         found[name] = torch.stack([of_planes(z) if turned else unknown for z in planes.values()])
     found["frequency_entropy"] = frequency_entropy(planes["q"], planes["k"]) if turned else unknown
     found["sink_rate"] = double((layer.pattern[:, 1:, 0] > SINK).float()).mean(1)
-    found["positional"], found["symbolic"] = permuted_overlaps(layer, np.random.default_rng(seed))
+    found["positional"], found["symbolic"] = permuted_overlaps(layer, np.random.default_rng([seed, layer.prompt]))
     return found
 
 
