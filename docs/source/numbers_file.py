@@ -34,7 +34,10 @@ class Measured:
         model, text, options, length, prompts: of the run.
         cut: such as "4 prompts of 256 tokens".
         rows: its table, where it has no numbers.
+        unseen: columns of profiles that no head has more of than at random init.
     """
+
+    unseen: frozenset[str] = frozenset()
 
     def __init__(self, place: str, entry: Mapping[str, Any], shown: set[str] | None = None):
         self.place, self.entry, self.shown = place, entry, set() if shown is None else shown

@@ -21,6 +21,7 @@ from numbers_file import Measured, read_numbers
 from tl_posgen.core.measure import ENDS
 from tl_posgen.core.numbers import Number
 from tl_posgen.joining.column_correlations import COLUMNS, LITERATURE_PAIRS, PAIRS
+from tl_posgen.joining.profiles import REPEATED
 from tl_posgen.rules.head_rules import WORDS
 from tl_posgen.stats.beyond_inits import CHANCE, beyond_inits
 
@@ -34,6 +35,8 @@ DOCS, ROOT = HERE.parent, HERE.parents[1]
 FAMILIES = DOCS / "families.json"
 
 SMALL = ("mini", "stories260K", "babyllama105")
+PAIRED = [f"{name} {kind}" for name in SMALL for kind in ("joining", "literature")]  # whose pairs of columns are told
+MOST_UNTOLD = 4  # pairs that are named although they are told on no model
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
 
 
@@ -90,7 +93,9 @@ def beside_with_interval(number: Number, digits: int = 2, form: str = "p") -> st
 
 def beyond_of(one: Measured, asked: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return which of these correlations of a model go beyond random init, by the rule of `profiles` for all of them
-    together: pages set them in bold, and list them."""
+    together: pages set them in bold, and list them. Left out are columns that no head has more of than at random init.
+    """
+    asked = [labels for labels in asked if not one.unseen & {labels.get("column"), labels.get("column_2")}]
     numbers = [one(**labels) for labels in asked]
     r, low, high = (np.array([getattr(number, end) for number in numbers]) for end in ENDS)
     beyond = beyond_inits(r, low, high, np.array([number.inits for number in numbers]).T)
@@ -115,7 +120,9 @@ def pairs_told(results: Sequence[Measured], asked: Sequence[Mapping[str, Any]]) 
         pair = f"{COLUMNS[labels['column']]} with {COLUMNS[labels['column_2']]}"
         by_count.setdefault(len(told), []).append(f"{pair} ({signs})" if signs else pair)
     words = {len(results): "on every model", 2: "On two", 1: "On one", 0: "On none"}
-    parts = [f"{words[n]}: {'; '.join(by_count.get(n, ['no pair']))}" for n in words]
+    few = len(by_count.get(0, ())) <= MOST_UNTOLD
+    names = {n: "; ".join(by_count.get(n, ["no pair"])) if n or few else "all others" for n in words}
+    parts = [f"{words[n]}: {names[n]}" for n in words]
     return f"*Told from random init {asked[0]['scope']}*, with the sign, {'. '.join(parts)}."
 
 
@@ -177,7 +184,14 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
     made.filters["interval_of_percent"] = interval_of_percent
 
     def result(part: str, name: str) -> Measured:
-        return Measured(f"{part}/{name}", numbers[part]["results"][name], shown)
+        found = Measured(f"{part}/{name}", numbers[part]["results"][name], shown)
+        found.unseen = unseen_in(part.partition(" ")[0]) if name == "profiles" and part in PAIRED else frozenset()
+        return found
+
+    def unseen_in(model: str) -> frozenset[str]:
+        one = Measured(f"{model} literature/profiles", numbers[f"{model} literature"]["results"]["profiles"], shown)
+        highest = {name: one("highest", of=name) for name in REPEATED}
+        return frozenset(name for name, number in highest.items() if number.value <= max(number.inits))
 
     def claim_rows(part: str, paper: str) -> list[Mapping[str, Any]]:
         return [row for row in result(part, "claims").rows if row["claim"].startswith(paper)]

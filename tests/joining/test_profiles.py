@@ -231,7 +231,8 @@ def test_the_sentences_give_the_numbers(result):
     assert joint.startswith("Loss with 4 of 16 heads edited at once, highest slash scores first: ")
     assert [f"{one:.4f}" for one in values] == re.findall(r"[\d.-]+\d{4}(?= \(random)", joint)
     for sentence, scope in ((over, "over heads"), (within, "within layers")):
-        rho = {(a, b): own("rho", scope=scope, column=a, column_2=b) for a, b in PAIRS}
+        seen = [pair for pair in PAIRS if "induction" not in pair]  # no head of mini has it
+        rho = {(a, b): own("rho", scope=scope, column=a, column_2=b) for a, b in seen}
         largest = sorted(rho, key=lambda pair: -abs(float(rho[pair])))[:MOST_PAIRS]
         words = [f"{COLUMNS[a]} with {COLUMNS[b]} {rho[a, b]:.2f}" for a, b in largest]
         assert sentence.endswith(f": {'; '.join(words)}.")
@@ -241,7 +242,21 @@ def test_the_sentences_give_the_numbers(result):
     table = result.table()
     assert len(table) == len(PAIRS)
     first = own("rho", scope="within layers", column="r1_k", column_2="interaction")
-    assert table["within layers"].iloc[0] == f"{first.with_interval:.2f}"
+    assert table["within layers"].iloc[0] == f"{first.with_interval:.2f} ({first.of_inits.plain:.2f})"
+    (unseen,) = [one for one in result.findings() if one.startswith("No head attends more")]
+    highest = own.dataset["induction"].max(("layer", "head"))
+    assert float(highest.sel(init="trained")) < float(highest.max())
+    assert unseen.endswith("induction.")
+    assert "previous token" not in unseen
+
+
+def test_other_papers_metrics_and_what_position_costs_are_said_first(mini, alice):
+    cut = {"length": 24, "n_prompts": 2, "null_seeds": (), "progress": False}
+    found = Profiles(metrics="literature", cost_prompts=1)(mini, alice, **cut)
+    assert found.findings()[0].startswith("Rank correlation of columns of other papers over heads, largest of 20 pairs")
+    pairs = found.table()["pair"]
+    assert pairs.iloc[0] == "concentration of K, cost of the slash"
+    assert len(pairs) == 20 + len(PAIRS)
 
 
 def test_figures_show_the_numbers(result):

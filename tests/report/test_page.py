@@ -80,6 +80,28 @@ def test_the_panel_has_the_token_maps_of_its_head_and_gives_them_back(page):
     assert page.locator("section#attention_examples .view").count() == n_views
 
 
+def test_the_panel_of_any_head_shows_its_attention_beside_the_additive_one(page):
+    named = page.locator(".view").evaluate_all("views => views.map((view) => view.dataset.head)")
+    head = next(
+        name
+        for name in page.locator("#head option").evaluate_all("all => all.map((one) => one.value)")
+        if name not in named
+    )
+    page.locator("#open").click()
+    page.locator("#head").select_option(head)
+    columns = page.locator("#patterns .beside p")
+    assert columns.count() == 2
+    assert columns.first.inner_text().startswith("true attention")
+    tokens = columns.first.locator(".token")
+    assert page.locator("#patterns .chosen").count() == 2
+    tokens.nth(5).hover()
+    assert "Attention of token 5," in page.locator("#patterns figcaption").inner_text()
+    shares = [float(tokens.nth(place).get_attribute("title")) for place in range(6)]
+    assert sum(shares) == pytest.approx(1, abs=0.02)
+    assert tokens.nth(6).get_attribute("title") == ""
+    page.locator("#close").click()
+
+
 def test_the_order_of_heads_is_that_of_the_measure(page):
     page.locator("#open").click()
     page.locator("#order").select_option("0")

@@ -116,6 +116,8 @@ class Measure:
         whole_rows: whether that has every quantity of a row if not asked for, and not the headlines alone.
         figures: kind -> function from a Result to a plotly Figure.
         curves: per-head variables with one dim more, which the page draws in the panel of a head.
+        patterns: variable [kind, unit, row, column], of every head named L0H0, .. along "unit", with maps between the
+            first tokens, which the page draws in the panel of a head.
         by_head: kinds that draw a curve for every head; the page of more than 64 heads leaves them out.
         legend: the meaning of the headings of `table`.
         token_view: its token-level picture.
@@ -137,6 +139,7 @@ class Measure:
     whole_rows: ClassVar[bool] = False
     figures: ClassVar[Mapping[str, Callable[["Result"], Any]]] = {}
     curves: ClassVar[tuple[str, ...]] = ()
+    patterns: ClassVar[str] = ""
     by_head: ClassVar[frozenset[str]] = frozenset()
     legend: ClassVar[str] = ""
     token_view: ClassVar[TokenView | None] = None

@@ -33,6 +33,10 @@ AT_LEAST_ONE = Within(1, words="a number, 1 or more")
 Times = Annotated[int | float, AT_LEAST_ONE]
 FORECAST = ("change", "rule", "times", *HEAD)
 OF_CURVE = ("rule", "times", *HEAD)
+UNCHECKED = (
+    "How far scores move does not say what that costs, neither by rule nor by head: check=True measures the loss, as "
+    "does running the model under `tl_posgen.with_frequencies`."
+)
 NO_TURN = "nothing rotates, so there are no frequencies to change."
 
 
@@ -97,6 +101,7 @@ class WhatIfRope(Measure):
     check: bool = False
 
     question = "What would other frequencies do to each head?"
+    rows = ("rule", *HEAD)
     variables = {
         "distortion": Variable(
             *("distortion", "", "sd(w' - w) / sd(w), as softmax sees it", FORECAST, "distortion", "dist"),
@@ -237,22 +242,26 @@ class WhatIfRope(Measure):
     # Words
 
     def findings(self, own: Numbers) -> list[str]:
-        rules, longest = list(self.labelled)[1:], self.all_times[-1]
-        parts = [distortion_part(own, rule) for rule in rules]
+        rules = list(self.labelled)[1:]
+        lines = check_sentences(own, rules) if "rho" in own else []
+        lines += [distortion_sentence(own, rules, self.inside), self.curves_sentence(own, rules)]
+        lines += [] if "rho" in own else [UNCHECKED]
+        return [*lines, *self.length_sentences(), *drift_sentences(own, self.inside)]
+
+    def curves_sentence(self, own: Numbers, rules: Sequence[str]) -> str:
+        """Return under which rules mean curves peak elsewhere, and where they leave their range most and least."""
+        longest = self.all_times[-1]
         peaks_elsewhere = moved(own.array("peak", rule=None))
-        elsewhere = [f"{rule} {own.number(peaks_elsewhere.sel(rule=rule)).plain:.0%}" for rule in rules]
-        at = {rule: {"rule": rule, "times": longest} for rule in self.labelled}
-        shares = [f"{rule} {own('share', part='position', **labels).plain:.0%}" for rule, labels in at.items()]
-        overshoots = [f"{rule} {own('overshoot', **labels).plain:.2f}" for rule, labels in at.items()]
-        lines = [
-            f"Forecast change of scores within {self.inside} tokens, in standard deviations of scores, mean over "
-            f"heads: {'; '.join(parts)}.",
-            f"Heads whose mean curve peaks elsewhere within {self.inside} tokens: {', '.join(elsewhere)}.",
-            f"At {longest:g} times that length mean curves leave the range that they had, in standard deviations of "
-            f"scores, by {', '.join(overshoots)}. Position's share of what softmax sees is then: {', '.join(shares)}.",
-        ]
-        lines += [*self.length_sentences(), *drift_sentences(own, self.inside)]
-        return [*lines, *(check_sentences(own, rules) if "rho" in own else [])]
+        elsewhere = {rule: own.number(peaks_elsewhere.sel(rule=rule)) for rule in rules}
+        most = [f"{rule} ({share.plain:.0%})" for rule, share in elsewhere.items() if share.value > 0.5]
+        overshoots = {rule: own("overshoot", rule=rule, times=longest).value for rule in self.labelled}
+        changed = sorted(rules, key=lambda rule: overshoots[rule])
+        ends = " to ".join(f"{overshoots[rule]:.2f} ({rule})" for rule in (changed[0], changed[-1]))
+        return (
+            f"The mean curves of most heads peak elsewhere under {', '.join(most) or 'no rule'}. At {longest:g} times "
+            f"the length they leave the range that they had by {ends} standard deviations of scores, unchanged by "
+            f"{overshoots['unchanged']:.2f}."
+        )
 
     def length_sentences(self) -> list[str]:
         """Say where the longest forecast goes beyond the training length, whose moments no short prompt shows."""
@@ -277,7 +286,7 @@ class WhatIfRope(Measure):
             "overshoot": own.array("overshoot", rule=None, times=longest),
         }
         if "rho" in own:
-            columns["rise"] = own.array("rise", rule=None)
+            columns = {"distortion": columns.pop("distortion"), "rise": own.array("rise", rule=None)} | columns
             columns |= {f"rho, {name}": own.array("rho", rule=None, predictor=name) for name in PREDICTORS}
         return own.frame(columns, "rule")
 
@@ -287,10 +296,16 @@ def moved(peak: xr.DataArray) -> xr.DataArray:
     return (peak != peak.sel(rule="unchanged", drop=True)).where(peak.notnull()).astype(float)
 
 
-def distortion_part(own: Numbers, rule: str) -> str:
-    """Return the mean distortion by a rule, beside that by a random change and that of random inits."""
-    one, random = (own("distortion", rule=rule, change=change) for change in CHANGES)
-    return f"{rule} {one.with_interval:.2f} (random change {random.plain:.2f}, {one.null:.2f})"
+def distortion_sentence(own: Numbers, rules: Sequence[str], inside: int | None) -> str:
+    """Return between which rules the mean distortion lies, beside random changes and random inits."""
+    every = sorted(rules, key=lambda rule: own("distortion", rule=rule).value)
+    parts = []
+    for rule in dict.fromkeys((every[0], every[-1])):
+        one, random = (own("distortion", rule=rule, change=change) for change in CHANGES)
+        parts.append(f"{one.with_interval:.2f} under {rule} (random change {random.plain:.2f}, {one.null:.2f})")
+    return (
+        f"Scores within {inside} tokens change, in their standard deviations, mean over heads, by {' to '.join(parts)}."
+    )
 
 
 def drift_sentences(own: Numbers, inside: int | None) -> list[str]:
@@ -317,17 +332,14 @@ def check_sentences(own: Numbers, rules: Sequence[str]) -> list[str]:
     rises = {rule: own("rise", rule=rule, change="rule") for rule in rules}
     told = [rule for rule, one in rises.items() if one.low > 0 or one.high < 0]
     others = [rule for rule in rules if rule not in told]
-    parts = [f"{rule} {one.with_interval:.2g}" for rule, one in rises.items()]
-    lines = [f"Rise of the loss with one head alone changed, in nats, mean over heads: {'; '.join(parts)}."]
-    if others:
-        lines.append(
-            f"The mean rise is not told from zero under {', '.join(others)} (its interval over prompts holds zero, or "
-            "there are too few prompts for one): nothing can be ranked by it there."
-        )
-    if told:
-        lines.append(f"The interval of the mean rise leaves out zero under {', '.join(told)}.")
-        lines += [rank_sentence(own, told, predictor) for predictor in PREDICTORS]
-    return lines
+    most = max(rules, key=lambda rule: rises[rule].value)
+    lines = [
+        f"With one head alone changed the loss rises most under {most}: by {rises[most].with_interval:.2g} nats, mean "
+        "over heads."
+    ]
+    not_told = f"; not under {', '.join(others)}: nothing can be ranked by it there." if others else "."
+    lines.append(f"That interval over prompts leaves out zero under {', '.join(told) or 'no rule'}{not_told}")
+    return lines + [rank_sentence(own, told, predictor) for predictor in PREDICTORS if told]
 
 
 def rank_sentence(own: Numbers, rules: Sequence[str], predictor: str) -> str:

@@ -1,6 +1,7 @@
 """Correlate the columns of the head profiles over heads and within layers, and tell what random inits do not show."""
 
-from itertools import combinations
+from collections.abc import Collection
+from itertools import combinations, product
 
 import numpy as np
 import torch
@@ -64,7 +65,11 @@ PAIRS = (
     ("interaction", "cost_head"),
     ("slash_score", "cost_head"),
 )
-LITERATURE_PAIRS = (  # with columns of other papers
+LITERATURE_PAIRS = (  # with columns of other papers: what goes with what position costs, first
+    *product(
+        ("concentration_k", "massive_k", "slow_mean_k", "frequency_entropy", "sink_rate", "positional", "symbolic"),
+        ("cost_slash", "cost_interaction"),
+    ),
     ("slash_score", "concentration_k"),
     ("interaction", "concentration_k"),
     ("slash_score", "positional"),
@@ -108,13 +113,17 @@ def correlations(data: xr.Dataset) -> xr.DataArray:
 
 
 def pairs_of(data: xr.Dataset) -> list[tuple[str, str]]:
-    """Return the pairs of `PAIRS` and `LITERATURE_PAIRS` whose columns were measured."""
+    """Return the pairs of `LITERATURE_PAIRS` and `PAIRS` whose columns were measured."""
     columns = set(data["column"].values)
-    return [pair for pair in (*PAIRS, *LITERATURE_PAIRS) if set(pair) <= columns]
+    return [pair for pair in (*LITERATURE_PAIRS, *PAIRS) if set(pair) <= columns]
 
 
-def beyond_null(rho: xr.DataArray, scope: str) -> str:
-    """Return in words which pairs of columns go together as in no random init; from FEWEST_INITS inits on."""
+def beyond_null(rho: xr.DataArray, scope: str, without: Collection[str] = ()) -> str:
+    """Return in words which pairs of columns go together as in no random init; from FEWEST_INITS inits on.
+
+    Args:
+        without: columns that are left out.
+    """
     n_inits = rho.sizes["init"] - 1
     if n_inits < FEWEST_INITS:
         return (
@@ -127,7 +136,7 @@ def beyond_null(rho: xr.DataArray, scope: str) -> str:
     known = [
         (i, j)
         for i, j in combinations(range(len(columns)), 2)
-        if defined[i, j] and (columns[i], columns[j]) not in IDENTITIES
+        if defined[i, j] and (columns[i], columns[j]) not in IDENTITIES and not {columns[i], columns[j]} & {*without}
     ]
     of_pairs = np.stack([rho.values[..., i, j] for i, j in known], -1) if known else np.empty((n_inits + 1, 3, 0))
     trained = list(rho["init"].values).index(TRAINED)

@@ -11,11 +11,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.options import Count, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
-from tl_posgen.joining.column_correlations import COLUMNS, SCOPES, beyond_null, correlations, pairs_of
+from tl_posgen.joining.column_correlations import COLUMNS, LITERATURE_PAIRS, SCOPES, beyond_null, correlations, pairs_of
 from tl_posgen.joining.head_costs import COSTS, TOGETHER, counts_up_to, head_costs
 from tl_posgen.joining.literature import LITERATURE, literature_metrics
 from tl_posgen.joining.numbers.repeated_tokens import repeated_prompts, repeated_scores
@@ -110,7 +110,7 @@ class Profiles(Measure):
     one_length = True
     matrices = 10
     whole_rows = True
-    legend = "pair: two columns of the heads' table; Spearman's rho, with its 95% interval for independent heads."
+    legend = "pair: two columns of the heads' table; Spearman's rho, its 95% interval for independent heads (and null)."
     variables = {
         "r1": Variable("r1 of Q and K", "", "before RoPE, all tokens, see `slash`", ("side", *HEAD)),
         "rank95": Variable("rank of Q and K at 95%", "", "before RoPE, all tokens, see `slash`", ("side", *HEAD)),
@@ -211,39 +211,64 @@ class Profiles(Measure):
             f"{COLUMNS[name]} {own.extreme(name):.2f} ({own.number(own.array(name).max(HEAD)).null:.2f})"
             for name in ("slash_score", *REPEATED)
         ]
-        lines = [f"Of {n_heads} heads, highest: {', '.join(highest)}."]
-        if "cost" in own:
-            costs = [
-                f"{COLUMNS[f'cost_{what}']} {number.plain:.4f}, most in {own.extreme('cost', edit=what):.3f} "
-                f"({number.null:.4f})"
-                for what in COSTS
-                for number in [own("cost", edit=what)]
-            ]
-            lines.append(f"Loss in nats per token, mean over heads, one head at a time: {'; '.join(costs)}.")
-            n = min(own.data["n_heads"].values.tolist(), key=lambda one: abs(one - n_heads / 4))
-            numbers = {words: own("joint_cost", edited=edit, n_heads=n) for edit, words in JOINT.items()}
-            joint = "; ".join(f"{words} {number.plain:.4f} ({number.null:.4f})" for words, number in numbers.items())
-            lines.append(f"Loss with {n} of {n_heads} heads edited at once, highest slash scores first: {joint}.")
-        lines += [self.strongest_pairs(own, scope) for scope in SCOPES]
-        return lines + ([beyond_null(own.dataset["rho"], scope) for scope in SCOPES] if own.inits else [])
-
-    def strongest_pairs(self, own: Numbers, scope: str) -> str:
-        """Return the pairs of the table whose rank correlation is largest."""
-        pairs = [(own("rho", scope=scope, column=a, column_2=b), a, b) for a, b in pairs_of(own.data)]
-        known = sorted((one for one in pairs if one[0]), key=lambda one: -abs(one[0].value))
-        parts = [f"{COLUMNS[a]} with {COLUMNS[b]} {rho:.2f}" for rho, a, b in known[:MOST_PAIRS]]
-        largest = "; ".join(parts) or "none is defined"
-        return f"Rank correlation {scope}, largest of {len(pairs)} pairs: {largest}."
+        of_costs = cost_sentences(own, n_heads) if "cost" in own else []
+        literature, *of_pairs = pair_sentences(own)
+        return [*literature, f"Of {n_heads} heads, highest: {', '.join(highest)}.", *of_costs, *of_pairs]
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row for each pair of columns that the papers or our statistics connect: Spearman's rho with its
-        interval."""
+        interval, random init in brackets."""
         rows = []
         for a, b in pairs_of(own.data):
             numbers = {scope: own("rho", scope=scope, column=a, column_2=b) for scope in SCOPES}
-            cells = {scope: f"{number.with_interval:.2f}" for scope, number in numbers.items()}
+            inits = {scope: f" ({number.of_inits.plain:.2f})" if own.inits else "" for scope, number in numbers.items()}
+            cells = {scope: f"{number.with_interval:.2f}{inits[scope]}" for scope, number in numbers.items()}
             rows.append({"pair": f"{COLUMNS[a]}, {COLUMNS[b]}", **cells})
         return pd.DataFrame(rows)
+
+
+def cost_sentences(own: Numbers, n_heads: int) -> list[str]:
+    """Return what heads cost, one at a time and several at once, beside random init."""
+    costs = []
+    for edit in COSTS:
+        cost, most = own("cost", edit=edit), own.extreme("cost", edit=edit)
+        costs.append(f"{COLUMNS[f'cost_{edit}']} {cost.plain:.4f}, most in {most:.3f} ({cost.null:.4f})")
+    n = min(own.data["n_heads"].values.tolist(), key=lambda one: abs(one - n_heads / 4))
+    numbers = {words: own("joint_cost", edited=edit, n_heads=n) for edit, words in JOINT.items()}
+    joint = "; ".join(f"{words} {number.plain:.4f} ({number.null:.4f})" for words, number in numbers.items())
+    return [
+        f"Loss in nats per token, mean over heads, one head at a time: {'; '.join(costs)}.",
+        f"Loss with {n} of {n_heads} heads edited at once, highest slash scores first: {joint}.",
+    ]
+
+
+def pair_sentences(own: Numbers) -> list[Any]:
+    """Return the sentences of columns that go together; first, as a list of its own, that of other papers' metrics."""
+    unseen = unseen_patterns(own)
+    pairs = [pair for pair in pairs_of(own.data) if not unseen & {*pair}]
+    literature = [pair for pair in pairs if pair in LITERATURE_PAIRS]
+    others = [pair for pair in pairs if pair not in LITERATURE_PAIRS]
+    found: list[Any] = [strongest_pairs(own, scope, others, "columns") for scope in SCOPES]
+    if unseen:
+        names = ", ".join(COLUMNS[name] for name in REPEATED if name in unseen)
+        found.append(f"No head attends more than at random init, so that its pairs are not looked at: {names}.")
+    found += [beyond_null(own.dataset["rho"], scope, unseen) for scope in SCOPES if own.inits]
+    return [[strongest_pairs(own, SCOPES[0], literature, "columns of other papers")] if literature else [], *found]
+
+
+def strongest_pairs(own: Numbers, scope: str, pairs: Sequence[tuple[str, str]], words: str) -> str:
+    """Return those of these pairs whose rank correlation is largest, beside random init."""
+    found = [(own("rho", scope=scope, column=a, column_2=b), a, b) for a, b in pairs]
+    known = sorted((one for one in found if one[0]), key=lambda one: -abs(one[0].value))
+    parts = [f"{COLUMNS[a]} with {COLUMNS[b]} {rho:.2f}" for rho, a, b in known[:MOST_PAIRS]]
+    largest = "; ".join(parts) or "none is defined"
+    return f"Rank correlation of {words} {scope}, largest of {len(pairs)} pairs: {largest}."
+
+
+def unseen_patterns(own: Numbers) -> frozenset[str]:
+    """Return the patterns on repeated tokens that no head shows more than the heads of random inits do."""
+    highest = {name: own.array(name).max(HEAD) for name in REPEATED} if own.inits else {}
+    return frozenset(name for name, one in highest.items() if one.sel(init=TRAINED) <= one.sel(init=own.inits).max())
 
 
 def first_tokens(model: Any) -> Int[Tensor, " start"]:

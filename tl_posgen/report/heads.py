@@ -1,7 +1,7 @@
 """Data of the page's panel of one head: every head's numbers, and its curves in few bytes."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -23,7 +23,8 @@ LOGARITHMIC = ("distance", "d0")  # drawn over themselves + 1
 def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     """Return names, numbers and curves of all heads, JSON-ready; None for a report without a row per head.
 
-    The numbers are the headlines of the per-head table; the curves are those that measures declare in `Measure.curves`.
+    The numbers are the headlines of the per-head table; the curves and the maps between tokens are those that measures
+    declare in `Measure.curves` and `Measure.patterns`.
     """
     table = head_table(results)
     if table.empty:
@@ -42,7 +43,20 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
         if name in result.own
         for labels in labels_of_curves(result, name)
     ]
-    return {"names": [head_name(*place) for place in places], "numbers": numbers, "curves": curves}
+    names = [head_name(*place) for place in places]
+    patterns = [patterns_of(one, names) for one in results.values() if one.measure.patterns in one.own]
+    return {"names": names, "numbers": numbers, "curves": curves, "patterns": patterns}
+
+
+def patterns_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
+    """Return the maps between tokens of every head, in steps of 1 / 255, a byte a value."""
+    array = result.own[result.measure.patterns]
+    kind, unit = array.dims[:2]
+    maps = array.reindex({unit: list(names)}).fillna(0).transpose(unit, ...).values
+    tokens = [str(token) for token in result.own["token"].values[: maps.shape[-1]]]
+    steps = base64.b64encode(np.round(255 * np.clip(maps, 0, 1)).astype(np.uint8).tobytes()).decode()
+    known = [name in array[unit] for name in names]
+    return {"kinds": array[kind].values.tolist(), "tokens": tokens, "steps": steps, "known": known}
 
 
 def rounded(value: int | float) -> float | None:

@@ -1,4 +1,4 @@
-// Figures, drawn when they come into view; and the panel of a head: its numbers, curves and token maps.
+// Figures, drawn when they come into view; and the panel of a head: its numbers, attention, curves and token maps.
 "use strict";
 const night = matchMedia("(prefers-color-scheme: dark)");
 const find = (id) => document.getElementById(id);
@@ -105,6 +105,38 @@ function drawCurve(curve, chosen) {
   plot.on("plotly_click", ({ points: [point] }) => point.data.customdata && show(point.data.customdata[0]));
 }
 
+// The prompt once for each kind of attention, side by side: a token is coloured by the attention that the chosen query
+// pays to it. A click on a token, or a move over it, chooses the query.
+function drawPattern({ kinds, tokens, steps, known }, head) {
+  if (!known[head]) return;
+  const n = tokens.length, bytes = Uint8Array.from(atob(steps), (letter) => letter.charCodeAt(0));
+  const attention = (kind, query, key) => bytes[((head * kinds.length + kind) * n + query) * n + key] / 255;
+  const figure = find("patterns").appendChild(document.createElement("figure"));
+  const caption = figure.appendChild(document.createElement("figcaption"));
+  const texts = figure.appendChild(document.createElement("div"));
+  texts.className = "beside";
+  const columns = kinds.map((kind) => {
+    const text = texts.appendChild(document.createElement("p"));
+    text.append(Object.assign(document.createElement("b"), { textContent: `${kind} attention` }), document.createElement("br"));
+    return tokens.map((token, place) => {
+      const span = Object.assign(document.createElement("span"), { className: "token", textContent: token.replaceAll("\n", "↵") });
+      for (const event of ["mouseover", "click"]) span.addEventListener(event, () => choose(place));
+      return text.appendChild(span);
+    });
+  });
+  function choose(query) {
+    caption.textContent = `Attention of token ${query}, ${JSON.stringify(tokens[query])}, to the first ${n} tokens of the first prompt. Move over a token to choose it.`;
+    columns.forEach((spans, kind) => spans.forEach((span, key) => {
+      const share = key > query ? 0 : attention(kind, query, key);
+      span.style.background = `color-mix(in srgb, var(--accent) ${Math.round(100 * Math.sqrt(share))}%, transparent)`;
+      span.style.opacity = key > query ? 0.35 : 1;
+      span.classList.toggle("chosen", key === query);
+      span.title = key > query ? "" : share.toFixed(3);
+    }));
+  }
+  choose(n - 1);
+}
+
 const homes = new Map(); // where a token map stands when no panel shows it
 function bringBack() {
   homes.forEach((home, view) => home.replaceWith(view));
@@ -126,6 +158,8 @@ function show(name) {
     row.append(...cells.map((text) => Object.assign(document.createElement("td"), { textContent: text })));
     return row;
   }));
+  find("patterns").replaceChildren();
+  HEADS.patterns.forEach((one) => drawPattern(one, index));
   find("curves").replaceChildren();
   HEADS.curves.forEach((curve) => drawCurve(curve, index));
   const views = [...document.querySelectorAll(".view")].filter((view) => view.dataset.head === name);

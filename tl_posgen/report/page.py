@@ -25,6 +25,7 @@ from tl_posgen.report.columns import with_whole_numbers
 from tl_posgen.report.heads import heads_of
 from tl_posgen.report.tables import MOST_HEADS, labelled
 
+QUESTION = "How does attention use position?"
 MOST_VALUES = 64  # a longer list of the provenance is shown as its length
 MOST_SECTIONS = 5  # that are open; of more, all but the first are folded
 MOST_ROWS = 200  # of a long table
@@ -74,9 +75,9 @@ def _shipped(*names: str) -> Markup:
 
 
 def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
-    """Return the question of the first result, with the model's name."""
+    """Return the question of the one result, or that of all measures, with the model's name."""
     first = next(iter(results.values()), None)
-    question = "Report" if first is None else first.measure.question
+    question = first.measure.question if first is not None and len(results) == 1 else QUESTION
     model = provenance.get("model") or (None if first is None else first.own.attrs.get("model"))
     return f"{question} · {model}" if model else question
 

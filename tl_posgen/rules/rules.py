@@ -16,6 +16,7 @@ from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
+from tl_posgen.models.metric import CHOSEN
 from tl_posgen.rules.head_rules import ALL, REFERENCES, WORDS
 from tl_posgen.rules.numbers.rule_scores import PREDICTING, RULES, Rule, Weights
 from tl_posgen.rules.rules_figures import draw_plan, draw_recall
@@ -86,7 +87,7 @@ class Rules(Measure):
     alone: Literal["none", "layer", "head"] = "none"
 
     question = "Which cheap rule of attention does a head obey, and what does it cost?"
-    rows = CELL
+    rows = (*CELL, *HEAD)
     whole_rows = True
     variables = {
         "recall": Variable(
@@ -117,9 +118,9 @@ class Rules(Measure):
         "n_distances": Variable("distances", "", "over which turns are averaged", ("layer",)),
     }
     legend = (
-        "B: keys that a query head keeps; recall: attention in them against the best B keys, mean over heads; union, "
-        "keys: the same of what the query heads of a key/value head keep together, and how many keys; rise: of the "
-        "loss, nats, the rule in every head; R²: of the rule's number with the score, within queries; rho: "
+        "B: keys that a query head keeps; recall: attention in them against the best B keys, mean over heads (random "
+        "init); keys, union: how many keys the query heads of a key/value head keep together, and their recall; rise: "
+        "of the loss, nats, the rule in every head; R²: of the rule's number with the score, within queries; rho: "
         "Spearman's, of R² with recall over heads."
     )
     figures = {"recall": draw_recall, "plan": draw_plan}
@@ -161,38 +162,24 @@ class Rules(Measure):
         kept = {name: found.mean(name) for name in ("recall", "mass", "r2", "group_recall", "kept")}
         data = xr.Dataset(kept | trial.means(found)).merge(trial.rises()).merge(trial.plans())
         data = data.merge(trial.rises_alone(self.alone)) if self.alone != "none" else data
-        return data.assign_coords(prompt=np.arange(1, len(run.rows), 2))[[n for n in self.variables if n in data]]
+        data = data.assign_coords(prompt=np.arange(1, len(run.rows), 2))[[n for n in self.variables if n in data]]
+        return data.assign_attrs(either_way=int(CHOSEN.get() is not None))  # a metric may move up or down
 
     # Words
 
     def findings(self, own: Numbers) -> list[str]:
-        found = []
-        for budget in self.labels()["budget"]:
-            recalls = ", ".join(self.words(own, "recall", rule, budget, ".3f") for rule in self.labels()["rule"][:-1])
-            found.append(f"Recall of the best {budget} keys, mean over heads: {recalls}.")
-            found.append(self.without_first_sentence(own, budget))
-            rises = ", ".join(
-                f"{self.words(own, 'rise', rule, budget, '+.3f')} at {own('kept', rule=rule, budget=budget).plain:.0f}"
-                for rule in self.labels()["rule"]
-            )
-            found.append(
-                f"With {budget} keys of each query head, and those of the others that share its key/value head, the "
-                f"loss rises by, in nats, at so many keys: {rises}."
-            )
-            found.append(self.plan_sentence(own, budget))
-        return found
+        budgets = self.labels()["budget"]
+        said = [self.recall_sentence, self.plan_sentence, self.single_rule_sentence, self.without_first_sentence]
+        return [say(own, budget) for budget in budgets for say in said]
 
-    def without_first_sentence(self, own: Numbers, budget: int) -> str:
-        """Return the recall of attention to all keys but the first."""
-        recalls = ", ".join(
-            f"{WORDS[rule]} {own('recall', rule=rule, budget=budget, tokens='without first').plain:.3f}"
-            for rule in self.labels()["rule"][:-1]
+    def recall_sentence(self, own: Numbers, budget: int) -> str:
+        """Return which rule recalls most, beside drawn keys."""
+        recalls = {rule: own("recall", rule=rule, budget=budget) for rule in (*self.in_order, "drawn")}
+        best = max(self.in_order, key=lambda rule: recalls[rule].value)
+        return (
+            f"Of the attention in the best {budget} keys, {WORDS[best]} recalls {recalls[best]:.3f}, the most of the "
+            f"rules; drawn keys recall {recalls['drawn']:.3f}, means over heads."
         )
-        return f"The same without the attention to the first key: {recalls}."
-
-    def words(self, own: Numbers, name: str, rule: str, budget: int, form: str) -> str:
-        number = own(name, rule=rule, budget=budget)
-        return f"{WORDS[rule]} {number.with_interval:{form}} ({number.null:{form}})"
 
     def plan_sentence(self, own: Numbers, budget: int) -> str:
         """Return how many key/value heads the plan gives each rule, and what it costs on the odd prompts."""
@@ -200,9 +187,25 @@ class Rules(Measure):
         rules = ", ".join(f"{n} {WORDS[rule]}" for rule, n in counts.items() if n)
         rise = own("plan_rise", budget=budget)
         return (
-            f"Within {self.epsilon:g} nats on the calibrating prompts at {budget} keys, the cheapest rules of "
+            f"Plan within {self.epsilon:g} nats on the calibrating prompts at {budget} keys, the cheapest rules of "
             f"{sum(counts.values())} key/value heads: {rules}; on the other prompts the loss rises by {rise:+.3f}."
         )
+
+    def single_rule_sentence(self, own: Numbers, budget: int) -> str:
+        """Return the cheapest rule that would do in every head, which may cost less than the plan."""
+        rises = {rule: own("rise", rule=rule, budget=budget) for rule in self.in_order}
+        either_way = own.attrs["either_way"]
+        within = [rule for rule, one in rises.items() if (abs(one.value) if either_way else one.value) <= self.epsilon]
+        found = f"{WORDS[within[0]]}, {rises[within[0]]:+.3f}" if within else "none"
+        return f"The cheapest rule that, in every head, moves the loss on these other prompts by as little: {found}."
+
+    def without_first_sentence(self, own: Numbers, budget: int) -> str:
+        """Return the recall of attention to all keys but the first."""
+        recalls = ", ".join(
+            f"{WORDS[rule]} {own('recall', rule=rule, budget=budget, tokens='without first').plain:.3f}"
+            for rule in self.labels()["rule"][:-1]
+        )
+        return f"Recall of the best {budget} keys without the attention to the first key: {recalls}."
 
     def counts(self, data: xr.Dataset, budget: int) -> dict[str, int]:
         """Return how many key/value heads the plan gives each rule."""
@@ -217,22 +220,21 @@ class Rules(Measure):
         return Number(found.r, found.low, found.high)
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a budget and rule: recall, its random init, union, its keys, the rise of the loss, R^2 and how
-        R^2 orders the heads."""
+        """Return a row a budget and rule: recall, keys of the union, the rise of the loss, recall of the union, R^2 and
+        how R^2 orders the heads; random init in brackets."""
         rows = []
         for budget, rule in product(self.labels()["budget"], self.labels()["rule"]):
             recall, union, kept, rise = (
                 own(name, rule=rule, budget=budget) for name in ("recall", "group_recall", "kept", "rise")
             )
-            cells = {"B": budget, "rule": WORDS[rule], "recall": f"{recall.with_interval:.3f}"}
-            cells |= {"random init": f"{recall.of_inits.with_interval:.3f}" if own.inits else ""}
-            cells |= {
-                "union": f"{union.plain:.3f}",
-                "keys": f"{kept.plain:.0f}",
-                "rise": f"{rise.plain:+.3f}",
-                "R²": "",
-                "rho": "",
-            }
+            beside = [
+                f" ({one.of_inits.plain:{form}})" if own.inits else ""
+                for one, form in ((recall, ".3f"), (rise, "+.3f"))
+            ]
+            cells = {"B": budget, "rule": WORDS[rule], "recall": f"{recall.plain:.3f}{beside[0]}"}
+            cells |= {"keys": f"{kept.plain:.0f}", "rise": f"{rise.with_interval:+.3f}{beside[1]}"}
+            cells |= {"recall, interval": f"{recall.with_interval:.3f}", "union": f"{union.plain:.3f}"}
+            cells |= {"R²": "", "rho": ""}
             if rule in PREDICTING:
                 rho = self.rank_correlation(own, rule, budget)
                 cells |= {"R²": f"{own('r2', rule=rule).plain:.2f}", "rho": f"{rho.with_interval:.2f}"}

@@ -53,17 +53,17 @@ def test_the_first_prompt_is_shown_and_no_random_init_is_run(mini, prompts, resu
     assert result.provenance["prompts"] == 1
 
 
-def test_only_the_chosen_heads_go_through_the_model_again(mini, prompts, monkeypatch):
+def test_one_prompt_goes_through_the_model_again(mini, prompts, monkeypatch):
     asked = []
 
     def spy(model, tokens, consumer, **where):
-        asked.append((len(tokens), where["heads"]))
+        asked.append((len(tokens), where))
         return run_capture(model, tokens, consumer, **where)
 
     monkeypatch.setattr(sys.modules[AttentionExamples.__module__], "run_capture", spy)
     measures = ["three_axis", AttentionExamples(examples=1)]
-    report = analyze(mini, prompts[:2], measures=measures, null_seeds=(), progress=False)
-    assert asked == [(1, heads_of(report["attention_examples"]))]
+    analyze(mini, prompts[:2], measures=measures, heads=[0, 2], null_seeds=(), progress=False)
+    assert asked == [(1, {"layers": None, "heads": [0, 2]})]
 
 
 def test_one_head_is_shown_once(report):

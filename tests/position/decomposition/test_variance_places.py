@@ -34,8 +34,10 @@ def test_shares_by_place_add_up_to_the_shares_and_change_nothing_else(mini, alic
 
 
 def test_it_is_said_shown_and_drawn_beside_random_init(result):
-    sentence = result.findings()[-1]
-    assert f"{result.numbers('absolute'):.1%} of it" in sentence
+    sentence = result.findings()[0]
+    assert f"where the key stands makes {result.numbers('absolute'):.1%}" in sentence
+    most = result.numbers.extreme("absolute")
+    assert f"{result.numbers('absolute', layer=most.layer, head=most.head):.1%}." in sentence
     assert "in content, " in sentence
     assert np.isfinite(result.numbers.intervals("absolute")["low"]).all()
     np.testing.assert_array_equal(result.frame()["absolute"], result.own["absolute"].sel(OUT).values.ravel())
@@ -44,9 +46,9 @@ def test_it_is_said_shown_and_drawn_beside_random_init(result):
     assert compact(result).shape[1] == 4 + result.own.sizes["part"]
     bars = result.plot("places").data
     assert [bar.name for bar in bars[:3]] == ["position", "content, key's place", "content, key's token"]
-    for side, data in enumerate((result.own, result.null)):
+    for side in range(2):
         total = sum(bar.y for bar in bars[5 * side : 5 * side + 5])
-        np.testing.assert_allclose(total, 1 - data["share"].sel(OUT | {"part": "q"}).values.ravel())
+        np.testing.assert_allclose(total, 1)
 
 
 def test_few_prompts_and_prompts_of_other_lengths_are_refused(mini, alice):
@@ -85,8 +87,8 @@ def test_learned_positions_are_in_the_content_and_something_is_concluded(learned
         learned_positions, tinystories, measures=asked, length=64, n_prompts=8, null_seeds=(), progress=False
     )
     result = report["variance"]
-    assert "RoPE did not put there" in result.findings()[1]
-    assert result.caveat in result.findings()
+    assert "RoPE did not put there" in result.findings()[0]
+    assert result.findings() == [result.findings()[0], result.caveat]  # position is zero by construction: nothing said
     data = result.sel(**OUT)
     assert float(data["absolute"].mean()) > 0.5
     both = data["places_alone"].values.ravel(), report["across_prompts"].sel(**OUT)["position"].values.ravel()

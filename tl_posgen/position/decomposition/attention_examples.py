@@ -29,6 +29,7 @@ from tl_posgen.report.head_figures import head_names
 SCORES = ("true", "additive")
 MAPS = (*SCORES, "true - add.")
 MOST_CHOSEN = 6  # heads that are all shown where the user chose them
+TOKENS_OF_EVERY_HEAD, VALUES_OF_EVERY_HEAD = 48, 500_000
 WHY = ("closest to position + key", "furthest from position + key")
 PARTS = {"key_part": "key", "query_part": "query"}  # variable -> its dim
 Pick = tuple[int, int, str]
@@ -119,6 +120,9 @@ class AttentionExamples(Measure):
         "query_part": Variable(
             "query part b(i)", "logits", "fitted on this prompt, less its mean", ("example", "query")
         ),
+        "of_every_head": Variable(
+            *("attention of every head", "", "as attention, the first tokens", ("scores", "unit", "row", "column"))
+        ),
         "loss": Variable("loss", "nats", "of the token that the query predicts", ("query",)),
         "r_within_rows": Variable(
             *("r within rows, first prompt", "", "of all tokens of the prompt that is shown", ("example",)),
@@ -130,6 +134,7 @@ class AttentionExamples(Measure):
     rows = ("example",)
     figures = {"patterns": draw_patterns}
     token_view = TokenView(labels, show)
+    patterns = "of_every_head"
     caveats = {"absolute": "the additive pattern's key part mixes where a key stands with what it is."}
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
@@ -151,9 +156,31 @@ class AttentionExamples(Measure):
         none = {"pattern": (self.variables["pattern"].dims, np.zeros((0, len(SCORES), n, n)))}
         none |= {"r_within_rows": ("example", [])}
         empty = xr.Dataset(none, {"scores": list(SCORES)})
-        data = captured_examples(run, run.rows[0], n, picks, patterns, empty)
+        few, every = shown_of_every_head(len(r.to_series().dropna()), n), dict[tuple[int, int], xr.DataArray]()
+
+        def of_layer(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
+            found = patterns(layer)
+            every.update({head: one["pattern"][:, :few, :few].copy() for head, one in found.items()})
+            return {head: one for head, one in found.items() if head in chosen}
+
+        chosen = {(layer, head) for layer, head, _ in picks}
+        data = captured_examples(run, run.rows[0], n, picks, of_layer, empty, **run.where)
+        if every:
+            maps = np.stack([one.values for one in every.values()], 1)
+            data = data.assign(of_every_head=(self.variables["of_every_head"].dims, maps))
+            data = data.assign_coords(unit=[head_name(*head) for head in every])
         loss = np.append(run.losses(run.rows[0][None])[0].numpy(), np.nan)[:n]  # nothing follows the last token
         return data.assign(loss=("query", loss))
+
+
+def shown_of_every_head(n_heads: int, most: int) -> int:
+    """Return the first tokens whose attention is kept of every head: fewer of many heads.
+
+    Example:
+        >>> shown_of_every_head(16, 128), shown_of_every_head(1024, 128)
+        (48, 22)
+    """
+    return min(most, TOKENS_OF_EVERY_HEAD, int((VALUES_OF_EVERY_HEAD / max(n_heads, 1)) ** 0.5))
 
 
 def captured_examples(
@@ -163,17 +190,19 @@ def captured_examples(
     picks: Sequence[Pick],
     of_layer: Callable[[LayerCapture], Mapping[tuple[int, int], xr.Dataset]],
     empty: xr.Dataset,
+    **where: Any,
 ) -> xr.Dataset:
     """Return the picked heads of one prompt along "example", with the texts of its first tokens.
 
     Args:
         of_layer: from a captured layer to the dataset of each head, by (layer, head).
         empty: the variables where no head was picked.
+        where: layers and heads that are captured; the picked heads if left out.
     """
     found: dict[tuple[int, int], xr.Dataset] = {}
     if picks:
-        heads = [(layer, head) for layer, head, _ in picks]
-        run_capture(run.wrapped, row[None], lambda capture: found.update(of_layer(capture)), heads=heads)
+        where = where or {"heads": [(layer, head) for layer, head, _ in picks]}
+        run_capture(run.wrapped, row[None], lambda capture: found.update(of_layer(capture)), **where)
     each, names = [found[layer, head].assign_coords(why=why) for layer, head, why in picks], ["layer", "head", "why"]
     none = empty.assign_coords(dict.fromkeys(names, ("example", [])))
     data = xr.concat(each, "example", coords=names) if picks else none

@@ -16,6 +16,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.numbers.token_places import (
     BY_KEY,
     PLACES,
@@ -117,9 +118,9 @@ class Variance(Measure):
     }
     by_head = frozenset({"shares", "places"})
     figures = {
+        "places": draw_places,
         "atlas": draw_atlas,
         "shares": draw_shares,
-        "places": draw_places,
         "map": head_map(
             *PARTS, title="Position, content, interaction", subtitle="shares of the variance that softmax can see"
         ),
@@ -203,13 +204,13 @@ class Variance(Measure):
         return {"by_place": found, "absolute": by_key * visible, "places_alone": alone * visible}
 
     def findings(self, own: Numbers) -> list[str]:
-        parts = ", ".join(f"{part} {own(part):.0%}" for part in PARTS)
-        found = [
-            f"Of the score variance that softmax can see: {parts}. Most position: {own.extreme('position'):.3f}; most "
-            f"interaction: {own.extreme('interaction'):.3f}."
-        ]
-        if "absolute" in own:
-            found.append(self.of_places(own))
+        found = [self.of_places(own)] if "absolute" in own else []
+        if not found or any(own(part).value for part in ("position", "interaction")):  # else zero by construction
+            parts = ", ".join(f"{part} {own(part):.0%}" for part in PARTS)
+            found.append(
+                f"Of the score variance that softmax can see: {parts}. Most position: {own.extreme('position'):.3f}; "
+                f"most interaction: {own.extreme('interaction'):.3f}."
+            )
         return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
 
     def of_places(self, own: Numbers) -> str:
@@ -219,9 +220,11 @@ class Variance(Measure):
         for part in ("content", "interaction"):
             array = own.array("by_place", part=list(PARTS[part]), place=BY_KEY["place"]).sum(["part", "place"])
             parts.append(f"{own.number(array / seen):.1%} in {part}")
+        most = own.extreme("absolute")
+        of_most = own("absolute", layer=most.layer, head=most.head) if most.number else most.number
         return (
-            f"Where the key stands, which RoPE did not put there, makes {own('absolute'):.1%} of it: "
-            f"{', '.join(parts)}. Most: {own.extreme('absolute'):.3f}."
+            f"Of the score variance that softmax can see, where the key stands makes {own('absolute'):.1%}, which RoPE "
+            f"did not put there: {', '.join(parts)}. Most: {head_name(most.layer, most.head)}, {of_most:.1%}."
         )
 
 

@@ -1,6 +1,6 @@
 """Figures of the variance decomposition: the triangle of heads, stacked shares, and shares by where the key stands."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import plotly.graph_objects as go
@@ -52,25 +52,32 @@ def draw_shares(result: Any) -> go.Figure:
 
 def draw_places(result: Any) -> go.Figure:
     """Draw the shares that the key's place has in content and interaction of every head, beside what takes none."""
-    subtitle = (
-        "shares of the variance of scores; the query's own is not shown, as softmax does not see it; dark: where the "
-        "key stands; light: what the key is"
-    )
+    subtitle = "shares of the score variance that softmax can see; dark: where the key stands; light: what the key is"
     colours: dict[str, Any] = {"position": (COLOURS["d"], {"part": list(PARTS["position"])})}
     for part, dark, light in (("content", "#1f6b45", COLOURS["qk"]), ("interaction", "#a8431a", COLOURS["qkd"])):
         for words, colour, places in (("place", dark, BY_KEY["place"]), ("token", light, ["none", "query"])):
             colours[f"{part}, key's {words}"] = colour, {"part": list(PARTS[part]), "place": places}
-    return stacked_bars(result, "by_place", colours, "Where the key stands, per head", subtitle)
+    title = "Where the key stands, per head"
+    return stacked_bars(result, "by_place", colours, title, subtitle, lambda data: 1 - data["share"].sel(part="q"))
 
 
 def stacked_bars(
-    result: Any, variable: str, bars: Mapping[str, tuple[str, Mapping[str, Any]]], title: str, subtitle: str
+    result: Any,
+    variable: str,
+    bars: Mapping[str, tuple[str, Mapping[str, Any]]],
+    title: str,
+    subtitle: str,
+    whole: Callable[[xr.Dataset], Any] = lambda data: 1,
 ) -> go.Figure:
-    """Draw sums of a variable at labels, name -> (colour, labels), as a bar a head, the random init below."""
+    """Draw sums of a variable at labels, name -> (colour, labels), as a bar a head, the random init below.
+
+    Args:
+        whole: of a side's dataset, by which the variable is divided.
+    """
     both = sides(result)
     panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
     for number, (_, data, _) in enumerate(both):
-        heads = at_labels(result, data[variable]).stack(unit=("layer", "head")).dropna("unit", how="all")
+        heads = at_labels(result, data[variable] / whole(data)).stack(unit=("layer", "head")).dropna("unit", how="all")
         names = head_names(heads["unit"].values)
         for name, (colour, labels) in bars.items():
             shares = heads.sel(labels)
