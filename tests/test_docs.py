@@ -85,7 +85,8 @@ def test_what_is_said_to_be_told_is_what_is_bold(scope):
     lists = re.split(r"\. On (?:two|one|none): ", told.removesuffix("."))
     for n, pairs in zip((3, 2, 1, 0), lists, strict=True):
         names = {re.sub(r" \(.*\)$", "", pair) for pair in pairs.split("; ")}
-        assert names - {"no pair"} == {name for name, count in bold.items() if count == n}
+        expected = {name for name, count in bold.items() if count == n}
+        assert names - {"no pair"} == expected or (n == 0 and names == {"all others"} and len(expected) > 4)
 
 
 def test_every_measure_answers_one_question_of_the_navigation():

@@ -186,6 +186,10 @@ def test_tables_go_through_files_and_give_the_same_hooks(result, mini, rows, tmp
         assert torch.equal(*(token_losses(mini, torch.stack(rows[1::2]), one) for one in hooks))
     entry = json.loads(path.read_text())
     assert entry["calibration"]["weights"] == result.provenance["weights"]
+    assert entry["calibration"]["rise"] == pytest.approx(float(result.sel(budget=BUDGET)["plan_rise"].mean()))
+    assert entry["calibration"]["epsilon"] == result.measure.epsilon
+    report = tl_posgen.Report({"rules": result}, result.provenance).write(tmp_path / "report").parent
+    assert len(apply_rules(mini, report)) == len(apply_rules(mini, result))
     assert {*entry["heads"][0]} == {"layer", "key_value_head", "query_heads", "rule", "budget", "parameters"}
     loaded = tl_posgen.load(result.save(tmp_path / "rules.nc"))["rules"]
     assert RuleTable.from_result(loaded, BUDGET).frame().equals(table.frame())

@@ -100,11 +100,11 @@ class RuleTable:
     """A rule for each key/value head, for `tl_posgen.apply_rules`.
 
     As JSON: {"format": "tl_posgen rules 1", "calibration": {...}, "heads": [...]}. The calibration has the model's
-    name, its backend and the fingerprint of its weights, the number, length and hash of the prompts, and the seed of
-    drawn keys. Each of the heads has its layer, key_value_head, query_heads, rule, budget and parameters. A query keeps
-    as many keys as its budget says, those with the largest r_ij (d = i - j; of equals the later key; all keys where it
-    has no more).
-    The query heads of one key/value head all see the union of what each of them keeps:
+    name, its backend and the fingerprint of its weights, the number, length and hash of the prompts, the seed of drawn
+    keys, the mean rise of the loss that was measured on the odd prompts, and the plan's epsilon. Each of the heads has
+    its layer, key_value_head, query_heads, rule, budget and parameters. A query keeps as many keys as its budget says,
+    those with the largest r_ij (d = i - j; of equals the later key; all keys where it has no more). The query heads of
+    one key/value head all see the union of what each of them keeps:
 
     - all: no budget; every key.
     - window: r = -d. sinks: the first `first` keys, the earliest of them first, then -d.
@@ -120,7 +120,7 @@ class RuleTable:
     Attributes:
         heads: rules; heads without one see every key.
         calibration: "model", "backend" (hooked or bridge), "weights" (its fingerprint), "prompts", "length",
-            "tokens_sha256", "seed" (of drawn keys).
+            "tokens_sha256", "seed" (of drawn keys), "rise" (of the loss, nats per token), "epsilon" (null of no plan).
     """
 
     heads: Sequence[HeadRule]
@@ -180,7 +180,9 @@ class RuleTable:
                 name = planned if rule is None else rule
                 heads.append(head_rule(data.sel(layer=layer), int(group), name, budget, result.measure.weights))
         names = ("model", "backend", "weights", "prompts", "length", "tokens_sha256", "seed")
-        return cls(heads, {name: result.provenance.get(name) for name in names})
+        rise = data["plan_rise"] if rule is None else data["rise"].sel(rule=rule)
+        measured = {"rise": float(rise.mean()), "epsilon": result.measure.epsilon if rule is None else None}
+        return cls(heads, {name: result.provenance.get(name) for name in names} | measured)
 
 
 def head_rule(data: Any, group: int, rule: Any, budget: int, weights: Weights) -> HeadRule:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from tl_posgen.core.options import Count, require
 from tl_posgen.core.random_inits import check_seed
+from tl_posgen.core.report import load
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
 from tl_posgen.models.layer_table import geometry_of
@@ -34,7 +36,8 @@ def apply_rules(model: Model, table: Table, budget: int | None = None, rule: str
     more keys than the budget keeps all; its own key and the first ones are ranked as any other.
 
     Args:
-        table: a `tl_posgen.rules.RuleTable`, the path of one as JSON, or a result of the measure `rules`.
+        table: a `tl_posgen.rules.RuleTable`, the path of one as JSON, a result of the measure `rules`, or the directory
+            of a report with it.
         budget, rule: of a result: one of its budgets, the smallest if left out; one of its rules in every head, its
             plan if left out.
 
@@ -88,6 +91,8 @@ def backend_hint(table: RuleTable, model: Model) -> str:
 
 def table_of(table: Table, budget: int | None, rule: str | None) -> RuleTable:
     """Return a table of rules from whatever stands for one."""
+    if isinstance(table, str | os.PathLike) and Path(table).is_dir():
+        table = load(table).results.get("rules")
     if isinstance(table, RuleTable | str | os.PathLike):
         if budget is not None or rule is not None:
             raise InputError("budget and rule choose from a result; a table has its own: leave them out")

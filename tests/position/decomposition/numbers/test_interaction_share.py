@@ -55,6 +55,8 @@ def test_shapes_that_differ_and_too_few_tokens_are_refused():
         interaction_share(drawn(4, 8, 6), drawn(2, 8, 6), ROPES[0])
     with pytest.raises(InputError, match="2 tokens: too few"):
         interaction_share(drawn(4, 2, 6), drawn(4, 2, 6), ROPES[0])
+    with pytest.raises(InputError, match="vectors of 4 components and a rope that rotates 6"):
+        interaction_share(drawn(4, 8, 4), drawn(4, 8, 4), ROPES[0])
 
 
 def test_no_distance_at_all_is_refused():

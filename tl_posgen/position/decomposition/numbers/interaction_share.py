@@ -27,8 +27,9 @@ def interaction_share(
     It depends neither on the attention's scale nor on a soft cap.
 
     Args:
-        q, k: after qk-norm; k repeated for grouped heads. For shares over several prompts put them one after the other
-            along pos, without their first tokens, and give first_token=True and n_distances=tokens of one prompt.
+        q, k: after qk-norm; k repeated for grouped heads; of hook_q, [batch, pos, head, d_head], give
+            `q.transpose(1, 2)`. For shares over several prompts put them one after the other along pos, without their
+            first tokens, and give first_token=True and n_distances=tokens of one prompt.
         rope: the layer's, `LayerGeometry.rope`, or `Rope(inverse_frequencies(d_head))`.
         n_distances: distances 0 .. n_distances - 1; as many as positions if left out. In a layer with a window, no more
             than that.
@@ -39,7 +40,8 @@ def interaction_share(
         0 to 1; NaN, and so are the gradients, where softmax can see nothing vary.
 
     Raises:
-        InputError: q and k of different shapes, fewer than two tokens that count, wrong options.
+        InputError: q and k of different shapes, fewer components than the rope rotates, fewer than two tokens that
+            count, wrong options.
 
     Source: closed form: ours
 
@@ -57,6 +59,10 @@ def interaction_share(
         raise InputError(f"weights {weights!r}: choose from {', '.join(get_args(DistanceWeights))}")
     if q.shape != k.shape:
         raise InputError(f"q {list(q.shape)} and k {list(k.shape)} differ in shape; repeat keys of grouped heads")
+    if q.shape[-1] < rope.rotary_dim:
+        raise InputError(
+            f"vectors of {q.shape[-1]} components and a rope that rotates {rope.rotary_dim}: give the layer's"
+        )
     if q.shape[-2] < (2 if first_token else 3):
         raise InputError(f"{q.shape[-2]} tokens: too few for anything to vary; give more")
     one, other = (x.reshape(-1, *x.shape[-2:]) for x in (q, k))
