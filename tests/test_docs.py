@@ -29,6 +29,28 @@ FOLDERS = [DOCS, *(DOCS / name for name in ("how_to", "measures", "reference"))]
 OF_SITE = [path for place in FOLDERS for path in sorted(place.glob("*.md")) if path.name != "changelog.md"]  # a copy
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *OF_SITE]
 PICTURES = [path for kind in ("*.png", "*.svg") for place in FOLDERS for path in place.glob(kind)]
+STEPS = sorted((ROOT / "examples" / "mini_model" / "checkpoints").iterdir())
+HERE: dict[str, list[Any]] = {  # words of the pages -> words that have files here
+    **{word: ["mini"] for word in ("MODEL", "NAME|DIRECTORY", "stories260K")},
+    **{word: ["text.txt"] for word in ("FILE", "tinystories.txt")},
+    "examples/mini_model/checkpoints/*": STEPS[:1],
+    "models.csv": ["models.csv", "--tokenizer", "mini"],
+    "examples/studies/small.toml": ["small.toml"],
+}
+SIZES = {"--length": 16, "--prompts": 2, "--steps": 20, "--seeds": 1, "--budgets": 6, "--n-draws": 1, "--ratios": 0.5}
+SIZES |= {"--tokens": "4,8", "--times": 2}
+STUDY = """
+name = "small"
+length = 16
+n_prompts = 1
+null_seeds = []
+measures = ["loss"]
+texts = ["bundled"]
+
+[[models]]
+name = "mini"
+"""
+TOO_LONG = re.compile(r"claims|executor ray|--search")  # minutes, or another process
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -96,6 +118,11 @@ def test_every_measure_answers_one_question_of_the_navigation():
     for question, names in pages.measure_pages.GROUPS.items():
         pages_of = "".join(f"          - {name}: measures/{name}.md\n" for name in names)
         assert f'      - "{question}":\n{pages_of}' in navigation
+
+
+COMMAND_LINES = dict.fromkeys(
+    line for page, line in lines_of("tl-posgen") if "/measures/" not in page and not TOO_LONG.search(line)
+)
 
 
 def test_every_how_to_has_a_picture_what_was_printed_and_what_to_read_next():
@@ -184,6 +211,36 @@ def test_the_command_and_its_options_exist(page, line):
     command = command_named(name)
     context = command.context_class(command, info_name=name, resilient_parsing=True)
     command.make_parser(context).parse_args(arguments)
+
+
+def small_words(line: str) -> list[str]:
+    """The words of a command line on files that are here, with as few and short prompts as it takes."""
+    words = [str(word) for name in shlex.split(line)[1:] for word in HERE.get(name, [name])]
+    known = {option for one in command_named(words[0]).params for option in one.opts}
+    sizes = SIZES | ({"--prompts": 8} if "--absolute" in words else {})
+    words = [word for place, word in enumerate(words) if not {word, words[place - 1]} & {*sizes, "--null-seeds"}]
+    is_one = "--prompt" in words
+    return words + [
+        str(part)
+        for option, value in {**sizes, "--no-null": None}.items()
+        if option in known and not (is_one and option in ("--length", "--prompts"))
+        for part in (option, value)
+        if part is not None
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_the_command_runs(line, command, tmp_path, monkeypatch, alice):
+    """Each of the pages but those of measures, whose commands differ in the name alone."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(alice[:20000], encoding="utf-8")
+    models = "".join(f"{path},{place}\n" for place, path in enumerate(STEPS[-3:]))
+    Path("models.csv").write_text(f"model,score\n{models}", encoding="utf-8")
+    Path("small.toml").write_text(STUDY, encoding="utf-8")
+    code, printed, error = command(*small_words(line))
+    assert code == 0, error
+    assert printed
 
 
 def test_every_option_in_the_text_exists():

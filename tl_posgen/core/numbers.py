@@ -22,6 +22,7 @@ ALL = "all"  # label of all prompts along the dim "group"; the others leave one 
 SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
 KEPT = ("init", "group", "end", *SAMPLED)
 MOST_LABELS = 16  # along a dim of positions, distances, .. whose numbers go into summary.json; names all do
+MOST_PLACES = 128  # along all such dims together: no maps of short prompts
 MOST_SHOWN = 20  # labels that a message lists
 NO_NULL = "no null measured"
 
@@ -234,7 +235,7 @@ class Numbers:
             over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
             variable = self.measure.variables.get(str(name))
             is_ids = variable is not None and variable.holds  # which have no mean
-            if is_ids or array.dtype.kind not in "fiub" or any(is_long(array, dim) for dim in over):
+            if is_ids or array.dtype.kind not in "fiub" or is_long(array, over):
                 continue
             for place in np.ndindex(*(array.sizes[dim] for dim in over)):
                 one = array.isel(dict(zip(over, place, strict=True)))
@@ -245,10 +246,11 @@ class Numbers:
         return found
 
 
-def is_long(array: xr.DataArray, dim: Any) -> bool:
-    """Return whether a dim has too many labels for summary.json; names, such as conditions, are never too many."""
-    named = dim in array.coords and array[dim].dtype.kind in "OU"
-    return array.sizes[dim] > MOST_LABELS and not named
+def is_long(array: xr.DataArray, over: Sequence[Any]) -> bool:
+    """Return whether an array has too many numbers for summary.json along dims without names; names, such as
+    conditions, are never too many."""
+    sizes = [array.sizes[dim] for dim in over if dim not in array.coords or array[dim].dtype.kind not in "OU"]
+    return max(sizes, default=1) > MOST_LABELS or math.prod(sizes) > MOST_PLACES
 
 
 def at_labels(data: Any, labels: Mapping[str, Any], of: str) -> Any:
