@@ -1,6 +1,7 @@
 """Rules on real models: recall against brute force, losses under hooks, the plan, files, and what is refused."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 
@@ -11,6 +12,7 @@ from families import family_cases
 
 import tl_posgen
 from tl_posgen.errors import InputError
+from tl_posgen.frequencies import FrequencyRule, with_frequencies
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import losses_of, token_losses
 from tl_posgen.models.tokens import to_prompts
@@ -176,6 +178,34 @@ def test_rules_stand_between_drawn_and_the_best_keys(with_null):
     assert float(result.numbers("recall", rule="drawn", budget=BUDGET).null.text(".2f")[12:]) > 0.8
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("rule", ["sinks", "slashes", "drawn"])
+def test_hidden_keys_are_no_padding_for_hooks_that_follow(result, mini, rows, rule, streamed):
+    table = RuleTable.from_result(result, BUDGET, rule)
+    narrow = replace(table, heads=[replace(one, budget=2) for one in table.heads])
+    one, other = apply_rules(mini, narrow), with_frequencies(mini, FrequencyRule("linear", 2))
+    tokens = torch.stack(rows)
+    with tl_posgen.streaming(mini) if streamed else nullcontext():
+        found = [token_losses(mini, tokens, hooks) for hooks in (one + other, other + one)]
+    torch.testing.assert_close(*found)  # neither reads the scores, so that their order changes nothing
+    assert not torch.allclose(found[0], token_losses(mini, tokens, other), atol=1e-2)
+
+
+def test_the_oracle_ranks_by_the_scores_of_the_pass(result, mini, rows):
+    table, found = RuleTable.from_result(result, BUDGET, "oracle"), {}
+    noise = torch.randn(4, CUT["length"], CUT["length"], generator=torch.Generator().manual_seed(0))
+    own = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: scores + 3 * noise)]
+    kept = [("blocks.1.attn.hook_pattern", lambda pattern, hook: found.setdefault(len(found), pattern))]
+    for hooks in (own, own + apply_rules(mini, replace(table, heads=[one for one in table.heads if one.layer == 1]))):
+        mini.run_with_hooks(rows[0][None], fwd_hooks=[*hooks, *kept])
+    before, after = (found[number][0] for number in range(2))
+    for group in ([0, 1], [2, 3]):
+        for query in range(BUDGET, CUT["length"]):
+            best = {int(key) for head in group for key in before[head, query].topk(BUDGET).indices}
+            for head in group:
+                assert {int(key) for key in after[head, query].nonzero()[:, 0]} == best
+
+
 def test_tables_go_through_files_and_give_the_same_hooks(result, mini, rows, tmp_path):
     table, path = RuleTable([], {}), tmp_path / "rules.json"
     for rule in ("sinks", "mean_query", None):
@@ -193,6 +223,21 @@ def test_tables_go_through_files_and_give_the_same_hooks(result, mini, rows, tmp
     assert {*entry["heads"][0]} == {"layer", "key_value_head", "query_heads", "rule", "budget", "parameters"}
     loaded = tl_posgen.load(result.save(tmp_path / "rules.nc"))["rules"]
     assert RuleTable.from_result(loaded, BUDGET).frame().equals(table.frame())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_rule_that_is_not_known_is_refused(result):
+    with pytest.raises(InputError, match="rule 'widnow': choose from window, sinks"):
+        HeadRule(0, 0, (0, 1), "widnow", 3)
+    with pytest.raises(InputError, match=r"rule = \['window'\]"):
+        RuleTable.from_result(result, BUDGET, ["window"])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_budget_of_numpy_is_written_as_a_number(result, tmp_path):
+    for budget in result.own["budget"].values:
+        path = RuleTable.from_result(result, budget, "window").to_json(tmp_path / "rules.json")
+        assert RuleTable.from_json(path).heads[0].budget == budget
 
 
 def test_what_is_no_table_or_of_another_model_is_refused(result, mini, tmp_path):
@@ -227,6 +272,7 @@ def test_what_is_no_table_or_of_another_model_is_refused(result, mini, tmp_path)
         "components": {"mean_queries": [[1.0], [1.0]], "mean_key": [1.0]},
         "finite numbers": {"mean_key": [np.nan] * 32},
         "n_distances = 0": {"n_distances": 0},
+        "n_distances = 1000000000000": {"n_distances": 10**12},
         "weights = 'far'": {"weights": "far"},
     }.items():
         entry = found["heads"][0] | {"parameters": found["heads"][0]["parameters"] | changes}

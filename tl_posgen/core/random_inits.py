@@ -72,14 +72,14 @@ def random_inits_of(model: WrappedModel, seeds: Sequence[int]) -> RandomInits:
     return RandomInits(model, [*seeds])
 
 
-MOST = 2**63  # what a torch generator takes
+MOST = 2**32  # torch generators read 32 bits of a seed: larger ones would share their draws
 
 
 def check_seeds(seeds: Any) -> list[int]:
     """Return seeds as a list; InputError for anything else than a sequence of different integers."""
     if not fits(seeds, Sequence[int]) or not all(0 <= seed < MOST for seed in seeds):
         raise InputError(
-            f"null_seeds={seeds!r}: give whole numbers, 0 or more, such as (0,) or (0, 1, 2), or () for no random init"
+            f"null_seeds={seeds!r}: give whole numbers below 2^32, such as (0,) or (0, 1, 2), or () for no random init"
         )
     if len(set(seeds)) < len(seeds):
         raise InputError(f"null_seeds={list(seeds)}: each seed may stand only once")
@@ -87,7 +87,7 @@ def check_seeds(seeds: Any) -> list[int]:
 
 
 def check_seed(seed: Any) -> int:
-    """Return a seed of draws; InputError for anything else than a whole number, 0 or more."""
+    """Return a seed of draws; InputError for anything else than a whole number, 0 to 2^32 - 1."""
     if not fits(seed, int) or not 0 <= seed < MOST:
-        raise InputError(f"seed = {seed!r}: give a whole number, 0 or more")
+        raise InputError(f"seed = {seed!r}: give a whole number, 0 or more, below 2^32")
     return int(seed)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backends.sites import is_hooked, offer_row_edit, plain_scores
+from tl_posgen.models.backends.sites import begin_pass, is_hooked, offer_row_edit, plain_scores, spans_of_first_edit
 from tl_posgen.models.capture.padding import WITHOUT_CACHE, spans_of_rows, spans_of_scores
 from tl_posgen.models.capture.reading import layer_capture
 from tl_posgen.models.geometry.pass_proof import as_used
@@ -37,6 +37,9 @@ class RowByRow:
     matrix is formed for it: it is called for one block of consecutive queries after the other, with the keys up to the
     last of these (for the whole prompt where the pass is also captured).
 
+    Attributes:
+        with_own: whether scores_of also gets the scores of the pass, those that it replaces, as a second argument.
+
     Example:
         >>> from tl_posgen import load_model
         >>> model, prompt = load_model("mini"), torch.arange(9)[None]
@@ -50,10 +53,13 @@ class RowByRow:
         True
     """
 
-    scores_of: ScoresOf
+    scores_of: Callable[..., Float[Tensor, "head query key"] | Bool[Tensor, "head query key"]]
+    with_own: bool = False
 
-    def __call__(self, capture: LayerCapture) -> Float[Tensor, "head query key"] | Bool[Tensor, "head query key"]:
-        return self.scores_of(capture)
+    def __call__(
+        self, capture: LayerCapture, own: Float[Tensor, "head query key"] | None = None
+    ) -> Float[Tensor, "head query key"] | Bool[Tensor, "head query key"]:
+        return self.scores_of(capture, own) if self.with_own else self.scores_of(capture)
 
 
 def replace_scores(
@@ -67,11 +73,12 @@ def replace_scores(
     """score_ij <- scores_of(capture)_ij for the chosen heads and layers, wherever key j is visible to query i.
 
     Args:
-        scores_of: function of a layer's capture (q and k before RoPE, after qk-norm; geometry) that returns scores
-            [head, query, key] of the heads in `capture.heads`, where -inf hides a visible key; or booleans, False for
-            keys to hide from the scores that the model has. Entries outside the causal mask are ignored: they keep the
-            model's mask value. It is called once per layer and prompt; a `RowByRow` with a KV cache once per layer and
-            forward pass, and for every block of rows where attention is streamed.
+        scores_of: function of a layer's capture (q and k before RoPE, after qk-norm, as these hooks find them: give
+            hooks that change q or k before these; geometry) that returns scores [head, query, key] of the heads in
+            `capture.heads`, where -inf hides a visible key; or booleans, False for keys to hide from the scores that
+            the model has. Entries outside the causal mask are ignored: they keep the model's mask value. It is called
+            once per layer and prompt; a `RowByRow` with a KV cache once per layer and forward pass, and for every block
+            of rows where attention is streamed.
         layers, heads: chosen layers and heads; all if left out. Heads are indices, chosen in every chosen layer, or
             (layer, head) pairs, or a frame with the columns layer and head, such as a measure's result.
         needs_positions: refuse layers whose positions are added to the residual stream: their scores do not depend on
@@ -128,6 +135,7 @@ class _LayerEdit:
         return [*((names[part], partial(self.keep, part)) for part in ("q", "k")), (names["attn_scores"], self.edit)]
 
     def keep(self, part: str, value: Tensor, hook: object) -> None:
+        begin_pass(self.attn)
         self.parts[part] = self.probed.sites.read(part, value)
         by = self.wrapped.streamed.by
         if isinstance(self.scores_of, RowByRow) and by is not None and not by.listeners:  # which are shown the scores
@@ -138,8 +146,8 @@ class _LayerEdit:
             return attn_scores  # rows are edited as they are formed
         self.wrapped.require_shown(self.probed)
         dtype, (n_queries, n_keys) = self.parts["q"].dtype, attn_scores.shape[-2:]
-        spans_of = partial(spans_of_scores, self.probed.geometry, attn_scores, dtype)
-        return self.rows_of_pass(n_queries, n_keys, spans_of)(attn_scores, n_keys)
+        find = partial(spans_of_scores, self.probed.geometry, attn_scores, dtype)
+        return self.rows_of_pass(n_queries, n_keys, partial(spans_of_first_edit, self.attn, find))(attn_scores, n_keys)
 
     def of_rows(self, mask: Mask, n_queries: int, n_keys: int) -> RowEdit:
         """Return the edit of blocks of rows of a streamed pass."""
@@ -236,7 +244,7 @@ class _PassEdit:
         self, capture: LayerCapture, old: Float[Tensor, "head query key"]
     ) -> Float[Tensor, "head query key"]:
         """Return the new scores, where a key is visible."""
-        scores = self.scores_of(capture)
+        scores = self.scores_of(capture, old) if isinstance(self.scores_of, RowByRow) else self.scores_of(capture)
         if not isinstance(scores, Tensor) or scores.shape != old.shape:
             raise InputError(
                 f"layer {capture.layer}: the new scores are {list(getattr(scores, 'shape', [])) or repr(scores)}, "

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.files import write_whole
-from tl_posgen.core.options import Count, Each, fits, require
+from tl_posgen.core.options import Count, Distances, Each, fits, require
 from tl_posgen.errors import InputError
-from tl_posgen.rules.numbers.rule_scores import N_SINKS, PREDICTING, RULES, Means, Rule, Weights
+from tl_posgen.rules.numbers.rule_scores import N_SINKS, PREDICTING, Means, Rule, Weights
 
 Reference = Literal["drawn", "oracle"]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
@@ -56,6 +56,7 @@ class HeadRule:
 
     def __post_init__(self) -> None:
         """Refuse what no hook could impose."""
+        check_rule(self.rule)
         if self.rule != ALL and not fits(self.budget, Count):
             raise InputError(f"budget {self.budget!r} of {self.rule}: give a whole number, 1 or more")
         if self.rule in PREDICTING and self.means is None:
@@ -74,8 +75,7 @@ class HeadRule:
     def from_json(cls, entry: Mapping[str, Any]) -> "HeadRule":
         """Return the rule of an entry."""
         rule, heads, found = entry["rule"], entry["query_heads"], entry["parameters"]
-        if rule not in (*RULES, *REFERENCES, ALL):
-            raise InputError(f"rule {rule!r}: choose from {', '.join((*RULES, *REFERENCES, ALL))}")
+        check_rule(rule)
         for name, kind in {"layer": int, "key_value_head": int, "budget": int | None}.items():
             require(name, entry[name], kind)
         require("query_heads", heads, Annotated[Sequence[int], Each()])
@@ -89,10 +89,16 @@ class HeadRule:
                     f"{rule}: mean queries {list(q.shape)} and mean key {list(k.shape)} of {len(heads)} heads; give a "
                     "row of finite numbers for each head, and one row"
                 )
-            require("n_distances", found["n_distances"], Count)
+            require("n_distances", found["n_distances"], Distances)
             require("weights", found["weights"], Weights)
             means = Means(q, k.expand(len(heads), -1), found["n_distances"], found["weights"])
         return cls(entry["layer"], entry["key_value_head"], tuple(heads), rule, entry["budget"], means)
+
+
+def check_rule(rule: Any) -> None:
+    """Refuse the name of a rule that is not known."""
+    if rule not in WORDS:
+        raise InputError(f"rule {rule!r}: choose from {', '.join(WORDS)}")
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,7 @@ class RuleTable:
             require("calibration", found["calibration"], Mapping)
             require("heads", found["heads"], Sequence[Mapping])
             return cls([HeadRule.from_json(one) for one in found["heads"]], found["calibration"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{path}: no table of rules ({type(error).__name__}: {error})") from error
@@ -170,7 +176,8 @@ class RuleTable:
         """
         if getattr(result, "name", "") != "rules":
             raise InputError(f"{result!r}: give a result of the measure rules, or a table of rules")
-        budget = min(result.own["budget"].values.tolist()) if budget is None else budget
+        require("rule", rule, str | None)
+        budget = int(min(result.own["budget"].values) if budget is None else budget)
         data = result.sel(budget=budget)
         if rule is not None and rule not in data["rule"].values:
             raise InputError(f"rules: no rule {rule!r}; it has {', '.join(map(str, data['rule'].values))}")

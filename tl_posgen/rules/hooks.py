@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -109,9 +109,9 @@ def check_heads(model: Model, rules: Sequence[HeadRule]) -> None:
         place = f"rule of layer {one.layer}, key/value head {one.key_value_head}"
         if any(geometry.key_head(head) != one.key_value_head for head in one.heads):
             raise InputError(f"{place}: query heads {list(one.heads)} do not read it")
-        if not seen.isdisjoint(every := {(one.layer, head) for head in one.heads}):
-            raise InputError(f"{place}: one of the query heads {list(one.heads)} has a rule already; give it one")
-        seen |= every
+        if (one.layer, one.key_value_head) in seen:
+            raise InputError(f"{place}: has a rule already; give one, with all its query heads, which see their union")
+        seen.add((one.layer, one.key_value_head))
         if one.rule in PREDICTING and one.means is not None and one.means.q.shape[1] != geometry.d_head:
             raise InputError(f"{place}: its means have {one.means.q.shape[1]} components, and heads {geometry.d_head}")
 
@@ -127,20 +127,25 @@ def hooks_of(model: Model, rules: Sequence[HeadRule], seed: int = 0) -> HookList
     for layer, some in groupby(rules, key=lambda one: one.layer):
         of_layer = list(some)
         heads = [(layer, head) for one in of_layer for head in one.heads]
-        found += replace_scores(model, RowByRow(partial(keys_seen, of_layer, seed)), heads=heads)
+        found += replace_scores(model, RowByRow(partial(keys_seen, of_layer, seed), with_own=True), heads=heads)
     return found
 
 
-def keys_seen(rules: Sequence[HeadRule], seed: int, capture: LayerCapture) -> Bool[Tensor, "head query key"]:
-    """Return the keys of a layer that the rules of its heads keep; all of a head without a rule."""
+def keys_seen(
+    rules: Sequence[HeadRule], seed: int, capture: LayerCapture, own: Float[Tensor, "head query key"]
+) -> Bool[Tensor, "head query key"]:
+    """Return the keys of a layer that the rules of its heads keep; all of a head without a rule.
+
+    Args:
+        own: scores of the pass, which the oracle ranks by.
+    """
     n_queries, n_keys = capture.q.shape[1], capture.k.shape[1]
     visible = capture.geometry.sees(distances_of(n_queries, n_keys, capture.q.device))
     seen = torch.ones(len(capture.heads), n_queries, n_keys, dtype=torch.bool, device=capture.q.device)
-    scores = cache(capture.scores)  # formed for the oracle alone, once for all heads
     for one in rules:
         places = [list(capture.heads).index(head) for head in one.heads]
         is_oracle = one.rule == "oracle"
-        ranked = scores()[places] if is_oracle else ranks_by(one.rule, capture, places, one.means, seed)
+        ranked = own[places] if is_oracle else ranks_by(one.rule, capture, places, one.means, seed)
         seen[places] = kept_keys(ranked.detach(), visible, one.budget or n_keys).any(0)
     return seen
 

@@ -109,3 +109,11 @@ def test_draws_are_even_and_know_head_query_key_and_seed():
         away = ~torch.eye(200, dtype=torch.bool)
         assert abs(torch.corrcoef(torch.stack([drawn[:, away].ravel(), other[:, away].ravel()]))[0, 1]) < 0.02
     torch.testing.assert_close(drawn_scores(heads[1:], 2, 150, 0), drawn[1:, 148:150, :150])
+
+
+def test_heads_and_seeds_share_no_draws():
+    heads = torch.arange(6)
+    found = [drawn_scores(heads, 20, 20, seed) for seed in (0, 1, 2, 2**31, 2**32 - 1)]
+    rows = torch.cat(found).flatten(1)
+    assert len(torch.unique(rows, dim=0)) == len(rows)
+    assert torch.corrcoef(rows).fill_diagonal_(0).abs().max() < 0.2

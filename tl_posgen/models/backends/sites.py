@@ -59,6 +59,9 @@ def hook_points(model: Model, names: Iterable[str]) -> dict[str, Any]:
 ROW_EDITS = "_tl_posgen_row_edits"  # attribute of an attention module between its queries and its scores
 
 
+SPANS = "_tl_posgen_spans"  # attribute of an attention module from its first edit on
+
+
 def offer_row_edit(attn: Any, edit: Any) -> None:
     """Let a hook on the scores of this streamed module be replaced, in this pass, by an edit of blocks of rows."""
     vars(attn).setdefault(ROW_EDITS, {})[edit] = None
@@ -67,6 +70,20 @@ def offer_row_edit(attn: Any, edit: Any) -> None:
 def take_row_edits(attn: Any) -> list[Any]:
     """Return the edits offered in this pass, in order, and forget them."""
     return list(vars(attn).pop(ROW_EDITS, ()))
+
+
+def spans_of_first_edit(attn: Any, find: Callable[[], list[slice]]) -> list[slice]:
+    """Return the text of every prompt in this pass as it was found before the first edit of this module's scores, as
+    keys that an edit hides look like padding; `begin_pass` forgets it."""
+    known = vars(attn)
+    if SPANS not in known:
+        known[SPANS] = find()
+    return known[SPANS]
+
+
+def begin_pass(attn: Any) -> None:
+    """Forget what was found of this module's scores in an earlier pass."""
+    vars(attn).pop(SPANS, None)
 
 
 def is_hooked(attn: Any) -> bool:

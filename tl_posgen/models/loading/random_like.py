@@ -12,7 +12,7 @@ from tl_posgen.models.wrapped import WrappedModel, wrap
 
 def require_seed(seed: object) -> None:
     """Refuse what torch's generators do not take."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise InputError(f"seed = {seed!r}: give a whole number, 0 or more")
 
 

@@ -129,7 +129,7 @@ def drawn_scores(
     """Return numbers in [0, 1] of head, query and key, as good as drawn, and the same when a prompt is written on."""
     position = torch.arange(n_keys, device=heads.device)
     query = position[n_keys - n_queries :, None]
-    drawn = torch.full_like(heads[:, None, None], seed % 2**31)
+    drawn = scrambled(torch.full_like(heads[:, None, None], seed % 2**32))
     for number in (heads[:, None, None], query, position):
         drawn = scrambled(drawn + number)
     return drawn.float() / 2**32
