@@ -18,7 +18,7 @@ from tl_posgen.models.layers.capture import LayerCapture, finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
 from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.provenance import model_label
-from tl_posgen.models.selection import one_head
+from tl_posgen.models.selection import head_name, one_head
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.prompt.deletion import Deletion
@@ -253,7 +253,7 @@ def labelled(
     rounding = allowed_error(capture.rotated_q, capture.rotated_k, geometry, wrapped.dtype)[0, asked.query, keys]
     if not bool((off <= rounding).all()):
         raise UnsupportedModelError(
-            f"layer {asked.layer}: the terms of head {asked.head} add up to other scores than the pass used, off by "
+            f"the terms of {head_name(asked.layer, asked.head)} add up to other scores than the pass used, off by "
             f"{float(off.max()):.2g}; load the model in float32 if it is in half precision"
         )
     attention = used.softmax(-1)

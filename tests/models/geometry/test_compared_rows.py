@@ -60,7 +60,7 @@ def test_an_edit_is_named_and_the_scores_are_those_of_the_pass():
     with pytest.raises(UnsupportedModelError) as refusal:
         assert found.q is None
     assert str(refusal.value).startswith(
-        "layer 5: head 1, query 99 has scores that its q and k do not give: off by 0.5, the row's largest being "
+        "L5H1, query 99 has scores that its q and k do not give: off by 0.5, the row's largest being "
         f"{largest:.2g}. Likely cause"
     )
     assert "at some length below 100 tokens" in str(refusal.value)
@@ -71,7 +71,7 @@ def test_scores_that_are_no_numbers_are_not_those_of_q_and_k(value):
     capture, scores = drawn()
     found = as_used(capture, edited(scores, 3, 99, 6, value), torch.float32)
     assert isinstance(found, EditedCapture)
-    with pytest.raises(UnsupportedModelError, match="layer 5: head 3, query 99 "):
+    with pytest.raises(UnsupportedModelError, match="L5H3, query 99 "):
         assert found.q is None
 
 
@@ -80,7 +80,7 @@ def test_an_edit_between_the_rows_that_are_compared_is_seen_in_every_row_only():
     between = max(set(range(100)) - set(checked_rows(100).tolist()))
     changed = edited(scores, 1, between, 3, 0.5)
     assert as_used(capture, changed, torch.float32) is capture
-    with pytest.raises(UnsupportedModelError, match=f"head 1, query {between} has scores"):
+    with pytest.raises(UnsupportedModelError, match=f"L5H1, query {between} has scores"):
         assert as_used(capture, changed, torch.float32, every_row=True).q is None
 
 
@@ -94,7 +94,7 @@ def test_another_mask_is_named_before_other_scores(change):
         changed[1, 50, 51:] = 0.0
     found = as_used(capture, changed, torch.float32, every_row=True)
     assert isinstance(found, EditedCapture)
-    with pytest.raises(UnsupportedModelError, match=r"head 1, query (99|50) sees other keys than its mask gives\."):
+    with pytest.raises(UnsupportedModelError, match=r"L5H1, query (99|50) sees other keys than its mask gives\."):
         found.scores()
 
 
@@ -127,7 +127,7 @@ def test_rows_of_a_streamed_pass_may_be_off_by_what_rounding_may_do(dtype, row):
     assert isinstance(found, StreamedCapture)
     assert found.sinks is sinks
     assert torch.equal(found.q, capture.q)
-    with pytest.raises(UnsupportedModelError, match=f"layer 5: head 1, query {row} has scores that its q and k do not"):
+    with pytest.raises(UnsupportedModelError, match=f"L5H1, query {row} has scores that its q and k do not"):
         as_streamed(capture, q, turned(q, k, 1, row, 1.2 * allowed), sinks, dtype)
 
 
@@ -137,10 +137,10 @@ def test_what_a_streamed_pass_differs_by_is_named():
     with pytest.raises(UnsupportedModelError) as refusal:
         as_streamed(capture, q, turned(q, turned(q, k, 0, 99, 0.5), 1, 57, -0.25), None, torch.float32)
     assert str(refusal.value).startswith(
-        "layer 5: head 3, query 99 has scores that its q and k do not give: off by 0.5. Likely cause"
+        "L5H3, query 99 has scores that its q and k do not give: off by 0.5. Likely cause"
     )
     assert "at some length below 100 tokens" in str(refusal.value)
-    with pytest.raises(UnsupportedModelError, match="head 3, query 0 has scores"):
+    with pytest.raises(UnsupportedModelError, match="L5H3, query 0 has scores"):
         as_streamed(capture, q.index_fill(1, torch.tensor(0), torch.nan), k, None, torch.float32)
 
 

@@ -54,9 +54,7 @@ def test_edits_are_seen_whatever_the_order(llama, what, first):
     torch.testing.assert_close(edited.scores()[:, visible], used[0][:, visible])
     torch.testing.assert_close(edited.pattern, edited.scores().softmax(-1))
     for ask in (lambda: edited.q, lambda: edited.rotated_k):
-        with pytest.raises(
-            UnsupportedModelError, match=r"layer 1: head \d, query \d+ has scores that its q and k do not"
-        ):
+        with pytest.raises(UnsupportedModelError, match=r"L1H\d, query \d+ has scores that its q and k do not"):
             ask()
 
 
@@ -99,7 +97,7 @@ def test_measures_of_scores_and_patterns_take_those_of_the_pass(llama, name):
         )  # fmt: skip
     notes = [sentence for sentence in result.findings() if "scores that are not those of q and k" in sentence]
     assert len(notes) == 1
-    assert "in layer 0, 1. layer 0: head" in notes[0]
+    assert "in layer 0, 1. L0H" in notes[0]
 
 
 @pytest.mark.parametrize("name", ["variance", "mean_key", "planes"])
@@ -108,7 +106,7 @@ def test_measures_of_queries_and_keys_refuse_edited_scores(llama, name):
     with (
         torch.no_grad(),
         tl_posgen.attach(llama, [name]),
-        pytest.raises(UnsupportedModelError, match=r"layer 0: head .* Likely cause: a hook that edits scores"),
+        pytest.raises(UnsupportedModelError, match=r"L0H\d.* Likely cause: a hook that edits scores"),
     ):
         llama.run_with_hooks(TOKENS, fwd_hooks=at_dummy_distance(llama, beyond=8))
 
@@ -194,7 +192,7 @@ def test_edits_of_any_query_show(llama):
     captures = []
     with torch.no_grad(), capturing(llama, captures.append):
         llama.run_with_hooks(TOKENS, fwd_hooks=edit(0, "attn_scores", one_query))
-    with pytest.raises(UnsupportedModelError, match=f"layer 0: head 2, query {unchecked} has scores"):
+    with pytest.raises(UnsupportedModelError, match=f"L0H2, query {unchecked} has scores"):
         assert captures[0].q is None
 
 

@@ -173,7 +173,7 @@ def test_rows_of_an_output_may_be_off_by_what_rounding_may_do(geometry, sinks):
     one = done(geometry, sinks=sinks)
     for row in ROWS:
         prove_rows(geometry, off_by(one, 2, row, 0.8, geometry))
-        with pytest.raises(UnsupportedModelError, match=f"layer 5: head 2, query {row} of 13: its output is not what"):
+        with pytest.raises(UnsupportedModelError, match=f"L5H2, query {row} of 13: its output is not what"):
             prove_rows(geometry, off_by(one, 2, row, 1.2, geometry))
     prove_rows(geometry, off_by(one, 2, 11, 99.0, geometry))  # one of the rows that are not compared
 
@@ -184,17 +184,17 @@ def test_another_geometry_is_refused_with_what_the_output_is_off_by():
     off = (expected - one.z)[0, 0, 8].abs().max()
     largest = expected[0, 0, 8].abs().max()
     with pytest.raises(
-        UnsupportedModelError, match=f"head 0, query 8 of 13: .*off by {off:.2g}, .* {largest:.2g}.*of 13|below 13"
+        UnsupportedModelError, match=f"L5H0, query 8 of 13: .*off by {off:.2g}, .* {largest:.2g}.*of 13|below 13"
     ):
         prove_rows(PLAIN, one)
-    with pytest.raises(UnsupportedModelError, match="head 1, query 12 "):
+    with pytest.raises(UnsupportedModelError, match="L5H1, query 12 "):
         prove_rows(PLAIN, off_by(done(), 1, 12, float("nan")))
 
 
 def test_half_precision_is_compared_as_such():
     one = done(dtype=torch.bfloat16)
     prove_rows(PLAIN, one)
-    with pytest.raises(UnsupportedModelError, match="head 3, query 12 "):
+    with pytest.raises(UnsupportedModelError, match="L5H3, query 12 "):
         prove_rows(PLAIN, off_by(one, 3, 12, 3.0))
 
 
@@ -204,7 +204,7 @@ def test_of_a_padded_prompt_the_last_query_of_its_text_is_compared(side):
     padding[1, slice(4) if side == "left" else slice(9, None)] = False
     one, last = done(padding=padding), 12 if side == "left" else 8
     prove_rows(PLAIN, off_by(one, 2, last - 1, 99.0))
-    with pytest.raises(UnsupportedModelError, match=f"head 2, query {last} of 13"):
+    with pytest.raises(UnsupportedModelError, match=f"L5H2, query {last} of 13"):
         prove_rows(PLAIN, off_by(one, 2, last, 2.0))
 
 

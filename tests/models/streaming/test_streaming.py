@@ -161,7 +161,7 @@ def test_a_pass_whose_geometry_changed_is_refused_with_the_layer(backend, family
             before = held[1]
             held[1] = type(before)(**{**vars(before), "window": 3})
         try:
-            with pytest.raises(UnsupportedModelError, match=r"layer [01]: head \d, query \d+ of 40"):
+            with pytest.raises(UnsupportedModelError, match=r"L[01]H\d, query \d+ of 40"):
                 model(tokens)
         finally:
             if backend == "hooked":

@@ -10,6 +10,7 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.sites import plain_scores
 from tl_posgen.models.geometry.proof import allowed_error, rounding_of_scores, without_row_offsets
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture, scores_from
+from tl_posgen.models.selection import head_name
 
 ROWS = 64  # query rows compared: all of a short prompt, the first, the last and some between of a long one
 STREAMED_ROWS = 8
@@ -85,7 +86,7 @@ def as_used(
     if fine:
         return capture
     head, row, _ = worst(masked.float() if masked.any() else error)
-    place = f"layer {capture.layer}: head {capture.heads[head]}, query {int(positions[row])}"
+    place = f"{head_name(capture.layer, capture.heads[head])}, query {int(positions[row])}"
     if masked.any():
         differs = "sees other keys than its mask gives"
     else:
@@ -129,7 +130,7 @@ def as_streamed(
         return StreamedCapture(capture, sinks)
     head, row, _ = worst(error)
     raise UnsupportedModelError(
-        f"layer {capture.layer}: head {capture.heads[head]}, query {int(rows[row])} has scores that its q and k do "
+        f"{head_name(capture.layer, capture.heads[head])}, query {int(rows[row])} has scores that its q and k do "
         f"not give: off by {float(error[head, row].max()):.2g}. Likely cause: a hook that edits queries or keys after "
         f"their hooks, or a rotation that changes at some length below {n} tokens; where streaming=False is possible, "
         "the scores of the pass are measured." + rounding_of_scores(float(error.max()), q, k, geometry, dtype)

@@ -31,6 +31,7 @@ from tl_posgen.models.memory import require_pass_fits
 from tl_posgen.models.model import Model
 from tl_posgen.models.rounding import rounding_remedy
 from tl_posgen.models.same_logits import centred, logit_error, random_tokens
+from tl_posgen.models.selection import head_name
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
 LONG = 1024  # tokens: longer prompts are streamed unless told otherwise
@@ -246,7 +247,7 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
         if wrong.any():
             head, row = wrong.nonzero()[0].tolist()
             raise UnsupportedModelError(
-                f"layer {geometry.layer}: head {head}, query {int(own[row])} of {n}: its output is not what its scores "
+                f"{head_name(geometry.layer, head)}, query {int(own[row])} of {n}: its output is not what its scores "
                 f"and values give: off by {float(off[head, row]):.2g}, the largest being "
                 f"{float(expected[head, row].abs().max()):.2g}. Likely cause: a geometry that changes at some length "
                 f"below {n} tokens (windows, scaled queries), or attention that changed after the model was probed; "
