@@ -24,7 +24,7 @@ from tl_posgen.joining.profiles import MOST_PAIRS
 from tl_posgen.joining.profiles_figures import order_of_columns
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position import Variance, all_positions, by_split, substitute
+from tl_posgen.position import Variance, all_positions, by_split, substitute, uniform
 
 pytestmark = pytest.mark.slow
 
@@ -257,6 +257,29 @@ def test_other_papers_metrics_and_what_position_costs_are_said_first(mini, alice
     pairs = found.table()["pair"]
     assert pairs.iloc[0] == "concentration of K, cost of the slash"
     assert len(pairs) == 20 + len(PAIRS)
+
+
+def test_columns_that_are_zero_by_construction_have_no_ranks(family_model):
+    """ALiBi: nothing turns, so that what is left of the interaction and its cost is rounding."""
+    model = family_model("bloom")
+    rows = torch.randint(2, 60, (4, 20), generator=torch.Generator().manual_seed(0))
+    found = Profiles(period=10)(model, rows, null_seeds=(), progress=False).own["rho"].sel(end="value")
+    for name in ("interaction", "cost_interaction"):
+        assert found.sel(column=name).isnull().all()
+    assert found.sel(scope="over heads", column="slash_score", column_2="cost_head").notnull()
+
+
+def test_the_cost_of_the_interaction_is_of_the_distances_that_a_window_shows(family_model):
+    model = family_model("mistral")
+    rows = torch.randint(2, 60, (4, 16), generator=torch.Generator().manual_seed(0))
+    found = Profiles(period=8, cost_prompts=4)(model, rows, null_seeds=(), progress=False).own["cost"]
+    plain = token_losses(model, rows)
+    rises = {
+        n: (token_losses(model, rows, substitute(model, by_split(uniform(n)), heads=[(1, 2)])) - plain).mean(-1)
+        for n in (6, 16)
+    }
+    assert (rises[6] - rises[16]).abs().max() > 1e-4
+    np.testing.assert_allclose(found.sel(edit="interaction", layer=1, head=2), rises[6], atol=1e-6)
 
 
 def test_figures_show_the_numbers(result):

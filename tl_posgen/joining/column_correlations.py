@@ -6,6 +6,7 @@ from itertools import combinations, product
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
 
 from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.core.numbers import TRAINED
@@ -101,7 +102,7 @@ def correlations(data: xr.Dataset) -> xr.DataArray:
     """Return Spearman's rho of every two columns over heads, and of their ranks within layers, with intervals."""
     columns = columns_of(data)
     heads = xr.Dataset(columns).stack(unit=HEAD)
-    values = [torch.from_numpy(heads[name].values.astype(float)) for name in columns]
+    values = [torch.from_numpy(without_rounding(name, heads[name].values.astype(float))) for name in columns]
     layers, found = torch.from_numpy(heads["layer"].values.copy()), []
     for group in (None, layers):
         rho = np.full((len(ENDS), len(columns), len(columns)), np.nan)
@@ -110,6 +111,13 @@ def correlations(data: xr.Dataset) -> xr.DataArray:
         found.append(rho)
     labels = {"scope": list(SCOPES), "end": list(ENDS), "column": list(columns), "column_2": list(columns)}
     return xr.DataArray(np.stack(found), labels, list(labels))
+
+
+def without_rounding(name: str, values: Float[np.ndarray, " head"]) -> Float[np.ndarray, " head"]:
+    """Return a column, NaN where it differs over heads by rounding alone, which has no ranks: by no more than the
+    rounding of mean losses in float32 for costs, in nats, and of sums in float64 for others."""
+    spread = np.nanmax(values) - np.nanmin(values) if np.isfinite(values).any() else 0.0
+    return values if spread > (1e-6 if name.startswith("cost_") else 1e-9) else np.full_like(values, np.nan)
 
 
 def pairs_of(data: xr.Dataset) -> list[tuple[str, str]]:

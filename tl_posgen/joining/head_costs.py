@@ -16,7 +16,7 @@ from tl_posgen.hooks.replace_scores import HookList, replace_scores
 from tl_posgen.joining.numbers.attention_mass import take_from_drawn_keys
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.position.substitution.hooks import all_positions, by_split, substitute
+from tl_posgen.position.substitution.hooks import by_split, substitute, visible_distances
 
 COSTS = ("interaction", "slash", "elsewhere", "head")
 TOGETHER = ("slash", "elsewhere", "head", "drawn heads")  # of several heads at once; the last is "head" in drawn ones
@@ -73,7 +73,7 @@ class Edits:
     def hooks(self, edit: str, heads: Sequence[tuple[int, int]]) -> HookList:
         """Return the hooks of one of COSTS in these heads."""
         if edit == "interaction":
-            return substitute(self.model, by_split(all_positions), heads=heads)
+            return substitute(self.model, by_split(visible_distances), heads=heads)
         if edit == "head":
             return [hook for layer, head in heads for hook in with_outputs(layer, [head], self.means[layer])]
         return replace_scores(self.model, self.scores_of[edit], heads=heads)

@@ -60,7 +60,7 @@ class Profiles(Measure):
     additive r (`variance`), the first token left out; with Variance(absolute=True) among the measures, the share of the
     key's place too. On random tokens of which a block stands twice: mean attention to the previous token, to the
     earlier occurrence of the same token, and to the token after it. Costs are in nats per token: a head's scores
-    replaced by the nearest f(q, d) + g(q, k) over the prompt's distances ("interaction"), no attention at its slash
+    replaced by the nearest f(q, d) + g(q, k) over the distances that it sees ("interaction"), no attention at its slash
     distance ("slash"), as much attention taken from drawn keys at other distances ("elsewhere", the control of
     "slash"), its output replaced by the mean over prompts and positions ("head"). Joint costs are those of the 1, 2,
     4, .. heads of the highest slash scores edited at once, beside as many drawn heads at their means.
