@@ -82,6 +82,8 @@ def test_numbers_of_ones_own(mini):
         ([1.0, 0.1], r"layer 0: frequencies: \[2\] values for 16 RoPE planes"),
         (lambda rope: 3, "let the function give a Rope"),
         (lambda rope: Rope(), r"\[0\] values for 16"),
+        (lambda rope: replace(rope, inv_freq=[1, 2]), r"\[2\] values for 16"),
+        (lambda rope: replace(rope, inv_freq="fast"), "give a FrequencyRule"),
         ("linear 2", "give a FrequencyRule"),
         ([float("nan")] * 16, "finite"),
         ([True] * 16, "give a FrequencyRule"),

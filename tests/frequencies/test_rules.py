@@ -153,6 +153,8 @@ def test_one_plane_has_no_random_change_and_none_needs_none():
         (lambda: FrequencyRule("longrope", 2), "needs one value a plane"),
         (lambda: FrequencyRule("linear", 2, values=[1.0]), "needs no values"),
         (lambda: FrequencyRule("longrope", 2, values=[1.0, 0]), r"values above 0 .* not \[1.0, 0\]"),
+        (lambda: FrequencyRule("given", values=[1e308]), "numbers that angles can be made of"),
+        (lambda: FrequencyRule("yarn", 2, 64)(Rope(torch.tensor([0.1, 0.1]))), "all alike have no base"),
         (lambda: FrequencyRule("longrope", 2, 1, [1.0]), "a training length of 2 or more"),
         (lambda: FrequencyRule("longrope", 2, values=[1.0]).of_model(1), "a training length of 2 or more"),
         (lambda: FrequencyRule("given", values=[1.0])(Rope(inverse_frequencies(4))), "1.* values for 2 RoPE planes"),

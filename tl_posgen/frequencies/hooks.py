@@ -86,7 +86,7 @@ def changed_rope(geometry: LayerGeometry, frequencies: Any) -> Rope:
             rope = frequencies(own)
             if not isinstance(rope, Rope):
                 raise InputError(f"frequencies gave {rope!r}: let the function give a Rope")
-            theta = rope.inv_freq
+            theta = as_numbers(rope.inv_freq)
         else:
             rope, theta = own, as_numbers(frequencies)
         if not fits(rope.scaling, Positive):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Literal, cast
 
 import torch
@@ -9,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
-from tl_posgen.core.options import Count, NonNegative, Positive, check_options
+from tl_posgen.core.options import MOST_DISTANCES, Count, NonNegative, Positive, check_options
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies.numbers.changed_frequencies import base_of, fastest_alone, one_a_plane
 from tl_posgen.models.conversion.rope_rules import TransformersRule, scaled_frequencies
@@ -62,6 +63,8 @@ class FrequencyRule:
         if bool(len(self.values)) != (self.name in ("longrope", "given")):
             needed = "one value a plane" if not len(self.values) else "no values, which longrope and given alone have"
             raise InputError(f"FrequencyRule: {self.name} needs {needed}")
+        if not all(isfinite(value * MOST_DISTANCES) for value in self.values):
+            raise InputError(f"FrequencyRule: values = {list(self.values)}: give numbers that angles can be made of")
         if self.name == "longrope" and (self.training_length == 1 or not all(value > 0 for value in self.values)):
             raise InputError(
                 "FrequencyRule: longrope divides by its values, and by the logarithm of the training length: give "
@@ -104,5 +107,7 @@ class FrequencyRule:
             changed, scaling = scaled_frequencies(name, self.factor, *where, tuple(map(float, self.values)))
         except OverflowError as error:
             raise InputError(f"{name}: factor = {self.factor!r} is too large to compute with") from error
+        except ZeroDivisionError as error:
+            raise InputError(f"{name}: frequencies that are all alike have no base; choose another rule") from error
         plain, _ = scaled_frequencies("linear", 1, *where)
         return changed / plain, scaling

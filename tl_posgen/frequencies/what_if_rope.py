@@ -134,7 +134,7 @@ class WhatIfRope(Measure):
         "map": head_map(
             *("distortion", ("distortion", {"change": "random"})),
             title="Distortion",
-            subtitle="rule {rules[0]}, factor {factors[0]:g}: sd of the change of scores over sd of scores; beside it, "
+            subtitle="{first}: sd of the change of scores over sd of scores; beside it, "
             "a random change of the same total angle",
             limits=None,
         ),
@@ -226,7 +226,8 @@ class WhatIfRope(Measure):
             forecast = LayerForecast(moments, sums.layers[layer][0], self.conditions(sums.seed))
             for name, values in forecast.variables().items():
                 found.setdefault(name, {})[layer] = values.cpu().numpy()
-        return xr.Dataset({name: sums.over_layers(name, of) for name, of in found.items()})
+        data = {name: sums.over_layers(name, of) for name, of in found.items()}
+        return xr.Dataset(data, attrs={"first": list(self.labelled)[1]})
 
     def of_model(self, run: Run) -> xr.Dataset:
         data, conditions = run.data, self.conditions(run.seed)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import tl_posgen
 from tl_posgen.core.engine import analyze
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
@@ -106,6 +107,13 @@ def test_the_page_of_an_example_shows_its_three_maps(result):
     np.testing.assert_array_equal(drawn[9].z, additive)
     assert (drawn[9].zmin, drawn[9].zmax, drawn[10].zmid) == (0, 1, 0)
     np.testing.assert_array_equal(drawn[11].x, result.own["loss"])
+
+
+def test_a_metric_of_whole_prompts_is_not_drawn_at_every_token(mini, prompts):
+    metric = tl_posgen.logit_difference(mini, " and", " the")
+    found = AttentionExamples(examples=1)(mini, prompts[:1], metric=metric, null_seeds=(), progress=False)
+    assert "loss" not in found.own
+    assert len(found.plot("patterns").data) == 3 * found.own.sizes["example"]
 
 
 def test_the_loss_is_that_of_the_token_that_a_query_predicts(result, mini, prompts):

@@ -18,6 +18,7 @@ from tl_posgen.core.options import Count
 from tl_posgen.core.run import Run
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.metric import CHOSEN
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition.layer_fits import fit_capture
@@ -46,17 +47,21 @@ def draw_patterns(result: Any) -> go.Figure:
     query predicts."""
     data = result.own
     heads = head_names(zip(data["layer"].values, data["head"].values, strict=True))
-    titles, n = [title for head in heads for title in (*(f"{head} · {name}" for name in MAPS), "loss")], len(MAPS) + 1
+    columns = [*MAPS, *(["loss"] if "loss" in data else [])]
+    titles = [name if name == "loss" else f"{head} · {name}" for head in heads for name in columns]
+    n = len(columns)
     panels = Panels(titles, columns=n, row_height=280)
     attention, difference = {"colorscale": SCALE, "zmin": 0, "zmax": 1}, {"colorscale": DIVERGING, "zmid": 0}
-    loss = go.Bar(x=data["loss"].values, orientation="h", marker_color=COLOURS[0], showlegend=False)
     for example in range(len(heads)):
         for number, picture in enumerate(maps_of(data, example)):
             colours = difference if number == len(SCORES) else attention
             panels.add(n * example + number, token_map(xr.DataArray(picture, dims=("query", "key")), **colours))
-        panels.add(n * example + len(MAPS), go.Bar(loss))
+        if "loss" in data:
+            loss = go.Bar(x=data["loss"].values, orientation="h", marker_color=COLOURS[0], showlegend=False)
+            panels.add(n * example + len(MAPS), loss)
     panels.axes("key", "query").figure.update_yaxes(type="linear", autorange="reversed").update_xaxes(type="linear")
-    panels.figure.update_xaxes(title_text="", col=n)
+    if "loss" in data:
+        panels.figure.update_xaxes(title_text="", col=n)
     subtitle = (
         "attention of the scores, of the additive fit, their difference; the loss of the token that each query "
         "predicts; first prompt; no random init is shown"
@@ -170,7 +175,8 @@ class AttentionExamples(Measure):
             data = data.assign(of_every_head=(self.variables["of_every_head"].dims, maps))
             data = data.assign_coords(unit=[head_name(*head) for head in every])
         loss = np.append(run.losses(run.rows[0][None])[0].numpy(), np.nan)[:n]  # nothing follows the last token
-        return data.assign(loss=("query", loss))
+        is_of_tokens = CHOSEN.get() is None or np.ptp(loss[:-1]) > 0  # a metric may have one value a prompt
+        return data.assign(loss=("query", loss)) if is_of_tokens else data
 
 
 def shown_of_every_head(n_heads: int, most: int) -> int:

@@ -59,6 +59,13 @@ def test_shapes_that_differ_and_too_few_tokens_are_refused():
         interaction_share(drawn(4, 8, 4), drawn(4, 8, 4), ROPES[0])
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("x", [drawn(6), drawn(3, 6).numpy(), drawn(3, 6).to(torch.complex128)])
+def test_what_is_no_tensor_of_vectors_is_refused(x):
+    with pytest.raises(InputError, match="give tensors of real numbers"):
+        interaction_share(x, x, ROPES[0])
+
+
 def test_no_distance_at_all_is_refused():
     with pytest.raises(InputError, match="n_distances 0: give a whole number"):
         interaction_share(drawn(2, 9, 4), drawn(2, 9, 4), ROPES[1], n_distances=0)

@@ -10,6 +10,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights, TripleMoments, variance_shares
 from tl_posgen.rope.rotation import Rope
 
+MOST_DISTANCES = 2**20  # longer than any context
+
 
 def interaction_share(
     q: Float[Tensor, "*batch pos d_head"],
@@ -53,8 +55,10 @@ def interaction_share(
         >>> share.shape, bool((share < 1).all()), q.grad.shape
         (torch.Size([4]), True, torch.Size([4, 50, 8]))
     """
-    if n_distances is not None and (type(n_distances) is not int or n_distances < 1):
-        raise InputError(f"n_distances {n_distances!r}: give a whole number, 1 or more")
+    if n_distances is not None and (type(n_distances) is not int or not 1 <= n_distances <= MOST_DISTANCES):
+        raise InputError(f"n_distances {n_distances!r}: give a whole number, 1 to {MOST_DISTANCES}")
+    if not all(isinstance(x, Tensor) and x.ndim > 1 and x.is_floating_point() for x in (q, k)):
+        raise InputError("q and k: give tensors of real numbers [.., pos, d_head]")
     if weights not in get_args(DistanceWeights):
         raise InputError(f"weights {weights!r}: choose from {', '.join(get_args(DistanceWeights))}")
     if q.shape != k.shape:
