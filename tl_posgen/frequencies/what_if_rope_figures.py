@@ -25,7 +25,7 @@ def draw_curves(result: Any) -> go.Figure:
     for number, (layer, head) in enumerate(heads):
         one = data["curve"].sel(layer=layer, head=head)
         for place, rule in enumerate(data["rule"].values):
-            colour = "#111827" if place == 0 else COLOURS[(place - 1) % len(COLOURS)]
+            colour = "black" if place == 0 else COLOURS[(place - 1) % len(COLOURS)]
             y = one.sel(rule=rule)
             panels.add(number, line(one["distance"].values + 1, y.values, str(rule), colour, width=1.2 + (place == 0)))
     panels.axes("distance + 1", "logits", log_x=True)

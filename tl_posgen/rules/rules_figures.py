@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.colors import hex_to_rgb
 
 from tl_posgen.report.figures import Panels, model_label, sides
 from tl_posgen.report.head_figures import head_names
@@ -27,7 +28,8 @@ def draw_recall(result: Any) -> go.Figure:
             names = head_names(points["unit"].values) * len(rules)
             x = np.repeat([WORDS[rule] for rule in rules], points.sizes["unit"])
             dots = go.Box(x=x, y=points.values.ravel(), text=names, name=side, boxpoints="all", pointpos=0, jitter=0.6)
-            dots.update(marker={"color": colour, "size": 4}, line={"width": 0}, fillcolor=f"{colour}40")
+            dots.update(marker={"color": colour, "size": 4}, line={"width": 0})
+            dots.update(fillcolor=f"rgba{(*hex_to_rgb(colour), 0.25)}")
             panels.add(number, dots)
     panels.axes("", "recall").figure.update_layout(boxmode="group").update_yaxes(range=[0, 1.03])
     subtitle = (
