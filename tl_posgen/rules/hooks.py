@@ -145,7 +145,7 @@ def keys_seen(
     for one in rules:
         places = [list(capture.heads).index(head) for head in one.heads]
         is_oracle = one.rule == "oracle"
-        ranked = own[places] if is_oracle else ranks_by(one.rule, capture, places, one.means, seed)
+        ranked = own[places].to(visible.device) if is_oracle else ranks_by(one.rule, capture, places, one.means, seed)
         seen[places] = kept_keys(ranked.detach(), visible, one.budget or n_keys).any(0)
     return seen
 
