@@ -70,13 +70,15 @@ def test_closed_formulas():
     assert FrequencyRule("yarn", 4, N_CTX)(plain).scaling == pytest.approx(0.1 * math.log(4) + 1)
 
 
-@pytest.mark.parametrize("factor", [1, 2, 3, 4])
-def test_p_rope_is_transformers_proportional_rule(factor):
+@pytest.mark.parametrize(("factor", "dim", "kept"), [(1, 16, 8), (2, 16, 4), (3, 16, 2), (4, 16, 2), (49, 98, 0)])
+def test_p_rope_is_transformers_proportional_rule(factor, dim, kept):
+    """Where it rounds down, too: of 49 planes it keeps none at a share of 1 / 49."""
     pytest.importorskip("transformers.models.gemma4")  # with which it came
-    theta, _ = transformers_own("proportional", 16, 10_000.0, partial_rotary_factor=1 / factor)
+    theta, _ = transformers_own("proportional", dim, 10_000.0, partial_rotary_factor=1 / factor)
     np.testing.assert_allclose(
-        FrequencyRule("p_rope", factor)(Rope(inverse_frequencies(16))).inv_freq, theta, rtol=3e-7
+        FrequencyRule("p_rope", factor)(Rope(inverse_frequencies(dim))).inv_freq, theta, rtol=3e-7
     )
+    assert int((theta > 0).sum()) == kept
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ def base_of(rope: Rope) -> float:
 def fastest_alone(theta: Float[Tensor, " plane"], share: float) -> Float[Tensor, " plane"]:
     """p-RoPE: the share of planes that turn fastest keep their frequencies, the others turn no more.
 
-    Source: Barbero et al. 2024 (arXiv 2410.06205); planes are counted as transformers' rule "proportional" counts them.
+    Source: Barbero et al. 2024 (arXiv 2410.06205); planes are counted as transformers' rule "proportional" counts them:
+    int(share * planes) in float arithmetic, which keeps none of 49 planes at a share of 1 / 49.
 
     Example:
         >>> fastest_alone(torch.tensor([1.0, 0.1, 0.01, 0.001]), 0.5).tolist()
