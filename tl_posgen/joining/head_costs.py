@@ -14,6 +14,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.hooks.ablate_heads import mean_outputs, with_outputs
 from tl_posgen.hooks.replace_scores import HookList, replace_scores
 from tl_posgen.joining.numbers.attention_mass import take_from_drawn_keys
+from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.position.substitution.hooks import by_split, substitute, visible_distances
@@ -64,7 +65,9 @@ class Edits:
 
     def __init__(self, model: Model, tokens: Int[Tensor, "prompt pos"], back: Back, seed: int):
         self.model = model
-        self.means = mean_outputs(model, tokens, sorted({layer for layer, _ in back}))
+        layers = sorted({layer for layer, _ in back})
+        self.geometry = dict(zip(layers, geometry_of(model, layers), strict=True))
+        self.means = mean_outputs(model, tokens, layers)
         self.scores_of = {
             "slash": partial(without_distance, back=back),
             "elsewhere": partial(with_mass_taken_elsewhere, back=back, seed=seed),
@@ -73,7 +76,9 @@ class Edits:
     def hooks(self, edit: str, heads: Sequence[tuple[int, int]]) -> HookList:
         """Return the hooks of one of COSTS in these heads."""
         if edit == "interaction":
-            return substitute(self.model, by_split(visible_distances), heads=heads)
+            turning = [(layer, head) for layer, head in heads if self.geometry[layer].rope.inv_freq.any()]
+            # where nothing turns scores are f + g already
+            return substitute(self.model, by_split(visible_distances), heads=turning) if turning else []
         if edit == "head":
             return [hook for layer, head in heads for hook in with_outputs(layer, [head], self.means[layer])]
         return replace_scores(self.model, self.scores_of[edit], heads=heads)

@@ -73,6 +73,14 @@ def test_every_component_equals_brute_force(rope, weights, with_bias):
     torch.testing.assert_close(found.mean, mean)
 
 
+@pytest.mark.parametrize("weights", ["uniform", "causal"])
+@pytest.mark.parametrize("rope", [Rope(), Rope(torch.zeros(3, dtype=torch.float64), scaling=1.4)])
+def test_without_a_turn_the_interaction_is_zero_exactly(rope, weights):
+    q, k = random_qk(6, 6, 6)
+    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 0.3, 49, weights=weights)
+    assert found.share("d", "qd", "kd", "qkd").tolist() == found.interaction.tolist() == [0, 0]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     n=st.integers(2, 8),

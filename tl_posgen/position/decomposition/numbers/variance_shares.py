@@ -204,8 +204,11 @@ def mean_square(q: SecondMoments, k: SecondMoments, d: SecondMoments) -> Float[T
 
 
 def weighted_spread(x: Complex[Tensor, "sample plane"], weights: Float[Tensor, " sample"]) -> Spread:
-    """Return the spread of samples with weights that add up to 1; its `head` axis has length one."""
-    mean = weights.to(x) @ x
+    """Return the spread of samples with weights that add up to 1; its `head` axis has length one.
+
+    Planes that do not vary have the spread 0 exactly: nothing of a plane that does not turn is interaction.
+    """
+    mean = x[0] + weights.to(x) @ (x - x[0])  # weights add up to 1 but for rounding
     x = x - mean
     weighted = (weights[:, None] * x).mT
     return Spread(len(x), mean[None], SecondMoments((weighted @ x)[None], (weighted @ x.conj())[None]))
