@@ -252,6 +252,11 @@ REFUSED = {
     "no null, and its seeds": (["analyze", "--no-null", "--null-seeds", "0"], "--no-null and --null-seeds contradict"),
     "a prompt beside a text": (["analyze", "--prompt", "Down"], "--prompt is taken whole"),
     "too many layers": (["analyze", "--layers", "0-99999999999"], "write a shorter range"),
+    "a budget that stands twice": (
+        ["rules", "--budgets", "3,3"],
+        "--budgets 3,3: give a list of one at least, each once",
+    ),
+    "a null seed that stands twice": (["slash", "--null-seeds", "0,0-1"], "each seed may stand only once"),
     "too many null seeds": (["analyze", "--null-seeds", "0-99999999999"], "write a shorter range"),
     "a checkpoint for claims that does not exist": (
         ["claims", "--checkpoints", "nowhere"],
@@ -411,6 +416,7 @@ def test_layers_that_do_not_exist_are_refused(refused_at_once, text, layers):
 
 def test_indices_are_read_as_written():
     assert parse_indices("0,2-4", "--layers") == [0, 2, 3, 4]
+    assert parse_indices("3,0,3", "--layers") == [3, 0, 3]
     assert parse_indices(None, "--layers") is None
     with pytest.raises(InputError, match="--heads"):
         parse_indices("x", "--heads")
