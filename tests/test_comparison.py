@@ -113,8 +113,9 @@ def test_the_null_is_the_same_difference_between_random_inits(intact, elsewhere)
 def test_the_table_of_the_null_is_that_of_the_random_inits(intact, elsewhere):
     result = compared(intact, elsewhere)
     own, null = (result.table(null=side).set_index("number") for side in (False, True))
+    assert list(own.columns[:2]) == ["mini (first)", "mini (second)"]  # alike but for their texts
     sides = [of_report(one, "variance.position").sel(init="0", group="all") for one in (intact, elsewhere)]
-    assert null.loc["variance.position", "difference"] == pytest.approx(float((sides[1] - sides[0]).mean()))
+    assert null.loc[str(result.own["label"].sel(number="variance.position").values), "difference"] == pytest.approx(float((sides[1] - sides[0]).mean()))
     assert not np.allclose(own["difference"], null["difference"])
 
 
@@ -157,6 +158,10 @@ def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path)
     report = tl_posgen.compare(intact, ablated, names=("intact", "ablated"))
     assert report.findings()[0].startswith("From intact to ablated, intervals paired by prompt: ")
     assert "(random init" in report.findings()[1]
+    change = report["comparison"].measure.difference(report["comparison"].dataset).sel(number="three_axis.r_within_rows")
+    layer, head = change.to_series().abs().idxmax()
+    [said] = [one for one in report.findings() if one.startswith("r within rows: ")]
+    assert said.endswith(f"; most in L{layer}H{head} ({float(change.sel(layer=layer, head=head)):+.3f}).")
     assert tl_posgen.compare(intact, intact).findings()[1:] == ["No head changes."]
     table = report["comparison"].table()
     assert {"intact", "ablated"} <= set(table)
@@ -183,6 +188,12 @@ def test_single_prompts_have_differences_without_intervals():
     assert float(abs(result.measure.difference(result.dataset)).max()) == 0
     number = result.measure.mean_change(result.numbers, "variance.position")
     assert (number.value, number.low) == (0, pytest.approx(np.nan, nan_ok=True))
+
+
+def test_reports_of_one_model_are_named_by_what_differs(intact):
+    shorter = tl_posgen.analyze("mini", bundled_text(), measures="variance", length=16, n_prompts=4, null_seeds=())
+    attrs = compared(intact, shorter).own.attrs
+    assert (attrs["first"], attrs["second"]) == ("mini (length 24)", "mini (length 16)")
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "a"), ("a", "b", "c")])

@@ -1,6 +1,7 @@
 """Two reports side by side: the change of every number a head, between two models, two texts, or under hooks."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,8 @@ from tl_posgen.report.head_figures import head_points, map_panels
 from tl_posgen.stats.intervals import FEWEST, difference_interval
 
 SIDES = ("first", "second")
-DRAWN = 6  # maps of differences: those that change most
+DRAWN = 6  # maps of differences: the first in the order of `by_size`
+TOLD_APART = ("revision", "length", "prompts", "dtype")  # of two reports of one model, the first in which they differ
 SAME_PROMPTS = ("tokens_sha256", "heads")
 
 
@@ -86,8 +88,8 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         coords="different",
         compat="equals",
     )
-    labels = [", ".join([values[0][name].attrs["label"], *name.split(", ")[1:]]) for name in both]
-    data = xr.Dataset({"value": value, "label": ("number", labels)})
+    headline = [int(values[0][name].attrs["headline"]) for name in both]
+    data = xr.Dataset({"value": value, "label": ("number", labels_of(values[0], both)), "headline": ("number", headline)})
     if paired and "loss" in first and "loss" in second:
         losses = [one["loss"].own["loss"].reset_coords(drop=True) for one in (first, second)]
         data["loss"] = xr.concat(losses, xr.Variable("report", np.array(SIDES)))
@@ -99,10 +101,14 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
 
 
 def named(first: Report, second: Report, names: Any) -> tuple[str, str]:
-    """Return two different names for the reports."""
+    """Return two different names for the reports: those given, or the models' and, where these are alike, what differs."""
     if names is None:
-        found = [str(one.provenance.get("model", "model")) for one in (first, second)]
-        names = found if found[0] != found[1] else [f"{name} ({side})" for name, side in zip(found, SIDES, strict=True)]
+        both = [one.provenance for one in (first, second)]
+        names = [str(one.get("model", "model")) for one in both]
+        if names[0] == names[1]:
+            apart = next((key for key in TOLD_APART if both[0].get(key) != both[1].get(key)), "")
+            marks = [f"{apart} {one[apart] or 'none'}" for one in both] if apart else SIDES
+            names = [f"{name} ({mark})" for name, mark in zip(names, marks, strict=True)]
     if not fits(names, Sequence[str]) or len(set(names)) != 2 or len(names) != 2:
         raise InputError(f"names={names!r}: give two that differ, such as ('intact', 'ablated')")
     return names[0], names[1]
@@ -119,9 +125,18 @@ def per_head(report: Report) -> dict[str, xr.DataArray]:
             shown = set(HEAD) <= set(variable.dims) <= few | set(HEAD) and (variable.headline or variable.interval)
             if shown and name in result.dataset:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore")
+                attributes = {"label": variable.label, "headline": bool(variable.headline)}
                 columns = columns_of(array, f"{result.name}.{name}", (*KEPT, *HEAD), result.measure.usual())
-                found |= {one: in_groups(column).assign_attrs(label=variable.label) for one, column in columns.items()}
+                found |= {one: in_groups(column).assign_attrs(attributes) for one, column in columns.items()}
     return found
+
+
+def labels_of(numbers: Mapping[str, xr.DataArray], names: Iterable[str]) -> list[str]:
+    """Return labels in words of numbers such as "slash.best_score, q"; with the measure where two would be alike."""
+    labels = {name: ", ".join([numbers[name].attrs["label"], *name.split(", ")[1:]]) for name in names}
+    counts = Counter(labels.values())
+    measures = {name: name.split(".")[0].replace("_", " ") for name in labels}
+    return [label if counts[label] == 1 else f"{measures[name]}: {label}" for name, label in labels.items()]
 
 
 def in_groups(array: xr.DataArray) -> xr.DataArray:
@@ -159,7 +174,7 @@ class Comparison(Measure):
     """difference = second - first.
 
     Every per-head number that both reports have, head by head: the second less the first. Intervals over prompts are
-    paired where both are of the same prompts. One head in twenty lies beyond its own interval by chance.
+    paired where both are of the same prompts. Of heads that do not change, one in twenty has an interval that leaves out zero.
 
     Source: ours
     """
@@ -170,8 +185,9 @@ class Comparison(Measure):
         "value": Variable("value", "", "of both reports", ("report", "number", *HEAD), interval=True),
         "loss": Variable("loss", "nats", "of both reports, prompt by prompt", ("report", "prompt")),
         "label": Variable("name of the number", "", "", ("number",)),
+        "headline": Variable("whether frames show it first", "", "", ("number",)),
     }
-    legend = "means over heads of both sides; from, to: 95% interval of the mean difference."
+    legend = "means over heads; interval from, to: of the mean difference, 95%."
 
     def difference(self, data: xr.Dataset) -> xr.DataArray:
         """Return second - first of the model, all prompts."""
@@ -207,7 +223,7 @@ class Comparison(Measure):
                 f"Loss: {change.with_interval:+.3f} nats a token, from {own('loss', report='first').plain:.3f}."
             )
         size = relative_size(self, own.dataset)
-        changed = [str(number) for number in size.where(size > 0, drop=True).sortby(-size)["number"].values]
+        changed = [number for number in by_size(self, own.data) if float(size.sel(number=number)) > 0]
         lines += [self.sentence(own, number) for number in changed]
         if same := [str(label) for label in own.data["label"].values[~(size.values > 0)]]:
             lines.append(f"No head changes in {', '.join(same)}." if changed else "No head changes.")
@@ -218,22 +234,22 @@ class Comparison(Measure):
         one = at_init(own.dataset["value"], TRAINED).sel(number=number)
         value, low, high = self.change(own, one)
         n_known, n_changed = int(low.notnull().sum()), int(((low > 0) | (high < 0)).sum())
-        size = abs(value).transpose(*HEAD).to_series().dropna()
+        changes = value.transpose(*HEAD).to_series().dropna()
         mean = self.mean_change(own, number)
         label = str(own.data["label"].sel(number=number).values)
-        heads = f"; beyond its interval in {n_changed} of {n_known} heads" if n_known else ""
-        layer, head = size.idxmax()
-        largest = AtHead(int(layer), int(head), Number(float(size.max())))
-        return f"{label}: {mean.with_interval:+.3f} on average ({mean.null:+.3f}){heads}; most in {largest:.3f}."
+        heads = f"; in {n_changed} of {n_known} heads the interval leaves out zero" if n_known else ""
+        layer, head = changes.abs().idxmax()
+        largest = AtHead(int(layer), int(head), Number(float(changes[layer, head])))
+        return f"{label}: {mean.with_interval:+.3f} on average ({mean.null:+.3f}){heads}; most in {largest:+.3f}."
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        data, numbers = own.data, [str(one) for one in own.data["number"].values]
-        frame = pd.DataFrame({"number": numbers, "what": data["label"].values})
+        numbers = by_size(self, own.data)
+        frame = pd.DataFrame({"number": own.data["label"].sel(number=numbers).values})
         for side in SIDES:
             value = mean_of(own.of_side(own.dataset["value"]))
-            frame[own.attrs[side]] = value.sel(report=side).mean(HEAD).values
+            frame[own.attrs[side]] = value.sel(report=side, number=numbers).mean(HEAD).values
         changes = [self.mean_change(own, number) for number in numbers]
-        for column, name in (("difference", "value"), ("from", "low"), ("to", "high")):
+        for column, name in (("difference", "value"), ("interval from", "low"), ("to", "high")):
             frame[column] = [getattr(change, name) for change in changes]
         return frame
 
@@ -246,15 +262,21 @@ def relative_size(measure: Comparison, data: xr.Dataset) -> xr.DataArray:
     return (abs(measure.difference(data)).mean(HEAD) / first.std(HEAD)).fillna(0)
 
 
+def by_size(measure: Comparison, data: xr.Dataset) -> list[str]:
+    """Return the numbers in the order in which they are told: headlines first, the largest relative size first."""
+    numbers = data["number"].values[np.lexsort((-relative_size(measure, data).values, -data["headline"].values))]
+    return [str(number) for number in numbers]
+
+
 def draw_maps(result: Any) -> go.Figure:
     """Draw layer x head maps of the differences that are largest beside the spread of their number."""
     data, change = result.own, result.measure.difference(result.dataset)
-    chosen = np.argsort(-relative_size(result.measure, result.dataset).values, kind="stable")[:DRAWN]
-    labels = [str(label) for label in data["label"].values[chosen]]
-    shown = [change.isel(number=number).reset_coords(drop=True) for number in chosen]
-    limit = float(abs(change.isel(number=chosen)).max()) or 1.0
+    chosen = by_size(result.measure, data)[:DRAWN]
+    labels = [str(label) for label in data["label"].sel(number=chosen).values]
+    shown = [change.sel(number=number).reset_coords(drop=True) for number in chosen]
+    limit = float(abs(change.sel(number=chosen)).max()) or 1.0
     return map_panels(labels, shown, colour_axis(-limit, limit, DIVERGING), columns=3).finish(
-        f"Difference per head · {model_label(data)}", "second less first; the numbers that change most"
+        f"Difference per head · {model_label(data)}", "second less first; headlines first, the numbers that change most"
     )
 
 

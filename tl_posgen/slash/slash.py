@@ -160,7 +160,7 @@ class Slash(Dominance):
             "highest slash score", "", "over D < N/2", headline="slash_score", short="slash", **SHARE
         ),
         "best_distance": Variable(
-            "its distance", "tokens", "the D of the highest slash score", headline="slash_distance", short="D"
+            "distance of the highest slash score", "tokens", "D of best_score", headline="slash_distance", short="D"
         ),
         "best_uniform": Variable("slash score of uniform attention", "", "at the best distance", **SHARE),
         "previous_token": Variable(

@@ -79,7 +79,7 @@ class SlashPlanes(Dominance):
             "slash-dominant", "", "score >= kappa, or twice uniform attention, at one of the distances", PER_HEAD
         ),
         "best_score": Variable("highest slash score", "", "over D < N/2", PER_HEAD, **SHARE),
-        "best_distance": Variable("its distance", "tokens", "", PER_HEAD),
+        "best_distance": Variable("distance of the highest slash score", "tokens", "", PER_HEAD),
         "predicted_peak": Variable("distance of the predicted peak", "tokens", "", PER_HEAD),
         "score_at_peak": Variable(
             "measured score at the predicted peak", "", "over the highest measured score", PER_HEAD, **SHARE
