@@ -115,7 +115,8 @@ def test_the_table_of_the_null_is_that_of_the_random_inits(intact, elsewhere):
     own, null = (result.table(null=side).set_index("number") for side in (False, True))
     assert list(own.columns[:2]) == ["mini (first)", "mini (second)"]  # alike but for their texts
     sides = [of_report(one, "variance.position").sel(init="0", group="all") for one in (intact, elsewhere)]
-    assert null.loc[str(result.own["label"].sel(number="variance.position").values), "difference"] == pytest.approx(float((sides[1] - sides[0]).mean()))
+    label = str(result.own["label"].sel(number="variance.position").values)
+    assert null.loc[label, "difference"] == pytest.approx(float((sides[1] - sides[0]).mean()))
     assert not np.allclose(own["difference"], null["difference"])
 
 
@@ -158,7 +159,8 @@ def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path)
     report = tl_posgen.compare(intact, ablated, names=("intact", "ablated"))
     assert report.findings()[0].startswith("From intact to ablated, intervals paired by prompt: ")
     assert "(random init" in report.findings()[1]
-    change = report["comparison"].measure.difference(report["comparison"].dataset).sel(number="three_axis.r_within_rows")
+    measure, data = report["comparison"].measure, report["comparison"].dataset
+    change = measure.difference(data).sel(number="three_axis.r_within_rows")
     layer, head = change.to_series().abs().idxmax()
     [said] = [one for one in report.findings() if one.startswith("r within rows: ")]
     assert said.endswith(f"; most in L{layer}H{head} ({float(change.sel(layer=layer, head=head)):+.3f}).")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 DOUBLE = torch.float64
 COMPLEX_DOUBLE = torch.complex128
+MOST_DISTANCES = 2**20  # longer than any context, and still fits in memory
 WITHOUT_DOUBLE = ("mps",)  # types of devices: Metal has neither float64 nor complex128
 
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tl_posgen.errors import InputError
 from tl_posgen.rope.rotation import (
     Rope,
     complex_frequencies,
@@ -149,3 +150,8 @@ def test_inputs_are_left_as_they_were():
     rotate(x, torch.arange(4), rope)
     complex_planes(x, rope)
     assert torch.equal(x, copy)
+
+
+def test_frequencies_that_are_no_tensor_are_refused():
+    with pytest.raises(InputError, match="give a tensor of angles"):
+        Rope([1.0, 0.1])

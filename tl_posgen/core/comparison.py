@@ -89,7 +89,8 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         compat="equals",
     )
     headline = [int(values[0][name].attrs["headline"]) for name in both]
-    data = xr.Dataset({"value": value, "label": ("number", labels_of(values[0], both)), "headline": ("number", headline)})
+    labels = labels_of(values[0], both)
+    data = xr.Dataset({"value": value, "label": ("number", labels), "headline": ("number", headline)})
     if paired and "loss" in first and "loss" in second:
         losses = [one["loss"].own["loss"].reset_coords(drop=True) for one in (first, second)]
         data["loss"] = xr.concat(losses, xr.Variable("report", np.array(SIDES)))
@@ -101,7 +102,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
 
 
 def named(first: Report, second: Report, names: Any) -> tuple[str, str]:
-    """Return two different names for the reports: those given, or the models' and, where these are alike, what differs."""
+    """Return two different names for the reports: those given; or the models', where alike with what differs."""
     if names is None:
         both = [one.provenance for one in (first, second)]
         names = [str(one.get("model", "model")) for one in both]
@@ -174,7 +175,8 @@ class Comparison(Measure):
     """difference = second - first.
 
     Every per-head number that both reports have, head by head: the second less the first. Intervals over prompts are
-    paired where both are of the same prompts. Of heads that do not change, one in twenty has an interval that leaves out zero.
+    paired where both are of the same prompts. Of heads that do not change, one in twenty has an interval that leaves
+    out zero.
 
     Source: ours
     """

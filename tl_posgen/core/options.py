@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import numpy as np
 import pandas as pd
 
+from tl_posgen.arithmetic import MOST_DISTANCES
 from tl_posgen.errors import InputError
 
 NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a word", type(None): "None"}
@@ -54,7 +55,6 @@ Count = Annotated[int, Within(1, words="a whole number, 1 or more")]
 Share = Annotated[Real, Within(0, 1, "a share, 0 to 1")]
 Positive = Annotated[Real, Within(0, words="a number above 0", excluded=("low",))]
 NonNegative = Annotated[Real, Within(0, words="a number, 0 or more")]
-MOST_DISTANCES = 2**20  # longer than any context, and still fits in memory
 Distances = Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")]
 Threshold = Annotated[Real, Within(0, 1, "a number in (0, 1]", excluded=("low",))]
 

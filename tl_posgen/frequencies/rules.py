@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE
-from tl_posgen.core.options import MOST_DISTANCES, Count, NonNegative, Positive, check_options
+from tl_posgen.arithmetic import DOUBLE, MOST_DISTANCES
+from tl_posgen.core.options import Count, NonNegative, Positive, check_options
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies.numbers.changed_frequencies import base_of, fastest_alone, one_a_plane
 from tl_posgen.models.conversion.rope_rules import TransformersRule, scaled_frequencies

@@ -212,8 +212,8 @@ class Profiles(Measure):
             for name in ("slash_score", *REPEATED)
         ]
         of_costs = cost_sentences(own, n_heads) if "cost" in own else []
-        literature, *of_pairs = pair_sentences(own)
-        return [*literature, f"Of {n_heads} heads, highest: {', '.join(highest)}.", *of_costs, *of_pairs]
+        highest_sentence = f"Of {n_heads} heads, highest: {', '.join(highest)}."
+        return [*literature_sentences(own), highest_sentence, *of_costs, *pair_sentences(own)]
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row for each pair of columns that the papers or our statistics connect: Spearman's rho with its
@@ -242,18 +242,26 @@ def cost_sentences(own: Numbers, n_heads: int) -> list[str]:
     ]
 
 
-def pair_sentences(own: Numbers) -> list[Any]:
-    """Return the sentences of columns that go together; first, as a list of its own, that of other papers' metrics."""
-    unseen = unseen_patterns(own)
-    pairs = [pair for pair in pairs_of(own.data) if not unseen & {*pair}]
-    literature = [pair for pair in pairs if pair in LITERATURE_PAIRS]
-    others = [pair for pair in pairs if pair not in LITERATURE_PAIRS]
-    found: list[Any] = [strongest_pairs(own, scope, others, "columns") for scope in SCOPES]
+def literature_sentences(own: Numbers) -> list[str]:
+    """Return the sentence of other papers' metrics that go together with what position costs, if they were measured."""
+    pairs = [pair for pair in seen_pairs(own) if pair in LITERATURE_PAIRS]
+    return [strongest_pairs(own, SCOPES[0], pairs, "columns of other papers")] if pairs else []
+
+
+def pair_sentences(own: Numbers) -> list[str]:
+    """Return the sentences of the other columns that go together."""
+    unseen, pairs = unseen_patterns(own), [pair for pair in seen_pairs(own) if pair not in LITERATURE_PAIRS]
+    found = [strongest_pairs(own, scope, pairs, "columns") for scope in SCOPES]
     if unseen:
         names = ", ".join(COLUMNS[name] for name in REPEATED if name in unseen)
         found.append(f"No head attends more than at random init, so that its pairs are not looked at: {names}.")
-    found += [beyond_null(own.dataset["rho"], scope, unseen) for scope in SCOPES if own.inits]
-    return [[strongest_pairs(own, SCOPES[0], literature, "columns of other papers")] if literature else [], *found]
+    return found + [beyond_null(own.dataset["rho"], scope, unseen) for scope in SCOPES if own.inits]
+
+
+def seen_pairs(own: Numbers) -> list[tuple[str, str]]:
+    """Return the pairs of columns but those of patterns that no head shows more than at random init."""
+    unseen = unseen_patterns(own)
+    return [pair for pair in pairs_of(own.data) if not unseen & {*pair}]
 
 
 def strongest_pairs(own: Numbers, scope: str, pairs: Sequence[tuple[str, str]], words: str) -> str:

@@ -8,6 +8,7 @@ from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.errors import InputError
 
 Pairing = Literal["half", "adjacent"]
 
@@ -24,6 +25,9 @@ class Rope:
 
     Coordinates from rotary_dim on are not rotated (partial rotary). `Rope()` has no plane: a head without RoPE.
 
+    Raises:
+        InputError: inv_freq that is no tensor.
+
     Source: Su et al. 2021, "RoFormer", section 3.2; the pairing is that of the implementations named.
 
     Example:
@@ -35,6 +39,10 @@ class Rope:
     inv_freq: Float[Tensor, " plane"] = field(default_factory=lambda: torch.zeros(0, dtype=DOUBLE, device="cpu"))
     pairing: Pairing = "half"
     scaling: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inv_freq, Tensor):
+            raise InputError(f"Rope: inv_freq = {self.inv_freq!r}: give a tensor of angles in radians per token")
 
     @property
     def rotary_dim(self) -> int:

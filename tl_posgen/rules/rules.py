@@ -197,7 +197,11 @@ class Rules(Measure):
         either_way = own.attrs["either_way"]
         within = [rule for rule, one in rises.items() if (abs(one.value) if either_way else one.value) <= self.epsilon]
         found = f"{WORDS[within[0]]}, {rises[within[0]]:+.3f}" if within else "none"
-        return f"The cheapest rule that, in every head, moves the loss on these other prompts by as little: {found}."
+        change = "change" if either_way else "raise"
+        return (
+            f"The cheapest rule that, used in every head, does not {change} the loss on these other prompts by more "
+            f"than {self.epsilon:g} nats: {found}."
+        )
 
     def without_first_sentence(self, own: Numbers, budget: int) -> str:
         """Return the recall of attention to all keys but the first."""

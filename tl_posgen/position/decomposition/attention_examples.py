@@ -62,10 +62,8 @@ def draw_patterns(result: Any) -> go.Figure:
     panels.axes("key", "query").figure.update_yaxes(type="linear", autorange="reversed").update_xaxes(type="linear")
     if "loss" in data:
         panels.figure.update_xaxes(title_text="", col=n)
-    subtitle = (
-        "attention of the scores, of the additive fit, their difference; the loss of the token that each query "
-        "predicts; first prompt; no random init is shown"
-    )
+    of_loss = "the loss of the token that each query predicts; " if "loss" in data else ""
+    subtitle = f"attention of the scores, of the additive fit, their difference; {of_loss}first prompt; no random init"
     return panels.finish(f"True and additive attention · {model_label(data)}", subtitle)
 
 

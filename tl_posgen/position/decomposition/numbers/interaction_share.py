@@ -6,11 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import MOST_DISTANCES
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights, TripleMoments, variance_shares
 from tl_posgen.rope.rotation import Rope
-
-MOST_DISTANCES = 2**20  # longer than any context
 
 
 def interaction_share(
