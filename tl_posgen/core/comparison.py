@@ -28,7 +28,7 @@ from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
-from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, model_label, sides
+from tl_posgen.report.figures import DIVERGING, Panels, equality, model_label, sides
 from tl_posgen.report.head_figures import head_points, map_panels
 from tl_posgen.stats.intervals import FEWEST, difference_interval
 
@@ -271,15 +271,15 @@ def by_size(measure: Comparison, data: xr.Dataset) -> list[str]:
 
 
 def draw_maps(result: Any) -> go.Figure:
-    """Draw layer x head maps of the differences that are largest beside the spread of their number."""
+    """Draw layer x head maps of differences, the first in the order of `by_size`."""
     data, change = result.own, result.measure.difference(result.dataset)
     chosen = by_size(result.measure, data)[:DRAWN]
     labels = [str(label) for label in data["label"].sel(number=chosen).values]
     shown = [change.sel(number=number).reset_coords(drop=True) for number in chosen]
-    limit = float(abs(change.sel(number=chosen)).max()) or 1.0
-    return map_panels(labels, shown, colour_axis(-limit, limit, DIVERGING), columns=3).finish(
-        f"Difference per head · {model_label(data)}", "second less first; headlines first, the numbers that change most"
-    )
+    panels = map_panels(labels, shown, {}, columns=3)
+    panels.figure.update_traces(coloraxis=None, colorscale=DIVERGING, zmid=0, showscale=False)
+    subtitle = "second less first, each map on its own scale of colours; headlines first, the largest changes first"
+    return panels.finish(f"Difference per head · {model_label(data)}", subtitle)
 
 
 def draw_heads(result: Any) -> go.Figure:
