@@ -126,7 +126,8 @@ def per_head(report: Report) -> dict[str, xr.DataArray]:
             shown = set(HEAD) <= set(variable.dims) <= few | set(HEAD) and (variable.headline or variable.interval)
             if shown and name in result.dataset:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore")
-                attributes = {"label": variable.label, "headline": bool(variable.headline)}
+                sampled = variable.interval or bool(set(SAMPLED) & set(variable.dims))  # an argmax has no interval
+                attributes = {"label": variable.label, "headline": bool(variable.headline) and sampled}
                 columns = columns_of(array, f"{result.name}.{name}", (*KEPT, *HEAD), result.measure.usual())
                 found |= {one: in_groups(column).assign_attrs(attributes) for one, column in columns.items()}
     return found
@@ -187,7 +188,7 @@ class Comparison(Measure):
         "value": Variable("value", "", "of both reports", ("report", "number", *HEAD), interval=True),
         "loss": Variable("loss", "nats", "of both reports, prompt by prompt", ("report", "prompt")),
         "label": Variable("name of the number", "", "", ("number",)),
-        "headline": Variable("whether frames show it first", "", "", ("number",)),
+        "headline": Variable("whether it is a headline with an interval", "", "", ("number",)),
     }
     legend = "means over heads; interval from, to: of the mean difference, 95%."
 
