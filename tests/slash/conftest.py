@@ -12,13 +12,13 @@ from tl_posgen.slash import BandAblation, SlashAblation, slash_toy
 
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
 MEASURES = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
-LONG = {"length": 112, "n_prompts": 2, "progress": False}
+LONG = {"length": 64, "n_prompts": 2, "progress": False}
 SINGLE = {"length": 80, "n_prompts": 1, "progress": False}
 
 
 @pytest.fixture(scope="session")
 def report(mini, alice):
-    """Every measure on two prompts of 112 tokens, with one random init; cone and planes are in `single`."""
+    """Every measure on two prompts of 64 tokens, with one random init; cone and planes are in `single`."""
     measures = ["slash", SlashAblation(**THIRDS), "slash_transfer", BandAblation(**THIRDS)]
     return tl_posgen.analyze(mini, alice, measures=measures, **LONG)
 

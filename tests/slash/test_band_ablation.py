@@ -16,7 +16,7 @@ from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import BandAblation, ablate_bands
 from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 
-CUT = {"length": 112, "n_prompts": 2}
+CUT = {"length": 64, "n_prompts": 2}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import Slash, SlashTransfer, slash_heads
 from tl_posgen.slash.numbers.slash_scores import uniform_scores
 
-CUT = {"length": 112, "n_prompts": 2}
+CUT = {"length": 64, "n_prompts": 2}
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +33,14 @@ def captures(mini, alice, captured):
 def test_scores_are_mean_diagonals_of_the_pattern_over_prompts(data, captures):
     for layer in range(4):
         patterns = torch.stack([prompt[layer].pattern for prompt in captures]).double()
-        for distance in (0, 1, 5, 111):
+        for distance in (0, 1, 5, 63):
             diagonal = patterns.diagonal(-distance, -2, -1).mean(-1).mean(0)
             np.testing.assert_allclose(data.score.sel(layer=layer, distance=distance), diagonal, atol=1e-6)
 
 
 def test_the_attention_distance_and_first_token_are_those_of_the_pattern(data, captures):
     pattern = torch.stack([prompt[2].pattern for prompt in captures]).double()
-    distance = (torch.arange(112)[:, None] - torch.arange(112)).clamp(min=0)
+    distance = (torch.arange(64)[:, None] - torch.arange(64)).clamp(min=0)
     expected = (pattern * distance).sum(-1).mean((0, 2))
     np.testing.assert_allclose(data.attention_distance.sel(layer=2), expected, rtol=1e-5)
     np.testing.assert_allclose(data.first_token.sel(layer=2), pattern[..., 0].mean((0, 2)), rtol=1e-5)
@@ -56,26 +56,26 @@ def test_the_spectrum_is_that_of_queries_and_keys_before_rope(data, captures, si
 
 
 def test_the_best_distance_is_where_the_score_is_highest_in_the_first_half(data):
-    np.testing.assert_allclose(data.best_score, data.score.isel(distance=slice(56)).max("distance"))
+    np.testing.assert_allclose(data.best_score, data.score.isel(distance=slice(32)).max("distance"))
     np.testing.assert_allclose(data.best_score, data.score.sel(distance=data.best_distance))
     np.testing.assert_allclose(data.best_uniform, data.uniform.sel(distance=data.best_distance))
-    np.testing.assert_allclose(data.uniform[0], uniform_scores(112))
+    np.testing.assert_allclose(data.uniform[0], uniform_scores(64))
     np.testing.assert_array_equal(data.previous_token, data.score.sel(distance=1))
     assert data.best_distance.dtype.kind == "i"
 
 
 def test_dominant_heads_reach_kappa(mini, alice):
-    slash = Slash(kappa=0.3, distances=[1, 0, 500], kappa_long=0.0128)
+    slash = Slash(kappa=0.3, distances=[1, 0, 500], kappa_long=0.0224)
     whole = slash(mini, alice, null_seeds=(), progress=False, **CUT)
     data = whole.sel(tokens="all")
     assert data.short_distance.values.tolist() == [0, 1]
     np.testing.assert_array_equal(data.dominant, data.score.sel(distance=[0, 1]) >= 0.3)
     assert 0 < int(data.dominant.sum()) < data.dominant.size
-    long = data.sel(distance=slice(50, 56))
-    assert 0 < int((long.uniform[0] < 0.0128).sum()) < long.sizes["distance"]
+    long = data.sel(distance=slice(26, 32))
+    assert 0 < int((long.uniform[0] < 0.0224).sum()) < long.sizes["distance"]
     for tokens in ("all", "without first"):
-        far = whole.sel(tokens=tokens, distance=slice(50, 56))
-        expected = far.score >= xr.where(far.uniform < 0.0128, 0.0128, 2 * far.uniform)
+        far = whole.sel(tokens=tokens, distance=slice(26, 32))
+        expected = far.score >= xr.where(far.uniform < 0.0224, 0.0224, 2 * far.uniform)
         n_long = whole.sel(tokens=tokens)["n_long"]
         np.testing.assert_array_equal(n_long, expected.sum("distance").transpose("layer", "head"))
 
@@ -134,7 +134,7 @@ def test_profiles_have_a_curve_a_head_and_uniform_attention_in_each_layer(result
     uniform = [trace for trace in traces if trace.name == "uniform attention"]
     assert len(traces) == 4 + 16 + 4
     assert uniform[0].x.tolist()[:25] == list(range(1, 26))
-    assert uniform[0].x.max() == 56
+    assert uniform[0].x.max() == 32
     np.testing.assert_array_equal(uniform[0].y, data["uniform"].sel(layer=0, distance=uniform[0].x - 1))
     own = next(trace for trace in traces if trace.name == "head 2")
     np.testing.assert_allclose(own.y, data["score"].sel(layer=0, head=2, distance=own.x - 1))

@@ -9,7 +9,7 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import Slash, SlashTransfer
 from tl_posgen.slash.slash_transfer import random_prompts
 
-CUT = {"length": 112, "n_prompts": 2}
+CUT = {"length": 64, "n_prompts": 2}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_examples_are_the_patterns_of_the_strongest_heads_on_both_texts(mini, al
     data = result.own
     place = tuple(map(int, on_text(result).idxmax()))
     assert (int(data.example_layer[0]), int(data.example_head[0])) == place
-    tokens = to_prompts(mini, alice, length=112, n_prompts=1)
+    tokens = to_prompts(mini, alice, length=64, n_prompts=1)
     for source, prompt in {"natural": tokens[0], "random": random_prompts(tokens, mini.cfg.d_vocab, 0)[0]}.items():
         [layer] = captured(mini, prompt, layers=[place[0]])
         expected = layer.scores()[place[1]].double().softmax(-1)
@@ -121,7 +121,7 @@ def test_the_scatter_has_a_point_a_head(result):
 
 
 def test_the_maps_are_patterns_on_text_and_on_random_tokens_beside_the_null(result):
-    figure, triangle = result.plot("maps"), np.tri(112, dtype=bool)
+    figure, triangle = result.plot("maps"), np.tri(64, dtype=bool)
     assert len(figure.data) == 2 * (2 + 1)
     shown = [(example, source) for example in (0, 1) for source in ("natural", "random")]
     for (example, source), trace in zip(shown, figure.data[:4], strict=True):
