@@ -65,17 +65,17 @@ def test_the_best_distance_is_where_the_score_is_highest_in_the_first_half(data)
 
 
 def test_dominant_heads_reach_kappa(mini, alice):
-    slash = Slash(kappa=0.3, distances=[1, 0, 500], kappa_long=0.0224)
-    whole = slash(mini, alice, null_seeds=(), progress=False, **CUT)
+    slash = Slash(kappa=0.3, distances=[1, 0, 500], kappa_long=0.0128)
+    whole = slash(mini, alice, length=112, n_prompts=1, null_seeds=(), progress=False)  # long is 50 and more
     data = whole.sel(tokens="all")
     assert data.short_distance.values.tolist() == [0, 1]
     np.testing.assert_array_equal(data.dominant, data.score.sel(distance=[0, 1]) >= 0.3)
     assert 0 < int(data.dominant.sum()) < data.dominant.size
-    long = data.sel(distance=slice(26, 32))
-    assert 0 < int((long.uniform[0] < 0.0224).sum()) < long.sizes["distance"]
+    long = data.sel(distance=slice(50, 56))
+    assert 0 < int((long.uniform[0] < 0.0128).sum()) < long.sizes["distance"]
     for tokens in ("all", "without first"):
-        far = whole.sel(tokens=tokens, distance=slice(26, 32))
-        expected = far.score >= xr.where(far.uniform < 0.0224, 0.0224, 2 * far.uniform)
+        far = whole.sel(tokens=tokens, distance=slice(50, 56))
+        expected = far.score >= xr.where(far.uniform < 0.0128, 0.0128, 2 * far.uniform)
         n_long = whole.sel(tokens=tokens)["n_long"]
         np.testing.assert_array_equal(n_long, expected.sum("distance").transpose("layer", "head"))
 

@@ -1,5 +1,6 @@
 """Numbers: a value with its 95 % interval and its random inits, computed from labelled arrays, formatted by itself."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,14 +191,20 @@ class Numbers:
         Args:
             bounds: the range of the quantity, where it has one.
         """
-        over = [dim for dim in array.dims if dim not in KEPT]
+        (found,) = self._numbers(array, (), bounds)
+        return found
+
+    def _numbers(self, array: xr.DataArray, places: Sequence[Any], bounds: Bounds | None) -> list[Number]:
+        """Return the `number` at each label of these dims, the last dim's labels fastest."""
+        over = [dim for dim in array.dims if dim not in (*KEPT, *places)]
         if any(array.sizes[dim] > 1 for dim in over):
             array = without_ends(array)
         array = mean_over(array.astype(float), over)
-        own, low, high = interval_of(at_init(array, TRAINED), bounds)
-        inits = () if "init" not in array.dims else tuple(float(mean_of(at_init(array, one))) for one in self.inits)
-        found = Number(float(own), float(low), float(high), inits)
-        return found.of_inits if self.is_null else found
+        seeds = self.inits if "init" in array.dims else ()
+        columns = [*interval_of(at_init(array, TRAINED), bounds), *(mean_of(at_init(array, one)) for one in seeds)]
+        rows = zip(*(one.transpose(*places).values.ravel().tolist() for one in columns), strict=True)
+        found = [Number(own, low, high, tuple(inits)) for own, low, high, *inits in rows]
+        return [one.of_inits for one in found] if self.is_null else found
 
     def intervals(self, name: str, **labels: Any) -> xr.Dataset:
         """Return value, low and high of a variable of the model at every place, for figures and tables; means over
@@ -237,12 +244,11 @@ class Numbers:
             is_ids = variable is not None and variable.holds  # which have no mean
             if is_ids or array.dtype.kind not in "fiub" or is_long(array, over):
                 continue
-            for place in np.ndindex(*(array.sizes[dim] for dim in over)):
-                one = array.isel(dict(zip(over, place, strict=True)))
-                labels = {
-                    dim: one[dim].item() if dim in one.coords else at for dim, at in zip(over, place, strict=True)
-                }
-                found.append({"name": name, **labels, **self.number(one, self._bounds(str(name))).as_dict()})
+            labels = [array[dim].values.tolist() if dim in array.coords else range(array.sizes[dim]) for dim in over]
+            places = (dict(zip(over, place, strict=True)) for place in itertools.product(*labels))
+            numbers = self._numbers(array, over, self._bounds(str(name)))
+            entries = zip(places, numbers, strict=True)
+            found += [{"name": name, **place, **number.as_dict()} for place, number in entries]
         return found
 
 
