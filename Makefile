@@ -14,12 +14,13 @@ ALL_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal
 NUMBERS = $(sort $(shell cd tl_posgen && find rope stats */numbers */*/numbers -name '*.py'))
 TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test_$(notdir $(file))))
 # numbers, arguments, made-up results, pages, files, notebooks and executors depend on no backend; they are tested once, on 3.9.0
-ON_BRIDGE = tests $(TESTS_OF_NUMBERS:%=--ignore=%) $(patsubst %,--ignore=tests/%.py,test_imports test_docs test_examples \
+NOT_ON_BRIDGE = $(TESTS_OF_NUMBERS) $(patsubst %,tests/%.py,test_imports test_docs test_examples \
 	test_training_script test_encodings test_interaction_penalty test_memory_of_measures test_arguments test_arithmetic test_cli_files \
 	test_devices test_files test_kill test_progress core/test_declarations core/test_numbers core/test_result core/test_store core/test_sums \
 	models/layers/test_fused models/geometry/test_compared_rows report/test_circuits report/test_heads \
 	report/test_hostile_pages report/test_looks report/test_page report/test_terminal slash/test_slash_toy studies/test_curves \
 	studies/test_executors)
+ON_BRIDGE = tests $(NOT_ON_BRIDGE:%=--ignore=%)
 # bytecode of what is imported is written when it is, and not for the 20,000 files that are not
 PIP = -m pip install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE =
@@ -45,15 +46,17 @@ demo: $(VENV)/installed ## the main job on the bundled model and text, into repo
 study: $(VENV)/installed ## the small study of many checkpoints, into a new directory
 	$(VENV)/bin/tl-posgen sweep examples/studies/small.toml --out "$$(mktemp -d)"
 
-# shapes are checked at every call on 4.3.0; on 3.9.0, to save time, in the numbers, which that suite leaves out
+# shapes are checked at every call on 4.3.0; on 3.9.0, to save time, in the numbers, and in the quick stage in the tests
+# which that suite leaves out
 CHECKED = $(shell echo $(patsubst %.py,tl_posgen/%,$(filter-out %__init__.py,$(NUMBERS))) beartype/beartype | tr '/ ' '.,')
+SHAPES_IN = $(shell echo $(NOT_ON_BRIDGE) | tr ' ' ',')
 EVERY = -m 'not screenshot and not soak'
 
 test: $(VENV)/installed-dev ## lint, and every test of under two seconds on TransformerLens 3.9.0, side by side
 	$(MAKE) --jobs 2 lint test-quick
 
 test-quick: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) --jaxtyping-packages=$(CHECKED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) --jaxtyping-packages=$(CHECKED) --shapes-in=$(SHAPES_IN)
 	@command -v chromium google-chrome > /dev/null || echo "not tested: pages in a browser, as there is neither chromium nor google-chrome"
 
 test-slow: $(VENV)/installed-dev ## the longer tests: commands, pages, notebooks, Ray, peaks of memory, trained models

@@ -7,8 +7,9 @@
 A test that needs a model of its own to change takes `copy.deepcopy(mini)` or calls `tl_posgen.load_model`.
 """
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +31,7 @@ _loaded: dict[str, tuple[Any, dict[str, Any]]] = {}  # fixture name -> the model
 def pytest_addoption(parser: pytest.Parser) -> None:
     kinds = ("cuda", "two", "mps", "tf32")
     parser.addoption("--device", choices=kinds, help="simulate this accelerator for tests/devices, which need one")
+    parser.addoption("--shapes-in", help="a,b: shapes are checked in these files and folders of tests, not in others")
 
 
 def pytest_sessionstart() -> None:
@@ -47,6 +49,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("longer"):
                 item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """The million objects of torch and transformers stay: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    places = item.config.getoption("--shapes-in")
+    here = places is None or any(item.path.is_relative_to(item.config.rootpath / one) for one in places.split(","))
+    jaxtyping.config.update("jaxtyping_disable", not here)
+    try:
+        return (yield)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -199,10 +218,10 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def unchecked():
-    """What users get: the types of arguments are not checked, as they are in all other tests."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    """What users get: the types of arguments are not checked, as they are in other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        yield
 
 
 @pytest.fixture(autouse=True)
