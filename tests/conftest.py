@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The million objects of torch and transformers stay: the garbage collector need not look at them again and again."""
+    """The million objects of torch and transformers stay: garbage collection need not look at them every time."""
     gc.collect()
     gc.freeze()
 

@@ -1,87 +1,22 @@
-"""README and docs say what is there: numbers from docs/numbers.json, commands, options, imports, links and pictures."""
+"""README and docs say what is there: numbers from docs/numbers.json, imports, code that runs, links and pictures."""
 
 import contextlib
 import importlib
 import io
 import json
 import re
-import shlex
-import subprocess
-import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
+from doc_pages import BLOCK, DOCS, FOLDERS, OF_SITE, PAGES, ROOT, blocks, of_page, pages, python_blocks, rendered
 
-from tl_posgen.cli.commands import app
 from tl_posgen.core import registry
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
-sys.path.insert(0, str(DOCS / "source"))
-import how_to  # noqa: E402  # pyright: ignore[reportMissingImports]
-import numbers_file  # noqa: E402  # pyright: ignore[reportMissingImports]
-import pages  # noqa: E402  # pyright: ignore[reportMissingImports]
+import how_to  # isort: skip  # pyright: ignore[reportMissingImports]
+import numbers_file  # isort: skip  # pyright: ignore[reportMissingImports]
 
-FOLDERS = [DOCS, *(DOCS / name for name in ("how_to", "measures", "reference"))]
-OF_SITE = [path for place in FOLDERS for path in sorted(place.glob("*.md")) if path.name != "changelog.md"]  # a copy
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *OF_SITE]
 PICTURES = [path for kind in ("*.png", "*.svg") for place in FOLDERS for path in place.glob(kind)]
-STEPS = sorted((ROOT / "examples" / "mini_model" / "checkpoints").iterdir())
-HERE: dict[str, list[Any]] = {  # words of the pages -> words that have files here
-    **{word: ["mini"] for word in ("MODEL", "NAME|DIRECTORY", "stories260K")},
-    **{word: ["text.txt"] for word in ("FILE", "tinystories.txt")},
-    "examples/mini_model/checkpoints/*": STEPS[:1],
-    "models.csv": ["models.csv", "--tokenizer", "mini"],
-    "examples/studies/small.toml": ["small.toml"],
-}
-SIZES = {"--length": 16, "--prompts": 2, "--steps": 20, "--seeds": 1, "--budgets": 6, "--n-draws": 1, "--ratios": 0.5}
-SIZES |= {"--tokens": "4,8", "--times": 2}
-STUDY = """
-name = "small"
-length = 16
-n_prompts = 1
-null_seeds = []
-measures = ["loss"]
-texts = ["bundled"]
-
-[[models]]
-name = "mini"
-"""
-TOO_LONG = re.compile(r"claims|executor ray|--search")  # minutes, or another process
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-@cache
-def rendered() -> dict[Path, str]:
-    """Every page as its template and the numbers give it now."""
-    return dict(pages.rendered())
-
-
-def of_page(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-def blocks(path: Path, language: str) -> list[str]:
-    return [text for of, text in BLOCK.findall(path.read_text(encoding="utf-8")) if of == language]
-
-
-def python_blocks(path: Path) -> list[str]:
-    """Those of the page as its template gives it now, where it has one."""
-    text = rendered().get(path, path.read_text(encoding="utf-8"))
-    return [block for language, block in BLOCK.findall(text) if language == "python"]
-
-
-def lines_of(command: str) -> list[tuple[str, str]]:
-    """(page, line) of every command line in a code block that begins with this word; comments left out."""
-    found = []
-    for path in PAGES:
-        for text in blocks(path, ""):
-            lines = [line.split(" #")[0].strip() for line in text.splitlines()]
-            found += [(of_page(path), line) for line in lines if line.split()[:1] == [command]]
-    return found
 
 
 # Numbers
@@ -118,11 +53,6 @@ def test_every_measure_answers_one_question_of_the_navigation():
     for question, names in pages.measure_pages.GROUPS.items():
         pages_of = "".join(f"          - {name}: measures/{name}.md\n" for name in names)
         assert f'      - "{question}":\n{pages_of}' in navigation
-
-
-COMMAND_LINES = dict.fromkeys(
-    line for page, line in lines_of("tl-posgen") if "/measures/" not in page and not TOO_LONG.search(line)
-)
 
 
 def test_every_how_to_has_a_picture_what_was_printed_and_what_to_read_next():
@@ -176,9 +106,6 @@ def test_numbers_are_written_in_one_way(form, value, digits, expected):
     assert pages.environment().filters[form](value, digits) == expected
 
 
-# Commands and options
-
-
 @pytest.mark.parametrize("template", ["README.md.j2", "index.md.j2"])
 def test_the_torch_to_install_is_the_one_of_the_constraints(template):
     said = re.findall(r"pip install (torch==\S+)", (DOCS / "source" / template).read_text(encoding="utf-8"))
@@ -197,94 +124,6 @@ def test_badges_and_install_lines_follow_the_address(monkeypatch):
 
 def test_what_is_cited_is_this_version():
     assert f"\nversion: {pages.project()['version']}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-
-
-def command_named(name: str):
-    """The command of this name; one of a measure is made now."""
-    group: Any = typer.main.get_command(app)
-    return group.resolve_command(group.context_class(group), [name])[1]
-
-
-@pytest.mark.parametrize(("page", "line"), lines_of("tl-posgen"))
-def test_the_command_and_its_options_exist(page, line):
-    name, *arguments = shlex.split(line.replace("|", "_").replace("...", ""))[1:]
-    command = command_named(name)
-    context = command.context_class(command, info_name=name, resilient_parsing=True)
-    command.make_parser(context).parse_args(arguments)
-
-
-def small_words(line: str) -> list[str]:
-    """The words of a command line on files that are here, with as few and short prompts as it takes."""
-    words = [str(word) for name in shlex.split(line)[1:] for word in HERE.get(name, [name])]
-    known = {option for one in command_named(words[0]).params for option in one.opts}
-    sizes = SIZES | ({"--prompts": 8} if "--absolute" in words else {})
-    words = [word for place, word in enumerate(words) if not {word, words[place - 1]} & {*sizes, "--null-seeds"}]
-    is_one = "--prompt" in words
-    return words + [
-        str(part)
-        for option, value in {**sizes, "--no-null": None}.items()
-        if option in known and not (is_one and option in ("--length", "--prompts"))
-        for part in (option, value)
-        if part is not None
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", COMMAND_LINES)
-def test_the_command_runs(line, command, tmp_path, monkeypatch, alice):
-    """Each of the pages but those of measures, whose commands differ in the name alone."""
-    monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text(alice[:20000], encoding="utf-8")
-    models = "".join(f"{path},{place}\n" for place, path in enumerate(STEPS[-3:]))
-    Path("models.csv").write_text(f"model,score\n{models}", encoding="utf-8")
-    Path("small.toml").write_text(STUDY, encoding="utf-8")
-    code, printed, error = command(*small_words(line))
-    assert code == 0, error
-    assert printed
-
-
-def test_every_option_in_the_text_exists():
-    names = [one.name for one in pages.commands()] + [one.command for one in pages.environment().globals["measures"]]
-    parameters = [one for name in names for one in command_named(name).params]
-    known = {option for one in parameters for option in (*one.opts, *one.secondary_opts)}
-    known |= {
-        "--measure",
-        "--model",
-        "--pages",
-        "--pictures",
-        "--notebooks",
-        "--site",
-        "--books",
-        "--how-to",
-    }  # of scripts
-    known |= {"--help", "--no-deps"}  # of every command, and of pip
-    for path in PAGES:
-        prose = BLOCK.sub("", path.read_text(encoding="utf-8"))
-        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose):
-            assert option in known, f"{of_page(path)}: no command has {option}"
-
-
-def test_every_command_is_in_the_readme():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for one in pages.commands():
-        assert f"tl-posgen {one.name}" in readme or f"`{one.name}`" in readme, one.name
-
-
-@pytest.mark.parametrize(("page", "line"), lines_of("make"))
-def test_the_make_target_exists(page, line):
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert line.split()[1] in targets
-
-
-def test_the_regenerating_script_has_the_options_that_stand_in_the_docs():
-    script = [sys.executable, str(DOCS / "regenerate.py"), "--help"]
-    told = subprocess.run(script, capture_output=True, text=True, check=True).stdout
-    said = " ".join(
-        line for path in PAGES for line in re.findall(r"regenerate\.py [^`\n]*", path.read_text(encoding="utf-8"))
-    )
-    options = set(re.findall(r"--[\w-]+", said))
-    assert options
-    assert options <= set(re.findall(r"--[\w-]+", told))
 
 
 # Code

@@ -49,7 +49,7 @@ LAST = "blocks.1.hook_resid_post"
 
 
 @pytest.mark.parametrize("name", ROW_BY_ROW)
-def test_a_model_writes_the_same_with_a_cache_and_in_rows_as_in_whole_matrices(name, backend, family_model, monkeypatch):
+def test_a_model_writes_the_same_with_a_cache_and_in_rows_as_whole(name, backend, family_model, monkeypatch):
     model = family_model("llama", backend)
     hooks = ROW_BY_ROW[name](model)
     with torch.no_grad():

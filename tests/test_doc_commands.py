@@ -1,0 +1,129 @@
+"""README and docs say what is there: commands, that run, and their options."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from doc_pages import BLOCK, DOCS, PAGES, ROOT, lines_of, of_page, pages
+
+from tl_posgen.cli.commands import app
+
+STEPS = sorted((ROOT / "examples" / "mini_model" / "checkpoints").iterdir())
+HERE: dict[str, list[Any]] = {  # words of the pages -> words that have files here
+    **{word: ["mini"] for word in ("MODEL", "NAME|DIRECTORY", "stories260K")},
+    **{word: ["text.txt"] for word in ("FILE", "tinystories.txt")},
+    "examples/mini_model/checkpoints/*": STEPS[:1],
+    "models.csv": ["models.csv", "--tokenizer", "mini"],
+    "examples/studies/small.toml": ["small.toml"],
+}
+SIZES = {"--length": 16, "--prompts": 2, "--steps": 20, "--seeds": 1, "--budgets": 6, "--n-draws": 1, "--ratios": 0.5}
+SIZES |= {"--tokens": "4,8", "--times": 2}
+STUDY = """
+name = "small"
+length = 16
+n_prompts = 1
+null_seeds = []
+measures = ["loss"]
+texts = ["bundled"]
+
+[[models]]
+name = "mini"
+"""
+TOO_LONG = re.compile(r"claims|executor ray|--search")  # minutes, or another process
+
+COMMAND_LINES = dict.fromkeys(
+    line for page, line in lines_of("tl-posgen") if "/measures/" not in page and not TOO_LONG.search(line)
+)
+
+
+def command_named(name: str):
+    """The command of this name; one of a measure is made now."""
+    group: Any = typer.main.get_command(app)
+    return group.resolve_command(group.context_class(group), [name])[1]
+
+
+@pytest.mark.parametrize(("page", "line"), lines_of("tl-posgen"))
+def test_the_command_and_its_options_exist(page, line):
+    name, *arguments = shlex.split(line.replace("|", "_").replace("...", ""))[1:]
+    command = command_named(name)
+    context = command.context_class(command, info_name=name, resilient_parsing=True)
+    command.make_parser(context).parse_args(arguments)
+
+
+def small_words(line: str) -> list[str]:
+    """The words of a command line on files that are here, with as few and short prompts as it takes."""
+    words = [str(word) for name in shlex.split(line)[1:] for word in HERE.get(name, [name])]
+    known = {option for one in command_named(words[0]).params for option in one.opts}
+    sizes = SIZES | ({"--prompts": 8} if "--absolute" in words else {})
+    words = [word for place, word in enumerate(words) if not {word, words[place - 1]} & {*sizes, "--null-seeds"}]
+    is_one = "--prompt" in words
+    return words + [
+        str(part)
+        for option, value in {**sizes, "--no-null": None}.items()
+        if option in known and not (is_one and option in ("--length", "--prompts"))
+        for part in (option, value)
+        if part is not None
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_the_command_runs(line, command, tmp_path, monkeypatch, alice):
+    """Each of the pages but those of measures, whose commands differ in the name alone."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(alice[:20000], encoding="utf-8")
+    models = "".join(f"{path},{place}\n" for place, path in enumerate(STEPS[-3:]))
+    Path("models.csv").write_text(f"model,score\n{models}", encoding="utf-8")
+    Path("small.toml").write_text(STUDY, encoding="utf-8")
+    code, printed, error = command(*small_words(line))
+    assert code == 0, error
+    assert printed
+
+
+def test_every_option_in_the_text_exists():
+    names = [one.name for one in pages.commands()] + [one.command for one in pages.environment().globals["measures"]]
+    parameters = [one for name in names for one in command_named(name).params]
+    known = {option for one in parameters for option in (*one.opts, *one.secondary_opts)}
+    known |= {
+        "--measure",
+        "--model",
+        "--pages",
+        "--pictures",
+        "--notebooks",
+        "--site",
+        "--books",
+        "--how-to",
+    }  # of scripts
+    known |= {"--help", "--no-deps"}  # of every command, and of pip
+    for path in PAGES:
+        prose = BLOCK.sub("", path.read_text(encoding="utf-8"))
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose):
+            assert option in known, f"{of_page(path)}: no command has {option}"
+
+
+def test_every_command_is_in_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for one in pages.commands():
+        assert f"tl-posgen {one.name}" in readme or f"`{one.name}`" in readme, one.name
+
+
+@pytest.mark.parametrize(("page", "line"), lines_of("make"))
+def test_the_make_target_exists(page, line):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert line.split()[1] in targets
+
+
+def test_the_regenerating_script_has_the_options_that_stand_in_the_docs():
+    script = [sys.executable, str(DOCS / "regenerate.py"), "--help"]
+    told = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    said = " ".join(
+        line for path in PAGES for line in re.findall(r"regenerate\.py [^`\n]*", path.read_text(encoding="utf-8"))
+    )
+    options = set(re.findall(r"--[\w-]+", said))
+    assert options
+    assert options <= set(re.findall(r"--[\w-]+", told))
