@@ -1,0 +1,208 @@
+"""The command line: what it prints and what it writes."""
+
+from importlib import import_module
+
+import pytest
+from families import save_small
+
+import tl_posgen
+from tl_posgen.cli.options import name_options, parse_indices
+from tl_posgen.errors import InputError
+from tl_posgen.report.columns import short
+
+MEASURES = {
+    "substitute": [],
+    "distance": ["--distances", "0,8", "--limits", "4"],
+    "perturb": ["--ratios", "0.5", "--n-cloze", "2"],
+    "planes": [],
+    "perturb-planes": ["--strengths", "1", "--map-edits", ""],
+    "profiles": ["--cost-prompts", "1"],
+    "cut-keys": ["--shares", "0,1", "--controls", "1"],
+    "slash": ["--distances", "0-1"],
+    "coupling": ["--k", "5,10"],
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Two directories of models without a tokenizer of their own."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    found = [save_small(directory / f"step{number}", seed=number) for number in (1, 2)]
+    for file in directory.glob("*/tokenizer*"):
+        file.unlink()
+    return found
+
+
+def test_the_main_job_prints_a_table_and_writes_three_files(done, cut):
+    printed, summary = done("analyze", *cut(32, 1), "--layers", "0-1")
+    assert "random" in printed
+    assert "Report:" in printed
+    assert {head["layer"] for head in summary["heads"]} == {0, 1}
+
+
+@pytest.mark.longer
+def test_no_null_is_said_to_be_missing(monkeypatch, done, small, cut):
+    """Options are never accepted and ignored: without a null no random init is built."""
+    from tl_posgen.core import random_inits
+
+    monkeypatch.setattr(random_inits, "random_like", lambda *_: pytest.fail("a random init was built"))
+    words = ["--model", small, "--measures", "three_axis,slash"]
+    printed, summary = done("analyze", *words, *cut(32, 1), "--no-null")
+    assert "no null measured" in " ".join(printed.split())
+    assert "(seed 0)" not in printed
+    assert summary["null"] is None
+    assert all(not number["inits"] for numbers in summary["measures"].values() for number in numbers)
+
+
+def test_check_prints_every_layer(run):
+    code, printed, _ = run("check", "--model", "mini", out=None)
+    assert code == 0
+    assert "rotary" in printed
+
+
+def test_the_dtype_is_obeyed_and_kept_in_the_results(done, cut, tmp_path):
+    import tl_posgen
+
+    place = ["--dtype", "bfloat16", "--device", "cpu"]
+    done("analyze", "--measures", "mean_key", *place, "--no-null", *cut(32, 1))
+    assert tl_posgen.load(tmp_path / "report").provenance["dtype"] == "bfloat16"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_command_prints_its_table_and_writes_its_report(done, small, cut, name):
+    printed, summary = done(name, "--model", small, *cut(24, 2), *MEASURES[name], "--full")
+    assert "null, random init (seed 0)" in printed
+    for measure in summary["measures"]:
+        assert f"{measure.replace('_', ' ')}: small" in " ".join(printed.split())
+
+
+RUNS = dict.fromkeys([*MEASURES, "analyze", "length"], "tl_posgen.core.engine.analyze") | {
+    "coupling-scores": "tl_posgen.coupling.coupling_scores",
+    "emerge": "tl_posgen.studies.emergence.emergence",
+    "claims": "tl_posgen.claims.judge_claims",
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_null_is_handed_on_by_every_command(monkeypatch, refused, text, name):
+    """To the function that measures; `test_no_null_is_said_to_be_missing` follows one of them to its end."""
+
+    def told(*_, null_seeds, **__):
+        raise InputError(f"the null has seeds {null_seeds}")
+
+    module, _, function = RUNS[name].rpartition(".")
+    monkeypatch.setattr(import_module(module), function, told)
+    models = ["one"] if name in ("emerge", "coupling-scores") else []
+    assert "the null has seeds [0]" in refused(name, *models, "--text", text)
+    assert "the null has seeds []" in refused(name, *models, "--text", text, "--no-null")
+
+
+@pytest.mark.longer
+def test_several_null_seeds_are_all_measured(done, small, cut):
+    words = ["--model", small, "--measures", "mean_key", *cut(24, 1), "--null-seeds", "0-2"]
+    printed, summary = done("analyze", *words)
+    assert {len(number["inits"]) for number in summary["measures"]["mean_key"]} == {3}
+    assert "±" in printed
+
+
+def test_measures_lists_every_name_that_analyze_takes(run):
+    code, printed, _ = run("measures", out=None)
+    assert code == 0
+    for name in ("three_axis", "band_ablation", "coupling"):
+        assert name in printed
+    assert "slash_toy" not in printed
+
+
+@pytest.mark.longer
+def test_length_runs_beyond_the_training_length_without_being_told_how(done, small, text, tmp_path):
+    import tl_posgen
+
+    done("length", "--model", small, "--text", text, "--inside", 16, "--times", 3, "--prompts", 2, "--no-null")
+    result = tl_posgen.load(tmp_path / "report")["length_extrapolation"]
+    assert (result.measure.inside, result.measure.times, result.nulls) == (16, 3, ())
+
+
+@pytest.mark.slow
+def test_emergence_takes_checkpoints_in_order(done, checkpoints, cut):
+    printed, _ = done("emerge", *checkpoints, "--tokenizer", "mini", "--coupling", *cut(24, 2))
+    assert printed.index("step1") < printed.index("step2")
+
+
+def test_the_toy_trains(done):
+    done("toy", "--steps", 4, "--seeds", 1)
+
+
+@pytest.mark.slow
+def test_coupling_scores_reads_a_table_of_models(done, checkpoints, tmp_path, cut):
+    table = tmp_path / "models.csv"
+    table.write_text("\n".join(["model,score", *(f"{path},{score}" for score, path in enumerate(checkpoints))]))
+    assert "2 models" in done("coupling-scores", table, "--tokenizer", "mini", *cut(24, 2))[0]
+
+
+@pytest.mark.slow
+def test_claims_go_on_from_finished_parts(done, small, tmp_path, cut):
+    import tl_posgen
+
+    words = ["claims", "--papers", "coupling", "--model", small, *cut(24, 2)]
+    printed, _ = done(*words)
+    table = tl_posgen.load(tmp_path / "report")["claims"].frame()
+    assert set(table["claim"]) == {f"coupling {number}" for number in (1, 2, 3, 4, "4b", "4c", 5, 6)}
+    assert all(verdict in printed for verdict in table["verdict"])
+    parts = tmp_path / "report" / "parts"
+    before = {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}
+    of_each = ["coupling", "coupling", "token_coupling", "token_coupling"]  # of the model and of its random init
+    assert sorted(name.split("-")[0] for name in before) == of_each
+    done(*words, "--force")
+    assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()} == before
+
+
+def test_a_prompt_stands_in_the_place_of_a_text(done, tmp_path):
+    words = "Down, down, down. Would the fall never come to an end?"
+    done("analyze", "--measures", "three_axis", "--prompt", words)
+    assert tl_posgen.load(tmp_path / "report").provenance["prompts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "command", "said"),
+    [
+        ("give n_prompts=2 or more", "analyze", "give --prompts 2 or more"),
+        ("layers=[0, 9]: no layer 9", "analyze", "--layers 0,9: no layer 9"),
+        ('load it with backend="bridge"', "analyze", "load it with --backend bridge"),
+        ("give force=True", "analyze", "give --force"),
+        ("kappa = 3.0: choose", "slash", "--kappa 3.0: choose"),
+        ("gamma 2.0 is outside [0, 1]", "substitute", "--gamma 2.0 is outside [0, 1]"),
+        ("k [5000]: choose from 1 to 128", "coupling", "--k [5000]: choose from 1 to 128"),
+        ("from_layer 9 leaves no layer", "substitute", "--from-layer 9 leaves no layer"),
+        ("load_model(backend='hooked') takes it", "analyze", "load_model(backend='hooked') takes it"),
+        (
+            "layer 9 does not exist: this model has layers 0 to 3",
+            "analyze",
+            "layer 9 does not exist: this model has layers 0 to 3",
+        ),
+        ("--layers 'x': write --layers 0", "analyze", "--layers 'x': write --layers 0"),
+        ("give length= to cut", "length", "give length= to cut"),  # it has no such option
+        ("the length is 3, the model has layers", "analyze", "the length is 3, the model has layers"),
+        ("null_seeds", "nothing", "null_seeds"),
+    ],
+)
+def test_options_stand_in_the_place_of_the_librarys_keywords(message, command, said):
+    assert name_options(message, command) == said
+
+
+def test_indices_are_read_as_written():
+    assert parse_indices("0,2-4", "--layers") == [0, 2, 3, 4]
+    assert parse_indices("3,0,3", "--layers") == [3, 0, 3]
+    assert parse_indices(None, "--layers") is None
+    with pytest.raises(InputError, match="--heads"):
+        parse_indices("x", "--heads")
+
+
+def test_numbers_are_shortened_without_losing_a_digit():
+    shown = [short(x) for x in (0.917, -0.5, 10.25, 0.0, 1.0, 100.0004)]
+    assert shown == [".917", "-.500", "10.250", ".000", "1.000", "100.000"]
+
+
+def test_the_version_is_that_of_the_package(run):
+    code, printed, _ = run("--version", out=None)
+    assert (code, printed) == (0, f"tl-posgen {tl_posgen.__version__}\n")

@@ -1,0 +1,167 @@
+"""The command line: one clear line for what a user can mend, and nothing written."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tl_posgen.models.conversion.source import MINI
+
+CHECKPOINT = Path(__file__).parents[2] / "examples" / "mini_model" / "checkpoints" / "step00000"
+
+
+def copy_of_mini(tmp_path):
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_bytes((MINI / name).read_bytes())
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dtype", "int8"], "give a floating-point one: auto, float32"),
+        (["--device", "meta"], "--device 'meta' cannot be used (it holds no numbers); give 'cpu'"),
+        (["--device", "cuda:99"], "--device 'cuda:99' cannot be used ("),
+        (["--device", "gpu"], "--device 'gpu' cannot be used (torch knows no device of that name)"),
+    ],
+)
+def test_a_model_that_cannot_be_had_so_is_refused(refused, cut, options, message):
+    assert message in refused("analyze", *cut(32, 1), *options)
+
+
+REFUSED = {
+    "a ratio above one": (["perturb", "--ratios", "0,2"], "2"),
+    "a ratio that is no number": (["perturb", "--ratios", "many"], "--ratios"),
+    "kappa above one": (["slash", "--kappa", "2"], "kappa"),
+    "a distance that no prompt reaches": (["slash", "--distances", "60"], "60"),
+    "more singular vectors than the model is wide": (["coupling", "--k", "999"], "999"),
+    "a layer that does not exist": (["substitute", "--from-layer", "9"], "9"),
+    "a checkpoint that does not exist": (["emerge", "nowhere"], "nowhere"),
+    "a paper that nobody wrote": (["claims", "--papers", "tea"], "tea"),
+    "a null seed that is no number": (["slash", "--null-seeds", "x"], "--null-seeds"),
+    "a table that does not exist": (["coupling-scores", "nowhere.csv"], "nowhere.csv"),
+    "a backend that does not exist": (["analyze", "--backend", "foo"], "foo"),
+    "a measure that does not exist": (["analyze", "--measures", "tea"], "tea"),
+    "a model without a name": (["analyze", "--model", ""], "--model ''"),
+    "a model with a name that is too long": (["analyze", "--model", "a" * 300], "a name of a model"),
+    "a model with a name of two lines": (["analyze", "--model", "two\nlines"], "neither a directory"),
+    "no null, and its seeds": (["analyze", "--no-null", "--null-seeds", "0"], "--no-null and --null-seeds contradict"),
+    "a prompt beside a text": (["analyze", "--prompt", "Down"], "--prompt is taken whole"),
+    "too many layers": (["analyze", "--layers", "0-99999999999"], "write a shorter range"),
+    "a budget that stands twice": (
+        ["rules", "--budgets", "3,3"],
+        "--budgets 3,3: give a list of one at least, each once",
+    ),
+    "a null seed that stands twice": (["slash", "--null-seeds", "0,0-1"], "each seed may stand only once"),
+    "too many null seeds": (["analyze", "--null-seeds", "0-99999999999"], "write a shorter range"),
+    "a checkpoint for claims that does not exist": (
+        ["claims", "--checkpoints", "nowhere"],
+        "nowhere: not a checkpoint",
+    ),
+    "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "give --tokenizer"),
+    "coupling between one token": (["coupling", "--between-tokens", "--tokens", "3"], "give two positions"),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_words_get_one_line_that_names_them(refused, cut, case):
+    words, named = REFUSED[case]
+    assert named in refused(*words, *cut(48, 2)).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("option", ["text", "out"])
+def test_an_empty_path_is_refused(run, tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = run("analyze", f"--{option}", "", out=None)
+    assert (code, error) == (2, f"error: --{option} '': empty; give a path\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", [("--length", "64"), ("--prompts", "2"), ("--consecutive",)])
+def test_a_whole_prompt_is_not_cut(run, tmp_path, option):
+    code, _, error = run("analyze", "--prompt", "Down, down, down.", *option)
+    assert (code, option[0] in error, "taken whole" in error) == (2, True, True)
+    assert "--text and --prompt contradict" in run("analyze", "--prompt", "Down", "--text", "a.txt")[2]
+
+
+def test_a_path_that_the_system_refuses_is_one_line(refused_at_once):
+    assert "File name too long" in refused_at_once("--text", "a" * 300)
+
+
+RAGGED = {
+    "one row too long": "model,score\na,1\nb,2,3,4\n",
+    "every row too long": "model,score\na,1,2\nb,2,3\n",
+    "one row too short": "model,score\na\nb,2\n",
+    "an open quote": 'model,score\n"a,1\n',
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("case", RAGGED)
+def test_a_ragged_table_is_refused(refused, tmp_path, cut, case):
+    (tmp_path / "table.csv").write_text(RAGGED[case])
+    error = refused("coupling-scores", tmp_path / "table.csv", *cut(32, 2))
+    assert "table.csv" in error
+    assert error.strip().count("\n") == 0
+
+
+def test_a_text_too_short_for_four_times_the_length_is_refused(refused, text):
+    assert "461 tokens" in refused("length", "--text", text)
+
+
+@pytest.mark.parametrize("words", ["", "   \n", "a"])
+def test_an_empty_or_one_token_text_is_refused(refused_at_once, tmp_path, words):
+    (tmp_path / "short.txt").write_text(words)
+    refused_at_once("--text", tmp_path / "short.txt")
+
+
+def test_a_text_shorter_than_the_length_is_refused_with_its_size(refused_at_once, cut):
+    assert "461 tokens" in refused_at_once(*cut(400, 40))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00\x01\x80", b"text\x00with\x00nulls" * 50])
+def test_a_file_that_is_not_text_is_refused(refused_at_once, tmp_path, content):
+    (tmp_path / "picture.png").write_bytes(content)
+    assert "picture.png" in refused_at_once("--text", tmp_path / "picture.png")
+
+
+def test_a_missing_text_is_refused(refused_at_once, tmp_path):
+    assert "nowhere.txt" in refused_at_once("--text", tmp_path / "nowhere.txt")
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_directory_without_weights_tokenizer_or_config_is_refused(refused_at_once, tmp_path, text, missing):
+    directory = copy_of_mini(tmp_path)
+    (directory / missing).unlink()
+    refused_at_once("--model", directory, "--text", text)
+
+
+def test_nan_weights_are_refused_by_name(refused_at_once, tmp_path, text):
+    directory = copy_of_mini(tmp_path)
+    weights = load_file(directory / "model.safetensors")
+    name = next(name for name in weights if "q_proj" in name)
+    weights[name][0, 0] = torch.nan
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    assert "q_proj" in refused_at_once("--model", directory, "--text", text)
+
+
+def test_a_hub_name_without_network_is_refused(refused_at_once, text):
+    assert "nobody/no-such-model" in refused_at_once("--model", "nobody/no-such-model", "--text", text)
+
+
+def test_an_output_path_that_is_a_file_is_refused_before_any_work(run, tmp_path, text):
+    blocked = tmp_path / "file"
+    blocked.write_text("kept")
+    code, _, error = run("analyze", "--text", text, out=blocked / "report")
+    assert code == 2
+    assert str(blocked) in error
+    assert blocked.read_text() == "kept"
+
+
+@pytest.mark.parametrize("layers", ["9", "a", "0-1-2", "-1"])
+def test_layers_that_do_not_exist_are_refused(refused_at_once, text, layers):
+    refused_at_once("--text", text, "--length", 32, f"--layers={layers}")
