@@ -37,7 +37,7 @@ def refusal_of(name, option, value):
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("name", "option"), FIELDS)
-@settings(max_examples=25, **ANY)
+@settings(max_examples=12, **ANY)
 @given(data=st.data())
 def test_wrong_values_of_an_option_are_refused_in_one_line_and_right_ones_kept(name, option, data):
     annotation = annotation_of(name, option)
