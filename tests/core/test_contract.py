@@ -166,12 +166,12 @@ def test_a_file_gives_everything_back(result, loaded):
 def test_a_model_of_another_encoding_has_its_caveat(result, encoding):
     kind = type(result.measure)
     assert kind.caveats.keys() | kind.without_meaning <= ENCODING_NAMES
-    other = replace(result, provenance={**result.provenance, "encoding": encoding})
+    found = replace(result, provenance={**result.provenance, "encoding": encoding}).findings()
     caveats = [kind.caveats[encoding]] if encoding in kind.caveats else []
     for caveat in caveats:
-        assert caveat in other.findings()[-1]
-        assert other.findings()[-1].startswith(f"{result.name}: ")
-    concluded = len(other.findings()) - len(caveats)
+        assert caveat in found[-1]
+        assert found[-1].startswith(f"{result.name}: ")
+    concluded = len(found) - len(caveats)
     assert (concluded > 0) == (concludes(result) and encoding not in kind.without_meaning)
 
 
