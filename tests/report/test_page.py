@@ -143,6 +143,18 @@ def test_it_reads_at_either_width_by_day_and_night(browser, page_path, width, sc
     context.close()
 
 
+def test_printing_draws_every_figure_as_wide_as_the_sheet(browser, page_path):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(page_path.as_uri())
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    widths = page.evaluate("figures.map((div) => div.querySelector('svg.main-svg').clientWidth)")
+    assert len(widths) >= 6
+    assert set(widths) == {690}
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator(".plot").first.bounding_box()["width"] > 1000
+    page.close()
+
+
 def test_a_coloured_token_is_text(browser, tmp_path):
     """The component of circuitsvis that colours tokens reads them as HTML."""
     tokens = ["<svg/onload=alert(1)>", "<b>bold</b>", "&lt;i&gt;", "<s>"]

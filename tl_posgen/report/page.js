@@ -1,21 +1,23 @@
 // Figures, drawn when they come into view; and the panel of a head: its numbers, attention, curves and token maps.
 "use strict";
-const night = matchMedia("(prefers-color-scheme: dark)");
+const night = matchMedia("(prefers-color-scheme: dark)"), onPaper = () => document.body.classList.contains("paper");
+const isDark = () => night.matches && !onPaper();
 const find = (id) => document.getElementById(id);
 const read = (id) => JSON.parse(find(id).textContent);
 const TEMPLATES = read("templates"), HEADS = read("heads"), CONFIG = { displaylogo: false };
 
 function layoutOf(layout) {
-  const clear = "rgba(0,0,0,0)", template = TEMPLATES[night.matches ? "dark" : "light"];
+  const clear = "rgba(0,0,0,0)", template = TEMPLATES[isDark() ? "dark" : "light"];
   return { ...layout, template, paper_bgcolor: clear, plot_bgcolor: clear };
 }
 
 function draw(div) {
   const text = div.nextElementSibling.textContent;
-  const { data, layout } = JSON.parse(night.matches ? text.replaceAll('"black"', '"#e5e7eb"') : text);
+  const { data, layout } = JSON.parse(isDark() ? text.replaceAll('"black"', '"#e5e7eb"') : text);
   div.dataset.drawn = "yes";
   div.dataset.width = div.clientWidth;
-  fitTo(layout, data, div.clientWidth);
+  layout.width = div.clientWidth;
+  fitTo(layout, data, layout.width);
   div.style.height = `${layout.height}px`;
   Plotly.react(div, data, layoutOf(layout), CONFIG).then(() => {
     div.removeAllListeners("plotly_click");
@@ -44,8 +46,19 @@ const drawn = () => figures.filter((div) => div.dataset.drawn);
 addEventListener("resize", () => {
   drawn().filter((div) => div.clientWidth !== Number(div.dataset.width)).forEach(draw);
 });
-night.addEventListener("change", () => {
+addEventListener("beforeprint", () => { // paper has no scrolling and no unfolding: all figures, as wide as a sheet
+  document.body.classList.add("paper");
+  for (const div of figures) {
+    for (let fold = div.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    draw(div);
+  }
+});
+addEventListener("afterprint", () => {
+  document.body.classList.remove("paper");
   drawn().forEach(draw);
+});
+night.addEventListener("change", () => {
+  if (!onPaper()) drawn().forEach(draw);
   if (find("panel")?.open) show(find("head").value);
 });
 
