@@ -121,6 +121,7 @@ def test_it_leads_with_findings_beside_the_null(page):
     findings = page.locator("ul.findings").first.locator("li")
     assert findings.count() == 3
     assert "random init" in findings.first.inner_text()
+    assert "without the first token" in page.locator("main > p.soft").inner_text()
 
 
 def test_the_sections_carry_their_tables_and_the_provenance(page):

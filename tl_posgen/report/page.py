@@ -17,7 +17,6 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from tl_posgen.core.measure import TOKENS
 from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
 from tl_posgen.report.circuits import split_script
@@ -32,6 +31,7 @@ MOST_ROWS = 200  # of a long table
 HEADROOM = 54  # pixels above a figure's panels, for their titles
 TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
+WITHOUT_FIRST = re.compile("without (the )?first token")
 HEAD = re.compile(r"L\d+H\d+")
 
 
@@ -40,7 +40,7 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     scripts: dict[str, None] = {}
     sections = [_section(result, scripts) for result in results.values()]
     findings = Report(results, provenance).headlines() if len(sections) > 1 else []
-    words = {"title": page_title(results, provenance), "beside": _beside(results), "findings": findings}
+    words = {"title": page_title(results, provenance), "beside": _beside(results, sections), "findings": findings}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
 
@@ -82,9 +82,10 @@ def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> 
     return f"{question} · {model}" if model else question
 
 
-def _beside(results: Mapping[str, Result]) -> str:
+def _beside(results: Mapping[str, Result], sections: Sequence[Mapping[str, Any]]) -> str:
     """Return what stands beside the numbers of a page; "" if nothing does."""
-    without_first = any(TOKENS[1] in result.own.get("tokens", ()) for result in results.values())
+    shown = [text for one in sections for text in (*one["findings"], *(figure["spec"] for figure in one["figures"]))]
+    without_first = any(WITHOUT_FIRST.search(text) for text in shown)
     parts = ["the same without the first token, often an attention sink"] if without_first else []
     if any(result.nulls for result in results.values()):
         parts.append("those of a randomly initialised model of the same shape")
