@@ -39,7 +39,9 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     """Return the page. Figures carry title, model and random init; token-level views share one script."""
     scripts: dict[str, None] = {}
     sections = [_section(result, scripts) for result in results.values()]
-    findings = Report(results, provenance).headlines() if len(sections) > 1 else []
+    findings = Report(results, provenance).headlines()
+    if {*findings} <= {*(sections[0]["findings"] if sections else [])}:
+        findings = []  # they stand right below
     words = {"title": page_title(results, provenance), "beside": _beside(results, sections), "findings": findings}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
