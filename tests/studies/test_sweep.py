@@ -69,6 +69,7 @@ def test_a_failure_is_kept_with_its_error_and_tried_again_on_request(study, fami
     for kind in kinds:
         assert len(report["study"].plot(kind).data) >= 2
     assert "over 2 models (random init" in report.findings()[0]
+    assert report.provenance["finished jobs"] == len(report["study"].frame()) == 2
     report.write(out / "report")
     xr.testing.assert_identical(tl_posgen.load(out / "report")["study"].dataset, report["study"].dataset)
 

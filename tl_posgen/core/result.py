@@ -174,7 +174,8 @@ class Result:
         if not rows:
             return pd.DataFrame({name: [float(one)] for name, one in columns.items()})
         frame: Any = table.to_dataframe(dim_order=rows).reset_index()
-        return frame[[*rows, *named, *columns]].dropna(how="all", subset=list(columns))
+        counted = [name for name in columns if frame[name].dtype != bool] or list(columns)  # False says nothing alone
+        return frame[[*rows, *named, *columns]].dropna(how="all", subset=counted)
 
     def _ends(self, name: str, rows: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, xr.DataArray]:
         """Return the ends of the intervals of a variable of the model as columns over `rows`."""

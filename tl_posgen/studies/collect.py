@@ -59,7 +59,7 @@ def report_study(out: str | os.PathLike) -> Report:
     reports = read_study(Path(out))
     first = next(iter(reports.values())).provenance
     settings, data, measure = first["study"], laid_out(reports), Overview()
-    counts = {"model": str(data["init_label"].values[0]), "jobs": data["finished"].size, "finished": len(reports)}
+    counts = {"model": str(data["init_label"].values[0]), "finished jobs": len(reports)}
     shared = {key: settings[key] for key in ("length", "seed", "null_seeds", "versions", "measures")}
     provenance = counts | {"prompts": settings["n_prompts"], "mask": first.get("mask")} | shared
     return Report({measure.name: Result(measure, measure.describe(data), provenance)}, provenance)

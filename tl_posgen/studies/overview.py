@@ -129,18 +129,23 @@ class Overview(Measure):
         return [sentence for curve in followed(own.dataset) if (sentence := self.sentence(own, curve))]
 
     def sentence(self, own: Numbers, curve: Curve) -> str:
-        """Return where a curve is lowest and highest, beside its random inits; "" of one without a number."""
+        """Return where a curve is lowest and highest, of one model in order of training, beside its random inits; "" of
+        a curve without a number."""
         there = own.data["finished"].any("text")
         several = there.sum("revision") > 1
         each = per_job(own, curve).mean("text").where(there).stack(place=("model", "revision")).dropna("place")
         if not curve.sentence or not each.size:
             return ""
         form, values, places = curve.form, each.values, each["place"].values
-        labels = [f"{model} at {at}" if several.sel(model=model) else str(model) for model, at in places]
-        low, high = (f"{values[at]:{form}} ({labels[at]})" for at in (int(values.argmin()), int(values.argmax())))
-        n = len(values)
-        models = f"models{' and revisions' if bool(several.any()) else ''}"
-        course = f"goes from {low} to {high} over {n} {models}" if n > 1 else f"is {low}"
+        n, is_one = len(values), own.data.sizes["model"] == 1
+        labels = [
+            str(at) if is_one and n > 1 else f"{model} at {at}" if several.sel(model=model) else str(model)
+            for model, at in places
+        ]
+        ends = [int(values.argmin()), int(values.argmax())]
+        low, high = (f"{values[at]:{form}} ({labels[at]})" for at in (sorted(ends) if is_one else ends))
+        what = "revisions" if is_one else f"models{' and revisions' if bool(several.any()) else ''}"
+        course = f"lies between {low} and {high} over {n} {what}" if n > 1 else f"is {low}"
         inits = tuple(float(at_the_end(per_job(own, curve, init), own).mean()) for init in own.inits)
         size = r_with_size(own, curve)
         with_size = "" if size is None else f"; with ln parameters r = {size:.2f}"
@@ -159,10 +164,12 @@ class Overview(Measure):
         return pd.DataFrame(frame.loc[frame["finished"], [*PER_JOB, *columns]]).reset_index(drop=True)
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        """Return no revisions where no model has several, no sizes where all models have one."""
+        """Return no models where there is one at several revisions, no revisions where no model has several, no sizes
+        where all models have one."""
         several = bool((data["finished"].any("text").sum("revision") > 1).any())
         sizes = data["parameters"].values
-        has = {"models": True, "revisions": several, "size": len(np.unique(sizes[np.isfinite(sizes)])) > 1}
+        side_by_side = data.sizes["model"] > 1 or not several
+        has = {"models": side_by_side, "revisions": several, "size": len(np.unique(sizes[np.isfinite(sizes)])) > 1}
         return [kind for kind, there in has.items() if there]
 
     figures = {
