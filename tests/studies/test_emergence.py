@@ -143,6 +143,17 @@ def test_the_largest_value_is_given_where_it_is_neither_the_first_nor_the_last(v
     assert sentence.endswith(f"half of the change is there by step {half}, at loss {3 - half}.000.")  # not lost again
 
 
+def test_a_peak_between_two_like_ends_is_no_change():
+    sentence = course_of([0.18, 0.41, 0.14]).findings()[1]
+    assert "is largest at step 1" in sentence
+    assert "half of the change" not in sentence
+
+
+def test_the_caption_speaks_of_areas_only_where_there_are_some(per_head):
+    assert "areas" in per_head.plot("means").layout.title.text
+    assert "areas" not in course_of([0.3, 0.4]).plot("means").layout.title.text
+
+
 def test_one_checkpoint_and_numbers_that_are_not_defined_are_given_as_such():
     assert course_of([0.5]).findings() == ["R² of exponential growth is 0.500 at step 0 (no null measured)."]
     assert "to not defined at step 1" in course_of([0.5, np.nan]).findings()[1]

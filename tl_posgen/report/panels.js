@@ -6,12 +6,12 @@ const TOOLBAR = 32, GAP = 64, TITLE = 22, LINE = 15, LETTER = 0.56, LEGEND_LINE 
 const near0 = (one, other) => Math.abs(one - other) < 1e-6;
 const different = (values) => values.filter((value, place) => values.findIndex((one) => near0(one, value)) === place);
 
-// Each panel: its domains, its axes, and the annotation above it that is its title.
-function panelsOf(layout) {
+// Each panel with a title or a trace: its domains, its axes, and the annotation above it that is its title.
+function panelsOf(layout, data) {
   const axes = Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key) && layout[key].domain);
   const square = axes.map((key) => {
     const x = layout[key], y = layout[(x.anchor || "y").replace("y", "yaxis")];
-    return y?.domain && { x, y, across: x.domain, up: y.domain };
+    return y?.domain && { key: key.replace("axis", ""), x, y, across: x.domain, up: y.domain };
   });
   const polar = Object.keys(layout).filter((key) => /^polar\d*$/.test(key) && layout[key].domain)
     .map((key) => ({ polar: layout[key], across: layout[key].domain.x, up: layout[key].domain.y }));
@@ -21,7 +21,7 @@ function panelsOf(layout) {
     panel.title = (layout.annotations || []).find(({ xref, yref, x, y, yanchor }) =>
       xref === "paper" && yref === "paper" && yanchor === "bottom" && near0(x, middle) && near0(y, panel.up[1]));
   }
-  return panels;
+  return panels.filter(({ key, polar, title }) => polar || title || data.some(({ xaxis }) => (xaxis || "x") === key));
 }
 
 function wrapped(text, width) {
@@ -55,10 +55,16 @@ function rowsOf(panels, room) {
   return { rows: cut, fit, broken: lines > 1 };
 }
 
+// The names in the legend, in lines; plotly shows a single one only where a trace asks for it.
+function namesOf(layout, data) {
+  const named = data.filter(({ name, type, showlegend }) => name && type !== "heatmap" && showlegend !== false);
+  const isShown = layout.showlegend !== false && (named.length > 1 || named[0]?.showlegend);
+  return isShown ? named.map(({ name }) => name.split("<br>")) : [];
+}
+
 function legendBelow(layout, data, width) {
-  const names = data.filter(({ name, type, showlegend }) => name && type !== "heatmap" && showlegend !== false)
-    .map(({ name }) => name.split("<br>"));
-  if (layout.legend || layout.showlegend === false || names.length < 2) return 0;
+  const names = namesOf(layout, data);
+  if (layout.legend || !names.length) return 0;
   const { t, b } = layout.margin, high = names.length * LEGEND_LINE > layout.height - t - b;
   if (width >= BESIDE && !high) return 0;
   const longest = Math.max(...names.flat().map((part) => part.length)) * 7 + 50;
@@ -69,11 +75,10 @@ function legendBelow(layout, data, width) {
 
 // Change the layout for a width; its height is what the panels then take.
 function fitTo(layout, data, width) {
-  const below = legendBelow(layout, data, width), panels = panelsOf(layout), { l, r, t, b } = layout.margin;
+  const below = legendBelow(layout, data, width), panels = panelsOf(layout, data), { l, r, t, b } = layout.margin;
   const inside = layout.height - t - b, bar = layout.coloraxis && layout.coloraxis.showscale !== false ? 50 : 0;
-  const named = data.filter(({ name, type, showlegend }) => name && type !== "heatmap" && showlegend !== false);
-  const legend = !layout.legend && layout.showlegend !== false && named.length > 1
-    ? 60 + 6.5 * Math.max(...named.flatMap(({ name }) => name.split("<br>")).map((part) => part.length)) : 0;
+  const names = layout.legend ? [] : namesOf(layout, data).flat();
+  const legend = names.length ? 60 + 6.5 * Math.max(...names.map((part) => part.length)) : 0;
   const room = width - l - r - bar - legend;
   let top = TOOLBAR, height = inside;
   if (panels.length > 1) {

@@ -40,7 +40,9 @@ def over_steps(kind: str, title: str) -> Callable[[Any], go.Figure]:
                 panels.add(number, line(x[[0, -1]], np.full(2, level), label, NULL_COLOUR, dash="dot"))
         panels.figure.update_xaxes(tickangle=0)
         panels.axes("step + 1", log_x=True)
-        subtitle = "by step + 1, on the same prompts; areas: 95% intervals over prompts; dotted: random init's mean"
+        areas = "; areas: 95% intervals over prompts" if any(one.fill for one in panels.figure.data) else ""
+        dotted = "; dotted: random init's mean" if own.inits else ""
+        subtitle = f"by step + 1, on the same prompts{areas}{dotted}"
         return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
 
     return figure
@@ -79,8 +81,8 @@ def draw_every_head(result: Any, curve: Curve, x: np.ndarray) -> list[Any]:
 class Emergence(Measure):
     """Measures over training checkpoints.
 
-    Every measure over training checkpoints, from step 0, each on the same prompts; means over heads of what every head
-    has. Dotted: a randomly initialised model, which is what step 0 should be.
+    Every measure over training checkpoints, each on the same prompts; means over heads of what every head has. Dotted:
+    a randomly initialised model, as training begins.
 
     Args:
         per_head: whether a measure has a number for every head, which are the rows of its frame then.
@@ -126,7 +128,8 @@ class Emergence(Measure):
         return sentences
 
     def course(self, own: Numbers, curve: Curve) -> str:
-        """Return "goes from ... to ... (random init ...), largest at ...; half of the change is there by step ..."."""
+        """Return "goes from ... to ... (random init ...), largest at ...; half of the change is there by step ...", the
+        last where the two ends are at least half of the curve's range apart."""
         steps, names, form = own.data["step"].values, own.data["checkpoint"].values, curve.form
         first, last = (self.number(own, curve, names[place]) for place in (0, -1))
         if len(steps) < 2:
@@ -141,6 +144,8 @@ class Emergence(Measure):
         (early, for_good), top = half_way(values), int(values.argmax())
         inside = top not in (0, len(steps) - 1)
         largest = f", and is largest at step {steps[top]} ({values[top]:{form}})" if inside else ""
+        if abs(values[-1] - values[0]) < np.ptp(values) / 2:
+            return f"{ends}{largest}"  # a peak or a dip, and no change
         lost = f"at step {steps[early]}, is lost again, and is there for good " if early < for_good else ""
         loss = own("loss", checkpoint=names[for_good]).plain
         return f"{ends}{largest}; half of the change is there {lost}by step {steps[for_good]}, at loss {loss:.3f}"
