@@ -117,7 +117,7 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result, of_one_
     tokens = torch.stack(to_prompts(mini, alice, length=40, n_prompts=2))
     expected = token_losses(mini, tokens, at_dummy_distance(mini, 3, layers=[1], heads=[2])).mean(-1)
     np.testing.assert_allclose(data["loss_at"].sel(d0=3), expected)
-    assert "every pair in the chosen heads at one distance (3)" in of_one_head.findings()[-1]
+    assert "every pair in the chosen heads at one distance (3)" in of_one_head.findings()[2]
     assert len(of_one_head.findings()) == 4  # no other distance to compare with
 
 
@@ -131,7 +131,7 @@ def test_the_sentences_say_the_pair_that_agrees_least_and_the_best_distance(resu
     matrix = result.own["key_agreement"].sel(OUT).mean(("layer", "head")).values
     pairs = {(0, 64): matrix[0, 1], (0, 7): matrix[0, 2], (7, 64): matrix[1, 2]}
     near, far = min(pairs, key=pairs.__getitem__)
-    agreement, loss = result.findings()[3:]
+    loss, _, agreement = result.findings()[2:]
     assert f"correlate at {np.mean([*pairs.values()]):.2f} (random init" in agreement
     assert f"at {min(pairs.values()):.2f} at the lowest, {near} against {far}." in agreement
     losses = result.own["loss_at"].mean("prompt")

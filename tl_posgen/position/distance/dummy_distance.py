@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
-from tl_posgen.core.numbers import Numbers, at_init, mean_of
+from tl_posgen.core.numbers import Number, Numbers, at_init, mean_of
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
@@ -106,7 +106,7 @@ class DummyDistance(Measure):
     by_head = frozenset({"refits", "curves"})
     legend = (
         "refit r: key part fitted with every pair at that distance, against that at the true distances, with its 95% "
-        "interval; loss in nats per token; rise: over the unchanged model's."
+        "interval, from four prompts on, and random init's; loss in nats per token; rise: over the unchanged model's."
     )
     caveats = {
         "alibi": "nothing rotates, and the table leaves the slope out, so it is the same at every distance: additive "
@@ -179,10 +179,7 @@ class DummyDistance(Measure):
         r, (distance, key, both) = own("key_part_r", **OUT), (own("share", part=part, **OUT) for part in PARTS)
         d0s = own.data["d0"].values.tolist()
         refits = [(d0, own("refit_r", d0=d0, **OUT)) for d0 in d0s]
-        each = [
-            f"{one.plain:.2f}" + (f" ({one.of_inits.plain:.2f})" if one.inits else "") + f" at {d0:g}"
-            for d0, one in refits
-        ]
+        lowest, highest = (f"{one.plain:.2f} with every pair at {d0:g} ({one.null:.2f})" for d0, one in ends_of(refits))
         most, least = (own.extreme("key_part_r", largest, **OUT) for largest in (True, False))
         at = {d0: own("loss_at", d0=d0) for d0 in d0s}
         best, limit = min(at, key=lambda d0: at[d0].value), own.data["limit"].values[0]
@@ -191,14 +188,14 @@ class DummyDistance(Measure):
             f"First token left out, distance part and key part together correlate with the table at "
             f"{own('additive_r', **OUT):.3f}; with it {own('additive_r'):.3f}. Of its variance the distance takes "
             f"{distance:.0%}, the key alone {key:.0%}, and neither explains {both:.0%}.",
-            f"Where each distance's mean is taken away the key part correlates with the table at "
-            f"{r.with_interval:.3f} ({r.null:.3f}), most in {most:.3f}, least in {least:.3f}.",
-            "The key part c, fitted again with every pair at one distance, correlates with c at the true distances "
-            f"{'(random init) ' if own.inits else ''}at {', '.join(each)}; linear trends left out.",
-            *agreement_findings(own),
+            "The key part c, fitted again at one distance, correlates with c at the true distances (linear trends left "
+            f"out) at {lowest} at the lowest, and at {highest} at the highest.",
             f"The model's loss of {own('loss'):.3f} becomes {at[best].plain:.3f} at best with every pair{where} at one "
             f"distance ({best:g}), and {own('loss_beyond', limit=limit).plain:.3f} with distances above {limit:g} seen "
             f"as {limit:g}.",
+            f"Where each distance's mean is taken away the key part correlates with the table at "
+            f"{r.with_interval:.3f} ({r.null:.3f}), most in {most:.3f}, least in {least:.3f}.",
+            *agreement_findings(own),
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
@@ -208,12 +205,14 @@ class DummyDistance(Measure):
         for d0 in d0s:
             refit = own("refit_r", d0=d0, **OUT)
             ends = {"refit_r": refit.value, "refit_r_low": refit.low, "refit_r_high": refit.high}
-            texts = {name: f"{one:.3f}" for name, one in ends.items()}
+            ends["random_init"] = refit.of_inits.value
+            texts = {name: f"{one:.3f}" for name, one in ends.items() if one == one}
             rows.append({"pairs": f"every pair at {d0:g}", **texts, "loss": own("loss_at", d0=d0).value})
         for limit in limits:
             loss = own("loss_beyond", limit=limit).value
             rows.append({"pairs": f"beyond {limit:g} as at {limit:g}", "loss": loss})
-        frame = pd.DataFrame(rows).fillna({"refit_r": "", "refit_r_low": "", "refit_r_high": ""})
+        frame = pd.DataFrame(rows)
+        frame = frame.fillna({name: "" for name in frame if name not in ("pairs", "loss")})
         return frame.assign(rise=frame["loss"] - own("loss").value)
 
     figures = {
@@ -229,6 +228,14 @@ class DummyDistance(Measure):
         "curves": draw_curves,
         "loss": draw_losses,
     }
+
+
+def ends_of(
+    numbers: Sequence[tuple[int | float, Number]],
+) -> tuple[tuple[int | float, Number], tuple[int | float, Number]]:
+    """Return the lowest and the highest of numbers at distances; of those that are not defined, any."""
+    known = [one for one in numbers if one[1]] or list(numbers)
+    return min(known, key=lambda one: one[1].value), max(known, key=lambda one: one[1].value)
 
 
 def agreement_findings(own: Numbers) -> list[str]:
