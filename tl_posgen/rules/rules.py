@@ -119,7 +119,8 @@ class Rules(Measure):
     }
     legend = (
         "B: keys that a query head keeps; recall: attention in them against the best B keys, mean over heads (random "
-        "init); keys, union: how many keys the query heads of a key/value head keep together, and their recall; rise: "
+        "init), its interval from eight prompts on; keys, union: how many keys the query heads of a key/value head "
+        "keep together, and their recall; rise: "
         "of the loss, nats, the rule in every head; R²: of the rule's number with the score, within queries; rho: "
         "Spearman's, of R² with recall over heads."
     )
@@ -237,7 +238,8 @@ class Rules(Measure):
             ]
             cells = {"B": budget, "rule": WORDS[rule], "recall": f"{recall.plain:.3f}{beside[0]}"}
             cells |= {"keys": f"{kept.plain:.0f}", "rise": f"{rise.with_interval:+.3f}{beside[1]}"}
-            cells |= {"recall, interval": f"{recall.with_interval:.3f}", "union": f"{union.plain:.3f}"}
+            cells |= {"recall, interval": f"{recall.with_interval:.3f}"} if recall.low == recall.low else {}
+            cells |= {"union": f"{union.plain:.3f}"}
             cells |= {"R²": "", "rho": ""}
             if rule in PREDICTING:
                 rho = self.rank_correlation(own, rule, budget)

@@ -1,5 +1,6 @@
 """Figures of rules: the recall of every head by rule beside the random init, and the cheapest rule of each head."""
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,12 @@ def draw_recall(result: Any) -> go.Figure:
             x = np.repeat([WORDS[rule] for rule in rules], points.sizes["unit"])
             dots = go.Box(x=x, y=points.values.ravel(), text=names, name=side, boxpoints="all", pointpos=0, jitter=0.6)
             dots.update(marker={"color": colour, "size": 4}, line={"width": 0})
-            dots.update(fillcolor=f"rgba{(*hex_to_rgb(colour), 0.25)}")
+            dots.update(fillcolor=f"rgba{(*hex_to_rgb(colour), 0.45)}")
             panels.add(number, dots)
     panels.axes("", "recall").figure.update_layout(boxmode="group").update_yaxes(range=[0, 1.03])
+    names = [WORDS[rule] for rule in rules]
+    broken = ["<br>".join(textwrap.wrap(name, 10)) for name in names]
+    panels.figure.update_xaxes(tickvals=names, ticktext=broken, tickangle=0, tickfont_size=10)
     subtitle = (
         "attention in the keys that a rule keeps / attention in as many best keys, on prompts it was not calibrated "
         "on; a dot a head, the boxes are quartiles"
