@@ -100,7 +100,7 @@ def test_rises_are_those_of_each_head_alone(mini, alice):
     assert float(found) == pytest.approx(heads.corr(logits, method="spearman"))
     points = [trace for trace in result.plot("check").data if trace.name.endswith("rule")]
     assert sorted(points[0].y) == pytest.approx(sorted(heads))
-    assert "under no rule; not under ntk 4" in result.findings()[1]  # of two prompts there is no interval
+    assert "Intervals need 4 prompts" in result.findings()[1]  # of two prompts there is no interval
     assert result.table()["rise"].tolist() == pytest.approx([0, heads.mean()])
 
 

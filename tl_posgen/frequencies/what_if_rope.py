@@ -1,5 +1,6 @@
 """Other frequencies without another run: what a rule makes of every head's scores, forecast from a short prompt."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.position.decomposition.variance import moments_of
 from tl_posgen.report.head_figures import head_map
+from tl_posgen.stats.intervals import FEWEST
 
 CHANGES = ("rule", "random")
 DRIFT = 2  # so many times the error inside, further on, is called drift: our choice
@@ -35,8 +37,8 @@ Times = Annotated[int | float, AT_LEAST_ONE]
 FORECAST = ("change", "rule", "times", *HEAD)
 OF_CURVE = ("rule", "times", *HEAD)
 UNCHECKED = (
-    "How far scores move does not say what that costs, neither by rule nor by head: check=True measures the loss, as "
-    "does running the model under `tl_posgen.with_frequencies`."
+    "How far scores move does not say what that costs, neither by rule nor by head: the option check measures the loss, "
+    "as does running the model under `tl_posgen.with_frequencies`."
 )
 NO_TURN = "nothing rotates, so there are no frequencies to change."
 
@@ -48,7 +50,7 @@ class WhatIfRope(Measure):
     What other frequencies of RoPE would do to every head, forecast from short prompts alone: the mean curve a'(d) and
     where it is highest, the shares of position, content and interaction, and the distortion of scores, at several times
     the length. Beside each rule a random change of the same total angle. On longer prompts the forecast is compared
-    with scores, and check=True compares it with the loss.
+    with scores, and the option check compares it with the loss.
 
     Scores are bilinear in queries and keys before RoPE, so that moments over the tokens of a short prompt (first token
     left out) give all of it; no pass runs at other frequencies. distortion = sd(w' - w) / sd(w), both over every query,
@@ -339,8 +341,12 @@ def check_sentences(own: Numbers, rules: Sequence[str]) -> list[str]:
         f"With one head alone changed the loss rises most under {most}: by {rises[most].with_interval:.2g} nats, mean "
         "over heads."
     ]
-    not_told = f"; not under {', '.join(others)}: nothing can be ranked by it there." if others else "."
-    lines.append(f"That interval over prompts leaves out zero under {', '.join(told) or 'no rule'}{not_told}")
+    if all(math.isnan(one.low) for one in rises.values()):
+        return [*lines, f"Intervals need {FEWEST} prompts; without one, heads are not ranked by the rise."]
+    if told:
+        lines.append(f"The interval of the rise over prompts leaves out zero under {', '.join(told)}.")
+    if others:
+        lines.append(f"It holds zero under {', '.join(others)}, where nothing can be ranked by the rise.")
     return lines + [rank_sentence(own, told, predictor) for predictor in PREDICTORS if told]
 
 

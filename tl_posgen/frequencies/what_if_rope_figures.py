@@ -22,16 +22,21 @@ def draw_curves(result: Any) -> go.Figure:
     """Draw a(d) and a'(d) of the heads with the highest mean curves."""
     data, heads = result.own, strongest(result.own)
     panels = Panels(head_names(heads), columns=3)
+    rules, largest = data["rule"].values, f" {max(result.measure.factors):g}"
+    shown = {rule: True if place == 0 or rule.endswith(largest) else "legendonly" for place, rule in enumerate(rules)}
     for number, (layer, head) in enumerate(heads):
         one = data["curve"].sel(layer=layer, head=head)
-        for place, rule in enumerate(data["rule"].values):
+        for place, rule in enumerate(rules):
             colour = "black" if place == 0 else COLOURS[(place - 1) % len(COLOURS)]
-            y = one.sel(rule=rule)
-            panels.add(number, line(one["distance"].values + 1, y.values, str(rule), colour, width=1.2 + (place == 0)))
+            x, y, look = one["distance"].values + 1, one.sel(rule=rule).values, {"width": 1.2 + (place == 0)}
+            panels.add(number, line(x, y, str(rule), colour, visible=shown[rule], **look))
     panels.axes("distance + 1", "logits", log_x=True)
     inside = result.measure.inside
     panels.figure.add_vline(x=inside, line_dash="dot", line_width=1) if inside and heads else None
-    subtitle = "score of the mean query and mean key by distance, first token left out; dotted: the prompts' length"
+    hidden = "; a click on a pale name draws it" if "legendonly" in shown.values() else ""
+    subtitle = (
+        f"score of the mean query and mean key by distance, first token left out; dotted: the prompts' length{hidden}"
+    )
     return panels.finish(f"Mean curves at other frequencies · {model_label(data)}", subtitle)
 
 
