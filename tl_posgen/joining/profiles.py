@@ -1,6 +1,6 @@
 """Head profiles: one row a head over the three subjects, and how its columns go together over heads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import TRAINED, Numbers
+from tl_posgen.core.numbers import TRAINED, Number, Numbers
 from tl_posgen.core.options import Count, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
@@ -229,17 +229,25 @@ class Profiles(Measure):
 
 def cost_sentences(own: Numbers, n_heads: int) -> list[str]:
     """Return what heads cost, one at a time and several at once, beside random init."""
-    costs = []
-    for edit in COSTS:
-        cost, most = own("cost", edit=edit), own.extreme("cost", edit=edit)
-        costs.append(f"{COLUMNS[f'cost_{edit}']} {cost.plain:.4f}, most in {most:.3f} ({cost.null:.4f})")
+    costs = {COLUMNS[f"cost_{edit}"]: own("cost", edit=edit) for edit in COSTS}
+    most = "; ".join(f"{COLUMNS[f'cost_{edit}']} {own.extreme('cost', edit=edit):.3f}" for edit in COSTS)
     n = min(own.data["n_heads"].values.tolist(), key=lambda one: abs(one - n_heads / 4))
     numbers = {words: own("joint_cost", edited=edit, n_heads=n) for edit, words in JOINT.items()}
-    joint = "; ".join(f"{words} {number.plain:.4f} ({number.null:.4f})" for words, number in numbers.items())
-    return [
-        f"Loss in nats per token, mean over heads, one head at a time: {'; '.join(costs)}.",
-        f"Loss with {n} of {n_heads} heads edited at once, highest slash scores first: {joint}.",
+    at_random = [
+        f"Random init, {words}: {listed(each, True)}."
+        for words, each in (("one head at a time", costs), ("as many heads at once", numbers))
     ]
+    return [
+        f"Loss in nats per token, mean over heads, one head at a time: {listed(costs)}.",
+        f"Loss with {n} of {n_heads} heads edited at once, highest slash scores first: {listed(numbers)}.",
+        f"Heads that cost most, one at a time: {most}.",
+        *(at_random if own.inits else []),
+    ]
+
+
+def listed(numbers: Mapping[str, Number], of_inits: bool = False) -> str:
+    """Return numbers behind their names; or those of the random inits."""
+    return "; ".join(f"{name} {one.of_inits.plain if of_inits else one.plain:.4f}" for name, one in numbers.items())
 
 
 def literature_sentences(own: Numbers) -> list[str]:
