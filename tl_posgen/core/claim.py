@@ -12,6 +12,7 @@ import xarray as xr
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import NO_NULL, TRAINED, Numbers
 from tl_posgen.core.result import Result
+from tl_posgen.stats.intervals import FEWEST
 
 Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small
 COLUMNS = ("says", "verdict", "margin", "again", "measured", "null", "criterion")
@@ -74,7 +75,8 @@ def margin_of(quantity: str, value: float, *thresholds: float, digits: int = 2) 
         ('r 0.93, -0.02 from 0.95', 'r not defined', 'r 0.80, threshold not defined')
     """
     if math.isnan(value):
-        return f"{quantity} not defined"
+        reason = f": intervals need {FEWEST} prompts" if "low end" in quantity else ""
+        return f"{quantity} not defined{reason}"
     known = [one for one in thresholds if not math.isnan(one)]
     if not known:
         return f"{quantity} {value:.{digits}f}, threshold not defined"
