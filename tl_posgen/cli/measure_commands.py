@@ -206,7 +206,7 @@ def with_default(words: str, default: Any) -> str:
         'Positions of the tokens; 20,40 if left out.'
     """
     words = words[:1].upper() + words[1:]
-    if default is None:
+    if default is None or default == ():
         return words
     default = {True: "on", False: "off"}[default] if isinstance(default, bool) else as_words(default)
     return f"{words.rstrip('.')}; {default} if left out."

@@ -1,6 +1,6 @@
 """Tables in the terminal: split over several tables where they are too wide, without cutting a number."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -99,8 +99,25 @@ def print_columns(
             table.width = table_width(widths, group, gap)
         console.print(table, crop=False)
     if legend:
-        console.print(legend, style="dim", highlight=False)
+        shown = names if whole else groups[0]
+        console.print(legend_of(legend, shown, set(names) - {*shown}), style="dim", highlight=False)
     return 0 if whole else sum(len(group) - n_labels for group in groups[1:])
+
+
+def legend_of(legend: str, shown: Sequence[str], hidden: Collection[str]) -> str:
+    """Return a legend "column: meaning; columns, of one meaning: ..." without the columns that are hidden.
+
+    Example:
+        >>> legend_of("r: of scores; R², rho: of ranks.", ["r"], ["R²", "rho"])
+        'r: of scores.'
+    """
+
+    def names_one(part: str, columns: Collection[str]) -> bool:
+        keys = part.partition(":")[0].split(", ")
+        return any(column == key or column.startswith(f"{key},") for key in keys for column in columns)
+
+    parts = legend.removesuffix(".").split("; ")
+    return "; ".join(part for part in parts if names_one(part, shown) or not names_one(part, hidden)) + "."
 
 
 def filled_table(

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 from pandas.api.types import is_float_dtype
 from rich.console import Console
+from rich.padding import Padding
 
 from tl_posgen.core.claim import SHOWN
 from tl_posgen.core.measure import HEAD
@@ -224,27 +225,23 @@ def print_known_measures(*, full: bool = False) -> None:
 
 def print_claims(report: Report, *, full: bool = False) -> None:
     """Print one row per claim: the paper's claim, the verdict, the numbers, the random init's; by default one line."""
-    table = empty_table(f"claims on {report.provenance['model']}")
-    if not full:
-        rows = report["claims"].frame()[["claim", "verdict", "says"]].astype(str)
-        console = Console(markup=False)
-        room = console.width - sum(widest([name, *rows[name]]) + 2 for name in ("claim", "verdict")) - 2
-        for name in rows.columns:
-            table.add_column(name, no_wrap=True)
-        for row in rows.to_dict("records"):
-            table.add_row(
-                row["claim"], row["verdict"], textwrap.shorten(row["says"], max(room, 10), placeholder=" ...")
-            )
-        console.print(table)
-        print("The numbers that verdicts rest on: --full, or the page.")
+    console, rows = Console(markup=False), report["claims"].frame()
+    if full:
+        for row in rows.astype(str).to_dict("records"):
+            console.print(f"{row['claim']}: {row['verdict']}", style="bold", highlight=False)
+            for name in SHOWN:
+                if name not in ("claim", "verdict") and row.get(name):
+                    console.print(Padding(f"{name}: {row[name]}", (0, 0, 0, 2), expand=False), highlight=False)
         return
-    rows = report["claims"].frame()
-    shown = [name for name in SHOWN if name in rows]
-    for name in shown:
-        table.add_column(name, overflow="fold")
+    rows = rows[["claim", "verdict", "says"]].astype(str)
+    room = console.width - sum(widest([name, *rows[name]]) + 2 for name in ("claim", "verdict")) - 2
+    table = empty_table(f"claims on {report.provenance['model']}")
+    for name in rows.columns:
+        table.add_column(name, no_wrap=True)
     for row in rows.to_dict("records"):
-        table.add_row(*(str(row[name]) for name in shown), end_section=True)
-    Console(markup=False).print(table)
+        table.add_row(row["claim"], row["verdict"], textwrap.shorten(row["says"], max(room, 10), placeholder=" ..."))
+    console.print(table)
+    print("The numbers that verdicts rest on: --full, or the page.")
 
 
 def print_sentence(console: Console, sentence: str) -> None:
