@@ -37,8 +37,8 @@ Times = Annotated[int | float, AT_LEAST_ONE]
 FORECAST = ("change", "rule", "times", *HEAD)
 OF_CURVE = ("rule", "times", *HEAD)
 UNCHECKED = (
-    "How far scores move does not say what that costs, neither by rule nor by head: the option check measures the loss, "
-    "as does running the model under `tl_posgen.with_frequencies`."
+    "How far scores move does not say what that costs, neither by rule nor by head: the option check measures the "
+    "loss, as does running the model under `tl_posgen.with_frequencies`."
 )
 NO_TURN = "nothing rotates, so there are no frequencies to change."
 
