@@ -231,7 +231,7 @@ def test_every_link_and_picture_exists(path):
             continue
         file, _, anchor = link.partition("#")
         target = path.parent / file if file else path
-        if target.parent == DOCS / "notebooks":  # made from these when the site is built
+        if target.parent.resolve() == DOCS / "notebooks":  # made from these when the site is built
             target = ROOT / "examples" / f"{target.stem}.ipynb"
         assert target.is_file(), f"{of_page(path)}: {link}"
         if anchor:

@@ -94,7 +94,7 @@ def test_every_option_is_one_of_the_command(name):
         parameter, default = parameters[one.name], getattr(kind(), one.name)
         assert parameter.default is None, one.name
         assert parameter.help, one.name
-        if default is not None and not isinstance(default, bool):
+        if default not in (None, ()) and not isinstance(default, bool):
             words = as_words(default)
             assert parameter.help.endswith(f"{words} if left out."), one.name
             given = value_of(words, annotations[one.name], f"--{one.name}")

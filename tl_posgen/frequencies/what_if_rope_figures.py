@@ -28,8 +28,8 @@ def draw_curves(result: Any) -> go.Figure:
         one = data["curve"].sel(layer=layer, head=head)
         for place, rule in enumerate(rules):
             colour = "black" if place == 0 else COLOURS[(place - 1) % len(COLOURS)]
-            x, y, look = one["distance"].values + 1, one.sel(rule=rule).values, {"width": 1.2 + (place == 0)}
-            panels.add(number, line(x, y, str(rule), colour, visible=shown[rule], **look))
+            look: Any = {"width": 1.2 + (place == 0), "visible": shown[rule]}
+            panels.add(number, line(one["distance"].values + 1, one.sel(rule=rule).values, str(rule), colour, **look))
     panels.axes("distance + 1", "logits", log_x=True)
     inside = result.measure.inside
     panels.figure.add_vline(x=inside, line_dash="dot", line_width=1) if inside and heads else None

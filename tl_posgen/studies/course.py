@@ -40,7 +40,7 @@ def over_steps(kind: str, title: str) -> Callable[[Any], go.Figure]:
                 panels.add(number, line(x[[0, -1]], np.full(2, level), label, NULL_COLOUR, dash="dot"))
         panels.figure.update_xaxes(tickangle=0)
         panels.axes("step + 1", log_x=True)
-        areas = "; areas: 95% intervals over prompts" if any(one.fill for one in panels.figure.data) else ""
+        areas = "; areas: 95% intervals over prompts" if list(panels.figure.select_traces({"fill": "toself"})) else ""
         dotted = "; dotted: random init's mean" if own.inits else ""
         subtitle = f"by step + 1, on the same prompts{areas}{dotted}"
         return panels.finish(f"{title} · {model_label(result.own)}", subtitle)

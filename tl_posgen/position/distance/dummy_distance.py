@@ -179,7 +179,7 @@ class DummyDistance(Measure):
         r, (distance, key, both) = own("key_part_r", **OUT), (own("share", part=part, **OUT) for part in PARTS)
         d0s = own.data["d0"].values.tolist()
         refits = [(d0, own("refit_r", d0=d0, **OUT)) for d0 in d0s]
-        lowest, highest = (f"{one.plain:.2f} with every pair at {d0:g} ({one.null:.2f})" for d0, one in ends_of(refits))
+        lowest, highest = (f"{one.plain:.2f} ({one.null:.2f}) at {d0:g}" for d0, one in ends_of(refits))
         most, least = (own.extreme("key_part_r", largest, **OUT) for largest in (True, False))
         at = {d0: own("loss_at", d0=d0) for d0 in d0s}
         best, limit = min(at, key=lambda d0: at[d0].value), own.data["limit"].values[0]
@@ -188,8 +188,8 @@ class DummyDistance(Measure):
             f"First token left out, distance part and key part together correlate with the table at "
             f"{own('additive_r', **OUT):.3f}; with it {own('additive_r'):.3f}. Of its variance the distance takes "
             f"{distance:.0%}, the key alone {key:.0%}, and neither explains {both:.0%}.",
-            "The key part c, fitted again at one distance, correlates with c at the true distances (linear trends left "
-            f"out) at {lowest} at the lowest, and at {highest} at the highest.",
+            "Fitted again with every pair at one distance, the key part correlates with that at the true distances, "
+            f"linear trends left out: lowest {lowest}, highest {highest}.",
             f"The model's loss of {own('loss'):.3f} becomes {at[best].plain:.3f} at best with every pair{where} at one "
             f"distance ({best:g}), and {own('loss_beyond', limit=limit).plain:.3f} with distances above {limit:g} seen "
             f"as {limit:g}.",
