@@ -22,7 +22,8 @@ def loss_bars(result: Any) -> go.Figure:
     panels = Panels([side for side, _, _ in both], columns=2, row_height=height, shared_yaxes=True)
     for number, (side, data, colour) in enumerate(both):
         loss = data["loss"].mean("prompt")
-        panels.add(number, bar(loss, side, colour, texttemplate="%{x:.3f}"))
+        numbers = {"texttemplate": "%{x:.3f}", "textposition": "inside", "insidetextanchor": "start", "textangle": 0}
+        panels.add(number, bar(loss, side, colour, **numbers))
         unchanged = float(loss.sel(condition="unchanged"))
         panels.figure.add_vline(x=unchanged, line_dash="dot", row=1, col=number + 1)  # pyright: ignore[reportArgumentType]
     panels.axes("loss, nats per token").figure.update_yaxes(autorange="reversed", automargin=True)
