@@ -38,7 +38,7 @@ def test_what_is_said_to_be_told_is_what_is_bold(scope):
     table = page.partition(f"| {scope} | mini | stories260K |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1:5] for line in table.splitlines()[2:]]
     bold = {name.strip(): sum("**" in cell for cell in cells) for name, *cells in rows}
-    told = page.partition(f"*Told from random init {scope}*, with the sign, on every model: ")[2].partition("\n")[0]
+    told = page.partition(f"*Beyond random init {scope}*, with the sign, on every model: ")[2].partition("\n")[0]
     lists = re.split(r"\. On (?:two|one|none): ", told.removesuffix("."))
     for n, pairs in zip((3, 2, 1, 0), lists, strict=True):
         names = {re.sub(r" \(.*\)$", "", pair) for pair in pairs.split("; ")}

@@ -123,7 +123,7 @@ def pairs_told(results: Sequence[Measured], asked: Sequence[Mapping[str, Any]]) 
     few = len(by_count.get(0, ())) <= MOST_UNTOLD
     names = {n: "; ".join(by_count.get(n, ["no pair"])) if n or few else "all others" for n in words}
     parts = [f"{words[n]}: {names[n]}" for n in words]
-    return f"*Told from random init {asked[0]['scope']}*, with the sign, {'. '.join(parts)}."
+    return f"*Beyond random init {asked[0]['scope']}*, with the sign, {'. '.join(parts)}."
 
 
 def interval_of_percent(number: Number) -> str:
