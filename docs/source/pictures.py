@@ -78,8 +78,8 @@ def draw(names: Any = None) -> None:
             print(f"wrote docs/{name}.png")
         if not names or "page" in names:
             photograph_page(browser, results_of(PAGE).html())
-        for name, result in results_of(PART).items():
-            if result.kinds and (not names or PART in names):
+        for name, result in results_of(PART).items() if not names or PART in names else ():
+            if result.kinds:
                 (DOCS / "measures" / f"{name}.png").write_bytes(photograph(browser, result.plot(), 1160))
                 print(f"wrote docs/measures/{name}.png")
 
