@@ -48,6 +48,7 @@ def state():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(MATMUL, "fp32_precision"), reason="torch 2.9 has the newer interface")
 def test_either_interface_is_as_before_afterwards():
     """Each choice in a process of its own, as torch refuses to mix both: children of one that has imported torch."""

@@ -113,6 +113,7 @@ def test_the_torch_to_install_is_the_one_of_the_constraints(template):
     assert set(said) <= set((ROOT / "constraints.txt").read_text(encoding="utf-8").split())
 
 
+@pytest.mark.slow
 def test_badges_and_install_lines_follow_the_address(monkeypatch):
     where = "https://github.com/someone/something"
     for address, there in (("", False), (where, True)):

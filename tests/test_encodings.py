@@ -190,6 +190,7 @@ def test_padding_and_a_cache_are_refused(tokens):
         model(tokens[None], use_cache=True)
 
 
+@pytest.mark.slow
 def test_losses_by_position_average_to_the_loss():
     model = train.new_model(64, "alibi", seed=0)
     stream = np.random.default_rng(0).integers(1, 64, 4000).astype(np.uint16)

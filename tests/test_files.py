@@ -214,6 +214,7 @@ def test_results_on_a_full_disk_are_one_error_and_no_crash(disk, how, size):
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("analyze", "--measures", "three_axis"), ("claims", "--papers", "coupling")], ids=lambda words: words[0]
 )

@@ -156,6 +156,7 @@ def test_files_written_together_are_each_old_or_new_after_a_kill(tmp_path, step,
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == NEW
 
 
+@pytest.mark.slow
 def test_a_command_that_is_killed_while_it_writes_leaves_whole_files(mini, tmp_path):
     """Over an older report, at its second renaming of the page's files."""
     options = {"measures": "mean_key", "length": 32, "n_prompts": 1, "null_seeds": (), "progress": False}

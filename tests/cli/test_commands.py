@@ -33,6 +33,7 @@ def checkpoints(tmp_path_factory):
     return found
 
 
+@pytest.mark.longer
 def test_the_main_job_prints_a_table_and_writes_three_files(done, cut):
     printed, summary = done("analyze", *cut(32, 1), "--layers", "0-1")
     assert "random" in printed
@@ -60,6 +61,7 @@ def test_check_prints_every_layer(run):
     assert "rotary" in printed
 
 
+@pytest.mark.longer
 def test_the_dtype_is_obeyed_and_kept_in_the_results(done, cut, tmp_path):
     import tl_posgen
 
@@ -157,6 +159,7 @@ def test_claims_go_on_from_finished_parts(done, small, tmp_path, cut):
     assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()} == before
 
 
+@pytest.mark.longer
 def test_a_prompt_stands_in_the_place_of_a_text(done, tmp_path):
     words = "Down, down, down. Would the fall never come to an end?"
     done("analyze", "--measures", "three_axis", "--prompt", words)

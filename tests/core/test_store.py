@@ -179,6 +179,7 @@ def test_a_damaged_part_is_named_with_the_remedy(small_model, tmp_path):
         tl_posgen.analyze(small_model, bundled_text(), **run)
 
 
+@pytest.mark.longer
 def test_a_full_disk_does_not_stop_the_analysis(small_model, tmp_path, monkeypatch, capsys):
     def full(directory, files):
         raise OutputError("parts: cannot write there (No space left on device); choose another place")

@@ -46,6 +46,7 @@ def uniform(model):
     return hooks, lambda hf: hf.model.layers[0].self_attn.q_proj.weight
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(
     ("name", "backend", "intervention"),
     [

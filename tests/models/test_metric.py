@@ -52,6 +52,7 @@ def test_a_value_of_a_prompt_stands_at_each_of_its_targets(mini):
     torch.testing.assert_close(torch.tensor(own["loss"].values), expected)
 
 
+@pytest.mark.longer
 def test_titles_sentences_and_provenance_name_the_metric(small_model):
     result = THIRDS(small_model, TEXT, metric=doubled, heads=["1.2"], **CUT)
     assert result.provenance["metric"] == "doubled"

@@ -18,6 +18,7 @@ EDITS = {
 DRAWN = ["planes", "profiles", "plane_interaction", "slash", "variance"]
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("zero", EDITS)
 def test_a_layer_whose_scores_are_all_zero_is_drawn_and_has_its_page(small, zero):
     model = tl_posgen.load_model(small)

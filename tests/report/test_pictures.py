@@ -27,11 +27,13 @@ def test_a_page_that_draws_itself_late_is_photographed_at_its_own_height(browser
     assert height == pytest.approx(700, abs=20)
 
 
+@pytest.mark.longer
 def test_a_page_lower_than_the_window_leaves_no_white_below(browser):
     low = "<div style='height: 60px; background: linear-gradient(red, blue)'></div>"
     assert size_of(photograph(browser, low))[1] == 60 + 2 * 10  # its padding
 
 
+@pytest.mark.longer
 def test_a_blank_page_is_refused(browser, monkeypatch):
     monkeypatch.setattr("pictures.SECONDS", 1)
     with pytest.raises(ValueError, match="one colour"):

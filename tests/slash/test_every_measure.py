@@ -34,6 +34,7 @@ def per_head(dataset):
     return {name: one for name, one in dataset.data_vars.items() if {"layer", "head"} <= set(one.dims)}
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("name", PER_HEAD)
 def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(small, name):
     some, whole = small((0,), PAIRS)[name].own, small()[name].own

@@ -18,6 +18,7 @@ def samples(count, n):
     return (drawn @ MIX.mT).unbind(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "n"), [(correlation, 12), (correlation, 40), (rank_correlation, 40)])
 def test_the_interval_holds_the_difference_of_normal_columns_in_19_of_20_samples(kind, n):
     y, x, z = samples(500, n)

@@ -128,6 +128,7 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
     assert float(edited.sel(condition="lm_infinite")) not in others.values
 
 
+@pytest.mark.longer
 def test_streamed_passes_give_the_same(mini, alice, result):
     """The untouched model's by rows; layers whose scores are edited form them, and the others do not."""
     with chosen(True):

@@ -92,6 +92,7 @@ def test_a_head_is_additive_where_every_plane_meets_a_condition(mini):
     assert 0 < float(data["additive"].sel(eps=0.7, tokens="all").mean()) < 1
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(
     ("name", "text", "length", "least"), [("stories", "tinystories", 128, 0.3), ("mini", "alice", 256, 0)]
 )

@@ -179,7 +179,7 @@ class DummyDistance(Measure):
         r, (distance, key, both) = own("key_part_r", **OUT), (own("share", part=part, **OUT) for part in PARTS)
         d0s = own.data["d0"].values.tolist()
         refits = [(d0, own("refit_r", d0=d0, **OUT)) for d0 in d0s]
-        lowest, highest = (f"{one.plain:.2f} ({one.null:.2f}) at {d0:g}" for d0, one in ends_of(refits))
+        lowest, highest = (f"{one.plain:.2f} ({one.null:.2f}) at {d0:g}" for d0, one in lowest_and_highest(refits))
         most, least = (own.extreme("key_part_r", largest, **OUT) for largest in (True, False))
         at = {d0: own("loss_at", d0=d0) for d0 in d0s}
         best, limit = min(at, key=lambda d0: at[d0].value), own.data["limit"].values[0]
@@ -230,7 +230,7 @@ class DummyDistance(Measure):
     }
 
 
-def ends_of(
+def lowest_and_highest(
     numbers: Sequence[tuple[int | float, Number]],
 ) -> tuple[tuple[int | float, Number], tuple[int | float, Number]]:
     """Return the lowest and the highest of numbers at distances; of those that are not defined, any."""

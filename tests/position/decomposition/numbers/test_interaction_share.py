@@ -24,6 +24,7 @@ def test_it_is_that_of_the_measure(capture, collected, tokens, first_token, weig
     torch.testing.assert_close(found.double(), torch.from_numpy(expected), atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("first_token", [True, False])
 def test_gradients_are_those_of_finite_differences(rope, first_token):
