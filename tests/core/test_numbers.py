@@ -190,6 +190,21 @@ def test_the_summary_has_every_place_of_few_labels_and_no_ids(own, data):
     assert Numbers(MadeUp(), many).summary() == []
 
 
+def test_the_summary_of_two_reports_takes_each_with_its_own_groups():
+    """One report has five groups of prompts, the other four, so that its last share is NaN."""
+    few = np.array([0.4, 0.3, 0.2, 0.1])
+    shares = np.array([[np.nan, *SHARES], [np.nan, *few, np.nan]])
+    values = RNG.uniform(0.2, 0.9, (1, 2, 1 + GROUPS))
+    values[0, 1, -1] = np.nan
+    coords = {"init": ["trained"], "report": ["a", "b"], "group": ["all", *map(str, range(GROUPS))]}
+    data = xr.Dataset({"value": (("init", "report", "group"), values)}, coords)
+    found = Numbers(MadeUp(), data.assign_coords(prompt_share=(("report", "group"), shares))).summary()
+    ends = [jackknife_interval(values[0, 0, 0], values[0, 0, 1:], SHARES)]
+    ends.append(jackknife_interval(values[0, 1, 0], values[0, 1, 1:5], few))
+    assert [one["report"] for one in found] == ["a", "b"]
+    np.testing.assert_allclose([[one["low"], one["high"]] for one in found], ends)
+
+
 def test_no_condition_is_missing_from_the_summary_however_many_there_are():
     names, losses = [f"condition {n}" for n in range(40)], np.arange(40.0)
     data = xr.Dataset({"loss": (("init", "condition"), losses[None])}, {"init": ["trained"], "condition": names})

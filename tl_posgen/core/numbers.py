@@ -333,6 +333,12 @@ def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.D
     Args:
         array: [*place], with one of the dims end, prompt, item and group, or none.
     """
+    of_share = array.coords["prompt_share"].dims if "prompt_share" in array.coords else ()
+    dim = next((dim for dim in of_share if dim != "group"), None)
+    if dim is not None:  # of two reports side by side each has groups of its own
+        parts = [interval_of(array.isel({dim: at}), bounds) for at in range(array.sizes[dim])]
+        value, low, high = (xr.concat(ends, dim) for ends in zip(*parts, strict=True))
+        return value, low, high
     value = mean_of(array)
     if "end" in array.dims:
         return value, *(array.sel(end=end, drop=True) for end in ENDS[1:])
