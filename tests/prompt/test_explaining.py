@@ -204,6 +204,15 @@ def test_half_precision_names_its_rounding():
     assert 0 < found.data.attrs["largest_difference"] < 0.1
 
 
+def test_tokens_stand_in_pictures_as_they_are(mini, reference):
+    """Plotly reads &lt; and &amp;, but shows &quot; as it is."""
+    figure = tl_posgen.explain(mini, 'a "b" <i> & c', head="3.1", reference=reference).plot()
+    shown = [str(label) for trace in figure.data if trace.type == "bar" for label in trace.x]
+    assert any('“"”' in label for label in shown)
+    assert any("&lt;" in label for label in shown)
+    assert "&quot;" not in str(figure.to_dict())
+
+
 def test_pictures_name_model_head_query_and_reference(mini, reference):
     found = tl_posgen.explain(mini, PROMPT, head="3.1", query=8, against=2, reference=reference)
     figure = found.plot()

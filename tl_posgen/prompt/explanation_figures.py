@@ -23,18 +23,18 @@ def heading(explanation: Explanation) -> tuple[str, str]:
     """Return the title and the subtitle: model, head, query, baseline, reference."""
     attrs = explanation.data.attrs
     query = f"{quoted(attrs['query_token'])} ({attrs['query']})"
-    title = f"Why {explanation.head} attends from {query} · {html.escape(attrs['model'])}"
+    title = f"Why {explanation.head} attends from {query} · {html.escape(attrs['model'], quote=False)}"
     against = attrs["against"]
     if attrs["against_key"] is not None:
         against = f"that of key {attrs['against_key']}, {quoted(against)}"
-    words = f"scores less {against}; means of {html.escape(attrs['reference'])}"
+    words = f"scores less {against}; means of {html.escape(attrs['reference'], quote=False)}"
     words = f"{words}; {attrs['note']}" if attrs["note"] else words
     return title, f"{words}<br>less the same of another prompt" if "other" in attrs else words
 
 
 def quoted(token: str) -> str:
-    """Return a token as titles show it."""
-    return f"“{html.escape(token.replace(chr(10), '↵'))}”"
+    """Return a token as titles and axes of figures show it: plotly reads &lt; but not &quot;."""
+    return f"“{html.escape(token.replace(chr(10), '↵'), quote=False)}”"
 
 
 def draw_explanation(explanation: Explanation) -> go.Figure:
