@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from tl_posgen.core.numbers import counted
 from tl_posgen.prompt.explanation import Explanation
 from tl_posgen.report.columns import print_frame
 
@@ -27,5 +28,5 @@ def print_explanation(explanation: Explanation, *, full: bool = False) -> None:
     print_frame(console, terms.drop(columns=["key", "token"]).head(len(terms) if full else MOST_TERMS), name)
     left = len(table) - MOST_KEYS
     if left > 0 and not full:
-        print(f"Not shown: {left} keys with less attention; --full shows all.")
+        print(f"Not shown: {counted(left, 'key')} with less attention; --full shows all.")
     print(f"Means of {attrs['reference']}." + (f" {attrs['note']}." if attrs["note"] else ""))
