@@ -86,11 +86,22 @@ def test_what_cannot_be_measured_is_refused_before_training(tmp_path):
     trainer = trainer_of(tmp_path)
     with pytest.raises(InputError, match="thre_axis"):
         PositionCallback(trainer, TEXT, measures=["thre_axis"])
-    for at in (0, [-1]):
+    for at in (0, [-1], True, [True], []):
         with pytest.raises(InputError, match="at="):
             PositionCallback(trainer, TEXT, at=at)
+    for settings, said in (
+        ({"lenght": 16}, "lenght"),
+        ({"length": -3}, "length -3"),
+        ({"n_prompts": 0}, "n_prompts 0"),
+    ):
+        with pytest.raises(InputError, match=said):
+            PositionCallback(trainer, TEXT, **settings)
+    with pytest.raises(InputError, match="Linear is no transformers"):
+        PositionCallback(torch.nn.Linear(2, 2), TEXT)
     trainer.processing_class = None
     with pytest.raises(InputError, match="give tokenizer="):
         PositionCallback(trainer, TEXT)
     with pytest.raises(InputError, match="Linear is no model of transformers"):
         analyze_in_training(torch.nn.Linear(2, 2), None, TEXT)
+    with pytest.raises(InputError, match="'mini' is no model"):
+        analyze_in_training("mini", None, TEXT)

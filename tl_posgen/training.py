@@ -1,10 +1,11 @@
 """Measures of a model while it is trained: in a loop of one's own, and as a callback of transformers' Trainer."""
 
+import inspect
 import random
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -12,10 +13,14 @@ from transformers.trainer_callback import TrainerCallback
 
 from tl_posgen.core import registry
 from tl_posgen.core.engine import analyze
+from tl_posgen.core.options import Count, Within, fits
 from tl_posgen.core.report import Report
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.snapshot import snapshot
+from tl_posgen.models.tokens import check_counts, refuse_file_names
 from tl_posgen.report.tables import head_means, head_table
+
+Step = Annotated[int, Within(0, words="a step, 0 or more")]
 
 
 def analyze_in_training(hf_model: Any, tokenizer: Any, prompts: Any, **settings: Any) -> Report:
@@ -37,6 +42,8 @@ def analyze_in_training(hf_model: Any, tokenizer: Any, prompts: Any, **settings:
         >>> list(headline_means(report))
         ['three_axis_r', 'three_axis_r_within_rows']
     """
+    if not isinstance(hf_model, torch.nn.Module):
+        raise InputError(f"analyze_in_training: {hf_model!r:.80} is no model; give the transformers model in training")
     device = next(hf_model.parameters()).device
     with random_states_kept(device), torch.autocast(device.type, enabled=False), torch.enable_grad():
         model = snapshot(hf_model, tokenizer)
@@ -86,15 +93,18 @@ class PositionCallback(TrainerCallback):
         reports: step -> `Report`, of everything that was measured.
 
     Raises:
-        InputError: unknown measures, steps that are none, no tokenizer, a trainer that shards its weights.
+        InputError: unknown measures or settings, steps that are none, a length that is none, a trainer that is none or
+            that shards its weights, no tokenizer.
     """
 
     def __init__(
         self, trainer: Any, prompts: Any, *, at: int | Collection[int] = 100, tokenizer: Any = None, **settings: Any
     ):
-        steps = [at] if isinstance(at, int) else list(at)
-        if not all(isinstance(step, int) and step >= isinstance(at, int) for step in steps):
+        steps = list(at) if isinstance(at, Collection) else []
+        if not fits(at, Count) and not (steps and all(fits(step, Step) for step in steps)):
             raise InputError(f"at={at!r}: give a number of steps, 1 or more, or a collection of steps")
+        if not hasattr(trainer, "log") or not hasattr(trainer, "processing_class"):
+            raise InputError(f"PositionCallback: {type(trainer).__name__} is no transformers.Trainer; give the trainer")
         if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
             raise InputError(
                 "PositionCallback: FSDP and DeepSpeed shard the weights; measure saved checkpoints instead"
@@ -102,8 +112,15 @@ class PositionCallback(TrainerCallback):
         self.tokenizer = trainer.processing_class if tokenizer is None else tokenizer
         if self.tokenizer is None:
             raise InputError("PositionCallback: this trainer has no processing_class; give tokenizer=")
+        try:
+            inspect.signature(analyze).bind(None, prompts, **settings)
+        except TypeError as error:
+            raise InputError(f"PositionCallback: {error}; give settings of tl_posgen.analyze") from None
         registry.requested(settings.get("measures"))
-        self.trainer, self.prompts, self.at, self.settings = trainer, prompts, at, settings
+        check_counts(settings.get("length"), settings.get("n_prompts"))
+        refuse_file_names(prompts)
+        self.trainer, self.prompts, self.settings = trainer, prompts, settings
+        self.at = int(at) if fits(at, Count) else steps
         self.reports: dict[int, Report] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
