@@ -88,6 +88,12 @@ def test_heads_are_chosen_by_any_quantity_of_one_number_a_head(declared):
         declared.heads(by="curve")
 
 
+@pytest.mark.parametrize("top", [0, -1, True])
+def test_a_number_of_heads_that_is_none_is_refused(declared, top):
+    with pytest.raises(InputError, match=f"top = {top}: give a whole number, 1 or more"):
+        declared.heads(top)
+
+
 def test_what_was_loaded_needs_no_file(tmp_path):
     """A variable that is called as its measure is, too."""
     data = dataset_of(someones_measure=(("init", "layer"), np.arange(4.0).reshape(2, 2)))

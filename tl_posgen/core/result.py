@@ -14,6 +14,7 @@ import xarray as xr
 
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, at_labels, mean_of, one_side
+from tl_posgen.core.options import Count, refusal
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.models.selection import head_name
@@ -247,6 +248,8 @@ class Result:
             by: a per-head variable; the measure's first headline if left out.
             labels: such as tokens="without first".
         """
+        if wanted := refusal(top, Count):
+            raise InputError(f"top = {top!r}: give {wanted}")
         variables = self.measure.variables
         names = [name for name in variables if name in self.own] + [n for n in self.own if n not in variables]
         known = [str(name) for name in names if set(HEAD) <= set(self.own[name].dims)]
