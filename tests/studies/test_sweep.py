@@ -74,6 +74,16 @@ def test_a_failure_is_kept_with_its_error_and_tried_again_on_request(study, fami
     xr.testing.assert_identical(tl_posgen.load(out / "report")["study"].dataset, report["study"].dataset)
 
 
+@pytest.mark.slow
+def test_two_models_alike_without_random_inits_are_said_to_be_so(tmp_path):
+    models = ["mini", {"name": "mini", "label": "again"}]
+    cut = {"length": 12, "n_prompts": 1, "null_seeds": []}
+    sweep({"name": "alike", "models": models, "measures": ["three_axis"], **cut}, out=tmp_path, progress=False)
+    report = report_study(tmp_path)
+    assert " in all 2 models (no null measured)." in report.findings()[0]
+    assert "random init" not in report["study"].plot("models").layout.title.text
+
+
 def test_what_cannot_be_swept_is_refused_before_work_starts(study, tmp_path):
     wrong = [
         ({"study": study | {"models": ["./nowhere"]}}, "nowhere"),

@@ -62,7 +62,8 @@ def curve_panels(
         for number, curve in enumerate(curves):
             for init, (label, _, colour) in zip(inits, sides(result), strict=True):
                 panels.add(number, *draw(own, curve, init, label, colour))
-        made = panels.finish(f"{title} · {model_label(result.own)}", f"{subtitle}; grey: random init")
+        grey = "; grey: random init" if own.inits else ""
+        made = panels.finish(f"{title} · {model_label(result.own)}", f"{subtitle}{grey}")
         return made.update_xaxes(**x_axis)
 
     return figure
@@ -146,6 +147,8 @@ class Overview(Measure):
         low, high = (f"{values[at]:{form}} ({labels[at]})" for at in (sorted(ends) if is_one else ends))
         what = "revisions" if is_one else f"models{' and revisions' if bool(several.any()) else ''}"
         course = f"lies between {low} and {high} over {n} {what}" if n > 1 else f"is {low}"
+        if n > 1 and values.min() == values.max():
+            course = f"is {values[0]:{form}} in all {n} {what}"
         inits = tuple(float(at_the_end(per_job(own, curve, init), own).mean()) for init in own.inits)
         size = r_with_size(own, curve)
         with_size = "" if size is None else f"; with ln parameters r = {size:.2f}"
