@@ -53,6 +53,8 @@ def analyze_in_training(hf_model: Any, tokenizer: Any, prompts: Any, **settings:
 def headline_means(report: Report) -> dict[str, float]:
     """Return the mean over heads of every headline of a report, by the name that `report.frame()` gives it; of a
     measure without numbers of heads, the mean over prompts of what has one value a prompt."""
+    if not isinstance(report, Report):
+        raise InputError(f"report is a {type(report).__name__}: give a Report, as analyze returns")
     found = head_means(head_table(report.results))
     for name, result in report.items():
         if result.headline_frame() is None:

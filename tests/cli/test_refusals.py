@@ -165,3 +165,11 @@ def test_an_output_path_that_is_a_file_is_refused_before_any_work(run, tmp_path,
 @pytest.mark.parametrize("layers", ["9", "a", "0-1-2", "-1"])
 def test_layers_that_do_not_exist_are_refused(refused_at_once, text, layers):
     refused_at_once("--text", text, "--length", 32, f"--layers={layers}")
+
+
+@pytest.mark.parametrize(("name", "near"), [("slah", "slash"), ("tree-axis", "three-axis"), ("tea", None)])
+def test_a_command_with_a_slip_is_told_which_one_is_like_it(run, name, near):
+    code, _, error = run(name)
+    assert code == 2
+    assert f"No such command '{name}'." in error
+    assert ("Did you mean" in error) == (near is not None) == (f"'{near}'?" in error)

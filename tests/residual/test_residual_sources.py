@@ -4,7 +4,7 @@ import pytest
 import torch
 from families import family_cases
 
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models import run_capture, wrap
 from tl_posgen.residual.frozen_layer import frozen_layer, source_vectors
 from tl_posgen.residual.residual_sources import SourceReader, residual_sources
@@ -96,3 +96,18 @@ def test_a_stream_that_is_no_sum_is_refused_with_the_remedy(mini):
     hooks = [("blocks.1.hook_resid_pre", double_it)]
     with mini.hooks(fwd_hooks=hooks), pytest.raises(UnsupportedModelError, match=r"off by .*; give parts of your own"):
         residual_sources(mini, torch.arange(9), layer=1)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("tokens", "layer", "message"),
+    [
+        (torch.ones(2, 9, dtype=int), 1, r"tokens of shape \(2, 9\): give the token ids of one prompt"),
+        ("Down, down", 1, "tokens of str"),
+        (torch.arange(9), 4, "layer 4"),
+        (torch.arange(9), float("nan"), "nan"),
+    ],
+)
+def test_tokens_of_several_prompts_and_layers_that_are_none_are_refused(mini, tokens, layer, message):
+    with pytest.raises(InputError, match=message):
+        residual_sources(mini, tokens, layer)

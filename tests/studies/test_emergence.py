@@ -149,6 +149,12 @@ def test_a_peak_between_two_like_ends_is_no_change():
     assert "half of the change" not in sentence
 
 
+@pytest.mark.parametrize(("values", "named"), [([0.61, 0.48, 0.73], True), ([0.61, 0.60, 0.73], False)])
+def test_the_lowest_value_is_given_where_it_is_well_below_both_ends(values, named):
+    sentence = course_of(values).findings()[1]
+    assert ("and is lowest at step 1 (0.480)" in sentence) == ("is lowest" in sentence) == named
+
+
 def test_the_caption_speaks_of_areas_only_where_there_are_some(per_head):
     assert "areas" in per_head.plot("means").layout.title.text
     assert "areas" not in course_of([0.3, 0.4]).plot("means").layout.title.text

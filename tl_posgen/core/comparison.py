@@ -35,6 +35,7 @@ from tl_posgen.stats.intervals import FEWEST, difference_interval
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: the first in the order of `by_size`
 TOLD_APART = ("revision", "length", "prompts", "dtype")  # of two reports of one model, the first in which they differ
+ROUNDING = 0.0005  # a smaller change is said as 0.000
 SAME_PROMPTS = ("tokens_sha256", "heads")
 
 
@@ -110,7 +111,7 @@ def named(first: Report, second: Report, names: Any) -> tuple[str, str]:
             apart = next((key for key in TOLD_APART if both[0].get(key) != both[1].get(key)), "")
             marks = [f"{apart} {one[apart] or 'none'}" for one in both] if apart else SIDES
             names = [f"{name} ({mark})" for name, mark in zip(names, marks, strict=True)]
-    if not fits(names, Sequence[str]) or len(set(names)) != 2 or len(names) != 2:
+    if not fits(names, Sequence[str]) or len(set(names)) != 2 or len(names) != 2 or not all(names):
         raise InputError(f"names={names!r}: give two that differ, such as ('intact', 'ablated')")
     return names[0], names[1]
 
@@ -225,11 +226,12 @@ class Comparison(Measure):
             lines.append(
                 f"Loss: {change.with_interval:+.3f} nats a token, from {own('loss', report='first').plain:.3f}."
             )
-        size = relative_size(self, own.dataset)
-        changed = [number for number in by_size(self, own.data) if float(size.sel(number=number)) > 0]
+        largest = abs(self.difference(own.dataset)).max(HEAD).fillna(0)
+        changed = [number for number in by_size(self, own.data) if float(largest.sel(number=number)) >= ROUNDING]
         lines += [self.sentence(own, number) for number in changed]
-        if same := [str(label) for label in own.data["label"].values[~(size.values > 0)]]:
-            lines.append(f"No head changes in {', '.join(same)}." if changed else "No head changes.")
+        if same := [str(label) for label in own.data["label"].values[(largest < ROUNDING).values]]:
+            size = f" by {ROUNDING:g} or more" if float(largest.where(largest < ROUNDING).max()) else ""
+            lines.append(f"No head changes{size}{' in ' + ', '.join(same) if changed else ''}.")
         return [f"From {own.attrs['first']} to {own.attrs['second']}, intervals {kind}: {lines[0]}", *lines[1:]]
 
     def sentence(self, own: Numbers, number: str) -> str:

@@ -262,9 +262,9 @@ class WhatIfRope(Measure):
         changed = sorted(rules, key=lambda rule: overshoots[rule])
         ends = " to ".join(f"{overshoots[rule]:.2f} ({rule})" for rule in (changed[0], changed[-1]))
         return (
-            f"The mean curves of most heads peak elsewhere under {', '.join(most) or 'no rule'}. At {longest:g} times "
-            f"the length they leave the range that they had by {ends} standard deviations of scores, unchanged by "
-            f"{overshoots['unchanged']:.2f}."
+            f"Within {self.inside:,} tokens the mean curves of most heads peak elsewhere under "
+            f"{', '.join(most) or 'no rule'}. At {longest:g} times the length they leave the range that they had by "
+            f"{ends} standard deviations of scores, unchanged by {overshoots['unchanged']:.2f}."
         )
 
     def length_sentences(self) -> list[str]:

@@ -12,13 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.capture.pass_capture import watching
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.selection import head_name
+from tl_posgen.models.selection import head_name, select_heads
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.residual.numbers.frozen_norm import FrozenNorm, freeze
 
@@ -50,6 +50,7 @@ def residual_sources(model: Any, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 po
         model: a HookedTransformer or a TransformerBridge.
 
     Raises:
+        InputError: tokens of several prompts, or a layer that does not exist.
         UnsupportedModelError: they do not add up to the residual stream, as where blocks scale what they add.
 
     Example:
@@ -61,6 +62,10 @@ def residual_sources(model: Any, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 po
         True
     """
     wrapped = wrap(model)
+    (layer,) = select_heads(wrapped.model, layer)
+    if not isinstance(tokens, Tensor) or tokens.numel() != tokens.shape[-1]:
+        given = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise InputError(f"tokens of {given}: give the token ids of one prompt, as model.to_tokens(text) does")
     reading, found = SourceReader(wrapped, layer), list[LayerCapture]()
     with reading.attached():
         run_capture(wrapped, tokens.reshape(1, -1), found.append, {"resid"}, layers=[layer])

@@ -128,8 +128,9 @@ class Emergence(Measure):
         return sentences
 
     def course(self, own: Numbers, curve: Curve) -> str:
-        """Return "goes from ... to ... (random init ...), largest at ...; half of the change is there by step ...", the
-        last where the two ends are at least half of the curve's range apart."""
+        """Return "goes from ... to ... (random init ...), largest at ..., lowest at ...; half of the change is there by
+        step ...": lowest where both ends are a quarter of the curve's range above, the last where they are at least
+        half of it apart."""
         steps, names, form = own.data["step"].values, own.data["checkpoint"].values, curve.form
         first, last = (self.number(own, curve, names[place]) for place in (0, -1))
         if len(steps) < 2:
@@ -141,14 +142,16 @@ class Emergence(Measure):
         values = values_of(own, curve)
         if not np.isfinite(values).all():
             return ends
-        (early, for_good), top = half_way(values), int(values.argmax())
-        inside = top not in (0, len(steps) - 1)
-        largest = f", and is largest at step {steps[top]} ({values[top]:{form}})" if inside else ""
-        if abs(values[-1] - values[0]) < np.ptp(values) / 2:
-            return f"{ends}{largest}"  # a peak or a dip, and no change
+        (early, for_good), span = half_way(values), np.ptp(values)
+        top, bottom = int(values.argmax()), int(values.argmin())
+        extremes = f", and is largest at step {steps[top]} ({values[top]:{form}})" if 0 < top < len(steps) - 1 else ""
+        if min(values[0], values[-1]) - values[bottom] > span / 4:
+            extremes += f", and is lowest at step {steps[bottom]} ({values[bottom]:{form}})"
+        if abs(values[-1] - values[0]) < span / 2:
+            return f"{ends}{extremes}"  # a peak or a dip, and no change
         lost = f"at step {steps[early]}, is lost again, and is there for good " if early < for_good else ""
         loss = own("loss", checkpoint=names[for_good]).plain
-        return f"{ends}{largest}; half of the change is there {lost}by step {steps[for_good]}, at loss {loss:.3f}"
+        return f"{ends}{extremes}; half of the change is there {lost}by step {steps[for_good]}, at loss {loss:.3f}"
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a checkpoint: the loss and every curve. At most 20 rows, spread over all of them."""
