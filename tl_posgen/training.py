@@ -122,7 +122,7 @@ class PositionCallback(TrainerCallback):
         check_counts(settings.get("length"), settings.get("n_prompts"))
         refuse_file_names(prompts)
         self.trainer, self.prompts, self.settings = trainer, prompts, settings
-        self.at = int(at) if fits(at, Count) else steps
+        self.at = steps if isinstance(at, Collection) else int(at)
         self.reports: dict[int, Report] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -125,6 +125,10 @@ def test_length_runs_beyond_the_training_length_without_being_told_how(done, sma
     assert (result.measure.inside, result.measure.times, result.nulls) == (16, 3, ())
 
 
+def test_a_checkpoint_takes_the_tokenizer_that_is_given(done, checkpoints, cut):
+    done("analyze", "--measures", "mean_key", "--model", checkpoints[0], "--tokenizer", "mini", *cut(24, 2))
+
+
 @pytest.mark.slow
 def test_emergence_takes_checkpoints_in_order(done, checkpoints, cut):
     printed, _ = done("emerge", *checkpoints, "--tokenizer", "mini", "--coupling", *cut(24, 2))

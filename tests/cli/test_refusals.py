@@ -62,6 +62,7 @@ REFUSED = {
         "nowhere: not a checkpoint",
     ),
     "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "give --tokenizer"),
+    "a model without a tokenizer": (["analyze", "--model", CHECKPOINT], "no tokenizer; give --tokenizer, a directory"),
     "coupling between one token": (["coupling", "--between-tokens", "--tokens", "3"], "give two positions"),
 }
 

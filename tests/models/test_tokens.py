@@ -230,5 +230,10 @@ def test_a_string_that_names_a_file_is_not_taken_for_its_text(mini, tmp_path, mo
     for name in ("short.txt", str(tmp_path / "short.txt")):
         with pytest.raises(InputError, match="names a file; give its text"):
             to_prompts(mini, name)
-    assert len(to_prompts(mini, "Down, down, down.")) == 1
-    assert len(to_prompts(mini, "absent.txt")) == 1
+    for name in ("absent.txt", "texts/absent.jsonl", "./texts", "/data/corpus/", "~/book.md"):
+        with pytest.raises(InputError, match="names a file that is not there; give its text"):
+            to_prompts(mini, name)
+    with pytest.raises(InputError, match="names a directory; give its text"):
+        to_prompts(mini, str(tmp_path))
+    for text in ("Down, down, down.", "and/or", "/think", "See absent.txt", ["absent.txt"]):
+        assert len(to_prompts(mini, text)) == 1

@@ -14,9 +14,8 @@ Layers = Annotated[str | None, typer.Option(help="Layers, such as 0,2-3; all if 
 Heads = Annotated[
     str | None, typer.Option(help="Heads, such as L3H1,L0H2, or 0,2-3 of each of those layers; all if left out.")
 ]
-Tokenizer = Annotated[str | None, typer.Option(help="mini or a tokenizer directory, if checkpoints have none.")]
 
-LOADING = ("backend", "dtype", "device", "revision")
+LOADING = ("backend", "dtype", "device", "revision", "tokenizer")
 PAGE = ("out", "force", "full")
 TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive")
 READING = tuple(field.name for field in fields(Setup) if field.name not in PAGE)
@@ -104,7 +103,6 @@ def coupling_scores(
     setup: Setup,
     scores: Annotated[Path, typer.Argument(help="CSV with columns model, score [, d_model, n_layers, parameters].")],
     score: Annotated[str, typer.Option(help="The column of scores.")] = "score",
-    tokenizer: Tokenizer = None,
     k: Annotated[int, typer.Option(help="Number of top singular vectors.", min=1)] = 10,
 ) -> None:
     """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?"""
@@ -112,7 +110,7 @@ def coupling_scores(
     from tl_posgen.coupling import coupling_scores as run
 
     with setup.parts() as parts:
-        found = run(scores, words, score=score, tokenizer=tokenizer, k=k, keep=parts, **setup.place, **cut)
+        found = run(scores, words, score=score, tokenizer=setup.tokenizer, k=k, keep=parts, **setup.place, **cut)
     setup.present(found, parts=parts)
 
 
@@ -121,7 +119,6 @@ def emerge(
     setup: Setup,
     checkpoints: Annotated[list[str], typer.Argument(help="Checkpoint directories or Hub revisions, in order.")],
     model: Annotated[str | None, typer.Option(help="Hub name, where the checkpoints are its revisions.")] = None,
-    tokenizer: Tokenizer = None,
     coupling: Annotated[bool, typer.Option("--coupling", help="Also the coupling of residual Jacobians.")] = False,
 ) -> None:
     """Every measure over a sequence of training checkpoints: when does the split form?"""
@@ -129,7 +126,7 @@ def emerge(
     from tl_posgen.studies.emergence import MEASURES, emergence
 
     measures = (*MEASURES, "coupling") if coupling else MEASURES
-    where = {"model": model, "tokenizer": tokenizer, **setup.place}
+    where = {"model": model, "tokenizer": setup.tokenizer, **setup.place}
     with setup.parts() as parts:
         found = emergence(checkpoints, words, measures=measures, keep=parts, **where, **cut)
     setup.present(found, parts=parts)

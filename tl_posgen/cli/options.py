@@ -46,6 +46,9 @@ class Setup:
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16 or float64.")] = "auto"
     device: Annotated[str, typer.Option(help="auto (cuda where there is one), cpu, cuda, cuda:1 or mps.")] = "auto"
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A directory with another tokenizer, or mini; for a model that has none.")
+    ] = None
     seed: Annotated[int, typer.Option(help="Seed of random draws.", min=0)] = 0
     null_seeds: Annotated[
         str | None, typer.Option(help="Seeds of the randomly initialised models, such as 0-2; 0 if left out.")
@@ -106,7 +109,8 @@ class Setup:
         """Return the model, to be loaded by what measures it."""
         from tl_posgen.models.loading.load import Pretrained
 
-        return Pretrained(self.model, backend or self.backend, self.dtype, self.device, self.revision)
+        how = (backend or self.backend, self.dtype, self.device)
+        return Pretrained(self.model, *how, revision=self.revision, tokenizer=self.tokenizer)
 
     def measure(
         self, *measures: Any, backend: str | None = None, lead: Callable[[Any], Any] | None = None, **more: Any

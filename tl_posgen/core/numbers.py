@@ -337,7 +337,7 @@ def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.D
     dim = next((dim for dim in of_share if dim != "group"), None)
     if dim is not None:  # of two reports side by side each has groups of its own
         parts = [interval_of(array.isel({dim: at}), bounds) for at in range(array.sizes[dim])]
-        value, low, high = (xr.concat(ends, dim) for ends in zip(*parts, strict=True))
+        value, low, high = (xr.concat([part[end] for part in parts], dim) for end in range(3))
         return value, low, high
     value = mean_of(array)
     if "end" in array.dims:

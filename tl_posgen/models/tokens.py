@@ -1,6 +1,7 @@
 """Making prompts of texts: token ids, checked against the model before anything runs."""
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from numbers import Integral
@@ -21,6 +22,7 @@ from tl_posgen.models.wrapped import WrappedModel, wrap
 
 CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough
 LONGEST_PATH = 4096  # characters
+LIKE_A_PATH = re.compile(r"(~|\.{1,2})/\S+|/\S+/\S*|\S+\.(txt|md|json|jsonl|csv|tsv|parquet)")
 MARGIN = 8  # tokens kept away from where a text was cut, because the cut may change the last few
 
 
@@ -110,13 +112,17 @@ def check_counts(length: int | None, n_prompts: int | None) -> None:
 
 
 def refuse_file_names(prompts: Any) -> None:
-    """Refuse a string that names a file: what stands in the file is meant."""
-    if isinstance(prompts, str) and len(prompts) < LONGEST_PATH and Path(prompts).suffix:
-        is_file = False
-        with suppress(OSError, ValueError):  # a name that the system refuses
-            is_file = Path(prompts).is_file()
-        if is_file:
-            raise InputError(f"{prompts!r} names a file; give its text, pathlib.Path(...).read_text()")
+    """Refuse a string that names a file or directory, or looks as if it should: what stands there is meant."""
+    if not isinstance(prompts, str) or len(prompts) >= LONGEST_PATH:
+        return
+    is_file = is_directory = False
+    with suppress(OSError, ValueError):  # a name that the system refuses
+        is_file = bool(Path(prompts).suffix) and Path(prompts).is_file()
+        is_directory = "/" in prompts and Path(prompts).is_dir()
+    if is_file or is_directory or LIKE_A_PATH.fullmatch(prompts):
+        kind = "a file" if is_file else "a directory" if is_directory else "a file that is not there"
+        remedy = f"give its text, pathlib.Path(...).read_text(); or [{prompts!r}], if this is the prompt itself"
+        raise InputError(f"{prompts!r} names {kind}; {remedy}")
 
 
 def bos_of(model: Model | WrappedModel) -> list[int]:

@@ -122,7 +122,9 @@ def require_files(here: Path, *, with_tokenizer: bool) -> None:
             found = f"only pickled weights ({pickled[0].name}), which are not loaded because they can run code"
         raise ModelError(f"{here}: {found}; save the model with save_pretrained, which writes model.safetensors")
     if with_tokenizer and not any((here / name).is_file() for name in TOKENIZERS):
-        raise ModelError(f"{here}: no tokenizer; save one there with tokenizer.save_pretrained")
+        raise ModelError(
+            f"{here}: no tokenizer; give tokenizer=, a directory that holds one, or save one there with save_pretrained"
+        )
 
 
 def first_line(error: BaseException) -> str:

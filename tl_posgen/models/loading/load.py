@@ -1,6 +1,7 @@
 """Loading a model by name or directory, as a HookedTransformer or a TransformerBridge."""
 
 import os
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -101,7 +102,11 @@ class Pretrained:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name_or_directory, str | os.PathLike):
-            raise InputError(f"{self.name_or_directory!r} is no name or directory of a model")
+            given = textwrap.shorten(repr(self.name_or_directory), 60, placeholder=" ...")
+            raise InputError(
+                f"{given}: give the name or directory of a model; a TransformerLens model needs no loading, and one of "
+                "transformers is saved with save_pretrained first"
+            )
         if not isinstance(self.backend, str) or self.backend not in ("auto", "hooked", "bridge"):
             raise InputError(f"backend {self.backend!r}: choose auto, hooked or bridge")
         require_dtype(self.dtype)
