@@ -13,7 +13,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
-from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, at_labels, mean_of, one_side
+from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, at_labels, intervals_of, mean_of, one_side
 from tl_posgen.core.options import Count, refusal
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
@@ -159,7 +159,7 @@ class Result:
         every = (self.measure.whole_rows if every is None else every) or not headlines
         columns: dict[str, xr.DataArray] = {}
         for name in sorted(data.data_vars, key=lambda name: [*headlines, name].index(name)):
-            array = data[name]
+            array = over_draws(data[name], rows)
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or name in headlines):
@@ -181,7 +181,9 @@ class Result:
     def _ends(self, name: str, rows: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, xr.DataArray]:
         """Return the ends of the intervals of a variable of the model as columns over `rows`."""
         at = {dim: label for dim, label in chosen.items() if dim in self.dataset[name].dims and dim not in rows}
-        ends = self.numbers.intervals(name, **dict.fromkeys(set(self.measure.usual()) & set(rows)), **at)
+        array = self.numbers.array(name, **dict.fromkeys(set(self.measure.usual()) & set(rows)), **at)
+        variable = self.measure.variables.get(name)
+        ends = intervals_of(over_draws(array, rows), variable.bounds if variable else None)
         found = {end: columns_of(ends[end], name, rows, {}) for end in ("low", "high")}
         known = [column for column, low in found["low"].items() if low.notnull().any()]
         return {f"{column}, {end}": found[end][column] for column in known for end in found}
@@ -319,6 +321,11 @@ class Result:
 
     def __repr__(self) -> str:
         return f"Result({self.name}; {self.own.attrs.get('model', 'model')})"
+
+
+def over_draws(array: xr.DataArray, rows: Sequence[str]) -> xr.DataArray:
+    """Return the mean over random draws, unless each has a row of its own."""
+    return array.mean("draw") if "draw" in array.dims and "draw" not in rows else array
 
 
 def columns_of(

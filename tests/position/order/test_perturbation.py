@@ -115,7 +115,7 @@ def test_random_inits_are_given_the_first_items_of_a_long_cloze(mini, alice, mon
 @pytest.mark.longer
 def test_curves_draw_the_rise_at_places_that_were_not_moved_and_the_cloze_with_its_chance(result):
     data, figure = result.own, result.plot("curves")
-    named = [trace for trace in figure.data if trace.name == "P: index of q and k"]
+    named = [trace for trace in figure.data if trace.name == "P: positions of queries and keys"]
     assert [trace.xaxis for trace in named] == ["x", "x2", "x3"]
     for trace, reach in zip(named, ("adjacent", "uniform"), strict=False):
         change = data["change"].sel(condition="positions", reach=reach, target="unmoved").mean("draw")
@@ -138,7 +138,7 @@ def test_curves_draw_the_rise_at_places_that_were_not_moved_and_the_cloze_with_i
 @pytest.mark.longer
 def test_matched_draws_the_gap_to_the_index(result):
     figure = result.plot("matched")
-    below = [trace for trace in figure.data if trace.name == "F: distances jittered" and trace.yaxis in ("y3", "y4")]
+    below = [trace for trace in figure.data if trace.name == "F: jittered distances" and trace.yaxis in ("y3", "y4")]
     change = result.own["change"].sel(target="unmoved").mean(("draw", "prompt"))
     gap = (change - change.sel(condition="positions")).sel(condition="jitter")
     for trace, reach in zip(below, ("adjacent", "uniform"), strict=True):
@@ -182,7 +182,7 @@ def test_sentences_say_perplexity_rise_gap_and_cloze(result):
     assert len(rises) == 3
     for sentence, condition in zip(rises, ("tokens", "words", "positions"), strict=True):
         own, random = (float(one.sel(condition=condition)) for one in (change, null_change))
-        assert f"perplexity by {np.exp(own):.2f} at 50% moved ({own:+.3f} [" in sentence
+        assert f"perplexity over all targets by {np.exp(own):.2f} at 50% moved ({own:+.3f} [" in sentence
         assert f"random init {np.exp(random):.2f})" in sentence
     gap = float(change.sel(condition="position_part") - change.sel(condition="positions"))
     assert f"position part alone {gap:+.3f} [" in gaps
@@ -225,3 +225,15 @@ def test_the_short_table_fits_a_terminal(result):
     assert (table[table.condition == "positions"]["less P"] == 0).all()
     assert table.cloze.tolist() == result.own["cloze_accuracy"].sel(ratio=0.5).mean("item").values.tolist()
     assert len(result.frame()) == len(CONDITIONS) * 2 * 2 * 3
+
+
+@pytest.mark.longer
+def test_the_frame_has_the_mean_over_draws_and_its_interval(result):
+    frame = result.frame(intervals=True)
+    assert [name for name in frame if name.startswith("change")] == ["change", "change, low", "change, high"]
+    one = {"condition": "tokens", "reach": "uniform", "ratio": 0.5, "target": "all"}
+    (row,) = frame[np.logical_and.reduce([frame[name] == label for name, label in one.items()])].to_dict("records")
+    number = result.numbers("change", **one)
+    assert [row["change"], row["change, low"], row["change, high"]] == pytest.approx(
+        [number.value, number.low, number.high]
+    )

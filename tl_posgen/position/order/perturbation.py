@@ -118,8 +118,8 @@ class Perturbation(Measure):
     }
     token_view = TokenView(token_labels, token_page)
     legend = (
-        "rise: of the loss, nats; low, high: its 95% interval; less P: less the rise of swapped positions, from and to "
-        "its interval; cloze: accuracy."
+        "rise: of the loss over all targets, moved or not, nats; low, high: its 95% interval; less P: less the rise of "
+        "swapped positions, from and to its interval; cloze: accuracy."
     )
 
     @property
@@ -207,7 +207,7 @@ class Perturbation(Measure):
             with_interval = any(one.low == one.low for one in gaps.values())
             meaning = " An interval that holds 0 means that nothing sets them apart." if with_interval else ""
             lines.append(
-                f"Index against features, {many:.0%} moved: positions "
+                f"Index against features, {many:.0%} moved, all targets: positions "
                 f"{own('change', condition='positions', ratio=many):+.3f} nats, and against that {differences}."
                 f"{meaning}"
             )
@@ -222,7 +222,7 @@ class Perturbation(Measure):
             perplexity = own.number(np.exp(change.mean(("draw", "prompt"))))
             rise = f"{own.number(change).with_interval:+.3f} nats; {perplexity.null:.2f}"
             parts.append(f"{perplexity.plain:.2f} at {ratio:.0%} moved ({rise})")
-        sentence = f"{NAMES[condition].capitalize()} multiplies perplexity by {', '.join(parts)}."
+        sentence = f"{NAMES[condition].capitalize()} multiplies perplexity over all targets by {', '.join(parts)}."
         least, more = (own("change", condition=condition, ratio=ratio).value for ratio in (few, many))
         if not least > 0 or not few < many:
             return sentence

@@ -15,14 +15,15 @@ from tl_posgen.report.circuits import token_colours
 from tl_posgen.report.figures import COLOURS, Panels, error_bars, line, model_label, sides
 
 TARGET = "unmoved"
+RISE = f"rise of the loss, {TARGET} targets, nats"
 SHOWN = 0.1  # the ratio nearest to this is shown by token
 NAMES = {
-    "tokens": "T: tokens swapped",
-    "words": "T: words swapped",
-    "positions": "P: index of q and k",
-    "key_positions": "P = F: index of k",
-    "jitter": "F: distances jittered",
-    "position_part": "F': position part only",
+    "tokens": "T: tokens",
+    "words": "T: words",
+    "positions": "P: positions of queries and keys",
+    "key_positions": "P = F: positions of keys alone",
+    "jitter": "F: jittered distances",
+    "position_part": "F': positions in the position part alone",
 }
 
 
@@ -34,7 +35,7 @@ def draw_curves(result: Any) -> go.Figure:
     panels = Panels(reaches + [f"cloze accuracy, {result.measure.widest}"] * bool(items), shared_yaxes=True)
     for panel, reach in enumerate(reaches):
         panels.add(panel, *by_ratio(result, lambda data, at=reach: change_of(data, at), conditions))
-    panels.axes("% of tokens moved", "rise of the loss, nats")
+    panels.axes("% of tokens moved", RISE)
     show_means(panels)
     if items:
         x = [100 * float(end) for end in (min(result.measure.ratios), max(result.measure.ratios))]
@@ -60,7 +61,7 @@ def draw_matched(result: Any) -> go.Figure:
         panels.add(panel, *by_ratio(result, lambda data, at=reach: change_of(data, at), conditions))
         gaps = by_ratio(result, lambda data, at=reach: gap_of(change_of(data, at)), others)
         panels.add(panel + len(reaches), *gaps)
-    panels.axes("% of tokens (jitter: of pairs) moved", "rise of the loss, nats")
+    panels.axes("% of tokens (jitter: of pairs) moved", RISE)
     show_means(panels)
     panels.figure.update_yaxes(title_text="the same less P's", row=2, col=1)
     subtitle = (
