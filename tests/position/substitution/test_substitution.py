@@ -8,6 +8,7 @@ import pytest
 import torch
 import xarray as xr
 
+from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.random_like import random_like
@@ -18,7 +19,7 @@ from tl_posgen.position.substitution import Substitution, by_constant, by_free_s
 from tl_posgen.position.substitution.hooks import query_profile, shuffled_coordinates
 from tl_posgen.position.substitution.optimise_split import BY_WIDTH, FAMILIES, WIDTHS, free_splits
 from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, conditions_of, recovered
-from tl_posgen.position.substitution.substitution import other_prompts
+from tl_posgen.position.substitution.substitution import other_prompts, splits_of
 from tl_posgen.position.substitution.substitution_figures import in_words
 
 pytestmark = pytest.mark.slow
@@ -373,3 +374,17 @@ def test_a_layer_too_deep_and_a_search_of_one_prompt_are_refused(mini, alice):
         Substitution(from_layer=9)(mini, alice, length=24, n_prompts=2, progress=False)
     with pytest.raises(InputError, match="two"):
         Substitution()(mini, torch.arange(24)[None], n_prompts=1, progress=False)
+
+
+def test_a_correlation_is_said_to_mislead_only_where_the_split_of_the_highest_does_not_recover_most(unsearched):
+    measure, numbers = unsearched.measure, unsearched.numbers
+    splits = splits_of([str(one) for one in unsearched.own["condition"].values])
+    best = measure.best(numbers)
+    other = next(one for one in splits if one != best)
+    for closest, begins in ((best, "The split that recovers most"), (other, "A correlation misleads")):
+        made = unsearched.dataset.copy(deep=True)
+        made["r"] = made["r"].where(made["condition"] != closest, 1.0)
+        made["r"] = made["r"].where(~made["condition"].isin([one for one in splits if one != closest]), 0.5)
+        said = measure.of_highest_r(Result(measure, made).numbers)
+        assert said.startswith(begins)
+        assert ("r = 1.000" in said, "r = 0.500" in said) == (True, closest != best)

@@ -236,10 +236,10 @@ class Substitution(Measure):
             f"Position + content ({in_words(best)}, the best of {len(splits_of(names))} splits on these prompts) "
             f"recovers {share[best]:.1%} of the {worth.with_interval:.3f} nats between the unchanged model and uniform "
             f"attention ({null}); position alone {share['position']:.1%}, content alone {share['content']:.1%}.",
-            f"A correlation misleads: a(i-j) + b(i) + c(j) is close to the scores, r = "
-            f"{own('r', condition='three_axis').plain:.3f}; in their place it recovers {share['three_axis']:.1%} of "
-            f"the loss with all pairs weighted alike, {share[fit]:.1%} with other weights ({in_words(fit)}, the best "
-            f"of them). The best split is at r = {own('r', condition=best).plain:.3f}. Over "
+            f"{self.of_highest_r(own)} The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
+            f"{own('r', condition='three_axis').plain:.3f}; in their place it recovers "
+            f"{share['three_axis']:.1%} of the loss with all pairs weighted alike, {share[fit]:.1%} with other weights "
+            f"({in_words(fit)}, the best of them). Over "
             f"{len(names) - len(NO_STAND_IN)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
             f"that of the attention KL is {kl:.2f}.",
             f"With the profile of each query, where nothing is chosen or fitted, {profile[0]:.1%} of the loss is "
@@ -247,6 +247,20 @@ class Substitution(Measure):
             "uniform attention has from them is gone.",
             *(search_findings(own) if "search_loss" in own else []),
         ]
+
+    def of_highest_r(self, own: Numbers) -> str:
+        """Return how much the split with the highest correlation recovers, beside the split that recovers most."""
+        splits, best = splits_of([str(name) for name in own.data["condition"].values]), self.best(own)
+        r = {one: own("r", condition=one) for one in splits}
+        closest = max(splits, key=lambda one: np.nan_to_num(r[one].value, nan=-np.inf))
+        most = own("recovered", condition=best).plain
+        if closest == best:
+            return f"The split that recovers most, {most:.1%}, also has the highest correlation, r = {r[best].plain:.3f}."
+        less = own("recovered", condition=closest).plain
+        return (
+            f"A correlation misleads: the split of the highest, r = {r[closest].plain:.3f} ({in_words(closest)}), recovers "
+            f"{less:.1%}, the best one, {most:.1%}, is at r = {r[best].plain:.3f}."
+        )
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a condition, and below them the searched splits, held out."""
