@@ -255,11 +255,13 @@ class Substitution(Measure):
         closest = max(splits, key=lambda one: np.nan_to_num(r[one].value, nan=-np.inf))
         most = own("recovered", condition=best).plain
         if closest == best:
-            return f"The split that recovers most, {most:.1%}, also has the highest correlation, r = {r[best].plain:.3f}."
+            return (
+                f"The split that recovers most, {most:.1%}, also has the highest correlation, r = {r[best].plain:.3f}."
+            )
         less = own("recovered", condition=closest).plain
         return (
-            f"A correlation misleads: the split of the highest, r = {r[closest].plain:.3f} ({in_words(closest)}), recovers "
-            f"{less:.1%}, the best one, {most:.1%}, is at r = {r[best].plain:.3f}."
+            f"A correlation misleads: the split of the highest, r = {r[closest].plain:.3f} ({in_words(closest)}), "
+            f"recovers {less:.1%}, the best one, {most:.1%}, is at r = {r[best].plain:.3f}."
         )
 
     def table(self, own: Numbers) -> pd.DataFrame:
