@@ -159,15 +159,16 @@ class KeyCut(Measure):
         less = own.number(less_control(own.array("rise", share=shares[0])))
         lines = [
             f"With keys cut to their mean direction and {shares[0]:.0%} of the rest, which takes {taken.plain:.0%} of "
-            f"their squared norm, the loss rises by {rise.with_interval:+.3f} nats ({rise.null:+.3f}). With the mean "
-            "key and what lies along a random direction kept, as much taken, it rises by "
+            f"their squared norm, the loss changes by {rise.with_interval:+.3f} nats ({rise.null:+.3f}). With the mean "
+            "key and what lies along a random direction kept, as much taken, it changes by "
             f"{control.with_interval:+.3f}; the difference is {less.with_interval:+.3f}."
         ]
         kept = ", ".join(f"{share:.0%}" for share in shares)
         for words, name, form in (("Interaction share", "interaction", ".1%"), ("Slash score", "slash_score", ".3f")):
             along = {which: [own(name, cut=which, share=share) for share in shares] for which in CUTS}
             parts = [f"{CUTS[which]} {', '.join(f'{one.plain:{form}}' for one in along[which])}" for which in CUTS]
-            ends = " to ".join(f"{along['mean'][place].null:{form}}" for place in (0, -1))
+            first, last = (along["mean"][place] for place in (0, -1))
+            ends = f"{first.null:{form}}" + (f" to {last.of_inits.with_interval:{form}}" if own.inits else "")
             lines.append(f"{words}, mean over heads, with {kept} of the rest: {'; '.join(parts)} ({ends}).")
         alone = []
         for layer in own.data["layer"].values:

@@ -150,7 +150,7 @@ class Rules(Measure):
             shorter = f", or budgets up to {longest - 2}" if longest > 2 else ""
             raise InputError(
                 f"rules: prompts of {longest} tokens with budgets={list(self.budgets)}: no key would be left out; give "
-                f"longer even and odd prompts{shorter}"
+                f"prompts of {max(self.budgets) + 2} tokens or more{shorter}"
             )
         return self
 
@@ -189,7 +189,7 @@ class Rules(Measure):
         rise = own("plan_rise", budget=budget)
         return (
             f"Plan within {self.epsilon:g} nats on the calibrating prompts at {budget} keys, the cheapest rules of "
-            f"{sum(counts.values())} key/value heads: {rules}; on the other prompts the loss rises by {rise:+.3f}."
+            f"{sum(counts.values())} key/value heads: {rules}; on the other prompts the loss changes by {rise:+.3f}."
         )
 
     def single_rule_sentence(self, own: Numbers, budget: int) -> str:
