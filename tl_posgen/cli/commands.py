@@ -215,7 +215,7 @@ def claims(
     ] = None,
     stability: Annotated[bool, typer.Option(help="Judge again at half and at twice the prompts.")] = False,
 ) -> None:
-    """Everything above on one model, and a table: each claim of the papers held, partly, or not, by how much.
+    """Run every measure that a claim of the papers needs, and table each claim: held, partly, or not, by how much.
 
     Takes minutes to hours. Finished parts are kept in --out, and a second run goes on from them.
     """

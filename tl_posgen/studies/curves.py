@@ -53,7 +53,7 @@ CURVES = {
         Curve(
             "variance_position", "position", "The share of position in the variance that softmax can see", ".0%", LATER
         ),
-        Curve("variance_content", "content", at=LATER),
+        Curve("variance_content", "content", form=".0%", at=LATER),
         Curve("variance_interaction", "interaction", "The share of neither position nor content", ".0%", LATER),
     ),
     "loss": (Curve("loss_loss", "loss", "The loss in nats per token"),),
