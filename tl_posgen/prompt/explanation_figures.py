@@ -94,7 +94,8 @@ def page_of(explanation: Explanation) -> str:
     """Return an HTML page that loads nothing: the figure, the coloured prompt, and the largest terms."""
     title, subtitle = heading(explanation)
     label = "the prompt, coloured by the score and by each term"
-    key, most = explanation.stands_out, explanation.largest(MOST_ROWS)
+    key = explanation.stands_out
+    few, most = explanation.largest(FEW_ROWS, key), explanation.largest(MOST_ROWS)
     terms = section_of(
         *("terms", "Which terms make the score of each key?", explanation.table()),
         explanation="Nothing is fitted or left over: the terms of a key add up to its score less the baseline.",
@@ -103,8 +104,9 @@ def page_of(explanation: Explanation) -> str:
     )
     sources = section_of(
         *("sources", f"Which sources write key {key}?", most),
-        explanation=f"The largest terms of key {key}, by the source that wrote them; folded, those of all keys.",
-        short=table_on_page(explanation.largest(FEW_ROWS, key)),
+        explanation=f"The {len(few)} largest terms of key {key}, by the source that wrote them; folded, the "
+        f"{len(most)} largest over all keys.",
+        short=table_on_page(few),
     )
     words = {"title": Markup(title), "beside": Markup(subtitle), "findings": []}
     return fill_page([terms, sources], (), explanation.data.attrs, words)

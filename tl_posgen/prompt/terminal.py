@@ -29,4 +29,5 @@ def print_explanation(explanation: Explanation, *, full: bool = False) -> None:
     left = len(table) - MOST_KEYS
     if left > 0 and not full:
         print(f"Not shown: {counted(left, 'key')} with less attention; --full shows all.")
-    print(f"Means of {attrs['reference']}." + (f" {attrs['note']}." if attrs["note"] else ""))
+    note = f" {attrs['note'][0].upper()}{attrs['note'][1:]}." if attrs["note"] else ""
+    print(f"Means of {attrs['reference']}.{note}")
