@@ -211,8 +211,11 @@ class Profiles(Measure):
             f"{COLUMNS[name]} {own.extreme(name):.2f} ({own.number(own.array(name).max(HEAD)).null:.2f})"
             for name in ("slash_score", *REPEATED)
         ]
+        on_text, *on_repeated = highest
         of_costs = cost_sentences(own, n_heads) if "cost" in own else []
-        highest_sentence = f"Of {n_heads} heads, highest: {', '.join(highest)}."
+        highest_sentence = (
+            f"Of {n_heads} heads, highest: {on_text}; on repeated random tokens {', '.join(on_repeated)}."
+        )
         return [*literature_sentences(own), highest_sentence, *of_costs, *pair_sentences(own)]
 
     def table(self, own: Numbers) -> pd.DataFrame:
