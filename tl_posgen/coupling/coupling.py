@@ -124,7 +124,9 @@ class Coupling(JacobianMeasure):
     token_view = TOKENS
     legend = (
         "K: number of top singular vectors; coupling: of residual Jacobians across layers; chance: in random bases; "
-        "signed: with the signs of A; swapped: left in right singular vectors; 95% intervals over prompts in brackets."
+        "signed: with the signs of A; swapped: left in right singular vectors; "
+        "expodistance: variance over squared mean of the growth of ln |x|, 0 if exponential; "
+        "95% intervals over prompts in brackets."
     )
     figures = FIGURES
 

@@ -145,7 +145,8 @@ class WhatIfRope(Measure):
     }
     legend = (
         "random: a random change of the same total angle; moved: share of heads whose mean curve peaks elsewhere; "
-        "overshoot: of mean curves at the longest length, in sd of scores; rho: of ranks, with the rise of the loss."
+        "overshoot: of mean curves at the longest length, in sd of scores; position: share of what softmax "
+        "sees, at so many times the length; rho (with check): of ranks, with the rise of the loss."
     )
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
