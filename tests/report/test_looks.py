@@ -89,6 +89,15 @@ CUT_OFF = """() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
     .map(([text]) => text);
 })"""
 
+UNDER_TOOLBAR = """() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
+  const bar = plot.querySelector(".modebar").getBoundingClientRect();
+  return [...plot.querySelectorAll(".main-svg text")].filter((one) => {
+    const box = one.getBoundingClientRect();
+    return box.width && box.right > bar.left + 1 && box.left < bar.right - 1 && box.top < bar.bottom - 1
+      && box.bottom > bar.top + 1;
+  }).map((one) => one.textContent);
+})"""
+
 
 @pytest.fixture(scope="module", params=KINDS)
 def written(request, tmp_path_factory):
@@ -122,6 +131,7 @@ def test_no_heading_meets_another_and_nothing_is_asked_for(browser, written, tmp
     assert problems == []
     assert page.evaluate(OVERLAPS) == []
     assert page.evaluate(CUT_OFF) == []
+    assert page.evaluate(UNDER_TOOLBAR) == []
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     place = Path(os.environ.get("TL_POSGEN_LOOKS", tmp_path)) / f"page_{kind}_{width}_{scheme}.png"
     page.screenshot(path=place, full_page=True)

@@ -8,7 +8,8 @@ const TEMPLATES = read("templates"), HEADS = read("heads"), CONFIG = { displaylo
 
 function layoutOf(layout) {
   const clear = "rgba(0,0,0,0)", template = TEMPLATES[isDark() ? "dark" : "light"];
-  return { ...layout, template, paper_bgcolor: clear, plot_bgcolor: clear };
+  const modebar = { bgcolor: clear, color: "#9ca3af", activecolor: isDark() ? "#e5e7eb" : "#1f2937" };
+  return { ...layout, template, modebar, paper_bgcolor: clear, plot_bgcolor: clear };
 }
 
 function draw(div) {
@@ -105,11 +106,11 @@ function drawCurve(curve, chosen) {
     fill: "toself", fillcolor: "rgba(156,163,175,.35)", name: "random init, all heads", hoverinfo: "skip",
   }] : [];
   const axis = { title: { text: curve.along }, type: curve.log ? "log" : "linear" };
-  const margin = { t: 8, l: 48, r: 8, b: 40 }, legend = { x: 1, xanchor: "right", y: 1 };
+  const margin = { t: 32, l: 48, r: 8, b: 40 }, legend = { x: 1, xanchor: "right", y: 1 };
   const div = find("curves").appendChild(document.createElement("figure"));
   div.innerHTML = "<figcaption></figcaption><div></div>";
   div.firstChild.textContent = `${curve.title}: all heads of layer ${layer.slice(1)}, red highest in the mean to blue lowest`;
-  const plot = div.lastChild, layout = { height: 230, margin, legend, xaxis: axis, hovermode: "closest" };
+  const plot = div.lastChild, layout = { height: 254, margin, legend, xaxis: axis, hovermode: "closest" };
   Plotly.newPlot(plot, [...band, ...lines], layoutOf(layout), CONFIG);
   const width = ({ points: [point] }, size) => point && point.data.customdata
     && Plotly.restyle(plot, { "line.width": size }, [point.curveNumber]);

@@ -32,6 +32,7 @@ function wrapped(text, width) {
 }
 
 const linesOf = (panel) => (panel.title ? panel.title.text.split("<br>").length : 0);
+const above = (panel) => LINE * linesOf(panel) + (panel.title?.yshift || 0); // pixels of a title above its panel
 
 // Rows of panels as drawn, cut into rows of as many as fit.
 function rowsOf(panels, room) {
@@ -80,7 +81,7 @@ function fitTo(layout, data, width) {
   const names = layout.legend ? [] : namesOf(layout, data).flat();
   const legend = names.length ? 60 + 6.5 * Math.max(...names.map((part) => part.length)) : 0;
   const room = width - l - r - bar - legend;
-  let top = TOOLBAR, height = inside;
+  let top = TOOLBAR, height = inside; // the toolbar stands above every title
   if (panels.length > 1) {
     const { rows, fit, broken } = rowsOf(panels, room);
     const titled = rows.some((row) => row.slice(1).some(({ y }) => y?.title?.text)); // axes inside the figure
@@ -101,8 +102,8 @@ function fitTo(layout, data, width) {
     let down = 0;
     rows.forEach((row, place) => {
       if (place) {
-        const above = rows[place - 1], named = above.some(({ x }) => x?.title?.text) ? TITLE : 0;
-        const was = Math.min(...above.map(({ up }) => up[0])) - Math.max(...row.map(({ up }) => up[1]));
+        const before = rows[place - 1], named = before.some(({ x }) => x?.title?.text) ? TITLE : 0;
+        const was = Math.min(...before.map(({ up }) => up[0])) - Math.max(...row.map(({ up }) => up[1]));
         down += Math.max(was > 0 ? was * inside : 0, GAP - LINE + LINE * Math.max(...row.map(linesOf)) + named);
       }
       places.push(down);
@@ -115,8 +116,8 @@ function fitTo(layout, data, width) {
       else [panel.x.domain, panel.y.domain] = [panel.to, ends];
       if (panel.title) Object.assign(panel.title, { x: (panel.to[0] + panel.to[1]) / 2, y: ends[1] });
     }));
-    top += LINE * Math.max(...rows[0].map(linesOf)) - 8;
-  } else if (panels.length && linesOf(panels[0])) top += LINE;
+    top += Math.max(...rows[0].map(above));
+  } else if (panels.length) top += above(panels[0]);
   else if (!panels.length) top = Math.max(top, t);
   layout.margin = { ...layout.margin, t: top, b: b + below };
   layout.height = top + height + b + below;
