@@ -30,13 +30,15 @@ def draw_atlas(result: Any) -> go.Figure:
         points = {"text": head_names(heads["unit"].values), "mode": "markers", "marker": marker, "name": side}
         figure.add_trace(go.Scatterternary(**corners, **points, hovertemplate=hover))
     axis = {"tickformat": ".0%", "min": 0.0, "gridcolor": "rgba(156,163,175,.35)", "linecolor": "#9ca3af"}
+    inner = {"tickvals": [0.2, 0.4, 0.6, 0.8]}  # at a corner the numbers of two sides would meet
     breaks = (" ", "<br>", "<br>")  # below the corners there is little room
     titles = {
         part: f"{part}:{gap}{' + '.join(components)}"
         for (part, components), gap in zip(PARTS.items(), breaks, strict=True)
     }
     axes = {
-        f"{corner}axis": axis | {"title": {"text": titles[part]}} for corner, part in zip("abc", PARTS, strict=True)
+        f"{corner}axis": axis | inner | {"title": {"text": titles[part]}}
+        for corner, part in zip("abc", PARTS, strict=True)
     }
     figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": 1})
     subtitle = "one point a head; shares of the score variance that softmax can see, over all (query, key, distance)"
