@@ -16,6 +16,7 @@ from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
 
 TERM_COLOURS = {"position": "#3b6fb6", "key": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
 TERM_COLOURS |= {"alibi": "#8b5fa8"}
+PARTS = "Terms by key, and those of one key by source and by plane"
 MOST_KEYS, MOST_SOURCES, MOST_ROWS, FEW_ROWS = 48, 16, 24, 8
 
 
@@ -99,7 +100,7 @@ def page_of(explanation: Explanation) -> str:
     terms = section_of(
         *("terms", "Which terms make the score of each key?", explanation.table()),
         explanation="Nothing is fitted or left over: the terms of a key add up to its score less the baseline.",
-        figures=[figure_on_page(explanation.plot())],
+        figures=[figure_on_page(explanation.plot()) | {"title": PARTS, "subtitle": ""}],  # the page has the heading
         views=[{"label": label, "page": Markup(explanation.show().local_src)}],
     )
     sources = section_of(
