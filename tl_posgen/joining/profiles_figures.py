@@ -25,6 +25,7 @@ from tl_posgen.report.figures import (
 from tl_posgen.report.head_figures import head_rows
 
 MOST_HEADS = 48  # whose names can be read below each other's columns
+SHORT = {"cost_elsewhere": "cost of as much elsewhere"}  # where the whole name is too long for an axis
 ROW = 24  # pixels a column of the profiles
 JOINT = {  # label of `edited` -> words
     "slash": "slashes hidden",
@@ -65,7 +66,7 @@ def order_of_columns(data: xr.Dataset) -> Int[np.ndarray, " column"]:
 
 def row_names(columns: np.ndarray, order: Int[np.ndarray, " column"]) -> list[str]:
     """Return the names of columns with their numbers in this order, long ones on two lines."""
-    words = [COLUMNS[str(columns[place])] for place in order]
+    words = [(COLUMNS | SHORT)[str(columns[place])] for place in order]
     return ["<br>".join(textwrap.wrap(f"{name} {number}", 34)) for number, name in enumerate(words, 1)]
 
 
@@ -88,8 +89,8 @@ def correlation_maps(result: Any) -> go.Figure:
     panels.figure.update_layout(coloraxis=colour_axis(-1.0, 1.0, DIVERGING))
     panels.figure.update_xaxes(type="category", dtick=1).update_yaxes(autorange="reversed", automargin=True, dtick=1)
     subtitle = (
-        f"Spearman's rho, {SCOPES[0]} below the diagonal, {SCOPES[1]} above it; written where the 95 % interval leaves "
-        "out zero; related columns stand together"
+        f"Spearman's rho, {SCOPES[0]} below the diagonal, {SCOPES[1]} above it; written, where there is room, if the "
+        "95 % interval leaves out zero; related columns stand together"
     )
     return panels.finish(f"What goes together over heads · {model_label(result.own)}", subtitle)
 

@@ -5,6 +5,7 @@ const isDark = () => night.matches && !onPaper();
 const find = (id) => document.getElementById(id);
 const read = (id) => JSON.parse(find(id).textContent);
 const TEMPLATES = read("templates"), HEADS = read("heads"), CONFIG = { displaylogo: false };
+const SMALLEST = 8; // pixels of letters in cells
 
 function layoutOf(layout) {
   const clear = "rgba(0,0,0,0)", template = TEMPLATES[isDark() ? "dark" : "light"];
@@ -25,8 +26,18 @@ function draw(div) {
     div.on("plotly_click", ({ points: [point] }) => {
       if (point.data.meta === "heads") show(`L${point.y}H${point.x}`);
     });
+    div.removeAllListeners("plotly_afterplot");
+    div.on("plotly_afterplot", () => hideTiny(div));
+    hideTiny(div);
     div.dataset.drawn = "whole";
   });
+}
+
+// Numbers in cells that are too small to read are hidden: hovering says them, and a zoom shows them.
+function hideTiny(div) {
+  for (const text of div.querySelectorAll(".heatmap-label text")) {
+    text.style.visibility = parseFloat(text.style.fontSize) < SMALLEST ? "hidden" : "";
+  }
 }
 
 for (const link of document.querySelectorAll("nav a")) { // to a folded section: unfold it
