@@ -84,11 +84,15 @@ class Panels:
         return list(self.figure.select_traces(row=row))
 
     def axes(self, x: str = "", y: str = "", *, log_x: bool = False) -> "Panels":
-        """Set axis titles: of x below the last panel of each column, of y left of the first column."""
+        """Set axis titles: of x below the last panel of each column and those beside it that have numbers of their own,
+        of y left of the first column."""
         if log_x:
             self.figure.update_xaxes(type="log", dtick=1)
-        for panel in range(max(0, self.n_panels - self.n_columns), self.n_panels):
-            self.figure.update_xaxes(title_text=x, row=panel // self.n_columns + 1, col=panel % self.n_columns + 1)
+        last = max(0, self.n_panels - self.n_columns)
+        for panel in range(last // self.n_columns * self.n_columns, self.n_panels):
+            own = {} if panel >= last else {"selector": lambda axis: axis.showticklabels is not False}
+            place = {"row": panel // self.n_columns + 1, "col": panel % self.n_columns + 1}
+            self.figure.update_xaxes(title_text=x, **place, **own)
         self.figure.update_yaxes(title_text=y, col=1)
         return self
 
