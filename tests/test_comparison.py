@@ -217,3 +217,13 @@ def test_reports_that_share_nothing_are_refused(intact):
     other = tl_posgen.analyze("mini", bundled_text(), measures="loss", length=16, n_prompts=1, null_seeds=())
     with pytest.raises(InputError, match="no per-head number is in both reports"):
         tl_posgen.compare(intact, other)
+
+
+def test_a_yardstick_that_no_model_can_change_is_not_compared():
+    one, other = (
+        tl_posgen.analyze("mini", bundled_text()[start:], **QUICK | {"measures": ["slash"]}, null_seeds=())
+        for start in (0, 30_000)
+    )
+    numbers = compared(one, other).own["number"].values.tolist()
+    assert "slash.best_score" in numbers
+    assert not [name for name in numbers if "uniform" in name]

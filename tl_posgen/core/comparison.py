@@ -118,13 +118,14 @@ def named(first: Report, second: Report, names: Any) -> tuple[str, str]:
 
 def per_head(report: Report) -> dict[str, xr.DataArray]:
     """Return every number a head that is a headline or has an interval, by "measure.variable, label"; of a headline at
-    each label of its other dims, means over prompts."""
+    each label of its other dims, means over prompts; no yardsticks."""
     found: dict[str, xr.DataArray] = {}
     for result in report.values():
         for name, variable in result.measure.variables.items():
             few = {"tokens", "side", "part", *result.measure.usual()}  # dims of which each label is a number of its own
             few |= set(variable.dims) if variable.headline else set()
-            shown = set(HEAD) <= set(variable.dims) <= few | set(HEAD) and (variable.headline or variable.interval)
+            of_heads = set(HEAD) <= set(variable.dims) <= few | set(HEAD)
+            shown = of_heads and variable.compared and (variable.headline or variable.interval)
             if shown and name in result.dataset:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore")
                 sampled = variable.interval or bool(set(SAMPLED) & set(variable.dims))  # an argmax has no interval

@@ -45,6 +45,7 @@ class Variable:
         interval: whether it is also computed without each group of prompts, for a 95 % interval over prompts. For
             smooth functions of sums over prompts, see `tl_posgen.stats.intervals`.
         bounds: the range of its values, (-1, 1) of a correlation, which its interval does not leave; None for none.
+        compared: whether comparisons of two reports hold it; not a yardstick, which no model can change.
         holds: "token ids" where the tokens' texts are to be stored too, as `<name>_text`.
     """
 
@@ -57,6 +58,7 @@ class Variable:
     interval: bool = False
     bounds: tuple[int | float, int | float] | None = None
     holds: str = ""
+    compared: bool = True
 
     @property
     def attributes(self) -> dict[str, str]:

@@ -90,7 +90,9 @@ class Cone(Dominance):
         ),
         "score": Variable("slash score", "", "with a part of the inputs", ("tokens", "input", *HEAD, "distance")),
         "best_score": Variable("slash score", "", "at the best distance", ("tokens", "input", *HEAD), **SHARE),
-        "best_uniform": Variable("slash score of uniform attention", "", "at the best distance", PER_HEAD, **SHARE),
+        "best_uniform": Variable(
+            "slash score of uniform attention", "", "at the best distance", PER_HEAD, compared=False, **SHARE
+        ),
         "best_distance": Variable("best distance", "tokens", "of the measured score, over D < N/2", PER_HEAD),
         "dominant": Variable(
             "slash-dominant", "", "score >= kappa, or twice uniform attention, at one of the distances", PER_HEAD

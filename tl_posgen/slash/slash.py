@@ -162,7 +162,9 @@ class Slash(Dominance):
         "best_distance": Variable(
             "distance of the highest slash score", "tokens", "D of best_score", headline="slash_distance", short="D"
         ),
-        "best_uniform": Variable("slash score of uniform attention", "", "at the best distance", **SHARE),
+        "best_uniform": Variable(
+            "slash score of uniform attention", "", "at the best distance", compared=False, **SHARE
+        ),
         "previous_token": Variable(
             *("previous token, D = 1", "", "slash score at D = 1", HEAD, "slash_previous_token", "D=1"), **SHARE
         ),
