@@ -258,9 +258,9 @@ class Substitution(Measure):
             return (
                 f"The split that recovers most, {most:.1%}, also has the highest correlation, r = {r[best].plain:.3f}."
             )
-        less = own("recovered", condition=closest).plain
+        less = own("recovered", condition=closest).with_interval
         return (
-            f"A correlation misleads: the split of the highest, r = {r[closest].plain:.3f} ({in_words(closest)}), "
+            f"A correlation misleads: the split with the highest, r = {r[closest].plain:.3f} ({in_words(closest)}), "
             f"recovers {less:.1%}, the best one, {most:.1%}, is at r = {r[best].plain:.3f}."
         )
 
