@@ -90,7 +90,7 @@ class Panels:
             self.figure.update_xaxes(type="log", dtick=1)
         last = max(0, self.n_panels - self.n_columns)
         for panel in range(last // self.n_columns * self.n_columns, self.n_panels):
-            own = {} if panel >= last else {"selector": lambda axis: axis.showticklabels is not False}
+            own: dict[str, Any] = {} if panel >= last else {"selector": lambda axis: axis.showticklabels is not False}
             place = {"row": panel // self.n_columns + 1, "col": panel % self.n_columns + 1}
             self.figure.update_xaxes(title_text=x, **place, **own)
         self.figure.update_yaxes(title_text=y, col=1)

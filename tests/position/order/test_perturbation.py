@@ -1,6 +1,7 @@
 """Disturbed order on the bundled model."""
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.position.order import Perturbation, cloze, permute_positions, swap_tokens
 from tl_posgen.position.order.disturbance import CONDITIONS, conditions_for, disturb, draw, words_of
+from tl_posgen.position.order.perturbation_figures import span_of_bars
 
 CUT = {"length": 48, "n_prompts": 2, "progress": False}
 QUIET = {**CUT, "null_seeds": ()}
@@ -126,13 +128,21 @@ def test_curves_draw_the_rise_at_places_that_were_not_moved_and_the_cloze_with_i
     np.testing.assert_array_equal(named[2].y, data["cloze_accuracy"].sel(condition="positions").mean("item"))
     (chance,) = (trace for trace in figure.data if trace.name == "chance of the cloze")
     assert (list(chance.x), list(chance.y), chance.xaxis) == ([0, 50], [0.25, 0.25], "x3")
-    cloze_means = np.concatenate([trace.y for trace in figure.data if trace.xaxis == "x3"])
-    span = np.ptp(cloze_means)
-    ends = [cloze_means.min() - span / 2, cloze_means.max() + span / 2]  # intervals may run out of the panel
-    np.testing.assert_allclose(figure.layout.yaxis3.range, ends)
+    (low, high), drawn = figure.layout.yaxis3.range, [trace for trace in figure.data if trace.xaxis == "x3"]
+    for trace in drawn:
+        if trace.error_y.array is not None:
+            assert np.nanmin(trace.y - trace.error_y.arrayminus) > low
+            assert np.nanmax(trace.y + trace.error_y.array) < high
     grey = [trace for trace in figure.data if trace.name == "random init (seed 0)"]
     assert len(grey) == 3 * len(CONDITIONS)
     assert sum(bool(trace.showlegend) for trace in grey) == 1
+
+
+@pytest.mark.parametrize(("bar", "ends"), [(0.5, (-0.6, 1.6)), (50, (-2.25, 3.25))])
+def test_panels_show_whole_intervals_unless_means_could_not_be_told_apart(bar, ends):
+    reach = {"array": np.full(2, bar), "arrayminus": np.full(2, bar)}
+    trace = go.Scatter(x=[0, 1], y=np.array([0.0, 1.0]), error_y=reach)
+    np.testing.assert_allclose(span_of_bars([trace]), ends)
 
 
 @pytest.mark.longer

@@ -16,6 +16,7 @@ from tl_posgen.report.figures import COLOURS, Panels, error_bars, line, model_la
 
 TARGET = "unmoved"
 RISE = f"rise of the loss, {TARGET} targets, nats"
+BEYOND = 2  # spans of the means that intervals are shown beyond these
 SHOWN = 0.1  # the ratio nearest to this is shown by token
 NAMES = {
     "tokens": "T: tokens",
@@ -36,13 +37,13 @@ def draw_curves(result: Any) -> go.Figure:
     for panel, reach in enumerate(reaches):
         panels.add(panel, *by_ratio(result, lambda data, at=reach: change_of(data, at), conditions))
     panels.axes("% of tokens moved", RISE)
-    show_means(panels)
+    show_bars(panels)
     if items:
         x = [100 * float(end) for end in (min(result.measure.ratios), max(result.measure.ratios))]
         panels.add(len(reaches), *by_ratio(result, lambda data: data["cloze_accuracy"], conditions, (0, 1)))
         chance = line(x, [1 / N_CHOICES] * 2, "chance of the cloze", "black", dash="dot", width=1.2)
         panels.add(len(reaches), chance)
-        shown = means_with_margin(panels.figure.select_traces(row=1, col=panels.n_columns))
+        shown = span_of_bars(panels.figure.select_traces(row=1, col=panels.n_columns))
         panels.figure.update_yaxes(matches=None, showticklabels=True, range=shown, col=panels.n_columns)
     subtitle = f"{TARGET} targets; 95 % intervals over prompts"
     subtitle += f", of the cloze over {items} items" if items else ""
@@ -62,7 +63,7 @@ def draw_matched(result: Any) -> go.Figure:
         gaps = by_ratio(result, lambda data, at=reach: gap_of(change_of(data, at)), others)
         panels.add(panel + len(reaches), *gaps)
     panels.axes("% of tokens (jitter: of pairs) moved", RISE)
-    show_means(panels)
+    show_bars(panels)
     panels.figure.update_yaxes(title_text="the same less P's", row=2, col=1)
     subtitle = (
         f"{TARGET} targets, the same draws; 95 % intervals over prompts, below of the difference from P "
@@ -71,18 +72,25 @@ def draw_matched(result: Any) -> go.Figure:
     return panels.finish(f"Index (P) against features (F) · {model_label(data)}", subtitle)
 
 
-def show_means(panels: Panels) -> None:
-    """Let the y axis of every row span its means and as much again: intervals of few prompts may leave it."""
+def show_bars(panels: Panels) -> None:
+    """Let the y axis of every row span its means with their intervals."""
     for row in range(1, panels.n_rows + 1):
-        panels.figure.update_yaxes(range=means_with_margin(panels.traces(row), 0.0), row=row)
+        panels.figure.update_yaxes(range=span_of_bars(panels.traces(row), 0.0), row=row)
 
 
-def means_with_margin(traces: Iterable[Any], *more: float) -> list[float]:
-    """Return the ends of the means and further values of curves, half their span wider on either side."""
-    means = np.concatenate([list(more), *(trace["y"] for trace in traces)])
+def span_of_bars(traces: Iterable[Any], *more: float) -> list[float]:
+    """Return ends between which curves, their intervals and further values lie, but no more than twice the span of the
+    means beyond these: intervals of few prompts may be so wide that the means could not be told apart."""
+    drawn = [(trace["y"], trace["error_y"]) for trace in traces]
+    means = np.concatenate([list(more), *(y for y, _ in drawn)])
+    bottoms = [y - bar["arrayminus"] for y, bar in drawn if bar["arrayminus"] is not None]
+    tops = [y + bar["array"] for y, bar in drawn if bar["array"] is not None]
     low, high = float(np.nanmin(means)), float(np.nanmax(means))
-    reach = 0.5 * (high - low) or 1.0
-    return [low - reach, high + reach]
+    most = BEYOND * (high - low) or 1.0
+    low = max(float(np.nanmin(np.concatenate([means, *bottoms]))), low - most)
+    high = min(float(np.nanmax(np.concatenate([means, *tops]))), high + most)
+    room = 0.05 * (high - low) or 1.0
+    return [low - room, high + room]
 
 
 def change_of(data: xr.Dataset, reach: str) -> xr.DataArray:
