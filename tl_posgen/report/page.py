@@ -17,6 +17,7 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from tl_posgen.core.measure import Measure
 from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
 from tl_posgen.report.circuits import split_script
@@ -32,6 +33,7 @@ HEADROOM = 54  # pixels above a figure's panels, for their titles
 TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 WITHOUT_FIRST = re.compile("without (the )?first token")
+HEAD_MAP = '"meta":"heads"'  # in a figure with a map of heads
 HEAD = re.compile(r"L\d+H\d+")
 
 
@@ -56,10 +58,13 @@ def fill_page(
     """Return the page of these sections, under these words: title, beside, findings."""
     environment = Environment(loader=PackageLoader("tl_posgen.report", "."), autoescape=True)
     templates = {name: plotly.io.templates[one].to_plotly_json() for name, one in TEMPLATES.items()}
+    is_folded = len(sections) > MOST_SECTIONS
+    unfolded = sections[:1] if is_folded else sections
     return environment.get_template("page.html.j2").render(
         **words,
         sections=sections,
-        is_folded=len(sections) > MOST_SECTIONS,
+        is_folded=is_folded,
+        has_map=any(HEAD_MAP in figure["spec"] for one in unfolded for figure in one["figures"][:1]),
         most=MOST_SENTENCES,
         provenance=_flat(provenance),
         plotly=Markup(get_plotlyjs()),
@@ -77,11 +82,20 @@ def _shipped(*names: str) -> Markup:
 
 
 def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
-    """Return the question of the one result, or that of all measures, with the model's name."""
+    """Return the question of the page with the model's name."""
     first = next(iter(results.values()), None)
-    question = first.measure.question if first is not None and len(results) == 1 else QUESTION
+    question = question_of(*(result.measure for result in results.values())) if results else QUESTION
     model = provenance.get("model") or (None if first is None else first.own.attrs.get("model"))
     return f"{question} · {model}" if model else question
+
+
+def question_of(first: Measure, *others: Measure) -> str:
+    """Return the question of the first measure where the others are read by it or belong to the subject that has its
+    name, or that of all measures."""
+    subject, read = type(first).__module__.rpartition(".")[0], {kind.name for kind in first.after}
+    leads = first.name == subject.rpartition(".")[2]  # slash.slash, planes.planes
+    is_one = all(other.name in read or (leads and type(other).__module__.startswith(f"{subject}.")) for other in others)
+    return first.question if is_one or first.name == "claims" else QUESTION
 
 
 def _beside(results: Mapping[str, Result], sections: Sequence[Mapping[str, Any]]) -> str:

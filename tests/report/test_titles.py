@@ -1,0 +1,39 @@
+"""What a page is called, and what it says of maps."""
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import xarray as xr
+
+from tl_posgen.core.registry import find
+from tl_posgen.report.figures import heat
+from tl_posgen.report.page import QUESTION, figure_on_page, fill_page, question_of
+
+SECTION = {"id": "one", "title": "one?", "findings": [], "views": [], "table": "", "rows": 0, "shown": 0}
+MAP = heat(xr.DataArray(np.eye(2), {"layer": [0, 1], "head": [0, 1]}, ("layer", "head")))
+
+
+@pytest.mark.parametrize(
+    ("names", "is_first"),
+    [
+        (["variance"], True),
+        (["slash", "slash_planes", "cone", "band_ablation", "slash_ablation"], True),
+        (["planes", "plane_sufficiency", "any_distance"], True),
+        (["profiles", "slash", "variance"], True),
+        (["plane_perturbation", "planes"], True),
+        (["three_axis", "variance", "mean_key"], False),
+        (["slash", "variance"], False),
+    ],
+)
+def test_a_page_of_one_subject_has_its_question(names, is_first):
+    kinds = [find(name) for name in names]
+    assert question_of(*(kind() for kind in kinds)) == (kinds[0].question if is_first else QUESTION)
+
+
+@pytest.mark.parametrize(("place", "is_said"), [(0, True), (1, False), (None, False)])
+def test_a_click_on_a_map_is_spoken_of_where_a_map_is_seen(place, is_said):
+    figures = [figure_on_page(go.Figure(MAP if number == place else go.Bar(y=[1]))) for number in range(2)]
+    heads = {"names": ["L0H0"], "numbers": [], "curves": [], "patterns": []}
+    words = {"title": "", "beside": "", "findings": []}
+    page = fill_page([SECTION | {"figures": figures}], (), {}, words, heads)
+    assert ("A click on a head in a map" in page) == is_said
