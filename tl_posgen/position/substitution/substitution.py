@@ -37,6 +37,7 @@ from tl_posgen.position.substitution.substituted_loss import (
 from tl_posgen.position.substitution.substitution_figures import FIGURES, NEEDED, TOKEN_VIEW, in_words
 
 COST_PROMPTS = 4
+MISLEADING = 0.1  # a share recovered by so much less than the best one
 NO_SPLIT = (*NO_STAND_IN, *CONTROLS)
 BY_HEAD, TO_END, FAMILY, TOKEN = ("condition", *HEAD), ("condition", "end"), ("family",), ("condition", "shown_target")
 SHARE = "(L_uniform - L) / (L_uniform - L_unchanged), NaN where the denominator is below .01 nats"
@@ -253,15 +254,16 @@ class Substitution(Measure):
         splits, best = splits_of([str(name) for name in own.data["condition"].values]), self.best(own)
         r = {one: own("r", condition=one) for one in splits}
         closest = max(splits, key=lambda one: np.nan_to_num(r[one].value, nan=-np.inf))
-        most = own("recovered", condition=best).plain
+        most = own("recovered", condition=best).value
         if closest == best:
             return (
                 f"The split that recovers most, {most:.1%}, also has the highest correlation, r = {r[best].plain:.3f}."
             )
-        less = own("recovered", condition=closest).with_interval
+        less = own("recovered", condition=closest)
+        misleads = "A correlation misleads: the" if most - less.value > MISLEADING else "The"
         return (
-            f"A correlation misleads: the split with the highest, r = {r[closest].plain:.3f} ({in_words(closest)}), "
-            f"recovers {less:.1%}, the best one, {most:.1%}, is at r = {r[best].plain:.3f}."
+            f"{misleads} split with the highest correlation, r = {r[closest].plain:.3f} ({in_words(closest)}), "
+            f"recovers {less.with_interval:.1%}; the best one, {most:.1%}, is at r = {r[best].plain:.3f}."
         )
 
     def table(self, own: Numbers) -> pd.DataFrame:
