@@ -381,7 +381,11 @@ def test_a_correlation_is_said_to_mislead_only_where_the_split_of_the_highest_do
     splits = splits_of([str(one) for one in unsearched.own["condition"].values])
     best = measure.best(numbers)
     other = next(one for one in splits if one != best)
-    cases = ((best, 0.05, "The split that recovers most"), (other, 0.05, "The split with"), (other, 0.2, "A correlation"))
+    cases = (
+        (best, 0.05, "The split that recovers most"),
+        (other, 0.05, "The split with"),
+        (other, 0.2, "A correlation"),
+    )
     for closest, less, begins in cases:
         made = unsearched.dataset.copy(deep=True)
         at = made["condition"] == other
