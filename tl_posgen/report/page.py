@@ -99,13 +99,13 @@ def question_of(first: Measure, *others: Measure) -> str:
 
 
 def _beside(results: Mapping[str, Result], sections: Sequence[Mapping[str, Any]]) -> str:
-    """Return what stands beside the numbers of a page; "" if nothing does."""
+    """Say what numbers of a page are also given for; "" if for nothing."""
     shown = [text for one in sections for text in (*one["findings"], *(figure["spec"] for figure in one["figures"]))]
     without_first = any(WITHOUT_FIRST.search(text) for text in shown)
-    parts = ["the same without the first token, often an attention sink"] if without_first else []
+    parts = ["without the first token, often an attention sink"] if without_first else []
     if any(result.nulls for result in results.values()):
-        parts.append("those of a randomly initialised model of the same shape")
-    return f"Beside the numbers stand {', and '.join(parts)}." if parts else ""
+        parts.append("for a randomly initialised model of the same shape (random init)")
+    return f"Numbers are also given {', and '.join(parts)}." if parts else ""
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
