@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import zip_longest
@@ -19,6 +20,7 @@ from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
 
+TOLD = "--full, the page and report.findings() tell how"
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
 FORMAT = 2  # of saved files; raised when this version can no longer read them as they were
 
@@ -89,8 +91,21 @@ class Report(Mapping[str, Result]):
         return [one for row in zip_longest(*told) for one in row if one is not None][:most]
 
     def notes(self) -> list[str]:
-        """Return what the model's encoding and hooks make of the results."""
-        return [note for result in self.results.values() for note in result.notes]
+        """Return what the model's encoding and hooks make of the results: a sentence behind the names of the measures
+        that share it, and of a restriction that several share only where it comes from."""
+        warnings, caveats = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+        for name, result in self.results.items():
+            if result.caveat:
+                caveats[result.caveat.removeprefix(f"{name}: ").partition(": ")[0]].append(name)
+            for warning in result.warnings:
+                warnings[warning.removeprefix(f"{name}: ")].append(name)
+        of_several = [
+            str(self[names[0]].caveat)
+            if len(names) == 1
+            else f"{encoding}, which restricts what {', '.join(names)} say: {TOLD}."
+            for encoding, names in caveats.items()
+        ]
+        return [*of_several, *(f"{', '.join(names)}: {text}" for text, names in warnings.items())]
 
     def frame(self, *, null: bool = False) -> pd.DataFrame:
         """Return a row a head with the headlines of every per-head result; `null=True`: of the first random init."""

@@ -8,6 +8,7 @@ import torch
 
 from tl_posgen.core.attach import attach
 from tl_posgen.core.engine import analyze
+from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
@@ -92,6 +93,15 @@ def test_every_measure_that_changes_its_meaning_says_so_and_concludes_nothing_th
     assert all(WHERE[ENCODINGS[name]] in reports[name][measure].caveat for measure in said)
     concluding = {result.name for result in reports[name].values() if len(result.findings()) > bool(result.caveat)}
     assert concluding == set(MEASURES) - LOST[name] - {"attention_examples"}
+
+
+def test_a_report_says_where_restrictions_come_from_once(reports):
+    report = reports["gpt2"]
+    [note] = report.notes()
+    assert note.startswith(f"{WHERE['absolute']}, which restricts what ")
+    assert all(name in note for name in CAVEATS["gpt2"])
+    alone = Report({"mean_key": report["mean_key"]}, report.provenance)
+    assert alone.notes() == [report["mean_key"].caveat]
 
 
 def test_rope_needs_no_caveat(report):
