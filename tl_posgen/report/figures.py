@@ -15,6 +15,7 @@ NULL_COLOUR = "#9ca3af"
 SCALE = "Viridis"
 MARKS = sample_colorscale(SCALE, [0.25, 0.4, 0.55, 0.7, 0.85])  # of lines and points: seen on white and on black
 DIVERGING = "RdBu"
+AT_START = {"textposition": "inside", "insidetextanchor": "start", "textangle": 0}  # of bars: no dotted line crosses it
 LINE = 20  # pixels from one name to the next
 NOTHING = "nothing to show: no number is defined here"
 
@@ -147,7 +148,7 @@ def ranked_bars(
     texts = ["" if np.isnan(one) else format(one, form) for one in value]
     bars = go.Bar(x=value, y=[names[one] for one in order], text=texts, orientation="h", showlegend=False, **more)
     bars.update(marker_color=[colours[one] for one in order], error_x=error_bars(value, low, high))
-    return bars.update(textposition="inside", insidetextanchor="start", textangle=0)
+    return bars.update(AT_START)
 
 
 def named_points(

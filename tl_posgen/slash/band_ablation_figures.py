@@ -7,7 +7,17 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, colour_axis, finish, heat, model_label, sides
+from tl_posgen.report.figures import (
+    AT_START,
+    COLOURS,
+    NULL_COLOUR,
+    Panels,
+    colour_axis,
+    finish,
+    heat,
+    model_label,
+    sides,
+)
 from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 from tl_posgen.slash.layer_means import strongest
 from tl_posgen.slash.slash_ablation import in_words
@@ -22,8 +32,7 @@ def loss_bars(result: Any) -> go.Figure:
     panels = Panels([side for side, _, _ in both], columns=2, row_height=height, shared_yaxes=True)
     for number, (side, data, colour) in enumerate(both):
         loss = data["loss"].mean("prompt")
-        numbers = {"texttemplate": "%{x:.3f}", "textposition": "inside", "insidetextanchor": "start", "textangle": 0}
-        panels.add(number, bar(loss, side, colour, **numbers))
+        panels.add(number, bar(loss, side, colour, texttemplate="%{x:.3f}", **AT_START))
         unchanged = float(loss.sel(condition="unchanged"))
         panels.figure.add_vline(x=unchanged, line_dash="dot", row=1, col=number + 1)  # pyright: ignore[reportArgumentType]
     panels.axes("loss, nats per token").figure.update_yaxes(autorange="reversed", automargin=True)
