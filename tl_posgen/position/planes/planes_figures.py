@@ -5,16 +5,15 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.colors import make_colorscale, sample_colorscale
+from plotly.colors import sample_colorscale
 
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.planes.numbers.plane_patterns import PARTS
-from tl_posgen.report.figures import SCALE, Panels, colour_axis, heat, model_label, sides
+from tl_posgen.report.figures import MARKS, SCALE, Panels, colour_axis, heat, model_label, sides
 from tl_posgen.report.head_figures import curve, head_rows
 
 OUT = "first token left out"
 MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
-POINTS = make_colorscale(sample_colorscale(SCALE, np.linspace(0.25, 0.9, 14).tolist()))  # seen on white and on black
 NEVER = 10  # a plane that does not rotate is drawn at this multiple of the longest wavelength
 
 
@@ -128,4 +127,4 @@ def wavelength_colours(dataset: xr.Dataset) -> dict[str, Any]:
     finite = np.log10(values[np.isfinite(values)])
     ticks = np.arange(np.floor(finite.min()), np.ceil(finite.max()) + 1)
     bar = {"title": "wavelength", "thickness": 12, "tickvals": ticks, "ticktext": [f"{10**t:,.0f}" for t in ticks]}
-    return {"colorscale": POINTS, "cmin": finite.min(), "cmax": finite.max(), "colorbar": bar}
+    return {"colorscale": MARKS, "cmin": finite.min(), "cmax": finite.max(), "colorbar": bar}
