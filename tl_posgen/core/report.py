@@ -19,8 +19,8 @@ from tl_posgen.core.netcdf import netcdf_bytes, read_attributes, read_netcdf, re
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
+from tl_posgen.report.caveats import shared_caveat
 
-TOLD = "--full, the page and report.findings() tell how"
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
 FORMAT = 2  # of saved files; raised when this version can no longer read them as they were
 
@@ -91,21 +91,20 @@ class Report(Mapping[str, Result]):
         return [one for row in zip_longest(*told) for one in row if one is not None][:most]
 
     def notes(self) -> list[str]:
-        """Return what the model's encoding and hooks make of the results: a sentence behind the names of the measures
-        that share it, and of a restriction that several share only where it comes from."""
-        warnings, caveats = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+        """Return what the model's encoding and hooks make of the results, each once behind the measures that share it;
+        of restrictions that several measures have, where they come from."""
+        restricted = defaultdict[tuple[str, ...], dict[str, Mapping[str, str]]](dict)
+        warned = defaultdict[str, list[str]](list)
         for name, result in self.results.items():
             if result.caveat:
-                caveats[result.caveat.removeprefix(f"{name}: ").partition(": ")[0]].append(name)
+                restricted[tuple(result.encodings)][name] = result.measure.caveats
             for warning in result.warnings:
-                warnings[warning.removeprefix(f"{name}: ")].append(name)
-        of_several = [
-            str(self[names[0]].caveat)
-            if len(names) == 1
-            else f"{encoding}, which restricts what {', '.join(names)} say: {TOLD}."
-            for encoding, names in caveats.items()
+                warned[warning].append(name)
+        found = [
+            shared_caveat(measures, encodings) if len(measures) > 1 else str(self[next(iter(measures))].caveat)
+            for encodings, measures in restricted.items()
         ]
-        return [*of_several, *(f"{', '.join(names)}: {text}" for text, names in warnings.items())]
+        return [*found, *(f"{', '.join(names)}: {warning}" for warning, names in warned.items())]
 
     def frame(self, *, null: bool = False) -> pd.DataFrame:
         """Return a row a head with the headlines of every per-head result; `null=True`: of the first random init."""

@@ -101,7 +101,7 @@ class Result:
     @property
     def notes(self) -> list[str]:
         """What the model's encoding and hooks make of it."""
-        return [*([self.caveat] if self.caveat else []), *self.warnings]
+        return [*([self.caveat] if self.caveat else []), *(f"{self.name}: {one}" for one in self.warnings)]
 
     @cached_property
     def caveat(self) -> str | None:
@@ -110,31 +110,26 @@ class Result:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on edited scores or patterns, hooks, a missing proof, a random init with the model's weights."""
+        """What is said of edited scores or patterns, hooks, a missing proof, a random init with the model's weights."""
         attrs, found = self.dataset.attrs, []
         if layers := listed(attrs.get("edited_layers", [])):
-            found.append(
-                f"{self.name}: measured from scores that are not those of q and k, in layer {layers}. {attrs['edited']}"
-            )
+            found.append(f"measured from scores that are not those of q and k, in layer {layers}. {attrs['edited']}")
         if layers := listed(attrs.get("edited_patterns", [])):
             found.append(
-                f"{self.name}: measured from patterns that are not the softmax of the scores, in layer {layers}: hooks "
-                "edit them."
+                f"measured from patterns that are not the softmax of the scores, in layer {layers}: hooks edit them."
             )
         if attrs.get("unproved"):
             found.append(
-                f"{self.name}: recomputed from cached q and k, and not compared with the scores that the pass used: "
+                "recomputed from cached q and k, and not compared with the scores that the pass used: "
                 "the cache holds neither hook_attn_scores nor hook_pattern."
             )
         if hooks := self.provenance.get("fwd_hooks"):
-            found.append(f"{self.name}: measured under hooks, the random inits too: {', '.join(hooks)}.")
+            found.append(f"measured under hooks, the random inits too: {', '.join(hooks)}.")
         metric = self.provenance.get("metric")
         if metric and any("nats" in one.unit for one in self.measure.variables.values()):
-            found.append(
-                f"{self.name}: what is called the loss, in nats, is the metric {metric}; perplexity is its exponential."
-            )
+            found.append(f"what is called the loss, in nats, is the metric {metric}; perplexity is its exponential.")
         if any(SAME_WEIGHTS in str(null.attrs.get("model", "")) for null in self.nulls):
-            found.append(f"{self.name}: the random init has the model's own weights, so the two cannot differ.")
+            found.append("the random init has the model's own weights, so the two cannot differ.")
         return found
 
     # Tables

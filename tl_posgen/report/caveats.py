@@ -18,6 +18,17 @@ def caveat(name: str, caveats: Mapping[str, str], encodings: Sequence[str]) -> s
         >>> caveat("residual", {"none": "there are no planes."}, ["rotary"]) is None
         True
     """
-    where = " in some layers" if len(encodings) > 1 else ""
-    words = [f"{ENCODINGS.get(one, one)}{where}: {caveats[one]}" for one in encodings if one in caveats]
+    words = [f"{known_by(one, encodings)}: {caveats[one]}" for one in encodings if one in caveats]
     return f"{name}: {' '.join(words)}" if words else None
+
+
+def shared_caveat(measures: Mapping[str, Mapping[str, str]], encodings: Sequence[str]) -> str:
+    """Return where the restrictions of several measures come from: the caveats of each by its name."""
+    concerned = [one for one in encodings if any(one in caveats for caveats in measures.values())]
+    where = "; ".join(known_by(one, encodings) for one in concerned)
+    return f"{where}, which restricts what {', '.join(measures)} say: --full, the page and report.findings() tell how."
+
+
+def known_by(encoding: str, encodings: Sequence[str]) -> str:
+    """Return how positions are known where this is one of the encodings."""
+    return f"{ENCODINGS.get(encoding, encoding)}{' in some layers' if len(encodings) > 1 else ''}"
