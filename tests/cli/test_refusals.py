@@ -172,5 +172,5 @@ def test_layers_that_do_not_exist_are_refused(refused_at_once, text, layers):
 def test_a_command_with_a_slip_is_told_which_one_is_like_it(run, name, near):
     code, _, error = run(name)
     assert code == 2
-    assert f"No such command '{name}'." in error
-    assert ("Did you mean" in error) == (near is not None) == (f"'{near}'?" in error)
+    assert f"no command '{name}';" in error
+    assert ("did you mean" in error) == (near is not None) == (f"'{near}'?" in error)

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -110,16 +109,13 @@ class Commands(TyperGroup):
         name = args[0] if args else ""
         if (chosen := COMMANDS.get(name) or command_of_measure(name)) is not None:
             return name, built(name, chosen), args[1:]
-        self.refuse_misspelled(ctx, name)
+        known = self.list_commands(ctx)
+        if name and name not in known:
+            from tl_posgen.core.registry import measurable, none_such
+
+            measures = [one.replace("_", "-") for one in measurable()]
+            ctx.fail(none_such("command", name, list(dict.fromkeys([*known, *measures]))))
         return super().resolve_command(ctx, args)
-
-    def refuse_misspelled(self, ctx: Any, name: str) -> None:
-        """Refuse a name that is none but like one, and name that one."""
-        from tl_posgen.core.registry import measurable
-
-        known = [*self.list_commands(ctx), *(one.replace("_", "-") for one in measurable())]
-        if name not in known and (near := get_close_matches(name, known, n=1)):
-            ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
 
 
 def command_of_measure(name: str) -> MeasureCommand | None:

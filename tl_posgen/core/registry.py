@@ -150,10 +150,7 @@ def measure_from(item: Any, options: dict[str, Any] | None = None) -> Measure:
     if isinstance(item, str):
         kind = find(item)
         if kind is None:
-            known = measurable()
-            near = get_close_matches(item, known, n=1)
-            meant = f"did you mean {near[0]!r}? " if near else ""
-            raise InputError(f"no measure {item!r}; {meant}known: {', '.join(known)}")
+            raise InputError(none_such("measure", item, measurable()))
     if not (isinstance(kind, type) and issubclass(kind, Measure)):
         kinds = "a name, or a Measure such as ThreeAxis(ridge=1), or a list of them"
         raise InputError(f"{item!r} is no measure: give {kinds}")
@@ -162,3 +159,15 @@ def measure_from(item: Any, options: dict[str, Any] | None = None) -> Measure:
     if kind.name in BUILT_IN and find(kind.name) is not kind:
         raise InputError(f"there is a built-in measure {kind.name}; give yours another name")
     return item if isinstance(item, Measure) else kind.with_options(options or {})
+
+
+def none_such(kind: str, name: str, known: Sequence[str]) -> str:
+    """Return the message that nothing of this kind has the name, with the one that is like it.
+
+    Example:
+        >>> none_such("measure", "slah", ["cone", "slash"])
+        "no measure 'slah'; did you mean 'slash'? known: cone, slash"
+    """
+    near = get_close_matches(name, known, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"no {kind} {name!r}; {meant}known: {', '.join(known)}"
