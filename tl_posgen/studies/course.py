@@ -144,10 +144,9 @@ class Emergence(Measure):
             return ends
         (early, for_good), span = half_way(values), np.ptp(values)
         top, bottom = int(values.argmax()), int(values.argmin())
-        inner = {"largest": 0 < top < len(steps) - 1}
-        inner["lowest"] = bool(min(values[0], values[-1]) - values[bottom] > span / 4)
-        places = {"largest": top, "lowest": bottom}
-        named = [f"{name} at step {steps[at]} ({values[at]:{form}})" for name, at in places.items() if inner[name]]
+        named = [f"largest at step {steps[top]} ({values[top]:{form}})"] if 0 < top < len(steps) - 1 else []
+        if min(values[0], values[-1]) - values[bottom] > span / 4:
+            named.append(f"lowest at step {steps[bottom]} ({values[bottom]:{form}})")
         extremes = f", and is {' and '.join(named)}" if named else ""
         if abs(values[-1] - values[0]) < span / 2:
             return f"{ends}{extremes}"  # a peak or a dip, and no change
