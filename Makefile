@@ -34,7 +34,7 @@ define set_up
 	$(1)/bin/python $(PIP) --constraint $(2) $(3)
 endef
 
-.PHONY: help demo study test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint devices docs dist families numbers pages \
+.PHONY: help demo study test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint devices gpu docs dist families numbers pages \
 	notebooks how-to benchmark pre-commit clean
 
 help: ## this list
@@ -107,6 +107,11 @@ devices: $(VENV)/installed-dev ## every measure, and other paths, on two simulat
 	@$(COMPILER) || echo "not tested: accelerators, as there is no g++ or no Python.h"
 	if $(COMPILER); then for device in two mps $(if $(SLOW),cuda tf32); do \
 		OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) $(if $(SLOW),$(EVERY)) tests/devices --device $$device || exit 1; done; fi
+
+gpu: ## the tests of `make devices` and the benchmarks on this machine's CUDA device, with PYTHON and what it has installed
+	OMP_NUM_THREADS=1 $(PYTHON) $(ALL_TESTS) $(EVERY) -p no:benchmark tests/devices --device gpu
+	$(PYTHON) benchmarks/gpu.py
+	$(PYTHON) benchmarks/gpu_models.py
 
 docs: $(VENV)/installed-docs ## the site, into site/; broken links, anchors and pictures fail; needs npm
 	$(VENV)/bin/python docs/regenerate.py --site

@@ -67,23 +67,28 @@ def layer_of_8b(heads: int, d_head: int, n_tokens: int) -> Any:
     return HookedTransformer(config).eval()
 
 
-def analyses(model: Any, tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """name -> what is timed: the streamed forward pass, and analyses of one prompt without a random init."""
+def forward(model: Any, tokens: torch.Tensor) -> None:
+    """Run each prompt by itself, as an analysis does, with fused attention."""
     import tl_posgen
 
-    def forward() -> None:
-        with torch.no_grad(), tl_posgen.streaming(model):
-            model(tokens, return_type=None)
+    with torch.no_grad(), tl_posgen.streaming(model):
+        for prompt in tokens:
+            model(prompt[None], return_type=None)
 
-    def analyse(measures: Any, streaming: bool) -> Callable[[], object]:
-        how = {"measures": measures, "streaming": streaming, "null_seeds": (), "progress": False}
-        return lambda: tl_posgen.analyze(model, tokens, **how)
 
-    found = {"forward pass": forward}
+def analyse(model: Any, tokens: torch.Tensor, measures: Any, streaming: bool, inits: tuple[int, ...] = ()) -> None:
+    import tl_posgen
+
+    tl_posgen.analyze(model, tokens, measures=measures, streaming=streaming, null_seeds=inits, progress=False)
+
+
+def analyses(model: Any, tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """name -> what is timed: the streamed forward pass, and analyses of one prompt without a random init."""
+    found: dict[str, Callable[[], object]] = {"forward pass": lambda: forward(model, tokens)}
     for streaming in (False, True) if tokens.shape[1] <= FORMED_UP_TO else (True,):
         way = "streamed" if streaming else "formed"
-        found |= {f"three_axis, {way}": analyse("three_axis", streaming)}
-        found |= {f"default measures, {way}": analyse(None, streaming)}
+        found |= {f"three_axis, {way}": lambda how=streaming: analyse(model, tokens, "three_axis", how)}
+        found |= {f"default measures, {way}": lambda how=streaming: analyse(model, tokens, None, how)}
     return found
 
 
@@ -92,11 +97,11 @@ def table_of_analyses(heads: int, d_head: int, lengths: list[int], rounds: int) 
     model = layer_of_8b(heads, d_head, max(lengths))
     for length in lengths:
         tokens = torch.randint(0, 4096, (1, length), generator=torch.Generator().manual_seed(0)).cuda()
-        forward = None
+        first = None
         for name, call in analyses(model, tokens).items():
             found = seconds(call, rounds)
-            forward = forward or found
-            print(f"{name:26} {length:7} {found:8.3f} {found / forward:9.1f} {peak(call) / 2**20:9.0f}")
+            first = first or found
+            print(f"{name:26} {length:7} {found:8.3f} {found / first:9.1f} {peak(call) / 2**20:9.0f}", flush=True)
 
 
 def table_of_kernels(heads: int, d_head: int, lengths: list[int], rounds: int, copied: int) -> None:

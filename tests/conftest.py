@@ -29,8 +29,8 @@ _loaded: dict[str, tuple[Any, dict[str, Any]]] = {}  # fixture name -> the model
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    kinds = ("cuda", "two", "mps", "tf32")
-    parser.addoption("--device", choices=kinds, help="simulate this accelerator for tests/devices, which need one")
+    kinds = ("cuda", "two", "mps", "tf32", "gpu")
+    parser.addoption("--device", choices=kinds, help="the accelerator of tests/devices; all but gpu are simulated")
     parser.addoption("--shapes-in", help="a,b: shapes are checked in these files and folders of tests, not in others")
 
 

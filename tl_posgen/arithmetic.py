@@ -33,6 +33,20 @@ def double(x: Tensor) -> Tensor:
     return summable(x).to(DOUBLE)
 
 
+ON_ACCELERATOR = 2**25  # elements: 128 MiB of float32
+
+
+def elements_at_once(device: torch.device, in_cache: int) -> int:
+    """Return how many elements to work on at once: on a CPU as many as fit its cache, elsewhere more, as an accelerator
+    takes longer to start a kernel than to run a small one.
+
+    Example:
+        >>> elements_at_once(torch.device("cpu"), 2**18) == 2**18
+        True
+    """
+    return in_cache if device.type == "cpu" else ON_ACCELERATOR
+
+
 TF32 = 2.0**-10  # its unit of rounding
 
 

@@ -70,7 +70,7 @@ BENCHMARKS = {
     "memory": {"arguments": ("--sizes", "284M", "1B", "--backends", "bridge", "hooked")},
     "sweep": {},
     "first_figure": {},
-    "gpu": {},
+    "gpu": {"arguments": ("--lengths", "1024", "4096", "--rounds", "3")},
     "waits": {},
     "sums": {},
     "intervals": {},

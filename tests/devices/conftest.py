@@ -1,12 +1,13 @@
-"""Whole analyses on an accelerator that is simulated: `make devices`, or pytest tests/devices --device cuda.
+"""Whole analyses on an accelerator: `make devices`, `make gpu`, or pytest tests/devices --device cuda.
 
-    --device cuda   one CUDA device
+    --device cuda   one CUDA device, simulated as those below
     --device two    two CUDA devices, the layers of a model spread over them
     --device mps    an Apple GPU: no float64, no complex128
     --device tf32   one CUDA device whose float32 products round to ten bits, as torch allows on request
+    --device gpu    the CUDA device of this machine, which is not simulated
 
-torch stays changed until the process ends, so these tests run in processes of their own, and are left out without
---device. Each compares with the CPU, in the same process.
+Of a simulated device torch stays changed until the process ends, so these tests run in processes of their own, and are
+left out without --device. Each compares with the CPU, in the same process.
 """
 
 from dataclasses import dataclass
@@ -21,19 +22,21 @@ from families import save_small
 
 @dataclass(frozen=True)
 class Device:
-    """A simulated accelerator, and how near its numbers must come to the CPU's.
+    """An accelerator, and how near its numbers must come to the CPU's.
 
     Attributes:
         name: as --device has it.
         place: torch's name of the (first) device.
         error: largest |difference| as a share of the largest value of an array, in passes of `analyze`.
         error_of_passes: in passes that a test makes, where TF32 may be at work.
+        error_of_bfloat16: in passes of `analyze` of a model in bfloat16.
     """
 
     name: str
     place: str
     error: float
     error_of_passes: float
+    error_of_bfloat16: float
 
     def load(self, directory: Path, backend: str = "auto", dtype: str = "auto") -> Any:
         """Load a model onto the device; the last layer onto the second where there are two."""
@@ -55,8 +58,9 @@ SPREAD = {f"model.{name}": number for number, names in enumerate((FIRST, SECOND)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the folder out where no device is asked for."""
-    return None if config.getoption("--device") else True
+    """Leave the folder out where no device is asked for, and what simulates one where a real one is."""
+    name = config.getoption("--device")
+    return None if name and (name, collection_path.name) != ("gpu", "simulated") else True
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,6 +70,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @cache
 def start(name: str) -> None:
+    if name == "gpu":
+        if not torch.cuda.is_available():
+            pytest.exit("--device gpu: torch sees no CUDA device here", 4)
+        return
     from devices import simulated
 
     if name == "mps":
@@ -78,7 +86,9 @@ def start(name: str) -> None:
 @pytest.fixture(scope="session")
 def device(pytestconfig: pytest.Config) -> Device:
     name = pytestconfig.getoption("--device")
-    return Device(name, "mps" if name == "mps" else "cuda:0", 1e-5, 0.02 if name == "tf32" else 1e-5)
+    if name == "gpu":  # its kernels round otherwise than the CPU's
+        return Device(name, "cuda:0", 5e-5, 5e-5, 2**-6)
+    return Device(name, "mps" if name == "mps" else "cuda:0", 1e-5, 0.02 if name == "tf32" else 1e-5, 1e-5)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The benchmark for GPUs runs wherever torch has CUDA."""
+"""The benchmarks for GPUs run wherever torch has CUDA."""
 
 import runpy
 import sys
@@ -6,14 +6,29 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_the_benchmark_prints_analyses_and_kernels(device, monkeypatch, capsys):
-    if device.name != "two":
+@pytest.fixture
+def printed_by(device, monkeypatch, capsys):
+    """A benchmark and its arguments -> its output."""
+    if device.name not in ("two", "gpu"):
         pytest.skip("one kind of CUDA is enough")
+
+    def printed(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        monkeypatch.syspath_prepend(BENCHMARKS)
+        runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return printed
+
+
+def test_analyses_and_kernels_of_one_layer(printed_by):
     small = ["--heads", "4", "--d-head", "8", "--lengths", "16", "24", "--rounds", "1", "--copied", "1024"]
-    monkeypatch.setattr(sys, "argv", [str(BENCHMARK), *small])
-    runpy.run_path(str(BENCHMARK), run_name="__main__")
-    printed = capsys.readouterr().out
+    printed = printed_by("gpu.py", *small)
     assert printed.count("default measures, streamed") == printed.count("TripleMoments") == 2
+
+
+def test_steps_of_whole_models(printed_by):
+    assert printed_by("gpu_models.py", "--models", "tiny", "--lengths", "16", "24", "--rounds", "1").count("tiny") == 2

@@ -7,7 +7,11 @@ import torch
 
 import tl_posgen
 from tl_posgen.models.tokens import bundled_text
+from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
+from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
+ROPE = Rope(inverse_frequencies(64, 10_000.0))
 CUT = {"length": 24, "null_seeds": (), "progress": False}
 
 
@@ -18,7 +22,9 @@ def model(models, device):
     return models("hooked")[0]
 
 
-def test_a_forward_pass_of_the_default_measures_is_waited_for_once_a_layer(model):
+def test_a_forward_pass_of_the_default_measures_is_waited_for_once_a_layer(model, device):
+    if device.name == "gpu":
+        pytest.skip("only a simulated device counts its waits")
     from devices import simulated
 
     tl_posgen.analyze(model, bundled_text(), n_prompts=1, **CUT)  # finds out what the layers are
@@ -43,3 +49,18 @@ def test_finished_prompts_leave_nothing_on_the_device(model, device):
     assert report.keys()
     assert held() == before
     assert peaks[1] <= 1.01 * peaks[0]
+
+
+def test_as_many_kernels_start_for_many_heads_as_for_few(device):
+    if device.name in ("gpu", "mps"):
+        pytest.skip("only a simulated device counts its kernels; on MPS, sums are formed on the host")
+    from devices import simulated
+
+    launches = []
+    for n_heads in (2, 16):
+        q, k = torch.randn(2, n_heads, 500, 64, device=device.place)
+        mean_key_r(q, k, ROPE, 1.0, [3], scores=pair_moments(q, k))  # keeps what depends on the length alone
+        with simulated.events() as seen:
+            mean_key_r(q, k, ROPE, 1.0, [3], scores=pair_moments(q, k))
+        launches.append(seen.launches)
+    assert launches[0] == launches[1] > 0

@@ -40,6 +40,18 @@ def test_default_measures_of_other_families_give_the_numbers_of_the_cpu(family, 
         assert_same_numbers(there[name].dataset, here[name].dataset, device.error)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_trained_model_gives_the_numbers_of_the_cpu(streaming, device):
+    if device.name == "two":
+        pytest.skip("the small model is spread over devices")
+    options = CUT | {"length": 64, "streaming": streaming}
+    models = (tl_posgen.load_model("mini", device=place) for place in (device.place, "cpu"))
+    there, here = (tl_posgen.analyze(model, bundled_text(), **options) for model in models)
+    for name in here:
+        assert_same_numbers(there[name].dataset, here[name].dataset, device.error)
+
+
 def test_kept_parts_are_taken_up(tmp_path, models, device):
     there, here = models("hooked")
     first = tl_posgen.analyze(there, bundled_text(), measures=["three_axis", "loss"], keep=tmp_path, **CUT)

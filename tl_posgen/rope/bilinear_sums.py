@@ -7,12 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tl_posgen.arithmetic import COMPLEX_DOUBLE, DOUBLE, double
+from tl_posgen.arithmetic import COMPLEX_DOUBLE, DOUBLE, double, elements_at_once
 
 SHORT = 160  # up to SHORT + 3 d_head tokens (measured) the scores themselves cost less than FFTs and second moments
 CHUNK = 64  # tokens whose scores are formed among themselves
 SLAB = 16  # chunks whose second moments are paired one by one
-WORKING_SET = 2**17  # elements transformed at once: bounds the memory, and keeps the work in the cache
+WORKING_SET = 2**17  # elements transformed at once: fits the cache
 
 Sums = tuple[
     Float[Tensor, "head distance"], Float[Tensor, "head query"], Float[Tensor, "head key"], Float[Tensor, " head"]
@@ -111,7 +111,7 @@ def _near_sums(q: Tensor, k: Tensor, weights: Float[Tensor, " near"]) -> Sums:
     (heads, n, _), reach = q.shape, min(len(weights), q.shape[1])
     distance, query, key = torch.zeros(3, heads, n, dtype=DOUBLE, device=q.device)
     squares, index = distance.new_zeros(heads), torch.arange(n, device=q.device)
-    step = max(CHUNK, min(reach, WORKING_SET // (heads * reach)))
+    step = max(CHUNK, min(reach, elements_at_once(q.device, WORKING_SET) // (heads * reach)))
     for start in range(0, n, step):
         rows = slice(start, min(start + step, n))
         keys = slice(max(0, start - reach + 1), rows.stop)
@@ -219,7 +219,7 @@ def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
     heads, n, _ = q.shape
     length = fft_length(n + width - 1)
     spectrum = torch.zeros(heads, length // 2 + 1, dtype=COMPLEX_DOUBLE, device=q.device)
-    group = max(1, WORKING_SET // (heads * length))
+    group = max(1, elements_at_once(q.device, WORKING_SET) // (heads * length))
     for q_part, k_part in zip(q.mT.split(group, 1), k.mT.split(group, 1), strict=True):
         spectrum += torch.linalg.vecdot(torch.fft.rfft(k_part, length), torch.fft.rfft(q_part, length), dim=1)
     sums = torch.fft.irfft(spectrum)[:, :n]

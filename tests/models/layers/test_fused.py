@@ -81,7 +81,7 @@ def test_only_a_causal_mask_without_padding_or_window_is_said_to_be_one():
 
 def test_blocks_of_rows_cover_them_all_once():
     for heads, n, keys in [(2, 13, 13), (1, 1, 1), (8, 5, 2**21)]:
-        starts, stops = zip(*row_blocks(heads, n, keys), strict=True)
+        starts, stops = zip(*row_blocks(heads, n, keys, torch.device("cpu")), strict=True)
         assert (starts, stops[-1]) == ((0, *stops[:-1]), n)
         step = max(1, fused.SCORES_AT_ONCE // (heads * keys))
         assert all(stop - start == step for start, stop in zip(starts[:-1], stops[:-1], strict=True))

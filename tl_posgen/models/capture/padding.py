@@ -140,7 +140,7 @@ def spans_of_rows(geometry: LayerGeometry, mask: Mask, n_prompts: int, n: int) -
     if mask.causal and geometry.window is None:
         return [slice(0, n)] * n_prompts
     found = torch.zeros(n_prompts, n, dtype=torch.bool, device="cpu")
-    for start, stop in row_blocks(1, n, n):
+    for start, stop in row_blocks(1, n, n, torch.device("cpu")):
         seen = mask.rows(start, stop)[:, 0]
         position = torch.arange(n, device=seen.device)
         if (seen > geometry.sees(position[start:stop, None] - position)).any():

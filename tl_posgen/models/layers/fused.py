@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from tl_posgen.arithmetic import summable
+from tl_posgen.arithmetic import elements_at_once, summable
 from tl_posgen.errors import PosgenError
 from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry, in_window
@@ -120,7 +120,7 @@ def attend(
 ) -> Float[Tensor, "batch head pos d_value"]:
     """z_i = sum_j softmax_j(finish(scale <q_i, k_j>)) v_j over the keys j that query i sees; 0 where it sees none.
 
-    Memory is linear in the number of tokens: a block of rows has at most `SCORES_AT_ONCE` scores (one row at least).
+    Memory is linear in the number of tokens: blocks of rows have as many scores as `elements_at_once`, or one row.
 
     Args:
         q, k: after RoPE; a head of k and v serves as many consecutive heads of q as there are.
@@ -138,7 +138,7 @@ def attend(
     if mask.causal and finish is None and sinks is None and not edits and q.shape[-1] == v.shape[-1]:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=group > 1)
     blocks = []
-    for start, stop in row_blocks(q.shape[0] * q.shape[1], q.shape[2], k.shape[2]):
+    for start, stop in row_blocks(q.shape[0] * q.shape[1], q.shape[2], k.shape[2], q.device):
         seen = mask.rows(start, stop).to(q.device)
         keys = slice(first_seen(seen), before + stop)
         scores = block_of_scores(q, k, scale, start, keys, finish)
@@ -223,9 +223,9 @@ def per_key_head(x: Tensor, group: int, y: Tensor) -> Tensor:
     return x @ y if group == 1 else (x.unflatten(1, (-1, group)) @ y[:, :, None]).flatten(1, 2)
 
 
-def row_blocks(n_heads: int, n: int, n_keys: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of blocks of query rows whose scores over all keys fit `SCORES_AT_ONCE`."""
-    step = max(1, SCORES_AT_ONCE // (n_heads * n_keys))
+def row_blocks(n_heads: int, n: int, n_keys: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of blocks of query rows whose scores over all keys are formed at once."""
+    step = max(1, elements_at_once(device, SCORES_AT_ONCE) // (n_heads * n_keys))
     return ((start, min(start + step, n)) for start in range(0, n, step))
 
 

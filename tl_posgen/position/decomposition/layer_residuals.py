@@ -39,7 +39,7 @@ def residual_sums(part: LayerCapture, fit: ThreeAxisFit) -> list[ResidualSums]:
     planes = PlaneParts(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
     fits = [fit_three_axis(one) for one in (moments, moments.without_first_token or moments)]
     found = [ResidualSums(fit, planes, part.tokens, crop=SPECTRUM_CROP, crop_within=CROP) for fit in fits]
-    for start, stop in query_ranges(len(part.heads), n):
+    for start, stop in query_ranges(len(part.heads), n, moments.sums.device):
         scores, rest = part.score_rows(start, stop), rows(start, stop)
         for sums in found:
             sums.add(scores, rest)

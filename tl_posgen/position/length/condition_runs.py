@@ -63,7 +63,7 @@ class ConditionRun:
         assert capture.v is not None
         layer, inside, n, capture.prompt = capture.layer, self.inside, capture.length, number
         blocks = []
-        for start, stop in query_ranges(len(capture.heads), n):
+        for start, stop in query_ranges(len(capture.heads), n, capture.v.device):
             pattern = capture.pattern_rows(start, stop)
             attention = entropy_and_normaliser(capture.attn_score_rows(start, stop), pattern)
             blocks.append((pattern @ capture.v[:, :stop], *attention))

@@ -130,7 +130,7 @@ def slash_statistics_of_rows(
     sums = torch.zeros(2, n_heads, n, dtype=DOUBLE, device=device)
     entropies = torch.full((2, n_heads, n), torch.nan, dtype=DOUBLE, device=device)
     first = torch.zeros(n_heads, dtype=DOUBLE, device=device)
-    for heads, start, stop in pattern_blocks(n_heads, n):
+    for heads, start, stop in pattern_blocks(n_heads, n, device):
         rows = rows_of(heads, start, stop)
         rest = rows[..., 1:].sum(-1)
         weights = torch.stack([torch.ones_like(rest), torch.where(rest > torch.finfo(rest.dtype).tiny, 1 / rest, 0.0)])

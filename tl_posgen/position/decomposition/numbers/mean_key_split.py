@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.arithmetic import DOUBLE, double, elements_at_once
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import QUERIES_AT_ONCE, PairMoments, pair_moments
@@ -68,7 +68,7 @@ def mean_key_r(
     dtype = DOUBLE if pairs.width < n else torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(dtype), k.to(dtype)
     turned_q, turned_k = (x.to(dtype) for x in rotated or (rotate(x, positions, rope) for x in (q, k)))
-    turns, at_once = _turns(distances, rope, q), max(1, QUERIES_AT_ONCE // q[0].numel())
+    turns, at_once = _turns(distances, rope, q), max(1, elements_at_once(q.device, QUERIES_AT_ONCE) // q[0].numel())
     mean, mean_of_rest = (x.mean(1, keepdim=True, dtype=DOUBLE).to(dtype) for x in (k, k[:, 1:]))
     turned_means = rotate(torch.stack([mean, mean_of_rest]), positions, rope)
     heads = (q, k - mean_of_rest, mean - mean_of_rest, turned_q, turned_k, *turned_means)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.arithmetic import DOUBLE, double, elements_at_once
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.rope.bilinear_sums import along_diagonals, sums_along_diagonals, weighted_sums_over_band
@@ -102,7 +102,7 @@ def pair_moments(
         ([[2.0, 4.0, 6.0]], [0.0])
     """
     pairs = CausalPairs(q.shape[1], window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
-    groups = max(1, QUERIES_AT_ONCE // q[0].numel())
+    groups = max(1, elements_at_once(q.device, QUERIES_AT_ONCE) // q[0].numel())
     parts = [
         _moments_of_heads(q_group, k_group, scale, pairs)
         for q_group, k_group in zip(q.split(groups), k.split(groups), strict=True)
@@ -141,7 +141,7 @@ def pair_moments_from_rows(
     one = rows(0, 1)
     first_key = torch.zeros(len(one), pairs.size, dtype=DOUBLE, device=one.device)
     rest = _RowSums(replace(pairs, first_token=False), first_key[:, 1:]) if pairs.size > 1 else None
-    for start, stop in query_ranges(len(one), pairs.size):
+    for start, stop in query_ranges(len(one), pairs.size, one.device):
         block = rows(start, stop) if diagonal else rows(start + 1, stop + 1)[..., :-1]
         first_key[:, start:stop] = block[..., 0]
         if rest is not None and stop > 1:
@@ -152,9 +152,9 @@ def pair_moments_from_rows(
     return moments
 
 
-def query_ranges(n_heads: int, n: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of ranges of queries whose scores over all keys fit `SCORES_AT_ONCE`."""
-    step = max(1, SCORES_AT_ONCE // (n_heads * n))
+def query_ranges(n_heads: int, n: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of ranges of queries whose scores over all n keys, of all heads, are formed at once."""
+    step = max(1, elements_at_once(device, SCORES_AT_ONCE) // (n_heads * n))
     return ((start, min(start + step, n)) for start in range(0, n, step))
 
 
