@@ -1,9 +1,15 @@
 """What a notebook's cell shows of a result, a report, and the whole page."""
 
+from dataclasses import replace
+
 import pytest
+from rich.console import Console
 
 import tl_posgen
 from tl_posgen.report.cell import MOST_ROWS
+from tl_posgen.report.columns import NO_NUMBER, as_text
+from tl_posgen.report.tables import compact
+from tl_posgen.report.terminal import print_own
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,25 @@ def test_a_result_without_a_figure_shows_the_rest(report):
 def test_a_report_shows_all_findings_and_one_table_a_head(report):
     shown = report._repr_html_()
     assert all(sentence.split("(")[0][:40] in shown for sentence in report.findings())
-    assert "three_axis_r" in shown
+    assert "<th>three axis r</th>" in shown
+
+
+def test_terminal_page_and_notebook_show_the_same_titles_and_the_same_cells(report, monkeypatch, capsys):
+    result = report["three_axis"]
+    undefined = result.dataset.assign(r=result.dataset["r"].where(result.dataset["head"] != 1))
+    result = replace(result, dataset=undefined)
+    table = as_text(compact(result))
+    assert NO_NUMBER in table.iloc[:, 2].tolist()
+    monkeypatch.setenv("COLUMNS", "200")
+    print_own(Console(markup=False), result=result)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    page = tl_posgen.Report({"three_axis": result}, report.provenance).html()
+    for shown in (result._repr_html_(), page):
+        assert all(f"<th>{name}</th>" in shown for name in table)
+        assert "NaN</td>" not in shown
+    for row in table.to_numpy().tolist():
+        assert " ".join(row).split() in lines
+        assert f"<td>{row[2]}</td>" in page
 
 
 def test_the_whole_page_is_framed_and_cannot_break_out(report):
@@ -44,8 +68,6 @@ def test_the_whole_page_is_framed_and_cannot_break_out(report):
 
 
 def test_tokens_and_names_are_escaped(report):
-    from dataclasses import replace
-
     names = ("init", ["<script>alert(1)</script>", "random init"])
     hostile = report["three_axis"].dataset.assign_coords(init_label=names)
     shown = replace(report["three_axis"], dataset=hostile)._repr_html_().split("<table")[0]

@@ -123,7 +123,7 @@ def test_two_columns_of_one_short_heading_are_both_shown(capsys, monkeypatch, re
     text = printed(capsys, monkeypatch, 120, print_report, tl_posgen.Report(one, report.provenance))
     assert ".777" in text
     heading = next(line.split() for line in text.splitlines() if line.split()[:2] == ["L", "H"])
-    assert heading == ["L", "H", "r", "r-row", "own_share"]
+    assert heading == ["L", "H", "r", "r-row", "own", "share"]
 
 
 def test_no_headline_is_left_out_of_a_measures_table(report):

@@ -9,6 +9,7 @@ import plotly.io
 from tl_posgen.core.numbers import counted
 from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
+from tl_posgen.report.columns import table_html
 from tl_posgen.report.tables import compact, head_table
 
 MOST_ROWS = 16
@@ -66,7 +67,7 @@ def _sentences(findings: list[str], n_shown: int = MOST_SENTENCES) -> str:
 
 def _table(table: Any) -> str:
     more = f"<p>{len(table) - MOST_ROWS} rows more: .frame()</p>" if len(table) > MOST_ROWS else ""
-    return table.head(MOST_ROWS).to_html(index=False, float_format="%.3f", border=0) + more
+    return table_html(table.head(MOST_ROWS)) + more
 
 
 def _first_figure(results: Iterable[Result]) -> str:

@@ -1,4 +1,4 @@
-"""Tables in the terminal: split over several tables where they are too wide, without cutting a number."""
+"""Tables as readers see them, and printed in the terminal: split where they are too wide, without cutting a number."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tl_posgen.core.numbers import format_number
+
+NO_NUMBER = "-"  # in a cell; sentences say "not defined"
 
 
 def print_frame(
@@ -27,12 +29,32 @@ def print_frame(
     """
     n_rows = len(frame)
     frame = frame.head(n_rows if most is None else most)
-    shown = with_whole_numbers(frame)
-    columns = {str(name).replace("_", " "): [cell(value) for value in shown[name]] for name in shown.columns}
+    columns = {str(name): texts.tolist() for name, texts in as_text(frame).items()}
     labels = list(takewhile(lambda name: not is_float_dtype(frame[name]), frame.columns))
     n_labels = len(labels) if 0 < len(labels) < len(columns) else 1
     left_out = print_columns(console, columns, title, n_labels, (), legend, whole=most is None)
     return {"row": n_rows - len(frame), "column": left_out}
+
+
+def as_text(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame as terminal, page and notebook show it: titles without underscores, every cell as text.
+
+    Example:
+        >>> as_text(pd.DataFrame({"refit_r": [0.5, float("nan")]})).to_dict("list")
+        {'refit r': ['0.500', '-']}
+    """
+    return with_whole_numbers(frame).map(cell).rename(columns=title)
+
+
+def table_html(frame: pd.DataFrame) -> str:
+    """Return a table for pages and notebooks."""
+    with pd.option_context("display.max_colwidth", None):
+        return as_text(frame).to_html(index=False, border=0, classes="numbers")
+
+
+def title(name: Any) -> str:
+    """Return the title of a column."""
+    return str(name).replace("_", " ")
 
 
 def with_whole_numbers(frame: pd.DataFrame) -> pd.DataFrame:
@@ -46,14 +68,15 @@ def with_whole_numbers(frame: pd.DataFrame) -> pd.DataFrame:
     for name in frame.columns[[is_float_dtype(kind) for kind in frame.dtypes]]:
         known = frame[name].dropna()
         if len(known) and (known % 1 == 0).all() and known.abs().max() > 1:
-            found[name] = pd.Series([int(one) if one == one else "-" for one in frame[name]], frame.index, object)
+            found[name] = pd.Series([int(one) if one == one else NO_NUMBER for one in frame[name]], frame.index, object)
     return found
 
 
 def cell(value: Any) -> str:
+    """Return a value with three decimals if it is no whole number; "-" for none."""
     if not isinstance(value, float):
         return str(value)
-    return format_number(value, ".3f") if value == value else "-"
+    return format_number(value, ".3f") if value == value else NO_NUMBER
 
 
 def print_columns(
@@ -162,7 +185,9 @@ def empty_table(title: str, gap: int = 2) -> Table:
 
 
 def short(value: float) -> str:
-    """Format with three decimals and no zero before the point: .917, -.500, but 10.250."""
-    text = format_number(value, ".3f")
+    """Format with three decimals and no zero before the point: .917, -.500, but 10.250; "-" for none."""
+    text = cell(float(value))
+    if text == NO_NUMBER:
+        return text
     sign, digits = ("-" if text.startswith("-") else ""), text.lstrip("-")
     return sign + (digits[1:] if digits.startswith("0.") else digits)

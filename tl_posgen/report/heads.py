@@ -11,6 +11,7 @@ from jaxtyping import Float, Int16
 
 from tl_posgen.core.result import Result
 from tl_posgen.models.selection import head_name
+from tl_posgen.report.columns import title
 from tl_posgen.report.figures import at_labels, model_label
 from tl_posgen.report.tables import head_table
 
@@ -32,7 +33,7 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     places = list(zip(table["layer"].astype(int), table["head"].astype(int), strict=True))
     labels = {name: label for one in results.values() for name, (_, label) in one.headline_labels().items()}
     numbers = [
-        {"label": labels.get(name, name.replace("_", " ")), "values": [rounded(value) for value in table[name]]}
+        {"label": labels.get(name, title(name)), "values": [rounded(value) for value in table[name]]}
         for name in table.columns[2:]
     ]
     curves = [

@@ -21,7 +21,7 @@ from tl_posgen.core.measure import Measure
 from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
 from tl_posgen.report.circuits import split_script
-from tl_posgen.report.columns import with_whole_numbers
+from tl_posgen.report.columns import table_html
 from tl_posgen.report.heads import heads_of
 from tl_posgen.report.tables import MOST_HEADS, labelled
 
@@ -157,9 +157,7 @@ def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 def table_on_page(frame: pd.DataFrame) -> Markup:
     """Return the table in HTML; a cell that holds a verdict says so, for its colour."""
-    with pd.option_context("display.max_colwidth", None):
-        table = with_whole_numbers(frame).to_html(index=False, float_format="%.3f", border=0, classes="numbers")
-    return Markup(VERDICTS.sub(r'<td data-verdict="\1">\1</td>', table))
+    return Markup(VERDICTS.sub(r'<td data-verdict="\1">\1</td>', table_html(frame)))
 
 
 def figure_on_page(drawn: go.Figure) -> dict[str, Any]:

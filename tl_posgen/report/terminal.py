@@ -17,12 +17,14 @@ from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
 from tl_posgen.report.columns import (
+    NO_NUMBER,
     cell,
     empty_table,
     print_columns,
     print_frame,
     short,
     table_width,
+    title,
     widest,
     with_whole_numbers,
 )
@@ -125,10 +127,10 @@ def print_lead(console: Console, most: int | None = None, *, lead: pd.DataFrame)
 def print_heads(console: Console, most: int | None = None, *, report: Report) -> dict[str, int]:
     """Print the headlines of every measure, one row per head, with the mean and the random init's mean below."""
     rows = frame = report.frame()
-    title = f"{report.provenance.get('model', 'model')}: {counted(len(frame), 'head')}"
+    heading = f"{report.provenance.get('model', 'model')}: {counted(len(frame), 'head')}"
     if most is not None and most < len(frame):
         rows = frame.nlargest(most, str(frame.columns[2]))
-        title += f", the {most} of highest {str(frame.columns[2]).replace('_', ' ')}"
+        heading += f", the {most} of highest {title(frame.columns[2])}"
     short_names, legend = headings(report)
     records = [row | {name: int(row[name]) for name in HEAD} for row in with_whole_numbers(rows).to_dict("records")]
     foot = {"bold": {"layer": "mean", "head": ""} | head_means(frame)}
@@ -137,11 +139,12 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
     columns: dict[str, list[str]] = {}
     for name in map(str, rows.columns):
         values = [row.get(name, "") for row in (*records, *foot.values())]
-        heading = short_names.get(name, name)
-        heading = name if heading in columns else heading
-        columns[heading] = [short(v) if isinstance(v, float) else f"{v}" for v in values]
+        short_name = short_names.get(name, title(name))
+        columns[title(name) if short_name in columns else short_name] = [
+            short(v) if isinstance(v, float) else f"{v}" for v in values
+        ]
     wide = table_width({name: widest([name, *cells]) for name, cells in columns.items()}, list(columns)) > console.width
-    left_out = print_columns(console, columns, title, 2, tuple(foot), legend, 1 if wide else 2, whole=most is None)
+    left_out = print_columns(console, columns, heading, 2, tuple(foot), legend, 1 if wide else 2, whole=most is None)
     return {"row": len(frame) - len(rows), "column": left_out}
 
 
@@ -165,7 +168,7 @@ def has_table(result: Result) -> bool:
 
 def print_own(console: Console, most: int | None = None, *, result: Result, null: bool = False) -> dict[str, int]:
     """Print the short table of a result, or of its random init."""
-    table, name = compact(result, null=null), result.name.replace("_", " ")
+    table, name = compact(result, null=null), title(result.name)
     side = f"null, {model_label(result.null)}" if null and result.null is not None else model_label(result.own)
     return print_frame(console, table, f"{name}: {side}", result.measure.legend, most)
 
@@ -178,7 +181,7 @@ def print_result(console: Console, result: Result) -> None:
     if result.null is None:
         return
     if flat := flat_null(compact(result), compact(result, null=True)):
-        console.print(f"{result.name.replace('_', ' ')}: null, {model_label(result.null)}: {flat}", highlight=False)
+        console.print(f"{title(result.name)}: null, {model_label(result.null)}: {flat}", highlight=False)
         console.print()
     else:
         print_own(console, result=result, null=True)
@@ -197,8 +200,9 @@ def flat_null(own: pd.DataFrame, null: pd.DataFrame) -> str:
     if len(null) < 2 or not spans or not spans[0] <= FLAT * spans[1]:
         return ""
     ends = {name: (cell(float(null[name].min())), cell(float(null[name].max()))) for name in numbers}
-    parts = [f"{name} {low}{'' if low == high else f' to {high}'}" for name, (low, high) in ends.items() if low != "-"]
-    return f"{', '.join(parts).replace('_', ' ')} in all {len(null)} rows."
+    known = {title(name): one for name, one in ends.items() if one[0] != NO_NUMBER}
+    parts = [f"{name} {low}{'' if low == high else f' to {high}'}" for name, (low, high) in known.items()]
+    return f"{', '.join(parts)} in all {len(null)} rows."
 
 
 def print_known_measures(*, full: bool = False) -> None:

@@ -189,7 +189,7 @@ def test_the_losses_are_drawn_with_the_untouched_one_across(result):
 def test_the_short_table_has_a_row_per_distance_and_limit(result):
     table = result.table()
     assert len(table) == 5
-    assert table.loc[1, "refit_r"] == f"{result.own['refit_r'].sel(d0=64, **OUT).mean():.3f}"
+    assert table.loc[1, "refit_r"] == pytest.approx(float(result.own["refit_r"].sel(d0=64, **OUT).mean()))
 
 
 @pytest.mark.parametrize("wrong", [{"length": 1}, {"length": 9999}], ids=str)

@@ -105,8 +105,9 @@ class DummyDistance(Measure):
     curves = ("refit_r", "curve")
     by_head = frozenset({"refits", "curves"})
     legend = (
-        "refit r: key part fitted with every pair at that distance, against that at the true distances, with its 95% "
-        "interval, from four prompts on, and random init's; loss in nats per token; rise: over the unchanged model's."
+        "refit r: key part fitted with every pair at that distance, against that at the true distances; low, high: its "
+        "95% interval, from four prompts on; random init: its r; loss in nats per token; rise: over the unchanged "
+        "model's."
     )
     caveats = {
         "alibi": "nothing rotates, and the table leaves the slope out, so it is the same at every distance: additive "
@@ -204,15 +205,12 @@ class DummyDistance(Measure):
         rows = []
         for d0 in d0s:
             refit = own("refit_r", d0=d0, **OUT)
-            ends = {"refit_r": refit.value, "refit_r_low": refit.low, "refit_r_high": refit.high}
-            ends["random_init"] = refit.of_inits.value
-            texts = {name: f"{one:.3f}" for name, one in ends.items() if one == one}
-            rows.append({"pairs": f"every pair at {d0:g}", **texts, "loss": own("loss_at", d0=d0).value})
+            row = {"pairs": f"every pair at {d0:g}", "refit_r": refit.value, "low": refit.low, "high": refit.high}
+            rows.append(row | {"random_init": refit.of_inits.value, "loss": own("loss_at", d0=d0).value})
         for limit in limits:
             loss = own("loss_beyond", limit=limit).value
             rows.append({"pairs": f"beyond {limit:g} as at {limit:g}", "loss": loss})
-        frame = pd.DataFrame(rows)
-        frame = frame.fillna({name: "" for name in frame if name not in ("pairs", "loss")})
+        frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
         return frame.assign(rise=frame["loss"] - own("loss").value)
 
     figures = {
