@@ -13,10 +13,11 @@ import xarray as xr
 from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
-from tl_posgen.core.measure import HEAD, LABELS, Measure
+from tl_posgen.core.measure import HEAD, LABELS, Measure, in_words
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.report.caveats import ENCODINGS
+from tl_posgen.report.tables import compact, labelled
 
 CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}  # 18: places are no labels of numbers
 ENGINE = {"init", "group"}  # dims that the engine makes
@@ -68,6 +69,28 @@ def concludes(result):
 
 def is_one_line(error):
     return str(error).strip() != "" and "\n" not in str(error)
+
+
+# Names
+
+
+def test_a_condition_has_one_name_in_sentences_tables_and_figures(result):
+    words = result.measure.words
+    names = {
+        str(one): in_words(one, words)
+        for dim in result.own.dims
+        if dim in result.own.coords
+        for one in result.own[dim].values.tolist()
+    }
+    odd = [label for label, name in names.items() if name != label and "_" in label]
+    drawn = [figure.to_json() for figure in map(result.plot, result.kinds)] if odd else []
+    for shown in (
+        *result.findings(),
+        compact(result).to_string(),
+        labelled(result, result.frame()).to_string(),
+        *drawn,
+    ):
+        assert not [label for label in odd if label in shown]
 
 
 # Datasets

@@ -70,7 +70,7 @@ def test_the_loss_beyond_is_the_mean_over_all_segments():
     three = xr.concat([own, further], "segment", data_vars="minimal")
     measured = length_claim(result_of(LengthExtrapolation(times=3), three)).measured
     assert "mean from the training length to 3 times it" in measured
-    assert "lm infinite 100%, loss 2.50 (+0.50); in brackets against 2.00 inside" in measured
+    assert "LM-Infinite 100%, loss 2.50 (+0.50); in brackets against 2.00 inside" in measured
 
 
 WORTHLESS = "at most a tenth of heads leave theirs: only a trained model can show the claim"
@@ -140,7 +140,9 @@ def test_two_axes_are_judged_by_what_is_not_fitted_above_a_null_that_relearns(
     variance = result_of(Variance(), dataset_of({"additive_r": ((), 0.9)}))
     found = two_axes(variance, result_of(Substitution(), replaced(recovered, kl_recovered, shuffled)))
     assert found.verdict == verdict
-    assert ("searched over shuffled q and k 50% [40%, 60%]" in found.measured) == (shuffled == around(0.5, 0.1))
+    assert ("rotation and key per head, shuffled q and k 50% [40%, 60%]" in found.measured) == (
+        shuffled == around(0.5, 0.1)
+    )
 
 
 NONE = [np.nan] * 3

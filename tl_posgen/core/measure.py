@@ -122,6 +122,8 @@ class Measure:
             first tokens, which the page draws in the panel of a head.
         by_head: kinds that draw a curve for every head; the page of more than 64 heads leaves them out.
         legend: the meaning of the headings of `table`.
+        words: what sentences, tables and figures call the labels of a dim, such as "RoPE removed" for no_rope; see
+            `in_words`.
         token_view: its token-level picture.
         caveats: its meaning for a model whose encoding is "absolute", "alibi" or "none", where that differs.
         without_meaning: encodings whose numbers hold by construction; nothing is concluded from them.
@@ -144,6 +146,7 @@ class Measure:
     patterns: ClassVar[str] = ""
     by_head: ClassVar[frozenset[str]] = frozenset()
     legend: ClassVar[str] = ""
+    words: ClassVar[Mapping[str, str]] = {}
     token_view: ClassVar[TokenView | None] = None
     caveats: ClassVar[Mapping[str, str]] = {}
     without_meaning: ClassVar[frozenset[str]] = frozenset()
@@ -288,6 +291,18 @@ class Measure:
             if name in described:
                 described[name].attrs |= variable.attributes
         return described
+
+
+def in_words(label: Any, words: Mapping[str, str]) -> str:
+    """Return a label as readers see it; one without words as it is.
+
+    Example:
+        >>> words = {"no_rope": "RoPE removed", "triangle": "triangle of width"}
+        >>> [in_words(label, words) for label in ("no_rope", "triangle_8", "means")]
+        ['RoPE removed', 'triangle of width 8', 'means']
+    """
+    name, _, number = str(label).rpartition("_")
+    return f"{words[name]} {number}" if number.isdigit() and name in words else words.get(str(label), str(label))
 
 
 def paragraphs_of(cls: type) -> list[str]:

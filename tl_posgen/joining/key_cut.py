@@ -96,6 +96,7 @@ class KeyCut(Measure):
     controls: Count = 3
 
     usual_prompts = 8
+    words = CUTS
     question = "Do keys of rank one make the slash, and the split?"
     after = (Slash,)
     one_length = True

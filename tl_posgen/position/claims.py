@@ -18,22 +18,19 @@ from tl_posgen.core.claim import (
     threshold,
     where_known,
 )
+from tl_posgen.core.measure import in_words
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.position.decomposition.across_prompts import resolved
 from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES, fewer_of_inits
 from tl_posgen.position.substitution.substituted_loss import WORTHLESS
-from tl_posgen.position.substitution.substitution_figures import in_words
+from tl_posgen.position.substitution.substitution_figures import SEARCHED, WORDS
 
 OUT: Mapping[str, Any] = {"tokens": "without first"}
 SLIGHT = 0.02  # of accuracy
+JUDGED_SEARCHES = ("free", "position", "shuffled")
 JUDGED_RATIOS = (0.0, 0.05, 0.1, 0.2)  # shares of words moved that the criteria name
-SEARCHED = {
-    "free": "a searched split",
-    "position": "searched position alone",
-    "shuffled": "the split searched over shuffled q and k",
-}
 AXES = ("three_axis", "mean_query", "k_q_simplify")  # splits without the query, or fits of three axes
 MOVED = {"words": "words", "positions": "index", "position_part": "features"}
 
@@ -64,7 +61,7 @@ def two_axes(variance: Result, substitution: Result) -> Judgement:
         found = f"additive r {r:.3f}; attention is worth {worth.with_interval:.2f} nats"
         if worth.value < WORTHLESS:
             return f"{found}, so there is nothing to recover"
-        of_axes = ", ".join(f"{in_words(name)} {recovered(name)}" for name in fitted)
+        of_axes = ", ".join(f"{in_words(name, WORDS)} {recovered(name)}" for name in fitted)
         predictions = losses("kl_recovered", condition="query_profile").with_interval
         found += (
             f", of which each query's profile {recovered('query_profile')} (of the KL of predictions "
@@ -72,8 +69,8 @@ def two_axes(variance: Result, substitution: Result) -> Judgement:
         )
         if "search_recovered" not in losses:
             return found
-        searched = {one: losses("search_recovered", family=one).with_interval for one in SEARCHED}
-        return f"{found}; " + ", ".join(f"{words} {searched[one]:.0%}" for one, words in SEARCHED.items())
+        searched = {one: losses("search_recovered", family=one).with_interval for one in JUDGED_SEARCHES}
+        return f"{found}; searched: " + ", ".join(f"{SEARCHED[one]} {share:.0%}" for one, share in searched.items())
 
     own = substitution.numbers
     each = {name: own(name, condition="query_profile").value for name in ("recovered", "kl_recovered")}
@@ -216,7 +213,7 @@ def length_claim(length_extrapolation: Result) -> Judgement:
         for condition in conditions:
             numbers = measure.beyond(own, condition)
             share, loss, rise = (numbers[name] for name in ("within_noise", "loss", "rise"))
-            name = condition.replace("_", " ")
+            name = in_words(condition, measure.words)
             parts.append(f"{name} {share.plain:.0%}, loss {loss.plain:.2f} ({rise.with_interval:+.2f})")
         inside = own("segment_loss", condition="vanilla", segment=0).plain
         return (
@@ -229,11 +226,11 @@ def length_claim(length_extrapolation: Result) -> Judgement:
     windowed, vanilla = (measure.beyond(own, one)["within_noise"] for one in ("lm_infinite", "vanilla"))
     held = windowed.value >= 0.9 > vanilla.value
     verdict = "held" if held else "partly" if windowed.value > vanilla.value else "not held"
-    margin = f"{margin_of('LM-Infinite', windowed.value, 0.9)}; {margin_of('untouched', vanilla.value, 0.9)}"
+    margin = f"{margin_of('LM-Infinite', windowed.value, 0.9)}; {margin_of('unchanged', vanilla.value, 0.9)}"
     verdict = where_known(verdict, windowed.value, vanilla.value)
     found = judgement(verdict, words, length_extrapolation, margin=margin)
     if vanilla.of_inits.value >= 0.9:
-        why = "untouched, at most a tenth of heads leave theirs: only a trained model can show the claim"
+        why = "unchanged, at most a tenth of heads leave theirs: only a trained model can show the claim"
         return found._replace(null=f"{found.null}; {why}")
     return found
 

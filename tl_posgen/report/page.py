@@ -23,7 +23,7 @@ from tl_posgen.core.result import Result
 from tl_posgen.report.circuits import split_script
 from tl_posgen.report.columns import table_html
 from tl_posgen.report.heads import heads_of
-from tl_posgen.report.tables import MOST_HEADS, labelled
+from tl_posgen.report.tables import MOST_HEADS, labelled, short_table
 
 QUESTION = "How does attention use position?"
 MOST_VALUES = 64  # a longer list of the provenance is shown as its length
@@ -109,7 +109,7 @@ def _beside(results: Mapping[str, Result], sections: Sequence[Mapping[str, Any]]
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
-    measure, frame, table = result.measure, result.frame(), result.table()
+    measure, frame, table = result.measure, result.frame(), short_table(result)
     labels = result.token_labels()
     n_heads = result.own.sizes.get("layer", 0) * result.own.sizes.get("head", 0)
     left = measure.by_head if n_heads > MOST_HEADS else frozenset()

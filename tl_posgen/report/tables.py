@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from tl_posgen.core.json_values import jsonable
-from tl_posgen.core.measure import HEAD
+from tl_posgen.core.measure import HEAD, in_words
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.result import Result
 
@@ -29,7 +29,7 @@ def compact(result: Result, *, null: bool = False) -> pd.DataFrame:
 
     Large models get means over the heads of a layer.
     """
-    table = result.table(null=null)
+    table = short_table(result, null=null)
     if table is not None:
         return table
     frame = labelled(result, result.frame(init=result.numbers.inits[0] if null else TRAINED))
@@ -38,13 +38,28 @@ def compact(result: Result, *, null: bool = False) -> pd.DataFrame:
     return frame.iloc[:, : MOST_COLUMNS + len(result.measure.rows)]
 
 
+def short_table(result: Result, *, null: bool = False) -> pd.DataFrame | None:
+    """Return the result's own short table with conditions called as figures call them; None where it has none."""
+    table = result.table(null=null)
+    return None if table is None else with_words(result, table)
+
+
+def with_words(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame with its labels in the words of the measure."""
+    words = result.measure.words
+    named = [str(name) for name in result.own.coords if name in frame] if words else []
+    return frame.assign(**{name: [in_words(label, words) for label in frame[name]] for name in named})
+
+
 def labelled(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame of a result with its columns called as figures call them."""
+    """Return a frame of a result with its columns and conditions called as figures call them."""
     labels = {name: one.label for name, one in result.measure.variables.items()}
-    parts = {str(column): str(column).split(", ") for column in frame.columns}
-    return frame.rename(
-        columns={column: ", ".join([labels.get(name, name), *more]) for column, (name, *more) in parts.items()}
-    )
+
+    def words(column: str) -> str:
+        name, *more = column.split(", ")
+        return ", ".join([labels.get(name, name), *(in_words(one, result.measure.words) for one in more)])
+
+    return with_words(result, frame).rename(columns=lambda column: words(str(column)))
 
 
 def head_means(table: pd.DataFrame) -> dict[str, float]:

@@ -63,6 +63,7 @@ class BandAblation(Dominance):
 
     schemes: Sequence[Scheme] = get_args(Scheme)
 
+    words = WHOLE_KINDS
     question = "Which frequencies does the running model need?"
     after = (Slash, SlashAblation)
     one_length = True
@@ -84,8 +85,7 @@ class BandAblation(Dominance):
     }
     legend = (
         "score: mean slash score of the heads that are slash-dominant unchanged; kept: how many of them still are; one "
-        "layer alone: with only the head's own layer ablated; rank_one: Q and K cut to rank one; means: replaced by "
-        "their means."
+        "layer alone: with only the head's own layer ablated."
     )
     figures = {"loss": loss_bars, "slash": slash_bars, "heads": strongest_heads}
 

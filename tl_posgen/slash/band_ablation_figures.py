@@ -6,6 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.core.measure import in_words
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import (
     AT_START,
@@ -20,7 +21,7 @@ from tl_posgen.report.figures import (
 )
 from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 from tl_posgen.slash.layer_means import strongest
-from tl_posgen.slash.slash_ablation import in_words
+from tl_posgen.slash.slash_ablation import WHOLE_KINDS
 
 N_HEADS = 12  # the strongest, drawn one by one
 
@@ -72,7 +73,7 @@ def strongest_heads(result: Any) -> go.Figure:
     for layer, head in strongest(score.sel(condition="unchanged"), N_HEADS):
         place = {"layer": layer, "head": head}
         heads[f"{head_name(layer, head)}, D = {int(data['best_distance'].sel(place))}"] = score.sel(place).values
-    words = [in_words(condition) for condition in data["condition"].values]
+    words = [in_words(condition, WHOLE_KINDS) for condition in data["condition"].values]
     grid = xr.DataArray(np.stack([*heads.values()], 1), {"condition": words, "head": [*heads]}, ("condition", "head"))
     figure = go.Figure(heat(grid, texttemplate="%{z:.2f}"))
     figure.update_yaxes(autorange="reversed", automargin=True)
@@ -84,5 +85,5 @@ def strongest_heads(result: Any) -> go.Figure:
 
 def bar(array: xr.DataArray, name: str, colour: str, **more: Any) -> go.Bar:
     """Return a bar for every condition."""
-    y = [in_words(condition) for condition in array["condition"].values]
+    y = [in_words(condition, WHOLE_KINDS) for condition in array["condition"].values]
     return go.Bar(x=array.values, y=y, orientation="h", name=name, marker_color=colour, **more)

@@ -23,7 +23,7 @@ from tl_posgen.slash.band_ablation import SCHEMES
 from tl_posgen.slash.cone import INPUTS
 from tl_posgen.slash.head_groups import count, group_mean, in_groups, n_heads
 from tl_posgen.slash.numbers.slash_scores import LONG, long_distances
-from tl_posgen.slash.slash_ablation import in_words
+from tl_posgen.slash.slash_ablation import WHOLE_KINDS
 from tl_posgen.slash.slash_toy import FEATURES
 
 OUT = {"tokens": "without first"}
@@ -107,7 +107,7 @@ def frequencies(band_ablation: Result) -> Judgement:
     def words(own: Numbers) -> str:
         heads = "" if measure.n_heads(own).value else " of all heads, none dominant,"
         unchanged = f"slash score{heads} in the running model {measure.slash_score(own).with_interval:.2f}"
-        parts = [f"{unchanged}, {in_words('no_rope')} {at(own, 'no_rope')}"]
+        parts = [f"{unchanged}, {WHOLE_KINDS['no_rope']} {at(own, 'no_rope')}"]
         for scheme in schemes:
             dropped = ", ".join(f"{band} {at(own, f'drop {band}, {scheme}')}" for band in BANDS)
             parts.append(f"by {scheme} without {dropped}, low alone {at(own, f'keep low, {scheme}')}")

@@ -29,7 +29,7 @@ WHOLE_KINDS = {
     "rank_one": "Q, K of rank one",
     "no_rope": "RoPE removed",
     "means": "Q, K their means",
-    "means_no_rope": "means, RoPE removed",
+    "means_no_rope": "Q, K their means with RoPE removed",
 }
 WITHOUT_PLANES = ["unchanged", "rank_one", "means"]
 ROWS = ("condition", *HEAD)
@@ -60,11 +60,6 @@ def conditions(schemes: Sequence[str], n: int = 0) -> list[Condition]:
     bands = product(dict.fromkeys(schemes), BAND_KINDS, BANDS)
     banded = [Condition(kind, scheme, band, n) for scheme, kind, band in bands]
     return [Condition("unchanged"), *banded, *(Condition(kind) for kind in WHOLE_KINDS)]
-
-
-def in_words(label: str) -> str:
-    """Return a condition as axes and legends call it."""
-    return WHOLE_KINDS.get(label, label)
 
 
 def strongest_heads(result: Any) -> go.Figure:
@@ -129,6 +124,7 @@ class SlashAblation(Measure):
 
     schemes: Sequence[Scheme] = get_args(Scheme)
 
+    words = WHOLE_KINDS
     question = "What makes the slash: content, RoPE, which frequencies?"
     needs = frozenset({"pattern"})
     rows = ROWS

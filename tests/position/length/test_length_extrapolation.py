@@ -6,7 +6,7 @@ import torch
 import xarray as xr
 from scipy.stats import t
 
-from tl_posgen.core.numbers import Number, interval_of
+from tl_posgen.core.numbers import Number, format_number, interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
@@ -14,7 +14,7 @@ from tl_posgen.models.streaming.stream import chosen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, lm_infinite
 from tl_posgen.position.length.length_extrapolation import TOLERATED, sentence_beyond, within_noise
-from tl_posgen.position.length.length_figures import CONDITIONS
+from tl_posgen.position.length.length_figures import WORDS
 from tl_posgen.position.length.numbers.output_drift import OutputMoments, output_drift
 from tl_posgen.position.length.numbers.output_plane import output_plane
 
@@ -34,7 +34,7 @@ def test_windows_change_nothing_inside_the_training_length_and_keep_the_entropy_
     inside, last = loss.sel(bin=loss["bin"] < 12), loss.isel(bin=-1).mean("prompt")
     for condition in ("lm_infinite", "retrieval"):
         np.testing.assert_allclose(inside.sel(condition=condition), inside.sel(condition="vanilla"), atol=1e-4)
-    assert len(set(last.values.round(6))) == len(CONDITIONS)
+    assert len(set(last.values.round(6))) == len(WORDS)
     entropy = result.own["entropy"].isel(bin=-1).mean(HEAD)
     assert entropy.sel(condition="lm_infinite") < entropy.sel(condition="vanilla")
 
@@ -96,8 +96,8 @@ def test_the_planes_are_those_of_captured_outputs(result, planes):
 def test_the_planes_are_drawn_for_every_condition_beside_the_null(result):
     figure = result.plot("outputs")
     panels = figure.data[::2]  # points, then the ring
-    assert len(panels) == 2 * 3 * len(CONDITIONS)
-    places = [(data, layer, one) for data in (result.own, result.null) for layer in (0, 2, 3) for one in CONDITIONS]
+    assert len(panels) == 2 * 3 * len(WORDS)
+    places = [(data, layer, one) for data in (result.own, result.null) for layer in (0, 2, 3) for one in WORDS]
     for trace, title, (data, layer, condition) in zip(panels, figure.layout.annotations, places, strict=False):
         one = data.sel(condition=condition, shown_layer=layer)
         drawn = one["plane_coordinates"].values[:, ::2].reshape(-1, 2)
@@ -105,7 +105,7 @@ def test_the_planes_are_drawn_for_every_condition_beside_the_null(result):
         np.testing.assert_array_equal(trace.marker.color, np.tile(np.arange(1, 49, 2) / 16, 2))
         off = float(one["plane_offset"].isel(segment=slice(1, None)).mean())
         assert title.text == (
-            f"{CONDITIONS[condition]}, layer {layer}<br>{data.attrs['model']}: "
+            f"{WORDS[condition]}, layer {layer}<br>{data.attrs['model']}: "
             f"share {float(one['plane_share']):.0%}, off {off:.2f}"
         )
 
@@ -148,27 +148,28 @@ def test_heads_without_a_number_do_not_count_within_the_noise_level(result):
 
 
 def test_the_sentences_say_loss_rise_and_medians_over_heads(result):
-    *lines, of_planes, last = result.findings()
-    assert len(lines) == len(CONDITIONS)
-    inside = float(result.own["segment_loss"].sel(condition="vanilla", segment=0).mean())
-    for condition, sentence in zip(CONDITIONS, lines, strict=True):
+    *lines, last, of_planes = result.findings()
+    assert len(lines) == len(WORDS)
+    at = {"condition": "vanilla", "segment": 0}
+    inside = float(result.own["segment_loss"].sel(**at).mean())
+    for condition, sentence in zip(WORDS, lines, strict=True):
         own, *nulls = (one.sel(condition=condition).isel(segment=slice(1, None)) for one in (result.own, *result.nulls))
         loss, losses = float(own["segment_loss"].mean()), [float(null["segment_loss"].mean()) for null in nulls]
         frechet = own["frechet"].mean("segment")
         share = float((frechet - own["noise_level"] <= TOLERATED).mean())
         assert result.measure.beyond(result.numbers, condition)["within_noise"].value == share
-        assert f"loss {loss:.2f}, {loss - inside:+.2f} against the untouched one inside, outputs" in sentence
-        median = float(frechet.median())
-        assert f"within the noise level + 0.05 in {share:.0%} of heads, Frechet {median:.2f}, " in sentence
-        assert f"norm ratio {float(own['norm_ratio'].mean('segment').median()):.2f} (" in sentence
-        assert f"(random init: loss {np.mean(losses):.2f} ± {np.std(losses, ddof=1):.2f}, " in sentence
+        assert f", {WORDS[condition]}: the loss is {loss:.2f}, {loss - inside:+.2f} (random init " in sentence
+        rises = np.array(losses) - [float(null["segment_loss"].sel(**at).mean()) for null in result.nulls]
+        of_inits = f"{format_number(rises.mean(), '+.2f')} ± {rises.std(ddof=1):.2f}"
+        assert f"random init {of_inits}) against the unchanged model's" in sentence
+        assert f"the outputs of {share:.0%} (random init " in sentence
         offsets = own["plane_offset"].mean("segment")
-        assert f"{CONDITIONS[condition]} {float(offsets.median()):.2f} (random init " in of_planes
+        assert f"{WORDS[condition]} {float(offsets.median()):.2f}" in of_planes
     noise, *nulls = (float(one["noise_level"].median()) for one in (result.own, *result.nulls))
-    assert f"{inside:.2f} and the noise level {noise:.2f} (random init {np.mean(nulls):.2f} ± " in last
-    alone = dict.fromkeys(("loss", "rise", "within_noise", "frechet", "norm_ratio"), Number(1.0, 0.5, 1.5))
-    assert sentence_beyond(alone).startswith("loss 1.00, +1.00 [+0.50, +1.50] against")
-    assert sentence_beyond(alone).endswith("(no null measured)")
+    assert f"{noise:.2f} (random init {np.mean(nulls):.2f} ± " in last
+    assert last.endswith(f"loss inside is {inside:.2f}.")
+    alone = dict.fromkeys(("loss", "rise", "within_noise"), Number(1.0, 0.5, 1.5))
+    assert sentence_beyond(alone).startswith("the loss is 1.00, +1.00 [+0.50, +1.50]")
 
 
 def test_the_rise_of_the_loss_is_paired_by_prompt(mini, alice):
@@ -189,12 +190,12 @@ def test_one_training_length_has_nothing_beyond(mini, alice):
     assert not once.measure.beyond(once.numbers, "vanilla")["within_noise"]
     assert once.findings() == ["Nothing was run beyond the training length."]
     assert once.provenance["length"] == 16  # it says again what `inside` is
-    assert len(once.table()) == len(CONDITIONS)
+    assert len(once.table()) == len(WORDS)
 
 
 def test_the_loss_is_drawn_by_position_with_its_interval(result):
     figure = result.plot("loss")
-    assert [trace.name for trace in figure.data] == list(CONDITIONS) * 2
+    assert [trace.name for trace in figure.data] == list(WORDS.values()) * 2
     one = result.own.sel(condition="retrieval")
     np.testing.assert_array_equal(figure.data[2].y, one["loss"].mean("prompt"))
     _, low, high = interval_of(one["loss"])
@@ -207,16 +208,16 @@ def test_the_loss_is_drawn_by_position_with_its_interval(result):
 def test_drift_and_attention_are_drawn_beside_the_null(result):
     drift = {trace.name: trace for trace in result.plot("drift").data[:8]}
     ratio = (result.own["frechet"] / result.own["noise_level"]).median(("layer", "head"))
-    np.testing.assert_allclose(drift["vanilla"].y, ratio.sel(condition="vanilla"))
-    np.testing.assert_array_equal(drift["vanilla"].x, [1, 2, 3])
+    np.testing.assert_allclose(drift["unchanged"].y, ratio.sel(condition="vanilla"))
+    np.testing.assert_array_equal(drift["unchanged"].x, [1, 2, 3])
     entropy = result.null["entropy"].mean(("layer", "head")).sel(condition="interpolation")
     traces = {trace.name: trace for trace in result.plot("attention").data[:8]}
-    np.testing.assert_allclose(traces["random init (seed 0), interpolation"].y, entropy)
+    np.testing.assert_allclose(traces["random init (seed 0), position interpolation"].y, entropy)
 
 
 def test_the_short_table_has_a_row_per_condition_and_segment(result):
     table = result.table()
-    assert table.shape == (len(CONDITIONS) * 3, 8)
+    assert table.shape == (len(WORDS) * 3, 9)
     assert table.notnull().all(axis=None)
     last = table.query("condition == 'lm_infinite'").iloc[-1]
     data = result.own.sel(condition="lm_infinite", segment=2)

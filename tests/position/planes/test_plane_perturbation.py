@@ -15,7 +15,7 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.planes import PlanePerturbation, perturb_planes, plane_costs
 from tl_posgen.position.planes.plane_costs import COSTS
-from tl_posgen.position.planes.plane_perturbation import MOST_CELLS, NAMES, OF
+from tl_posgen.position.planes.plane_perturbation import MOST_CELLS, OF
 from tl_posgen.position.planes.plane_shares import CARRIED, cost_of_half, cost_share_correlations, plane_shares
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.planes import turning_factors
@@ -231,8 +231,8 @@ def test_the_sentences_say_the_numbers(result):
         for sentence, number in zip(
             sentences, (own("rise", edit=edit), result.measure.less_control(own, edit)), strict=False
         ):
-            assert f"{NAMES[edit]} {number.with_interval:+.3f}" in sentence
-        assert f"{NAMES[edit]} {dearest:+.3f} (" in sentences[2]
+            assert f"{result.measure.words[edit]} {number.with_interval:+.3f}" in sentence
+        assert f"{result.measure.words[edit]} {dearest:+.3f} (" in sentences[2]
     for sentence, edit in zip(sentences[-2:], MAPPED, strict=True):
         for part in CARRIED:
             assert f"{part} {own('rho', map_edit=edit, part=part):.2f}" in sentence

@@ -21,17 +21,16 @@ from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.condition_runs import BINS_INSIDE, ConditionRun, plane_noise
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
-from tl_posgen.position.length.length_figures import CONDITIONS, FIGURES
+from tl_posgen.position.length.length_figures import FIGURES, WORDS
 
 N_PROMPTS = 4  # of one text, where n_prompts is left out: few have more prompts of several training lengths
 LEAST = 2 * BINS_INSIDE
 TOLERATED = 0.05  # of the variance inside; a tolerance, as without drift half of the heads are above their noise level
 SEGMENT, BIN = ("condition", *HEAD, "segment"), ("condition", *HEAD, "bin")
-SHOWN = ("loss", "within_noise", "frechet", "norm_ratio")  # what the sentence of a condition says
 POINT = ("condition", "shown_layer", "prompt", "position", "axis")
 DEVIATIONS = "standard deviations inside"
 PLANE = (
-    "of a layer's heads side by side, on the first two principal components of the untouched model's in the second "
+    "of a layer's heads side by side, on the first two principal components of the unchanged model's in the second "
     "half of the training length; up to 64 positions of each training length"
 )
 Condition = Literal["vanilla", "lm_infinite", "retrieval", "interpolation"]
@@ -42,7 +41,7 @@ class LengthExtrapolation(Measure):
     """Frechet distance of outputs o = pattern v beyond the training length to those inside, over the variance inside;
     and entropy, normaliser ln sum exp and loss by position, on prompts of `times` the training length.
 
-    Prompts of several training lengths: untouched, with LM-Infinite's windows, with retrieved blocks besides, and with
+    Prompts of several training lengths: unchanged, with LM-Infinite's windows, with retrieved blocks besides, and with
     interpolated positions. Outputs o of every head are compared with those inside the training length; the noise level
     is the distance between the outputs of two halves of the prompts there. A head is within it where it is at most .05
     of the variance inside further: without drift the two are equal in expectation, at any number of prompts. The first,
@@ -50,7 +49,7 @@ class LengthExtrapolation(Measure):
 
     Conditions: "vanilla"; "lm_infinite" (global and local windows, distances frozen at the training length);
     "retrieval" (the same and the best hidden blocks, in InfLLM's manner); "interpolation" (positions times 1 / times).
-    Segments are the multiples of the training length. Outputs are compared with those of the untouched model in the
+    Segments are the multiples of the training length. Outputs are compared with those of the unchanged model in the
     second half of the training length (early queries see few keys and are another distribution anyway), always one half
     of the prompts with the other, and as many positions with as many.
 
@@ -116,9 +115,11 @@ class LengthExtrapolation(Measure):
     }
     legend = (
         "times: the how-many-th training length; frechet: distance of attention outputs to those inside, over their "
-        "variance; noise level: that of a split of the inside; within_noise: heads at most .05 above theirs; norm "
-        "ratio: mean |o| over that inside; entropy in nats."
+        "variance; noise level: that of a split of the inside; within noise: heads at most .05 above theirs; norm "
+        "ratio: mean |o| over that inside; offset: of the mean output in the plane of the first two principal "
+        "components, in standard deviations inside; entropy in nats."
     )
+    words = WORDS
     figures = FIGURES
 
     # Its computation
@@ -185,17 +186,15 @@ class LengthExtrapolation(Measure):
 
     def beyond(self, own: Numbers, condition: str) -> dict[str, Number]:
         """Return the numbers of one condition, means of the segments beyond the training length: loss, its rise over
-        the untouched loss inside, share of heads within the noise level, medians over heads of Frechet distance and
-        norm ratio, and the offset in the plane, median over layers."""
-        names = ("segment_loss", "frechet", "norm_ratio", "plane_offset")
+        the unchanged model's inside, share of heads within the noise level, and the offset in the
+        plane, median over layers."""
+        names = ("segment_loss", "frechet", "plane_offset")
         at = {one: own.array(one, condition=condition).isel(segment=slice(1, None)).mean("segment") for one in names}
         inside = own.array("segment_loss", condition="vanilla").sel(segment=0)
         return {
             "loss": own.number(at["segment_loss"]),
             "rise": own.number(at["segment_loss"] - inside),
             "within_noise": own.number(within_noise(at["frechet"], own.array("noise_level"))),
-            "frechet": own.number(at["frechet"].median(HEAD)),
-            "norm_ratio": own.number(at["norm_ratio"].median(HEAD)),
             "plane_offset": own.number(at["plane_offset"].median("shown_layer")),
         }
 
@@ -204,17 +203,18 @@ class LengthExtrapolation(Measure):
             return ["Nothing was run beyond the training length."]
         conditions = own.data["condition"].values.tolist()
         numbers = {condition: self.beyond(own, condition) for condition in conditions}
-        offsets = ", ".join(f"{CONDITIONS[one]} {numbers[one]['plane_offset']:.2f}" for one in conditions)
+        offsets = ", ".join(f"{WORDS[one]} {numbers[one]['plane_offset'].plain:.2f}" for one in conditions)
         share, halves = (own.number(own.array(name).median("shown_layer")) for name in ("plane_share", "plane_noise"))
         inside = own("segment_loss", condition="vanilla", segment=0)
         noise = own.number(own.array("noise_level").median(HEAD))
         return [
-            *(f"{CONDITIONS[one]}, beyond the training length: {sentence_beyond(numbers[one])}." for one in conditions),
-            f"On the first two principal components of the untouched outputs inside, {share:.0%} of their variance, "
-            f"centroids beyond are off, in standard deviations, by {offsets}; two halves of the prompts inside by "
-            f"{halves:.2f}.",
-            f"Inside it the untouched loss is {inside.plain:.2f} and the noise level {noise.plain:.2f} "
-            f"({noise.null:.2f}).",
+            *(f"Beyond the training length, {WORDS[one]}: {sentence_beyond(numbers[one])}." for one in conditions),
+            "Outputs of a head stay in their distribution where their Frechet distance to the unchanged model's inside "
+            f"is at most {TOLERATED} above that between two halves of the prompts there, {noise:.2f} in the median "
+            f"head. The unchanged model's loss inside is {inside.plain:.2f}.",
+            f"In the plane of the first two principal components of the outputs inside, {share:.0%} of their variance, "
+            f"the mean output beyond is off by, in standard deviations: {offsets}; two halves of the prompts inside "
+            f"are {halves:.2f} apart.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
@@ -228,6 +228,7 @@ class LengthExtrapolation(Measure):
             "noise_level": noise.median(HEAD),
             "within_noise": within_noise(frechet, noise),
             "norm_ratio": own.array("norm_ratio").median(HEAD),
+            "offset": own.array("plane_offset").median("shown_layer"),
             "entropy": own.array("entropy").mean(HEAD).groupby(segment).mean(),
         }
         frame = own.frame(columns, "condition", "segment")
@@ -242,18 +243,8 @@ def within_noise(frechet: xr.DataArray, noise_level: xr.DataArray) -> xr.DataArr
 
 
 def sentence_beyond(numbers: Mapping[str, Number]) -> str:
-    """Return the sentence of one condition, its random inits in one bracket at the end."""
-    loss, share, frechet, ratio = (numbers[name].plain for name in SHOWN)
+    """Return loss and drift of one condition."""
     return (
-        f"loss {loss:.2f}, {numbers['rise'].with_interval:+.2f} against the untouched one inside, outputs within the "
-        f"noise level + {TOLERATED} in {share:.0%} of heads, Frechet {frechet:.2f}, norm ratio {ratio:.2f} "
-        f"({in_random_inits(numbers)})"
+        f"the loss is {numbers['loss'].plain:.2f}, {numbers['rise']:+.2f} against the unchanged model's inside it; the "
+        f"outputs of {numbers['within_noise']:.0%} of heads stay in their distribution"
     )
-
-
-def in_random_inits(numbers: Mapping[str, Number]) -> str:
-    """Return the numbers of one condition in the random inits, by name."""
-    if not numbers["loss"].inits:
-        return f"{numbers['loss'].null}"
-    loss, share, frechet, ratio = (numbers[name].of_inits.with_interval for name in SHOWN)
-    return f"random init: loss {loss:.2f}, {share:.0%} of heads, Frechet {frechet:.2f}, norm ratio {ratio:.2f}"

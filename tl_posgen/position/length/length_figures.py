@@ -11,11 +11,11 @@ import xarray as xr
 from tl_posgen.core.numbers import format_number, interval_of
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, error_bars, line, model_label, sides
 
-CONDITIONS = {
-    "vanilla": "Untouched",
+WORDS = {
+    "vanilla": "unchanged",
     "lm_infinite": "LM-Infinite",
-    "retrieval": "Block retrieval",
-    "interpolation": "Position interpolation",
+    "retrieval": "block retrieval",
+    "interpolation": "position interpolation",
 }
 ATTENTION = ("entropy", "normaliser")
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -35,7 +35,7 @@ def draw_loss(result: Any) -> go.Figure:
             look = {"mode": "lines+markers", "marker": {"size": 4}}
             y, low, high = (one.values for one in interval_of(data["loss"].sel(condition=condition)))
             look |= {"error_y": error_bars(y, low, high)}
-            panels.add(panel, line(data["bin"].values, y, condition, COLOURS[number], **look))
+            panels.add(panel, line(data["bin"].values, y, WORDS[condition], COLOURS[number], **look))
     mark_training_length(panels, result)
     subtitle = "bars: 95 % intervals over prompts; the axes differ"
     title = f"Loss beyond the training length · {model_label(result.own)}"
@@ -56,7 +56,7 @@ def draw_drift(result: Any) -> go.Figure:
         panels.figure.add_hline(y=1, line_dash="dot", **note)
     panels.axes("segment, in training lengths").figure.update_xaxes(dtick=1)
     subtitle = (
-        "outputs o of each head against those of the untouched model inside the training length; median over heads; "
+        "outputs o of each head against those of the unchanged model inside the training length; median over heads; "
         "random init in grey"
     )
     return panels.finish(f"Drift of the outputs · {model_label(result.own)}", subtitle)
@@ -73,7 +73,7 @@ def draw_attention(result: Any) -> go.Figure:
 
 
 def draw_outputs(result: Any) -> go.Figure:
-    """Draw outputs on the first two principal components of the untouched ones inside, coloured by position."""
+    """Draw outputs on the first two principal components of the unchanged ones inside, coloured by position."""
     both, inside = sides(result), result.measure.inside
     conditions = [str(condition) for condition in result.own["condition"].values]
     rows = [(side, data.sel(shown_layer=layer)) for side, data, _ in both for layer in data["shown_layer"].values]
@@ -95,7 +95,7 @@ def draw_outputs(result: Any) -> go.Figure:
     colours = {"colorscale": scale(times), "cmin": 0, "cmax": times, "colorbar": bar | {"yanchor": "top"}}
     panels.figure.update_layout(coloraxis=colours).update_annotations(font_size=11)
     subtitle = (
-        "a layer's outputs, all heads side by side, on the first two principal components of the untouched model's in "
+        "a layer's outputs, all heads side by side, on the first two principal components of the unchanged model's in "
         "the second half of the training length,<br>in standard deviations there (ring: 2). Blue inside, red beyond. "
         "Share: of the variance inside, in this plane. Off: how far the centroid beyond is"
     )
@@ -108,7 +108,7 @@ def plane_title(side: str, data: xr.Dataset, condition: str) -> str:
     offsets = data["plane_offset"].sel(condition=condition).isel(segment=slice(1, None))
     off = format_number(float(offsets.mean()) if offsets.size else None, ".2f")
     share = format_number(float(data["plane_share"]), ".0%")
-    return f"{CONDITIONS[condition]}, layer {int(data['shown_layer'])}<br>{side}: share {share}, off {off}"
+    return f"{WORDS[condition]}, layer {int(data['shown_layer'])}<br>{side}: share {share}, off {off}"
 
 
 def circle(radius: int | float) -> go.Scatter:
@@ -130,7 +130,7 @@ def curves(result: Any, along: str, reduce: Callable[[xr.Dataset], xr.DataArray]
         is_null = data is result.null
         for number, condition in enumerate(str(condition) for condition in data["condition"].values):
             values = reduce(data.sel(condition=condition))
-            name = f"{side}, {condition}" if is_null else condition
+            name = f"{side}, {WORDS[condition]}" if is_null else WORDS[condition]
             style: dict[str, Any] = {"dash": DASHES[number % len(DASHES)], "opacity": 0.7} if is_null else {}
             x = values[along].values + (1 if along == "segment" else 0)
             traces.append(line(x, values.values, name, NULL_COLOUR if is_null else COLOURS[number], **style, **look))

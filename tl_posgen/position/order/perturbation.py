@@ -22,6 +22,7 @@ from tl_posgen.position.order.cloze import N_CHOICES, encoded_items, score_items
 from tl_posgen.position.order.disturbance import REACHES, Condition, Disturbance, conditions_for, disturb, draw
 from tl_posgen.position.order.numbers.swaps import Reach
 from tl_posgen.position.order.perturbation_figures import (
+    WORDS,
     draw_curves,
     draw_matched,
     gap_of,
@@ -36,14 +37,6 @@ FEW, MANY = 0.05, 0.2  # shares that sentences name: the paper's claim has them 
 DIMS, CLOZE = ("condition", "reach", "ratio", "draw", "prompt"), ("condition", "ratio", "item")
 TOKEN = ("condition", "shown_target")
 RIGHT = "whether the right choice has the highest sum of ln p, widest reach"
-NAMES = {
-    "tokens": "swapping tokens",
-    "words": "swapping words",
-    "positions": "swapping positions of queries and keys",
-    "key_positions": "swapping positions of keys alone",
-    "jitter": "seeing pairs at jittered distances",
-    "position_part": "swapping positions in the position part alone",
-}
 WITH_SENTENCE: tuple[Condition, ...] = ("tokens", "words", "positions")
 
 
@@ -117,6 +110,7 @@ class Perturbation(Measure):
         "cloze_log_likelihood": Variable("ln p of the right choice", "nats", "per token", CLOZE, bounds=(-np.inf, 0)),
     }
     token_view = TokenView(token_labels, token_page)
+    words = WORDS
     legend = (
         "rise: of the loss over all targets, moved or not, nats; low, high: its 95% interval; less P: less the rise of "
         "swapped positions, from and to its interval; cloze: accuracy."
@@ -202,12 +196,12 @@ class Perturbation(Measure):
         features = [one for one in conditions if one not in WITH_SENTENCE]
         if "positions" in conditions and features:
             gap = gap_of(own.array("change", ratio=many))
-            gaps = {NAMES[one]: own.number(gap.sel(condition=one)) for one in features}
+            gaps = {WORDS[one]: own.number(gap.sel(condition=one)) for one in features}
             differences = "; ".join(f"{name} {one.with_interval:+.3f}" for name, one in gaps.items())
             with_interval = any(one.low == one.low for one in gaps.values())
             meaning = " An interval that holds 0 means that nothing sets them apart." if with_interval else ""
             lines.append(
-                f"Index against features, {many:.0%} moved, all targets: positions "
+                f"Index against features, {many:.0%} moved, all targets: {WORDS['positions']} "
                 f"{own('change', condition='positions', ratio=many):+.3f} nats, and against that {differences}."
                 f"{meaning}"
             )
@@ -222,7 +216,7 @@ class Perturbation(Measure):
             perplexity = own.number(np.exp(change.mean(("draw", "prompt"))))
             rise = f"{own.number(change).with_interval:+.3f} nats; {perplexity.null:.2f}"
             parts.append(f"{perplexity.plain:.2f} at {ratio:.0%} moved ({rise})")
-        sentence = f"{NAMES[condition].capitalize()} multiplies perplexity over all targets by {', '.join(parts)}."
+        sentence = f"Under {WORDS[condition]} perplexity over all targets is multiplied by {', '.join(parts)}."
         least, more = (own("change", condition=condition, ratio=ratio).value for ratio in (few, many))
         if not least > 0 or not few < many:
             return sentence
@@ -237,7 +231,7 @@ class Perturbation(Measure):
         in_order = own("cloze_accuracy", ratio=least, condition=done[0])
         change = log_p.sel(ratio=most) - log_p.sel(ratio=least)
         parts = [
-            f"{one.replace('_', ' ')} {own('cloze_accuracy', condition=one, ratio=most).with_interval:.0%}, "
+            f"{WORDS[one]} {own('cloze_accuracy', condition=one, ratio=most).with_interval:.0%}, "
             f"{own.number(change.sel(condition=one)).plain:+.2f}"
             for one in done
         ]

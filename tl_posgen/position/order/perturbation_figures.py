@@ -18,13 +18,13 @@ TARGET = "unmoved"
 RISE = f"rise of the loss, {TARGET} targets, nats"
 BEYOND = 2  # spans of the means that intervals are shown beyond these
 SHOWN = 0.1  # the ratio nearest to this is shown by token
-NAMES = {
-    "tokens": "T: tokens",
-    "words": "T: words",
-    "positions": "P: positions of queries and keys",
-    "key_positions": "P = F: positions of keys alone",
-    "jitter": "F: jittered distances",
-    "position_part": "F': positions in the position part alone",
+WORDS = {
+    "tokens": "swapped tokens (T)",
+    "words": "swapped words (T)",
+    "positions": "swapped positions (P)",
+    "key_positions": "swapped positions of keys alone (P = F)",
+    "jitter": "jittered distances (F)",
+    "position_part": "swapped positions in the position part alone (F')",
 }
 
 
@@ -118,7 +118,7 @@ def by_ratio(
             y, bottom, top = (one.sel(condition=condition).values for one in (value, low, high))
             shade = COLOURS[CONDITIONS.index(condition) % len(COLOURS)] if own else colour
             look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(y, bottom, top)}
-            yield line(100 * data["ratio"].values, y, NAMES[condition] if own else side, shade, **look)
+            yield line(100 * data["ratio"].values, y, WORDS[condition] if own else side, shade, **look)
 
 
 def shown_ratio(ratios: Sequence[float]) -> float:
@@ -134,7 +134,7 @@ def shown_ratio(ratios: Sequence[float]) -> float:
 def token_labels(data: xr.Dataset) -> list[str]:
     """Return the condition of each example."""
     share = f"{shown_ratio(data['ratio'].values.tolist()):.0%}"
-    words = [str(condition).replace("_", " ") for condition in data["condition"].values]
+    words = [WORDS[condition] for condition in data["condition"].values]
     return [f"{one}, {share} moved: change of each token's loss, first prompt; red: worse" for one in words]
 
 

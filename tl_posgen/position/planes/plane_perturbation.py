@@ -26,14 +26,6 @@ from tl_posgen.rope.frequency_bands import BANDS
 MapBy = Literal["auto", "planes", "bands"]
 MOST_CELLS = 96  # up to so many layers x planes are mapped one by one, else by frequency band
 OF = {"q": ("q",), "k": ("k",), "both": ("q", "k")}
-NAMES = {
-    "shuffle_magnitudes": "magnitudes shuffled",
-    "shuffle_phases": "phases shuffled",
-    "shuffle_positions": "positions shuffled",
-    "mean_magnitude": "magnitudes at their mean",
-    "mean_phase": "phases at their mean",
-    "phase_noise": "phases at random",
-}
 PAIRS, RHO = ("cost", "prompt"), ("map_edit", "cost")
 RISE = "loss perturbed - loss; control: of a random rotation of the same energy"
 CARRIES = (
@@ -82,6 +74,7 @@ class PlanePerturbation(Measure):
     map_edits: Annotated[Sequence[Edit], Each(least=0)] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
     map_by: MapBy = "auto"
 
+    words = drawn.WORDS
     question = "What do magnitudes, phases and positions in RoPE's planes cost?"
     one_length = True
     matrices = 7
@@ -163,8 +156,8 @@ class PlanePerturbation(Measure):
         rises = {edit: own("rise", edit=edit) for edit in self.edits}
         null = max((abs(init) for rise in rises.values() for init in rise.inits), default=math.nan)
         beside = NO_NULL if math.isnan(null) else f"random init at most {null:.3f}"
-        costs = "; ".join(f"{NAMES[edit]} {rise.with_interval:+.3f}" for edit, rise in rises.items())
-        gaps = (f"{NAMES[edit]} {self.less_control(own, edit).with_interval:+.3f}" for edit in self.edits)
+        costs = "; ".join(f"{drawn.WORDS[edit]} {rise.with_interval:+.3f}" for edit, rise in rises.items())
+        gaps = (f"{drawn.WORDS[edit]} {self.less_control(own, edit).with_interval:+.3f}" for edit in self.edits)
         return [
             f"Rise of the loss in nats, all planes of q and k edited{share} ({beside}): {costs}.",
             f"Less what a random rotation of the same energy costs: {'; '.join(gaps)}.",
@@ -178,7 +171,7 @@ class PlanePerturbation(Measure):
         rise = {band: own("band_rise", edit=edit, band=band) for band in BANDS}
         band = max(BANDS, key=lambda one: rise[one].value)
         control = own("band_rise", edit=edit, band=band, cost="control")
-        return f"{NAMES[edit]} {rise[band].plain:+.3f} ({band} frequencies; {control.plain:+.3f})"
+        return f"{drawn.WORDS[edit]} {rise[band].plain:+.3f} ({band} frequencies; {control.plain:+.3f})"
 
     def less_control(self, own: Numbers, edit: str) -> Number:
         """Return the rise less that of its control, of q and k at the highest strength."""
@@ -202,8 +195,8 @@ class PlanePerturbation(Measure):
         one = "plane" if own.data["planes"].dtype.kind != "U" else "band"
         total = own.number(own.array("map_rise", **at).sum(("layer", "planes")))
         return (
-            f"Map of {n_cells} cells (layer x {one}), {NAMES[edit]}: Spearman's rho of the cost with the share in "
-            f"{parts}; of the control's cost {control}.{positions} Position less content: "
+            f"Map of {n_cells} cells (layer x {one}), {drawn.WORDS[edit]}: Spearman's rho of the cost with the share "
+            f"in {parts}; of the control's cost {control}.{positions} Position less content: "
             f"{own('rho_gap', **at).with_interval:+.2f}. Costs one by one add up to {total:+.3f} nats{at_once}. Of "
             f"that sum, {' and '.join(halves)}."
         )

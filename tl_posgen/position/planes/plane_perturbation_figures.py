@@ -11,13 +11,13 @@ from tl_posgen.core.numbers import format_number, interval_of
 from tl_posgen.position.planes.planes_figures import plane_labels
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, error_bars, heat, line, model_label
 
-TITLES = {
-    "shuffle_magnitudes": "magnitudes shuffled",
-    "shuffle_phases": "phases shuffled",
-    "shuffle_positions": "positions shuffled",
+WORDS = {
+    "shuffle_magnitudes": "shuffled magnitudes",
+    "shuffle_phases": "shuffled phases",
+    "shuffle_positions": "shuffled positions",
     "mean_magnitude": "mean magnitude",
     "mean_phase": "mean phase",
-    "phase_noise": "phase noise (1: std of pi rad)",
+    "phase_noise": "phase noise",
 }
 SIDES = {"q": COLOURS[1], "k": COLOURS[2], "both": COLOURS[0]}
 SHARES = {"position": "share in position", "content": "share in content", "energy": "share of its layer's energy"}
@@ -28,7 +28,7 @@ ROTATION = "random rotation of equal energy"
 def curves(result: Any) -> go.Figure:
     """Draw the rise of the loss against strength, one panel per edit: q, k, both, the control, and random init."""
     data = result.own
-    panels = Panels([TITLES[edit] for edit in data["edit"].values], columns=3, shared_yaxes=True)
+    panels = Panels([WORDS[edit] for edit in data["edit"].values], columns=3, shared_yaxes=True)
     for panel, edit in enumerate(data["edit"].values):
         of_edit = data.sel(edit=edit)
         if result.null is not None:
@@ -39,7 +39,10 @@ def curves(result: Any) -> go.Figure:
         control = of_edit.sel(of="both", cost="control")
         panels.add(panel, against_strength(control, f"both: {ROTATION}", "black", dash="dot"))
     panels.axes("strength", RISE)
-    subtitle = "all planes of all layers, first token as it is; 95 % intervals over prompts"
+    subtitle = (
+        "all planes of all layers, first token as it is; 95 % intervals over prompts; phase noise of strength 1 has a "
+        "standard deviation of pi radians"
+    )
     return panels.finish(f"Queries and keys perturbed in RoPE's planes · {model_label(data)}", subtitle)
 
 
@@ -61,7 +64,7 @@ def with_error_bars(array: xr.DataArray) -> tuple[np.ndarray, dict[str, Any]]:
 def bands(result: Any) -> go.Figure:
     """Draw the rise of the loss with a third of the planes of all layers perturbed, one panel per edit."""
     data = result.own
-    panels = Panels([TITLES[edit] for edit in data["edit"].values], columns=3, shared_yaxes=True)
+    panels = Panels([WORDS[edit] for edit in data["edit"].values], columns=3, shared_yaxes=True)
     shown = [("q and k", data, "edit", COLOURS[0]), (ROTATION, data, "control", COLOURS[1])]
     if result.null is not None:
         shown.append((model_label(result.null), result.null, "edit", NULL_COLOUR))
@@ -86,7 +89,7 @@ def cost_map(result: Any) -> go.Figure:
     n_columns = max(len(edits), len(SHARES))
     most = {edit: float(abs(data["map_rise"].sel(map_edit=edit).mean("prompt")).max()) for edit in edits}
     top = {share: float(data["share"].sel(part=share).max()) for share in SHARES}
-    rows = [[f"{words}{TITLES[edit]}, ±{most[edit]:.3f}" for edit in edits] for words, *_ in sides]
+    rows = [[f"{words}{WORDS[edit]}, ±{most[edit]:.3f}" for edit in edits] for words, *_ in sides]
     rows.append([f"{words}, up to {top[share]:.2f}" for share, words in SHARES.items()])
     titles = [title for row in rows for title in (*row, *[""] * (n_columns - len(row)))]
     height = max(170, min(24 * data.sizes["layer"] + 80, 540))
@@ -127,7 +130,7 @@ def scatter(result: Any) -> go.Figure:
         return format_number(float(data["rho"].sel(map_edit=edit, part=share, cost=cost, end="value")), ".2f")
 
     titles = [
-        f"{TITLES[edit]}<br>rho {rho(edit, share)}, control {rho(edit, share, 'control')}"
+        f"{WORDS[edit]}<br>rho {rho(edit, share)}, control {rho(edit, share, 'control')}"
         for edit, share in product(edits, SHARES)
     ]
     panels = Panels(titles, columns=len(SHARES), row_height=270)

@@ -34,7 +34,14 @@ from tl_posgen.position.substitution.substituted_loss import (
     recovered,
     score_errors,
 )
-from tl_posgen.position.substitution.substitution_figures import FIGURES, NEEDED, TOKEN_VIEW, in_words
+from tl_posgen.position.substitution.substitution_figures import (
+    FIGURES,
+    NEEDED,
+    SEARCHED,
+    TOKEN_VIEW,
+    WORDS,
+    in_words,
+)
 
 COST_PROMPTS = 4
 MISLEADING = 0.1  # a share recovered by so much less than the best one
@@ -150,6 +157,7 @@ class Substitution(Measure):
         "none": f"{EXACT}, position alone is uniform attention, and content alone recovers everything too.",
     }
     without_meaning = frozenset({"absolute", "alibi", "none"})
+    words = WORDS
     figures = FIGURES
 
     @property
@@ -276,7 +284,7 @@ class Substitution(Measure):
             found.append(row | {"attention KL": own("attention_kl", condition=one).value})
         for one in own.data["family"].values.tolist() if "search_loss" in own and not own.is_null else ():
             share, loss = own("search_recovered", family=one), own("search_loss", family=one).value
-            row = {"condition": f"searched: {one}", "loss": loss, "recovered": share.value}
+            row = {"condition": f"searched: {SEARCHED[one]}", "loss": loss, "recovered": share.value}
             found.append(row | {"low": share.low, "high": share.high})
         return pd.DataFrame(found)
 

@@ -1,13 +1,15 @@
 """Figures of the loss with all scores replaced, by stand-in, dose, correlation, searched split, head and token."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.core import measure
 from tl_posgen.core.measure import ENDS, TokenView
-from tl_posgen.core.numbers import format_number
+from tl_posgen.core.numbers import counted, format_number
 from tl_posgen.position.substitution.optimise_split import CONTROLS
 from tl_posgen.report.circuits import token_colours
 from tl_posgen.report.figures import (
@@ -24,23 +26,32 @@ from tl_posgen.report.figures import (
 from tl_posgen.report.head_figures import head_map
 
 NEEDED = {"search": "search_loss", "splits": "search_loss", "heads": "cost"}
-NAMES = {
+WORDS = {
+    "uniform_attention": "uniform attention",
     "three_axis": "three-axis fit, all pairs",
     "three_axis_near": "three-axis fit, near pairs, width",
     "three_axis_attention": "three-axis fit, attended pairs",
-    "mean_query": "mean query and key, distances",
+    "mean_query": "mean query and key, distances below",
     "k_q_simplify": "mean query and key, all distances",
     "mean_key": "mean key at distance",
     "triangle": "triangle of width",
     "own_profile": "own attention profile",
     "query_profile": "profile of each query",
+    "position": "position alone",
+    "content": "content alone",
 }
-
-
-def in_words(condition: object) -> str:
-    """Return a condition's name for sentences and legends: 'triangle of width 8' for triangle_8."""
-    name, _, number = str(condition).rpartition("_") if str(condition)[-1].isdigit() else (str(condition), "", "")
-    return f"{NAMES.get(name, name.replace('_', ' '))} {number}".strip()
+SEARCHED = {  # families of splits
+    "triangle": "triangle",
+    "three_axis": "three-axis fit, near pairs",
+    "mean_query": "mean query and key",
+    "distribution": "distances per head",
+    "free": "rotation and key per head",
+    "imitating": "rotation and key per head, chosen by KL",
+    "shuffled": "rotation and key per head, shuffled q and k",
+    "position": WORDS["position"],
+    "content": WORDS["content"],
+}
+in_words = partial(measure.in_words, words=WORDS)
 
 
 def draw_recovered(result: Any) -> go.Figure:
@@ -120,8 +131,8 @@ def draw_search(result: Any) -> go.Figure:
     """Draw the share that each searched split recovers."""
     data = result.own
     families = [str(family) for family in data["family"].values]
-    counted = zip(families, data["n_parameters"].values, strict=True)
-    names = [f"{family}, {int(n)} number{'s' if n > 1 else ''}" for family, n in counted]
+    sizes = zip(families, data["n_parameters"].values, strict=True)
+    names = [f"{SEARCHED[family]}, {counted(int(n), 'number')}" for family, n in sizes]
     colours = [NULL_COLOUR if family in CONTROLS else COLOURS[0] for family in families]
     ends = data["search_recovered"].transpose("end", "family").values
     figure = go.Figure(ranked_bars(names, ends, colours, ".1%"))
@@ -141,7 +152,7 @@ def draw_splits(result: Any) -> go.Figure:
     families = [str(name) for name in data["free_family"].values if name != "content"]
     titles = [
         "p(d) of the searched distribution",
-        *(f"length of the mean rotation by plane, {name}" for name in families),
+        *(f"length of the mean rotation by plane, {SEARCHED[name]}" for name in families),
     ]
     panels = Panels(titles)
     for number, layer in enumerate(data["layer"].values):
