@@ -82,8 +82,8 @@ def test_terms_are_those_of_the_split(mini, reference):
     for side in ("key", "query"):
         found = tl_posgen.explain(mini, PROMPT, head="2.3", against=3, reference=reference, side=side)
         summed = found.data["contribution"].sum(("plane", "source"))
-        for term, name in {"position": "position", "key": "key_part", "query_key": "query_key"}.items():
-            expected = parts[name] - parts[name][3]
+        for term in ("position", "key_part", "query_key"):
+            expected = parts[term] - parts[term][3]
             np.testing.assert_allclose(summed.sel(term=term), expected, atol=1e-4)
 
 
@@ -95,7 +95,7 @@ def test_parts_of_the_users_give_what_the_sources_give(mini):
     values = dict(zip(written.names, written.values, strict=True))
     parts = {"rest of it": sum(value for name, value in values.items() if name != "L0H1"), "L0H1": values["L0H1"]}
     by_hand = tl_posgen.explain(mini, tokens, 1, 2, against=0, reference=reference, parts=parts)
-    for one in ("position", "key", "query_key", "interaction"):
+    for one in ("position", "key_part", "query_key", "interaction"):
         np.testing.assert_allclose(
             by_hand.data["contribution"].sel(term=one, source="L0H1"),
             found.data["contribution"].sel(term=one, source="L0H1"),
@@ -219,7 +219,7 @@ def test_pictures_name_model_head_query_and_reference(mini, reference):
     for words in ("L3H1", "(8)", "mini", "key 2,", "bundled book"):
         assert words in figure.layout.title.text
     bars = {trace.name for trace in figure.data if trace.type == "bar"}
-    assert bars == {"position", "key", "query_key", "interaction"}
+    assert bars == {"position", "key part", "query key", "interaction"}
     totals = np.zeros(9)
     for trace in figure.data:
         if trace.type == "bar" and trace.xaxis == "x":

@@ -31,10 +31,9 @@ def scores(model, tokens, hooks=()):
 def test_chosen_parts_are_those_of_the_other_prompt_and_the_rest_stays(model):
     reference = means(model)
     own, other = (split(model, one, layer=0, heads=[1], reference=reference) for one in (RUN, OTHER))
-    for parts in (("position",), ("content",), ("interaction", "key")):
+    for parts in (("position",), ("content",), ("interaction", "key_part")):
         hooks = patch_parts(model, OTHER, parts, heads=[(0, 1)], reference=reference)
-        names = ["key_part" if part == "key" else part for part in parts]
-        wanted = own["score"] + sum(other[name] - own[name] for name in names)
+        wanted = own["score"] + sum(other[name] - own[name] for name in parts)
         cap = wrap(model).layer(0).geometry.soft_cap
         wanted = torch.from_numpy(wanted.values[0])
         wanted = wanted if cap is None else cap * (wanted / cap).tanh()

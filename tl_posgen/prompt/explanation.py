@@ -104,12 +104,11 @@ class Explanation:
         return frame.iloc[order[:n]].reset_index(drop=True)
 
     def table(self) -> pd.DataFrame:
-        """Return one row a key, most attention first: attention, score less the baseline, and its terms (key is called
-        key_part here)."""
+        """Return one row a key, most attention first: attention, score less the baseline, and its terms."""
         terms = self.frame().pivot(index="key", columns="term", values="contribution")
         head = self.data[["attention", "score"]].to_dataframe()[["token", "attention", "score"]]
         named = [name for name in (*self.data["term"].values, ALIBI) if name in terms]
-        table = head.join(pd.DataFrame(terms[named])).rename(columns={"key": "key_part"}).reset_index()
+        table = head.join(pd.DataFrame(terms[named])).reset_index()
         return table.iloc[np.argsort(-abs(table["attention"].to_numpy()), kind="stable")].reset_index(drop=True)
 
     def plot(self) -> "go.Figure":
@@ -141,11 +140,11 @@ class Explanation:
     def check(self, n: int = 10, seed: int = 0) -> pd.DataFrame:
         """Delete the n largest terms from the row of the running model, and beside them as much in drawn ones.
 
-        A term is a key, one of position, key, query_key and interaction, and a source. Its contribution c is deleted
-        from the head's row of scores, before a soft cap. The largest are those of the largest p (1 - p) |c|, p being
-        the key's attention: to first order what deleting one alone moves. Terms of keys that get no attention may be
-        large and do nothing. Drawn are other terms, until their sum of |c| is the same, the last one in part; numbers
-        of them are means over five draws.
+        A term is a key, one of position, key_part, query_key and interaction, and a source. Its contribution c is
+        deleted from the head's row of scores, before a soft cap. The largest are those of the largest p (1 - p) |c|, p
+        being the key's attention: to first order what deleting one alone moves. Terms of keys that get no attention
+        may be large and do nothing. Drawn are other terms, until their sum of |c| is the same, the last one in part;
+        numbers of them are means over five draws.
 
         Returns:
             Rows "largest" and "drawn": `terms`, how many; `size`, the sum of |c|; `attention`, by how much the head's

@@ -11,10 +11,11 @@ from markupsafe import Markup
 from tl_posgen.prompt.explanation import Explanation, rows_of
 from tl_posgen.prompt.numbers.split_terms import TERMS
 from tl_posgen.report.circuits import stacked, titled, token_colours
+from tl_posgen.report.columns import title
 from tl_posgen.report.figures import COLOURS, Panels
 from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
 
-TERM_COLOURS = {"position": "#3b6fb6", "key": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
+TERM_COLOURS = {"position": "#3b6fb6", "key_part": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
 TERM_COLOURS |= {"alibi": "#8b5fa8"}
 PARTS = "Terms by key, and those of one key by source and by plane"
 MOST_KEYS, MOST_SOURCES, MOST_ROWS, FEW_ROWS = 48, 16, 24, 8
@@ -63,23 +64,23 @@ def draw_explanation(explanation: Explanation) -> go.Figure:
         rows = rows_of(rows, label, order)
         bars(panels, panel, rows.assign(label=rows[label].map(names)), [names[one] for one in order])
     panels.figure.update_layout(barmode="relative", bargap=0.15).update_xaxes(type="category")
-    title, subtitle = heading(explanation)
-    return panels.axes("", "logits").finish(title, subtitle).update_layout(margin_t=120)
+    words, subtitle = heading(explanation)
+    return panels.axes("", "logits").finish(words, subtitle).update_layout(margin_t=120)
 
 
 def bars(panels: Panels, panel: int, rows: pd.DataFrame, labels: list[str]) -> None:
     """Add one stacked bar a label, a colour a term."""
     for term in rows["term"].unique():
         values = rows_of(rows, "term", [term]).set_index("label")["contribution"].reindex(labels)
-        hover = f"%{{x}}, {term}: %{{y:.3f}}<extra></extra>"
+        hover = f"%{{x}}, {title(term)}: %{{y:.3f}}<extra></extra>"
         colour = TERM_COLOURS.get(term, COLOURS[-1])
-        panels.add(panel, go.Bar(x=labels, y=values.values, name=term, marker_color=colour, hovertemplate=hover))
+        panels.add(panel, go.Bar(x=labels, y=values.values, name=title(term), marker_color=colour, hovertemplate=hover))
 
 
 def colour_terms(explanation: Explanation) -> Any:
     """Return a circuitsvis page with the prompt coloured by the score and by each term, one below the other, on one
     scale."""
-    title, subtitle = heading(explanation)
+    words, subtitle = heading(explanation)
     tokens = [str(token) for token in explanation.data["token"].values]
     terms = explanation.frame(("term",)).pivot(index="key", columns="term", values="contribution")
     named = {"score": explanation.data["score"].values}
@@ -87,16 +88,21 @@ def colour_terms(explanation: Explanation) -> Any:
     order = ["score", *(name for name in TERM_COLOURS if name in named)]
     reach = float(np.quantile(abs(np.stack([named[name] for name in order])), 0.98)) or 1.0  # one scale for all
     ends = {"min_value": -reach, "max_value": reach}
-    pages = [titled(token_colours(tokens, np.asarray(named[name]), **ends), name) for name in order]
-    return stacked(pages, f"<p><b>{title}</b><br>{subtitle}</p>")
+    pages = [titled(token_colours(tokens, np.asarray(named[name]), **ends), title(name)) for name in order]
+    return stacked(pages, f"<p><b>{words}</b><br>{subtitle}</p>")
+
+
+def with_words(terms: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of terms with the names that figures and headings have for them."""
+    return terms.assign(term=terms["term"].map(title))
 
 
 def page_of(explanation: Explanation) -> str:
     """Return an HTML page that loads nothing: the figure, the coloured prompt, and the largest terms."""
-    title, subtitle = heading(explanation)
+    heading_words, subtitle = heading(explanation)
     label = "the prompt, coloured by the score and by each term"
     key = explanation.stands_out
-    few, most = explanation.largest(FEW_ROWS, key), explanation.largest(MOST_ROWS)
+    few, most = (with_words(one) for one in (explanation.largest(FEW_ROWS, key), explanation.largest(MOST_ROWS)))
     terms = section_of(
         *("terms", "Which terms make the score of each key?", explanation.table()),
         explanation="Nothing is fitted or left over: the terms of a key add up to its score less the baseline.",
@@ -109,11 +115,11 @@ def page_of(explanation: Explanation) -> str:
         f"{len(most)} largest over all keys.",
         short=table_on_page(few),
     )
-    words = {"title": Markup(title), "beside": Markup(subtitle), "findings": []}
+    words = {"title": Markup(heading_words), "beside": Markup(subtitle), "findings": []}
     return fill_page([terms, sources], (), explanation.data.attrs, words)
 
 
-def section_of(name: str, title: str, table: pd.DataFrame, **more: Any) -> dict[str, Any]:
+def section_of(name: str, question: str, table: pd.DataFrame, **more: Any) -> dict[str, Any]:
     """Return a section of the page: its table folded, whole."""
     rows = {"table": table_on_page(table), "rows": len(table), "shown": len(table)}
-    return {"id": name, "title": title, "findings": [], "figures": [], "views": [], **rows, **more}
+    return {"id": name, "title": question, "findings": [], "figures": [], "views": [], **rows, **more}

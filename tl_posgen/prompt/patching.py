@@ -18,8 +18,8 @@ from tl_posgen.prompt.numbers.split_terms import TERMS
 from tl_posgen.prompt.score_split import one_prompt, terms_of
 from tl_posgen.residual.reference import Reference, given_reference
 
-Part = Literal["position", "key", "query_key", "content", "interaction"]
-OF_PART = {"content": ("key", "query_key")} | {term: (term,) for term in TERMS}
+Part = Literal["position", "key_part", "query_key", "content", "interaction"]
+OF_PART = {"content": ("key_part", "query_key")} | {term: (term,) for term in TERMS}
 
 
 def patch_parts(
@@ -35,7 +35,7 @@ def patch_parts(
 
     Args:
         from_prompt: a text or token ids, whose parts are put in; the prompts that run have as many tokens.
-        parts: any of "position", "key", "query_key", "content" (key + query_key), "interaction".
+        parts: any of "position", "key_part", "query_key", "content" (key_part + query_key), "interaction".
         heads: "3.1", "L3H1", (layer, head) pairs, a frame, or indices for all layers; all if left out.
         reference: as in `split`; the same for both prompts.
 

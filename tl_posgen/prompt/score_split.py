@@ -23,7 +23,6 @@ from tl_posgen.prompt.numbers.split_terms import TERMS, SplitTerms, split_terms
 from tl_posgen.residual.reference import Reference, given_reference
 
 DIMS = ("head", "query", "key")
-VARIABLES = {"key": "key_part"}  # a variable cannot be called as one of its dims
 DESCRIPTIONS = {
     "score": "the model's own, scaled, before the mask: the sum of all parts",
     "position": "q conj(kbar) u(d): the query and the distance, whatever the key",
@@ -125,7 +124,7 @@ def split_of_capture(wrapped: WrappedModel, capture: LayerCapture, reference: Re
     of the pass."""
     geometry, heads = capture.geometry, list(capture.heads)
     terms = terms_of(capture, reference)  # an edited capture refuses here
-    parts = {VARIABLES.get(name, name): getattr(terms, name) for name in TERMS}
+    parts = {name: getattr(terms, name) for name in TERMS}
     if not geometry.rope.rotary_dim:
         parts |= {"row": parts["position"], "position": torch.zeros_like(terms.position)}
         parts["interaction"] = torch.zeros_like(terms.interaction)

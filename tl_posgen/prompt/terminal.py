@@ -4,6 +4,7 @@ from rich.console import Console
 
 from tl_posgen.core.numbers import counted
 from tl_posgen.prompt.explanation import Explanation
+from tl_posgen.prompt.explanation_figures import with_words
 from tl_posgen.report.columns import print_frame
 
 MOST_KEYS, MOST_TERMS = 12, 8
@@ -25,7 +26,9 @@ def print_explanation(explanation: Explanation, *, full: bool = False) -> None:
     print_frame(console, table.head(len(table) if full else MOST_KEYS), title)
     token = table.set_index("key")["token"][key]
     name = f"largest terms of key {key}, {token}, by source of the {attrs['side']}"
-    print_frame(console, terms.drop(columns=["key", "token"]).head(len(terms) if full else MOST_TERMS), name)
+    print_frame(
+        console, with_words(terms).drop(columns=["key", "token"]).head(len(terms) if full else MOST_TERMS), name
+    )
     left = len(table) - MOST_KEYS
     if left > 0 and not full:
         print(f"Not shown: {counted(left, 'key')} with less attention; --full shows all.")

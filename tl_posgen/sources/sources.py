@@ -39,7 +39,7 @@ from tl_posgen.sources.source_terms import (
 from tl_posgen.sources.sources_figures import draw_check, draw_heads, draw_layers
 from tl_posgen.sources.writers_figures import draw_curves, draw_graph
 
-WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key's own part"}
+WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key part"}
 DIMS = ("tokens", "side", "term", *HEAD)
 MOST_LAYERS, MOST_SOURCES = 8, 3  # that a sentence names; that a row of the table has
 NO_TURN = "nothing rotates, so position and interaction are zero by construction and have no sources; content has."

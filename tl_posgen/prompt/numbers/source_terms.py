@@ -19,7 +19,7 @@ def source_terms(
     rope: Rope,
     scale: float,
 ) -> Float[Tensor, "term=4 key plane source"]:
-    """Return position, key, query_key and interaction (`split_terms`) of every plane and source, in float64.
+    """Return position, key_part, query_key and interaction (`split_terms`) of every plane and source, in float64.
 
     Each is linear in the query and in the key, so sources of q (with means that add up to qbar) or of k (with means
     that add up to kbar) give terms that add up to those of the whole. Sources of both give their pairs, source of q

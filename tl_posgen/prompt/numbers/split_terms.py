@@ -10,7 +10,7 @@ from tl_posgen.arithmetic import double
 from tl_posgen.rope.rotation import Rope, rotate
 from tl_posgen.rope.splits import split_scores
 
-TERMS = ("position", "key", "query_key", "interaction")
+TERMS = ("position", "key_part", "query_key", "interaction")
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class SplitTerms:
     """Terms of scale <R_i q_i, R_j k_j>, without a mask; they add up to it. See `split_terms`."""
 
     position: Float[Tensor, "head query key"]
-    key: Float[Tensor, "head query key"]
+    key_part: Float[Tensor, "head query key"]
     query_key: Float[Tensor, "head query key"]
     interaction: Float[Tensor, "head query key"]
 
     @property
     def scores(self) -> Float[Tensor, "head query key"]:
-        return self.position + self.key + self.query_key + self.interaction
+        return self.position + self.key_part + self.query_key + self.interaction
 
 
 def split_terms(
@@ -36,14 +36,14 @@ def split_terms(
     rope: Rope,
     scale: float,
 ) -> SplitTerms:
-    r"""W_ij = position + key + query_key + interaction, each scale Re sum_m over planes m, with e_j = k_j - kbar:
+    r"""W_ij = position + key_part + query_key + interaction, each scale Re sum_m over planes m, with e_j = k_j - kbar:
 
         position     q_i conj(kbar) u(i - j)         what the query and the distance give, whatever the key
-        key          qbar conj(e_j) ubar             the key's own part, whatever the query and the distance
+        key_part     qbar conj(e_j) ubar             the key's own part, whatever the query and the distance
         query_key    (q_i - qbar) conj(e_j) ubar     this query with this key, at the mean over distances
         interaction  q_i conj(e_j) (u(i - j) - ubar)
 
-    position and key + query_key are the parts of `tl_posgen.rope.splits.split_scores`. Sums in float64.
+    position and key_part + query_key are the parts of `tl_posgen.rope.splits.split_scores`. Sums in float64.
 
     Args:
         q, k: before RoPE; fewer queries than keys are the last ones.
@@ -62,8 +62,8 @@ def split_terms(
     """
     q, k, mean_query, mean_key = (double(x) for x in (q, k, mean_query, mean_key))
     own = split_scores(q, k, rope, scale, mean_turn, mean_key)
-    key = split_scores(mean_query[:, None].expand_as(q), k, rope, scale, mean_turn, mean_key).content
+    key_part = split_scores(mean_query[:, None].expand_as(q), k, rope, scale, mean_turn, mean_key).content
     positions = torch.arange(k.shape[1], device=k.device)
     rotated_q = rotate(q, positions[-q.shape[1] :], rope)
     deviations = scale * rotated_q @ rotate(k - mean_key[:, None], positions, rope).mT
-    return SplitTerms(own.position, key, own.content - key, deviations - own.content)
+    return SplitTerms(own.position, key_part, own.content - key_part, deviations - own.content)
