@@ -1,10 +1,15 @@
 """What a page is called, and what it says of maps."""
 
+import json
+from dataclasses import replace
+from html import escape
+
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
 
+import tl_posgen
 from tl_posgen.core.registry import find
 from tl_posgen.report.figures import heat
 from tl_posgen.report.page import QUESTION, figure_on_page, fill_page, question_of
@@ -28,6 +33,24 @@ MAP = heat(xr.DataArray(np.eye(2), {"layer": [0, 1], "head": [0, 1]}, ("layer", 
 def test_a_page_of_one_subject_has_its_question(names, is_first):
     kinds = [find(name) for name in names]
     assert question_of(*(kind() for kind in kinds)) == (kinds[0].question if is_first else QUESTION)
+
+
+def test_names_that_users_give_are_no_markup(alice):
+    name = "<b>x</b> &lt; a_b*c*"
+    options = {"measures": ["three_axis", "mean_key", "loss"], "length": 24, "n_prompts": 2, "null_seeds": (0,)}
+    report = tl_posgen.analyze("mini", alice, progress=False, **options)
+    compared = tl_posgen.compare(report, report, names=(name, "plain"))["comparison"]
+    named = [
+        replace(one, dataset=one.dataset.assign_coords(init_label=("init", [name, f"{name}, random init"])))
+        for one in report.values()
+    ]
+    for result in (compared, *named):
+        for kind in result.kinds:
+            figure = result.plot(kind)
+            drawn = json.dumps(figure.to_dict(), default=str)
+            assert escape(name, quote=False) in drawn
+            assert name not in drawn
+    assert name in figure_on_page(compared.plot())["title"]  # as text of the page, which escapes it again
 
 
 @pytest.mark.parametrize(("place", "is_said"), [(0, True), (1, False), (None, False)])

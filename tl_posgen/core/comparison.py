@@ -28,7 +28,7 @@ from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
-from tl_posgen.report.figures import DIVERGING, Panels, equality, model_label, sides
+from tl_posgen.report.figures import DIVERGING, Panels, equality, model_label, plain, sides
 from tl_posgen.report.head_figures import head_points, map_panels
 from tl_posgen.stats.intervals import FEWEST, difference_interval
 
@@ -302,5 +302,5 @@ def draw_heads(result: Any) -> go.Figure:
         ends = [float(both.min()), float(both.max())]
         panels.add(panel, equality(ends[1]).update(x=ends, y=ends))
     attrs = result.dataset.attrs
-    panels.axes(attrs["first"], attrs["second"])
+    panels.axes(plain(attrs["first"]), plain(attrs["second"]))
     return panels.finish(f"Heads on both sides · {model_label(data)}", "the dotted line: nothing changes")

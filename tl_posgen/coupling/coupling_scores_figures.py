@@ -20,6 +20,7 @@ from tl_posgen.report.figures import (
     finish,
     line,
     model_label,
+    plain,
     sides,
 )
 
@@ -50,7 +51,7 @@ def scatter(result: Any) -> go.Figure:
     subtitle = "a point a model, 95% interval over prompts; dashed: regression line"
     missing = result.own.attrs["not_computed"]
     subtitle += f"; not computed: {missing}" if missing else ""
-    title = f"Coupling, straightness and growth against {result.measure.score}"
+    title = f"Coupling, straightness and growth against {plain(result.measure.score)}"
     return by_quantity(result, "r", draw, "{}", title, subtitle)
 
 
@@ -69,11 +70,11 @@ def compared(result: Any) -> go.Figure:
             marker = {"color": colour, "symbol": symbol, "size": 9}
             figure.add_trace(found.update(mode="markers", error_x=error_bars(*ends_of(ends)), marker=marker))
     figure.update_layout(scattermode="group", scattergap=0.4)
-    figure.update_xaxes(title_text=f"correlation with {result.measure.score}", range=[-1.02, 1.02])
+    figure.update_xaxes(title_text=f"correlation with {plain(result.measure.score)}", range=[-1.02, 1.02])
     figure.update_yaxes(
         autorange="reversed", type="category", categoryorder="array", categoryarray=[*LABELS.values(), *sizes]
     )
-    title = f"What goes with {result.measure.score}? · {model_label(result.own)}"
+    title = f"What goes with {plain(result.measure.score)}? · {model_label(result.own)}"
     return finish(figure, title, "over models, 95% interval; sizes of the trained models", height=520)
 
 
@@ -85,7 +86,7 @@ def given_size(result: Any) -> go.Figure:
 
     missing = result.own.attrs["not_computed"]
     subtitle = f"not computed: {missing}" if missing else "what ln d_model and ln parameters leave of both"
-    return by_quantity(result, "partial_r", draw, "rest of {}", f"{result.measure.score} given size", subtitle)
+    return by_quantity(result, "partial_r", draw, "rest of {}", f"{plain(result.measure.score)} given size", subtitle)
 
 
 def by_quantity(
@@ -104,7 +105,7 @@ def by_quantity(
             panels.add(row * len(shown) + column, *draw(data, name))
             top = f", top {result.measure.k}" if name in ("coupling", "trace") else ""
             panels.figure.update_xaxes(title_text=axis.format(f"{label}{top}"), row=row + 1, col=column + 1)
-    panels.figure.update_yaxes(title_text=axis.format(result.measure.score), col=1)
+    panels.figure.update_yaxes(title_text=axis.format(plain(result.measure.score)), col=1)
     panels.figure.update_layout(coloraxis={"colorscale": MARKS, "colorbar": {"title": "log2 d", "thickness": 12}})
     return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
 
@@ -127,7 +128,7 @@ def width(result: Any) -> go.Figure:
 
 def points(data: xr.Dataset, x: np.ndarray, y: np.ndarray) -> go.Scatter:
     """Return a point a model, coloured by its width."""
-    names = [str(name) for name in data["model_name"].values]
+    names = [plain(name) for name in data["model_name"].values]
     found = go.Scatter(x=x, y=y, text=names, textposition="top center", textfont={"size": 10}, showlegend=False)
     found.update(mode="markers+text" if len(names) <= NAMED_UP_TO else "markers")
     found.update(marker={"color": np.log2(data["d_model"].values), "coloraxis": "coloraxis", "size": 9})

@@ -1,6 +1,5 @@
 """Pictures of an explanation: terms of every key, sources and planes of one; the prompt coloured by each term."""
 
-import html
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from tl_posgen.prompt.explanation import Explanation, rows_of
 from tl_posgen.prompt.numbers.split_terms import TERMS
 from tl_posgen.report.circuits import stacked, titled, token_colours
 from tl_posgen.report.columns import title
-from tl_posgen.report.figures import COLOURS, Panels
+from tl_posgen.report.figures import COLOURS, Panels, plain
 from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
 
 TERM_COLOURS = {"position": "#3b6fb6", "key_part": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
@@ -25,18 +24,18 @@ def heading(explanation: Explanation) -> tuple[str, str]:
     """Return the title and the subtitle: model, head, query, baseline, reference."""
     attrs = explanation.data.attrs
     query = f"{quoted(attrs['query_token'])} ({attrs['query']})"
-    title = f"Why {explanation.head} attends from {query} · {html.escape(attrs['model'], quote=False)}"
+    title = f"Why {explanation.head} attends from {query} · {plain(attrs['model'])}"
     against = attrs["against"]
     if attrs["against_key"] is not None:
         against = f"that of key {attrs['against_key']}, {quoted(against)}"
-    words = f"scores less {against}; means of {html.escape(attrs['reference'], quote=False)}"
+    words = f"scores less {against}; means of {plain(attrs['reference'])}"
     words = f"{words}; {attrs['note']}" if attrs["note"] else words
     return title, f"{words}<br>less the same of another prompt" if "other" in attrs else words
 
 
 def quoted(token: str) -> str:
-    """Return a token as titles and axes of figures show it: plotly reads &lt; but not &quot;."""
-    return f"“{html.escape(token.replace(chr(10), '↵'), quote=False)}”"
+    """Return a token as titles and axes of figures show it."""
+    return f"“{plain(token.replace(chr(10), '↵'))}”"
 
 
 def draw_explanation(explanation: Explanation) -> go.Figure:
@@ -60,7 +59,7 @@ def draw_explanation(explanation: Explanation) -> go.Figure:
         order = list(rows[label].unique())
         if label == "source":
             order = list(rows["contribution"].abs().groupby(rows["source"]).sum().nlargest(MOST_SOURCES).index)
-        names = {one: "unrotated" if one == -1 else str(one) for one in order}
+        names = {one: "unrotated" if one == -1 else plain(one) for one in order}
         rows = rows_of(rows, label, order)
         bars(panels, panel, rows.assign(label=rows[label].map(names)), [names[one] for one in order])
     panels.figure.update_layout(barmode="relative", bargap=0.15).update_xaxes(type="category")

@@ -1,5 +1,6 @@
 """Figure primitives: shared layout, head maps, small multiples, curves by layer; the model next to its random init."""
 
+import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,9 +21,24 @@ LINE = 20  # pixels from one name to the next
 NOTHING = "nothing to show: no number is defined here"
 
 
-def model_label(dataset: xr.Dataset) -> str:
+def plain(text: Any) -> str:
+    """Return a text that users gave as figures show it letter by letter: plotly reads <b> and &lt;, but not &quot;.
+
+    Example:
+        >>> plain("<b>x</b> & co")
+        '&lt;b&gt;x&lt;/b&gt; &amp; co'
+    """
+    return html.escape(str(text), quote=False)
+
+
+def model_name(dataset: xr.Dataset) -> str:
     """Return the model's name, or the name of its random init."""
     return str(dataset.attrs.get("model", "model"))
+
+
+def model_label(dataset: xr.Dataset) -> str:
+    """Return the name of the model, or of its random init, for figures."""
+    return plain(model_name(dataset))
 
 
 def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:

@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Float, Real
 
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.figures import COLOURS, Panels, at_labels, colour_axis, heat, model_label, sides
+from tl_posgen.report.figures import COLOURS, Panels, at_labels, colour_axis, heat, model_label, model_name, sides
 
 FEW = 12  # an axis of so few whole numbers labels them all
 N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
@@ -65,8 +65,8 @@ def head_map(
                     side[column] = at_labels(result, data[name], at)
         own, null = (xr.Dataset(side) for side in sides)
         heading = f"{title} · {model_label(result.own)}"
-        beside = null.assign_attrs(model=model_label(result.null)) if len(null) else None
-        own = own.assign_attrs(model=model_label(result.own))
+        beside = null.assign_attrs(model=model_name(result.null)) if len(null) else None
+        own = own.assign_attrs(model=model_name(result.own))
         words = subtitle.format(**{**result.own.attrs, **result.measure.options()})
         return head_maps(own, beside, labels, title=heading, subtitle=words, limits=limits)
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int16
 from tl_posgen.core.result import Result
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.columns import title
-from tl_posgen.report.figures import at_labels, model_label
+from tl_posgen.report.figures import at_labels, model_name
 from tl_posgen.report.tables import head_table
 
 VALUES = 250_000  # of one curve over all heads
@@ -90,7 +90,7 @@ def curve_of(result: Result, name: str, labels: Mapping[str, Any], places: list[
     variable = result.measure.variables.get(name)
     title = ", ".join([variable.label if variable else name, *map(str, labels.values())])
     curve = {
-        "title": f"{title} · {model_label(result.own)}",
+        "title": f"{title} · {model_name(result.own)}",
         "along": f"{along} + 1" if log else str(along),
         "log": log,
         "x": [float(x) + log for x in own[along].values],

@@ -28,7 +28,7 @@ from tl_posgen.report.columns import (
     widest,
     with_whole_numbers,
 )
-from tl_posgen.report.figures import model_label
+from tl_posgen.report.figures import model_name
 from tl_posgen.report.tables import compact, head_means
 
 MOST_COLUMNS = 15  # of the table of all measures; with more columns each measure has its own table
@@ -169,7 +169,7 @@ def has_table(result: Result) -> bool:
 def print_own(console: Console, most: int | None = None, *, result: Result, null: bool = False) -> dict[str, int]:
     """Print the short table of a result, or of its random init."""
     table, name = compact(result, null=null), title(result.name)
-    side = f"null, {model_label(result.null)}" if null and result.null is not None else model_label(result.own)
+    side = f"null, {model_name(result.null)}" if null and result.null is not None else model_name(result.own)
     return print_frame(console, table, f"{name}: {side}", result.measure.legend, most)
 
 
@@ -181,7 +181,7 @@ def print_result(console: Console, result: Result) -> None:
     if result.null is None:
         return
     if flat := flat_null(compact(result), compact(result, null=True)):
-        console.print(f"{title(result.name)}: null, {model_label(result.null)}: {flat}", highlight=False)
+        console.print(f"{title(result.name)}: null, {model_name(result.null)}: {flat}", highlight=False)
         console.print()
     else:
         print_own(console, result=result, null=True)

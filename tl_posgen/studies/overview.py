@@ -12,7 +12,7 @@ import xarray as xr
 
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import TRAINED, Number, Numbers, mean_of
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, line, model_label, plain, sides
 from tl_posgen.stats.partial_correlation import correlation
 from tl_posgen.studies.curves import Curve, array_of, followed
 
@@ -71,7 +71,7 @@ def curve_panels(
 
 def models_of(own: Numbers, curve: Curve, init: str, label: str, colour: str) -> list[Any]:
     """Draw the heads of every model as a box, or its number as a point."""
-    models = [str(name) for name in own.data["model"].values]
+    models = [plain(name) for name in own.data["model"].values]
     array = mean_of(of_init(own.array(curve.name, **curve.at), init))
     if "head" not in array.dims or colour == NULL_COLOUR:
         return [points(models, at_the_end(per_job(own, curve, init), own), label, colour)]
@@ -91,13 +91,13 @@ def revisions_of(own: Numbers, curve: Curve, init: str, label: str, colour: str)
             is_null = colour == NULL_COLOUR
             shade = NULL_COLOUR if is_null else COLOURS[place % len(COLOURS)]
             mode = "lines" if is_null else "lines+markers"
-            found.append(line(x, y, label if is_null else str(model), shade, mode=mode))
+            found.append(line(x, y, label if is_null else plain(model), shade, mode=mode))
     return found
 
 
 def sizes_of(own: Numbers, curve: Curve, init: str, label: str, colour: str) -> list[Any]:
     """Draw a point a model over its parameters."""
-    names = [str(name) for name in own.data["model"].values]
+    names = [plain(name) for name in own.data["model"].values]
     values = at_the_end(per_job(own, curve, init), own)
     return [points(own.data["parameters"].values, values, label, colour).update(text=names)]
 
