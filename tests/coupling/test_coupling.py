@@ -124,7 +124,8 @@ def test_sentences_and_table_have_coupling_with_its_interval_chance_and_the_spre
     null = f"random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f}"
     assert f"is {coupling.value:.3f} [{coupling.low:.3f}, {coupling.high:.3f}] ({null})" in sentences[1]
     assert f"random bases with the same spectra reach {float(own('chance', k=2)):.3f}" in sentences[0]
-    assert f"cosine of {float(own('linearisation')):.3f}" in sentences[-1]
+    assert f"cosine of {float(own('linearisation')):.3f}" in sentences[-3]
+    assert "With signs it is" in sentences[-2]
     assert result.table()["K"].tolist() == [2, 5]
     assert result.table()["coupling"][1] == f"{coupling.with_interval:.3f}"
 

@@ -137,7 +137,7 @@ def test_the_sentences_tell_the_numbers_beside_the_null(result):
     for at, sentence in (("best", lift), ("edge", edge)):
         total = data["contribution"].sel(at=at).sum("plane").values[dominant].mean()
         high = data["bands"].sel(at=at, scheme="thirds", band="high").values[dominant].mean()
-        assert f"by {total:.2f} logits: by thirds of the planes high {high:.2f}, " in sentence
+        assert f"by {total:.2f} logits, of which by thirds of the planes high {high:.2f}, " in sentence
     assert "above the mean logit by" in lift
     row = result.table().query("measure == 'edge' and `bands by` == 'thirds'").iloc[0]
     assert f"by thirds of the planes high {row['high']:.2f}, " in edge

@@ -146,7 +146,9 @@ def test_streamed_passes_give_the_same(mini, alice):
 
 
 def test_words_name_the_first_mlp_and_say_what_is_not_there(result, family_model):
-    (sentence,) = result.findings()
+    sentence, of_signs, of_mean_token = result.findings()
+    assert "without their signs to 1." in of_signs
+    assert "a cosine of layer 1: L0 MLP 0." in of_mean_token
     assert sentence.startswith("Who writes position through keys, the source with the largest mean share")
     assert "layer 1: L0 MLP 99% [9" in sentence
     assert "(random init, its own largest: layer 1: L0 attention " in sentence

@@ -151,15 +151,21 @@ class Coupling(JacobianMeasure):
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
 
     def findings(self, own: Numbers) -> list[str]:
-        sentences = []
+        sentences, signs = [], []
         for k in own.data["k"].values:
             chance, signed_chance = (own("chance", k=k, version=version).plain for version in ("absolute", "signed"))
             sentences.append(
                 f"Top-{k} coupling over pairs of layers is {own('coupling', k=k):.3f}; random bases with the same "
-                f"spectra reach {chance:.3f}. Left in right singular vectors: "
-                f"{own('coupling', k=k, bases='swapped'):.3f}. With the signs of A: "
-                f"{own('coupling', k=k, version='signed'):.3f}, random bases {signed_chance:.3f}; of its diagonal "
-                f"entries {own('negative_share', k=k):.0%} are negative, and half by chance."
+                f"spectra reach {chance:.3f}."
+            )
+            if not own("coupling", k=k):
+                continue
+            signs.append(
+                f"Coupling takes one layer's Jacobian in the singular vectors of another, A = U2' J1 V2, without "
+                f"signs. With signs it is {own('coupling', k=k, version='signed'):.3f} at top {k} (random bases "
+                f"{signed_chance:.3f}): {own('negative_share', k=k):.0%} of the diagonal of A is negative, half would "
+                f"be by chance. With left and right vectors swapped, V2' J1 U2, it is "
+                f"{own('coupling', k=k, bases='swapped'):.3f}."
             )
         sentences.append(
             f"Token trajectories have a line-shape score of {own('line_shape_score'):.3f}, where 1 is a straight line; "
@@ -168,7 +174,7 @@ class Coupling(JacobianMeasure):
         )
         if "linearisation" in own:
             sentences.append(f"The linearised blocks end at a cosine of {own('linearisation'):.3f} with the model's.")
-        return sentences
+        return [*sentences, *signs]
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a K, each headline with its 95% interval."""

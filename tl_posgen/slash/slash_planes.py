@@ -149,7 +149,7 @@ class SlashPlanes(Dominance):
         if not n_heads(own, "dominant").value:
             return ["No head is slash-dominant, so no band makes a slash.", *self.of_the_prediction(own)]
         lines = [
-            f"The best diagonal of slash-dominant heads stands above {ABOVE[at]} by {self.lift(own, at)}."
+            f"On their best diagonal slash-dominant heads stand above {ABOVE[at]} by {self.lift(own, at)}."
             for at in PLACES
         ]
         if own.inits:
@@ -160,17 +160,16 @@ class SlashPlanes(Dominance):
         return lines + self.of_the_prediction(own)
 
     def lift(self, own: Numbers, at: str) -> str:
-        """Return '26.25 logits: by thirds of the planes high 8.48, medium 9.49, low 8.29; by wavelength ..'."""
+        """Return '26.25 logits, of which by thirds of the planes high 8.48, medium 9.49, low 8.29'."""
         whole = own.array("contribution", at=at).sum("plane", min_count=1)
         total = own.number(mean_over_group(own, whole, "dominant"))
         if not total:
             return "an amount that is not defined"
-        parts = []
-        for scheme, words in SCHEMES.items():
-            bands = {band: group_mean(own, "bands", "dominant", at=at, scheme=scheme, band=band) for band in ALL_BANDS}
-            # what a model rotates all, or nothing, of is not worth a word
-            parts.append(f"{words} {', '.join(f'{band} {one.plain:.2f}' for band, one in bands.items() if one.value)}")
-        return f"{total.plain:.2f} logits: {'; '.join(parts)}"
+        scheme, words = next(iter(SCHEMES.items()))  # the table has the other
+        bands = {band: group_mean(own, "bands", "dominant", at=at, scheme=scheme, band=band) for band in ALL_BANDS}
+        # what a model rotates all, or nothing, of is not worth a word
+        parts = ", ".join(f"{band} {one.plain:.2f}" for band, one in bands.items() if one.value)
+        return f"{total.plain:.2f} logits, of which {words} {parts}"
 
     def of_the_prediction(self, own: Numbers) -> list[str]:
         if not np.isfinite(own.data["wavelength"]).any():

@@ -270,23 +270,24 @@ def sentences(own: Numbers, side: str, term: str) -> list[str]:
     words = "; ".join(f"layer {layer}: {name} {share.with_interval:.0%}" for layer, name, share in shown)
     absolute = own("absolute", side=side, term=term, layer=[layer for layer, *_ in known])
     most = own.extreme("absolute", side=side, term=term)
-    more = mean_token_sentence(own, side, [layer for layer, *_ in shown]) if term == "position" else ""
+    more = [mean_token_sentence(own, side, [layer for layer, *_ in shown])] if term == "position" else []
     return [
         f"Who writes {WORDS[term]} through {SIDE_WORDS[side]}, the source with the largest mean share over the heads "
-        f"of a layer: {words}{of_random_init(own, side, term, [layer for layer, *_ in shown])}. Sum of absolute shares "
-        f"{absolute:.2f}; most: {most:.2f}.{more}"
+        f"of a layer: {words}{of_random_init(own, side, term, [layer for layer, *_ in shown])}.",
+        f"Shares add up to 1, and without their signs to {absolute:.2f}: above 1, sources cancel; most in {most:.2f}.",
+        *more,
     ]
 
 
 def mean_token_sentence(own: Numbers, side: str, layers: Sequence[Any]) -> str:
-    """Return how far the constants of the largest sources point where the mean token's do."""
+    """Return how far the largest sources write on average what they write where every token is the mean token."""
     found = []
     for layer in layers:
         name = top_of(own, side, "position", layer, 1)[0][0]
         found.append(f"layer {layer}: {name} {own('of_mean_token', side=side, layer=layer, source=name):.2f}")
     return (
-        " Cosine of the constant of each of these with what it writes for a prompt of mean tokens: "
-        f"{'; '.join(found)}: at 1 it needs no variety of tokens."
+        f"What these sources write where every token is the mean token has, with what they write on average, a cosine "
+        f"of {'; '.join(found)}. At 1 it needs no variety of tokens."
     )
 
 

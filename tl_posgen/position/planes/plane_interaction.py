@@ -10,7 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
-from tl_posgen.core.numbers import ALL, Number, Numbers
+from tl_posgen.core.numbers import ALL, Number, Numbers, counted
 from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
@@ -169,15 +169,17 @@ class PlaneInteraction(Measure):
 
     def findings(self, own: Numbers) -> list[str]:
         def in_words(rho: str) -> str:
-            return ", ".join(f"{words} {own(rho, statistic=name):.2f}" for name, words in STATISTICS.items())
+            return ", ".join(f"{words} {own(rho, statistic=name):.2f}" for name, words in ordering.items())
 
-        ratios = ", ".join(f"{words} {self.median_ratio(own, name):.2f}" for name, words in SHARES.items())
+        ratios = [self.median_ratio(own, name) for name in ("estimate", "bound")]
+        ordering = {name: STATISTICS[name] for name in ("estimate", "key_r1")}
         n_heads = int(own.data["interaction"].notnull().sum())
         return [
-            f"The interaction is {own('interaction'):.1%} of the variance that softmax can see. Over it, median of "
-            f"{n_heads} heads: {ratios}.",
-            f"Spearman's correlation with the interaction over heads: {in_words('rho')}.",
-            f"Within layers: {in_words('rho_within_layers')}.",
+            f"The interaction is {own('interaction'):.1%} of the variance that softmax can see. An estimate from the "
+            f"lengths of queries and keys in each plane alone is {ratios[0]:.2f} times as much, in the median of "
+            f"{counted(n_heads, 'head')}; a bound that is proved is {ratios[1]:.2f} times as much.",
+            f"Which number orders heads by their interaction? Spearman's rho: {in_words('rho')}; within layers "
+            f"{in_words('rho_within_layers')}.",
         ]
 
     def median_ratio(self, own: Numbers, name: str) -> Number:
