@@ -205,7 +205,8 @@ def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypa
     run = {"papers": ["slash"], "length": 24, "n_prompts": 1, "keep": tmp_path, "progress": False}
     found = judge_claims(small_model, alice, null_seeds=(), **run)
     rows = found["claims"].frame()[:4]
-    assert set(rows["null"]) == {"no null measured"}
+    assert set(rows["null"]) == {""}
+    assert found["claims"].findings() == ["Without a random init, the claims that are judged against one are open."]
     assert set(rows["verdict"]) == {"open"}
     assert all(not result.nulls for result in found.values())
 

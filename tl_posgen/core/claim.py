@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import Measure, Variable
-from tl_posgen.core.numbers import NO_NULL, TRAINED, Numbers
+from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.stats.intervals import FEWEST
 
@@ -63,7 +63,7 @@ def judgement(verdict: Verdict, words: Callable[..., str], *results: Result, mar
         margin: how far the numbers that decide are from their thresholds, as `margin_of` gives it.
     """
     known = all(result.numbers.inits for result in results)
-    null = words(*(result.numbers.of_inits for result in results)) if known else NO_NULL
+    null = words(*(result.numbers.of_inits for result in results)) if known else ""
     return Judgement(verdict, words(*(result.numbers for result in results)), null, margin)
 
 
@@ -82,6 +82,23 @@ def margin_of(quantity: str, value: float, *thresholds: float, digits: int = 2) 
         return f"{quantity} {value:.{digits}f}, threshold not defined"
     nearest = min(known, key=lambda one: abs(one - value))
     return f"{quantity} {value:.{digits}f}, {value - nearest:+.{digits}f} from {nearest:.{digits}f}"
+
+
+def margin_of_threshold(quantity: str, value: float, held: float, partly: float, digits: int = 2) -> str:
+    """Return the margin of a number that `threshold` judges, and the verdict beyond the nearest threshold.
+
+    Example:
+        >>> margin_of_threshold("r", 0.93, 0.9, 0.6), margin_of_threshold("r", 0.88, 0.9, 0.6)
+        ('r 0.93, +0.03 from 0.90; below that partly', 'r 0.88, -0.02 from 0.90; from there on held')
+    """
+    margin = margin_of(quantity, value, held, partly, digits=digits)
+    if math.isnan(value):
+        return margin
+    is_held = abs(value - held) <= abs(value - partly)
+    above, below = ("held", "partly") if is_held else ("partly", "not held")
+    return f"{margin}; " + (
+        f"below that {below}" if value >= (held if is_held else partly) else f"from there on {above}"
+    )
 
 
 def each_init(own: Numbers) -> list[Numbers]:
@@ -156,7 +173,7 @@ def judgement_of(claim: Claim, results: Mapping[str, Result], reasons: Mapping[s
         why = "; ".join(reasons.get(name, f"{name} cannot be had of this model") for name in lacking)
         return Judgement("open", f"not measured: {why}", "not measured")
     found = claim.judge(*(results[name] for name in claim.needs))
-    return found._replace(verdict="open") if found.null == NO_NULL else found
+    return found._replace(verdict="open") if not found.null else found
 
 
 @dataclass(frozen=True)
@@ -172,6 +189,7 @@ class Claims(Measure):
 
     question = "What the papers claim, on this model"
     rows = ("claim",)
+    has_null = False
     variables = {
         "says": Variable("claim", "", "in our words", ("claim",), "says"),
         "verdict": Variable("verdict", "", "held, partly, detectable, not held, or open", ("claim",), "verdict"),
@@ -182,6 +200,10 @@ class Claims(Measure):
         "criterion": Variable("criterion", "", "from when on we say it held; ours", ("claim",), "criterion"),
     }
     legend = "margin: how far what decides is from the nearest threshold; null: the same numbers of random inits"
+
+    def findings(self, own: Numbers) -> list[str]:
+        missing = not own.data["null"].values.all()
+        return ["Without a random init, the claims that are judged against one are open."] if missing else []
 
     def table(self, own: Numbers) -> pd.DataFrame:
         return pd.DataFrame({name: own.data[name].values for name in SHOWN if name in own.data})

@@ -15,6 +15,7 @@ from tl_posgen.core.claim import (
     judgement,
     lowest,
     margin_of,
+    margin_of_threshold,
     threshold,
     where_known,
 )
@@ -45,7 +46,7 @@ def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
 
     r = three_axis.numbers("r", **OUT)
     verdict = threshold(r.value, 0.95, 0.75) if not r.inits or r.value > highest(r.inits) else "open"
-    margin = margin_of("r", r.value, 0.95, 0.75, digits=3)
+    margin = margin_of_threshold("r", r.value, 0.95, 0.75, digits=3)
     return judgement(verdict, words, three_axis, mean_key, margin=margin)
 
 

@@ -12,6 +12,7 @@ from tl_posgen.core.claim import (
     highest,
     judgement,
     margin_of,
+    margin_of_threshold,
     threshold,
     where_known,
 )
@@ -42,7 +43,7 @@ def random_tokens(slash_transfer: Result) -> Judgement:
     own = slash_transfer.numbers
     where_dominant = own.array("pearson").where(own.array("n_dominant") > 0)
     least = own.number(where_dominant.min("short_distance"))
-    margin = margin_of("least r", least.value, 0.9, 0.6)
+    margin = margin_of_threshold("least r of scores on text and on random tokens", least.value, 0.9, 0.6)
     return judgement(threshold(least.value, 0.9, 0.6), words, slash_transfer, margin=margin)
 
 
@@ -51,7 +52,8 @@ def rank_one(cone: Result) -> Judgement:
         return f"r1 of Q and K {in_groups(own, 'r1', form='.2f')}"
 
     least = min(group_mean(cone.numbers, "r1", "dominant", side=side).value for side in "qk")
-    return judgement(threshold(least, 0.9, 0.7), words, cone, margin=margin_of("least r1", least, 0.9, 0.7))
+    margin = margin_of_threshold("least r1", least, 0.9, 0.7)
+    return judgement(threshold(least, 0.9, 0.7), words, cone, margin=margin)
 
 
 def on_a_cone(cone: Result) -> Judgement:
@@ -85,7 +87,7 @@ def of_the_axis(cone: Result) -> Judgement:
 
     def words(own: Numbers) -> str:
         if not n_heads(own, "dominant").value:
-            return f"of {n_heads(own, 'other').value:.3g} heads none is slash-dominant"
+            return f"of {count(n_heads(own, 'other').value)} none is slash-dominant"
         measured, alone, rest = (group_mean(own, "best_score", "dominant", input=one).with_interval for one in INPUTS)
         uniform = group_mean(own, "best_uniform", "dominant").with_interval
         ratios = [measure.ratio_above_uniform(own, part).with_interval for part in INPUTS[1:]]
@@ -189,8 +191,9 @@ def training(slash_toy: Result) -> Judgement:
 
 def far_away(slash: Result) -> Judgement:
     def words(own: Numbers) -> str:
-        heads = own.number(own.array("n_long", **OUT).notnull().sum(HEAD)).plain
-        return f"{n_far(own).plain:.3g} of {heads:.0f} heads at {LONG} tokens or further, without the first token"
+        heads = own.number(own.array("n_long", **OUT).notnull().sum(HEAD))
+        found = f"{n_far(own).plain:.3g} of {counted(heads.value, 'head')}"
+        return f"{found} at {LONG} tokens or further, without the first token"
 
     own = slash.numbers
     if not len(long_distances(own.data.sizes["distance"])):
@@ -246,7 +249,8 @@ CLAIMS = [
     Claim(
         "slash",
         "3c",
-        "The axis alone makes the slash, as queries and keys are of rank one.",
+        "With only the part of the inputs along the cone's axis in W_Q and W_K, slash-dominant heads keep their slash; "
+        "with only the rest they lose it.",
         "dominant heads' slash score above uniform: with the axis part alone at least .75 times the measured and with "
         "the rest at most .25 times: held; .4 times and more than with the rest: partly",
         ("cone",),
