@@ -163,7 +163,7 @@ def test_a_correlation_that_width_makes_is_gone_once_width_is_held_fixed(of_many
     assert r2.value == pytest.approx(r.value**2)
     first, *more = of_many.findings()
     assert f"given width and size {given.plain:.3f} [" in first
-    assert "(no null measured)" in first
+    assert "random init" not in first
     assert [one.split()[0] for one in more] == ["By", "By", "Warning:"]  # everything was computed
     assert more[0].endswith("coupling beats depth, is beaten by width, is not told from parameters.")
 

@@ -108,7 +108,7 @@ def test_the_sentences_tell_the_cost_of_every_band_and_what_is_left(result):
     ]
     assert bands == f"A third of the planes dropped in every layer, the loss changes by {', '.join(parts)}."
     heads, of_null = (int(n_slash_heads(one)[0]) for one in (result.own, result.null))
-    assert left.startswith(f"{heads} heads are slash-dominant (random init {of_null}), mean score ")
+    assert left.startswith(f"Slash-dominant: {heads} heads (random init {of_null}), mean score ")
     for condition, words in {"unchanged": "", "rank_one": "Q, K of rank one ", "no_rope": "RoPE removed "}.items():
         score, loss = band.slash_score(own, condition), own("loss", condition=condition)
         assert f"{words}{score.plain:.3f} (loss {loss.plain:.3f})" in left
@@ -117,7 +117,7 @@ def test_the_sentences_tell_the_cost_of_every_band_and_what_is_left(result):
     assert random == f"The random-init model's loss changes by {math.ceil(largest * 10**4) / 10**4:.4f} at most."
 
 
-def test_counts_of_several_random_inits_are_told_as_an_average(result):
+def test_counts_of_several_random_inits_are_told_by_their_range(result):
     null = result.dataset.isel(init=[1])
     five = null["dominant"].stack(place=("layer", "head", "short_distance")).copy()
     five[dict(place=slice(0, 25, 5))] = True
@@ -127,7 +127,7 @@ def test_counts_of_several_random_inits_are_told_as_an_average(result):
         *(one.assign_coords(init=[str(n)]) for n, one in enumerate((null, more, null))),
     ]
     told = result.measure.findings(Numbers(result.measure, xr.concat(inits, "init", data_vars="minimal")))[1]
-    assert "(random init 1.67 on average)" in told
+    assert "(random init 0 to 5)" in told
 
 
 def test_the_axes_name_conditions_in_words(result):

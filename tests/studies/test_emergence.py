@@ -128,7 +128,7 @@ def test_words_and_table_have_both_ends_with_intervals_the_null_and_random_bases
 def test_a_change_that_was_lost_again_is_given_with_its_steps_and_the_largest_value():
     found = course_of([0.37, 0.69, 0.42, 0.32, 0.61, 0.66])
     assert found.findings()[1] == (
-        "R² of exponential growth goes from 0.370 at step 0 to 0.660 at step 5 (no null measured), and is largest at "
+        "R² of exponential growth goes from 0.370 at step 0 to 0.660 at step 5, and is largest at "
         "step 1 (0.690); half of the change is there at step 1, is lost again, and is there for good by step 4, at "
         "loss 2.000."
     )
@@ -161,7 +161,7 @@ def test_the_caption_speaks_of_areas_only_where_there_are_some(per_head):
 
 
 def test_one_checkpoint_and_numbers_that_are_not_defined_are_given_as_such():
-    assert course_of([0.5]).findings() == ["R² of exponential growth is 0.500 at step 0 (no null measured)."]
+    assert course_of([0.5]).findings() == ["R² of exponential growth is 0.500 at step 0."]
     assert "to not defined at step 1" in course_of([0.5, np.nan]).findings()[1]
 
 

@@ -20,6 +20,7 @@ from tl_posgen.core.numbers import (
     Number,
     Numbers,
     at_init,
+    counted,
     interval_of,
     leave_one_out,
     mean_of,
@@ -243,10 +244,10 @@ class Comparison(Measure):
         changes = value.transpose(*HEAD).to_series().dropna()
         mean = self.mean_change(own, number)
         label = str(own.data["label"].sel(number=number).values)
-        heads = f"; in {n_changed} of {n_known} heads the interval leaves out zero" if n_known else ""
+        heads = f"; in {n_changed} of {counted(n_known, 'head')} the interval leaves out zero" if n_known else ""
         layer, head = changes.abs().idxmax()
         largest = AtHead(int(layer), int(head), Number(float(changes[layer, head])))
-        return f"{label}: {mean.with_interval:+.3f} on average ({mean.null:+.3f}){heads}; most in {largest:+.3f}."
+        return f"{label}: {mean.with_interval:+.3f} on average{mean.beside:+.3f}{heads}; most in {largest:+.3f}."
 
     def table(self, own: Numbers) -> pd.DataFrame:
         numbers = by_size(self, own.data)

@@ -25,7 +25,6 @@ KEPT = ("init", "group", "end", *SAMPLED)
 MOST_LABELS = 16  # along a dim of positions, distances, .. whose numbers go into summary.json; names all do
 MOST_PLACES = 128  # along all such dims together: no maps of short prompts
 MOST_SHOWN = 20  # labels that a message lists
-NO_NULL = "no null measured"
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Number:
     spread: float | None = None
 
     def __format__(self, form: str) -> str:
-        return f"{self.with_interval:{form}} ({self.null:{form}})"
+        return f"{self.with_interval:{form}}{self.beside:{form}}"
 
     def __float__(self) -> float:
         return self.value
@@ -85,8 +84,19 @@ class Number:
 
     @property
     def null(self) -> "Formatted":
-        """The random inits: "random init 0.35 ± 0.07", or that there are none."""
-        return Formatted(lambda form: f"random init {self.of_inits.with_interval:{form}}" if self.inits else NO_NULL)
+        """The random inits: "random init 0.35 ± 0.07"; "" without one, which a result says once."""
+        return Formatted(lambda form: f"random init {self.of_inits.with_interval:{form}}" if self.inits else "")
+
+    @property
+    def beside(self) -> "Formatted":
+        """The random inits in brackets, as they follow the model's number: " (random init 0.35 ± 0.07)"."""
+        return Formatted(lambda form: in_brackets(f"{self.null:{form}}"))
+
+    @property
+    def null_range(self) -> str:
+        """The random inits of a count: "random init 0 to 2"; "" without one."""
+        ends = [f"{end(self.inits):g}" for end in (min, max) if self.inits]
+        return f"random init {' to '.join(dict.fromkeys(ends))}" if ends else ""
 
     @property
     def of_inits(self) -> "Number":
@@ -376,6 +386,17 @@ def format_number(value: float | None, form: str) -> str:
         return "not defined"
     text = format(value, form)
     return text if text.strip("+-0.%") else format(0.0, form)
+
+
+def in_brackets(*parts: str) -> str:
+    """Return what stands behind a number in brackets; "" for nothing.
+
+    Example:
+        >>> in_brackets("random init 0.35", "", "seed 0"), in_brackets("")
+        (' (random init 0.35; seed 0)', '')
+    """
+    known = "; ".join(part for part in parts if part)
+    return f" ({known})" if known else ""
 
 
 def counted(n: int | float, what: str) -> str:

@@ -104,7 +104,13 @@ class Report(Mapping[str, Result]):
             shared_caveat(measures, encodings) if len(measures) > 1 else str(self[next(iter(measures))].caveat)
             for encodings, measures in restricted.items()
         ]
-        return [*found, *(f"{', '.join(names)}: {warning}" for warning, names in warned.items())]
+        return [*found, *(f"{', '.join(names)}: {warning}" for warning, names in warned.items()), *self.without_null()]
+
+    def without_null(self) -> list[str]:
+        """Return that no random init was measured, where measures have one."""
+        missing = any(one.measure.has_null for one in self.results.values())
+        missing = missing and not any(one.nulls for one in self.results.values())
+        return ["No random init was measured."] if missing else []
 
     def frame(self, *, null: bool = False) -> pd.DataFrame:
         """Return a row a head with the headlines of every per-head result; `null=True`: of the first random init."""

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.core.measure import Variable
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import Numbers, in_brackets
 from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
 from tl_posgen.coupling.coupling_figures import add_squares
@@ -133,8 +133,8 @@ class TokenCoupling(JacobianMeasure):
             parts = []
             for kind in KINDS:
                 coupling, chance = (own(name, kind=kind, k=k) for name in ("coupling", "chance"))
-                beside = f"{coupling.null:.3f}; random bases {chance.plain:.3f}"
-                parts.append(f"{kind.replace('_', ' ')} {coupling.with_interval:.3f} ({beside})")
+                beside = in_brackets(f"{coupling.null:.3f}", f"random bases {chance.plain:.3f}")
+                parts.append(f"{kind.replace('_', ' ')} {coupling.with_interval:.3f}{beside}")
             n_tokens = own.data.sizes["token"]
             sentences.append(f"Top-{k} coupling over pairs of {n_tokens} tokens within layers: {'; '.join(parts)}.")
         unknown = own.data["chance"].isnull()

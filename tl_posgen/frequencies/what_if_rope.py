@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import MOST_DISTANCES
 from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import Numbers, in_brackets
 from tl_posgen.core.options import Count, Each, NonNegative, Within
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
@@ -307,7 +307,8 @@ def distortion_sentence(own: Numbers, rules: Sequence[str], inside: int | None) 
     parts = []
     for rule in dict.fromkeys((every[0], every[-1])):
         one, random = (own("distortion", rule=rule, change=change) for change in CHANGES)
-        parts.append(f"{one.with_interval:.2f} under {rule} (random change {random.plain:.2f}, {one.null:.2f})")
+        beside = in_brackets(f"random change {random.plain:.2f}", f"{one.null:.2f}")
+        parts.append(f"{one.with_interval:.2f} under {rule}{beside}")
     return (
         f"Scores within {inside} tokens change, in their standard deviations, mean over heads, by {' to '.join(parts)}."
     )
@@ -356,5 +357,6 @@ def rank_sentence(own: Numbers, rules: Sequence[str], predictor: str) -> str:
     parts = []
     for rule in rules:
         one, random = (own("rho", predictor=predictor, rule=rule, change=change) for change in CHANGES)
-        parts.append(f"{rule} {one.with_interval:.2f} (random change {random.plain:.2f}, {one.null:.2f})")
+        beside = in_brackets(f"random change {random.plain:.2f}", f"{one.null:.2f}")
+        parts.append(f"{rule} {one.with_interval:.2f}{beside}")
     return f"Rank correlation over heads of {predictor} and the rise of the loss: {'; '.join(parts)}."

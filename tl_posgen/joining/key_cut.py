@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import Numbers, intervals_of
+from tl_posgen.core.numbers import Numbers, in_brackets, intervals_of
 from tl_posgen.core.options import Count, Each, Share
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
@@ -160,7 +160,7 @@ class KeyCut(Measure):
         less = own.number(less_control(own.array("rise", share=shares[0])))
         lines = [
             f"With keys cut to their mean direction and {shares[0]:.0%} of the rest, which takes {taken.plain:.0%} of "
-            f"their squared norm, the loss changes by {rise.with_interval:+.3f} nats ({rise.null:+.3f}). With the mean "
+            f"their squared norm, the loss changes by {rise.with_interval:+.3f} nats{rise.beside:+.3f}. With the mean "
             "key and what lies along a random direction kept, as much taken, it changes by "
             f"{control.with_interval:+.3f}; the difference is {less.with_interval:+.3f}."
         ]
@@ -170,7 +170,7 @@ class KeyCut(Measure):
             parts = [f"{CUTS[which]} {', '.join(f'{one.plain:{form}}' for one in along[which])}" for which in CUTS]
             first, last = (along["mean"][place] for place in (0, -1))
             ends = f"{first.null:{form}}" + (f" to {last.of_inits.with_interval:{form}}" if own.inits else "")
-            lines.append(f"{words}, mean over heads, with {kept} of the rest: {'; '.join(parts)} ({ends}).")
+            lines.append(f"{words}, mean over heads, with {kept} of the rest: {'; '.join(parts)}{in_brackets(ends)}.")
         alone = []
         for layer in own.data["layer"].values:
             mean, random = (own("layer_rise", cut=which, layer=layer).plain for which in CUTS)

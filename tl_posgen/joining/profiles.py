@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import TRAINED, Number, Numbers
+from tl_posgen.core.numbers import TRAINED, Number, Numbers, counted
 from tl_posgen.core.options import Count, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
@@ -208,13 +208,13 @@ class Profiles(Measure):
     def findings(self, own: Numbers) -> list[str]:
         n_heads = int(own.data["interaction"].notnull().sum())
         highest = [
-            f"{COLUMNS[name]} {own.extreme(name):.2f} ({own.number(own.array(name).max(HEAD)).null:.2f})"
+            f"{COLUMNS[name]} {own.extreme(name):.2f}{own.number(own.array(name).max(HEAD)).beside:.2f}"
             for name in ("slash_score", *REPEATED)
         ]
         on_text, *on_repeated = highest
         of_costs = cost_sentences(own, n_heads) if "cost" in own else []
         highest_sentence = (
-            f"Of {n_heads} heads, highest: {on_text}; on repeated random tokens {', '.join(on_repeated)}."
+            f"Of {counted(n_heads, 'head')}, highest: {on_text}; on repeated random tokens {', '.join(on_repeated)}."
         )
         return [*literature_sentences(own), highest_sentence, *of_costs, *pair_sentences(own)]
 
@@ -242,7 +242,7 @@ def cost_sentences(own: Numbers, n_heads: int) -> list[str]:
     ]
     return [
         f"Loss in nats per token, mean over heads, one head at a time: {listed(costs)}.",
-        f"Loss with {n} of {n_heads} heads edited at once, highest slash scores first: {listed(numbers)}.",
+        f"Loss with {n} of {counted(n_heads, 'head')} edited at once, highest slash scores first: {listed(numbers)}.",
         f"Heads that cost most, one at a time: {most}.",
         *(at_random if own.inits else []),
     ]

@@ -105,7 +105,8 @@ def _beside(results: Mapping[str, Result], sections: Sequence[Mapping[str, Any]]
     parts = ["without the first token, often an attention sink"] if without_first else []
     if any(result.nulls for result in results.values()):
         parts.append("for a randomly initialised model of the same shape (random init)")
-    return f"Numbers are also given {', and '.join(parts)}." if parts else ""
+    also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
+    return " ".join([*also, *Report(results, {}).without_null()])
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:

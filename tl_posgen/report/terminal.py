@@ -73,7 +73,7 @@ def print_blocks(first: Printer | None, results: Sequence[Result], report: Repor
     """Print three sentences and the first table; or (full) all sentences and every result's table."""
     console = Console(markup=False)
     try:
-        shown = report.findings() if full else [*report.headlines(), *report.notes()]
+        shown = [*report.findings(), *report.without_null()] if full else [*report.headlines(), *report.notes()]
     except Exception:  # of a measure's own sentences: what was measured is still shown
         print_tables(console, first, results if full else (), None if full else TABLE_LINES)
         raise
@@ -236,6 +236,8 @@ def print_claims(report: Report, *, full: bool = False) -> None:
             for name in SHOWN:
                 if name not in ("claim", "verdict") and row.get(name):
                     console.print(Padding(f"{name}: {row[name]}", (0, 0, 0, 2), expand=False), highlight=False)
+        for sentence in report["claims"].findings():
+            print(sentence)
         return
     rows = rows[["claim", "verdict", "says"]].astype(str)
     room = console.width - sum(widest([name, *rows[name]]) + 2 for name in ("claim", "verdict")) - 2
@@ -245,7 +247,7 @@ def print_claims(report: Report, *, full: bool = False) -> None:
     for row in rows.to_dict("records"):
         table.add_row(row["claim"], row["verdict"], textwrap.shorten(row["says"], max(room, 10), placeholder=" ..."))
     console.print(table)
-    print("The numbers that verdicts rest on: --full, or the page.")
+    print(*[*report["claims"].findings(), "The numbers that verdicts rest on: --full, or the page."], sep="\n")
 
 
 def print_sentence(console: Console, sentence: str) -> None:

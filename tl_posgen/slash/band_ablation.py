@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, Variable
-from tl_posgen.core.numbers import NO_NULL, Number, Numbers, format_bound
+from tl_posgen.core.numbers import Number, Numbers, counted, format_bound, in_brackets
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import UnsupportedModelError
@@ -158,10 +158,9 @@ class BandAblation(Dominance):
         ]
         whole = [f"{WHOLE_KINDS[kind]} {self.score_and_loss(own, kind)}" for kind in ("rank_one", "no_rope", "means")]
         heads = self.n_heads(own)
-        n = heads.of_inits.value
-        random = f"random init {n:.3g}{'' if n == int(n) else ' on average'}" if own.inits else NO_NULL
         lines.append(
-            f"{heads.plain:.0f} heads are slash-dominant ({random}), mean score {self.score_and_loss(own)}; "
+            f"Slash-dominant: {counted(heads.value, 'head')}{in_brackets(heads.null_range)}, mean score "
+            f"{self.score_and_loss(own)}; "
             f"in the running model this becomes: {', '.join(whole)}."
         )
         if own.inits:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, TOKENS, Variable, by_tokens
-from tl_posgen.core.numbers import NO_NULL, Number, Numbers
+from tl_posgen.core.numbers import Number, Numbers, in_brackets
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
@@ -156,19 +156,19 @@ class Cone(Dominance):
     # Words
 
     def findings(self, own: Numbers) -> list[str]:
-        random = f"random init {in_groups(own.of_inits, 'r1')}" if own.inits else NO_NULL
+        random = in_brackets(f"random init {in_groups(own.of_inits, 'r1')}" if own.inits else "")
         rank = " and ".join(f"{own('spearman', side=side).plain:.2f}" for side in "qk")
         agree = own("axis_agreement")
         shared = f"; prompts agree on it to {agree:.2f}" if agree else ""
         return [
-            f"r1 of Q and K is {in_groups(own, 'r1')} ({random}); without the first token "
-            f"{in_groups(own, 'r1', tokens='without first')}. Rank correlation of slash score and r1 over heads: "
-            f"{rank}.",
+            f"Q and K before RoPE have in their first singular direction a share r1 of {in_groups(own, 'r1')}{random}: "
+            f"1 is rank one. Over heads r1 has with the slash score a rank correlation of {rank}.",
             f"Attention inputs have mean cosine {own('cosine'):.2f} with their axis{shared}. r1 of the inputs is "
             f"{own('r1_h'):.2f}; W_Q amplifies the axis {own('gain', side='q'):.2f} times, W_K "
             f"{own('gain', side='k'):.2f} times.",
             self.of_the_axis_alone(own),
             *self.of_biases(own),
+            f"Without the first token r1 of Q and K is {in_groups(own, 'r1', tokens='without first')}.",
         ]
 
     def of_the_axis_alone(self, own: Numbers) -> str:

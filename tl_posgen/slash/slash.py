@@ -11,7 +11,7 @@ import xarray as xr
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, TokenView, Variable
-from tl_posgen.core.numbers import TRAINED, Numbers, at_init, interval_of
+from tl_posgen.core.numbers import TRAINED, Numbers, at_init, counted, in_brackets, interval_of
 from tl_posgen.core.options import Threshold
 from tl_posgen.core.sums import First, Sums
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
@@ -236,8 +236,8 @@ class Slash(Dominance):
         n_all = int(own.data["best_score"].notnull().sum())
         reach = list_distances(own.data["short_distance"])
         return [
-            f"{n.plain:.0f} of {n_all} heads ({n.null:.3g}) are slash-dominant at "
-            f"one of the distances {reach}, with kappa = {self.kappa:g}. Strongest at D below half the prompt: "
+            f"Slash-dominant at one of the distances {reach}, with kappa = {self.kappa:g}: {n.plain:.0f} of "
+            f"{counted(n_all, 'head')}{in_brackets(n.null_range)}. Strongest at D below half the prompt: "
             f"{own.extreme('best_score'):.3f}; at the previous token: {own.extreme('previous_token'):.3f}."
             + self.sentence_on_uniform_attention(own)
         ]

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS, TokenView, Variable
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.numbers import Number, Numbers, in_brackets
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
@@ -169,11 +169,11 @@ class SlashTransfer(Dominance):
         text, random = (own("n_dominant", source=source, **at).plain for source in SOURCES)
         best = own.extreme("best_score")
         place = {"layer": best.layer, "head": best.head}
+        beside = in_brackets(f"{r.null:.3f}", f"without the first token {rest.with_interval:.3f}")
         return [
             f"At D = {at['short_distance']} slash scores on random tokens follow those on text over heads with r = "
-            f"{r.with_interval:.3f} ({r.null:.3f}; without the first token {rest.with_interval:.3f}); {text:.0f} heads "
-            f"are dominant on text, {random:.0f} on random tokens, overlap (Jaccard) "
-            f"{own('jaccard', **at).plain:.2f}.",
+            f"{r.with_interval:.3f}{beside}. Dominant heads: {text:.0f} on text, {random:.0f} on random tokens, "
+            f"overlap (Jaccard) {own('jaccard', **at).plain:.2f}.",
             f"The strongest, {best:.3f} at D = {int(own.data['best_distance'].sel(place))} on text, scores "
             f"{self.strongest_on_random(own):.3f} on random tokens.",
         ]

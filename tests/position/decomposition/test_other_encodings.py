@@ -97,11 +97,12 @@ def test_every_measure_that_changes_its_meaning_says_so_and_concludes_nothing_th
 
 def test_a_report_says_where_restrictions_come_from_once(reports):
     report = reports["gpt2"]
-    [note] = report.notes()
+    [note, without_null] = report.notes()
+    assert without_null == "No random init was measured."
     assert note.startswith(f"{WHERE['absolute']}, which restricts what ")
     assert all(name in note for name in CAVEATS["gpt2"])
     alone = Report({"mean_key": report["mean_key"]}, report.provenance)
-    assert alone.notes() == [report["mean_key"].caveat]
+    assert alone.notes() == [report["mean_key"].caveat, without_null]
 
 
 def test_rope_needs_no_caveat(report):

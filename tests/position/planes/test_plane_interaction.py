@@ -141,6 +141,6 @@ def test_figures_show_the_numbers(result):
 
 def test_with_one_prompt_there_are_sentences_and_figures_too(mini, alice):
     found = PlaneInteraction()(mini, alice, length=16, n_prompts=1, null_seeds=(), progress=False)
-    assert "no null measured" in found.findings()[0]
+    assert "random init" not in found.findings()[0]
     for kind in found.kinds:
         found.plot(kind)

@@ -91,7 +91,7 @@ def test_where_attention_is_worth_nothing_there_is_no_share(unsearched):
     random_init = unsearched.dataset.sel(init=["0"]).assign_coords(init=["trained"])
     found = replace(unsearched, dataset=random_init)
     (sentence,) = found.findings()
-    assert sentence.endswith("(no null measured): there is nothing to recover.")
+    assert sentence.endswith(" nats: there is nothing to recover.")
     assert found.table()[["recovered", "low", "high"]].isna().all(axis=None)
     assert set(found.plot("recovered").data[0].text) == {""}
     assert "nan" not in found.plot("correlation").layout.title.text

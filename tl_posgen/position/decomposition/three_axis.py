@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
-from tl_posgen.core.numbers import Numbers, mean_of
+from tl_posgen.core.numbers import Numbers, counted, mean_of
 from tl_posgen.core.options import NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
@@ -162,8 +162,8 @@ class ThreeAxis(Measure):
         weighted = "" if own.attrs["weighting"] == ALIKE else f" ({own.attrs['weighting']})"
         n_heads = int(own.data["r"].sel(tokens="all").notnull().sum())
         return [
-            f"Scores correlate with position + query + key at r = {own('r'):.3f}{weighted}, mean over {n_heads} heads; "
-            f"without the first token {own('r', tokens='without first'):.3f}.",
+            f"Scores correlate with position + query + key at r = {own('r'):.3f}{weighted}, mean over "
+            f"{counted(n_heads, 'head')}; without the first token {own('r', tokens='without first'):.3f}.",
             f"Within rows, which is all that softmax sees, r = {own('r_within_rows'):.3f}. Highest: "
             f"{own.extreme('r_within_rows'):.3f}; lowest: {own.extreme('r_within_rows', largest=False):.3f}.",
             self.over_heads(own),
@@ -177,7 +177,7 @@ class ThreeAxis(Measure):
         inits = "; random init {:.3f} to {:.3f}".format(*(end.of_inits.plain for end in ends)) if ends[0].inits else ""
         return (
             f"Over heads r goes from {low:.3f} to {high:.3f}, quartiles {first:.3f}, {median:.3f} and "
-            f"{third:.3f}{inits}. Over {HIGH}: {int((r > HIGH).sum())} of {int(r.notnull().sum())} heads."
+            f"{third:.3f}{inits}. Over {HIGH}: {int((r > HIGH).sum())} of {counted(int(r.notnull().sum()), 'head')}."
         )
 
     figures = {

@@ -174,13 +174,13 @@ class DummyDistance(Measure):
         r = run.data["key_part_r"].sel(OUT, drop=True)
         tables = table_examples(run.model, run.tokens[0], r, self.longest or len(run.tokens[0]))
         heads = "all heads" if all(one is None for one in run.where.values()) else "the chosen heads"
-        return xr.merge([loss, at, beyond, tables]).assign_attrs(heads=heads)
+        return xr.merge([loss, at, beyond, tables]).assign_attrs(heads=heads, longest_distance=run.tokens.shape[1] - 1)
 
     def findings(self, own: Numbers) -> list[str]:
         r, (distance, key, both) = own("key_part_r", **OUT), (own("share", part=part, **OUT) for part in PARTS)
         d0s = own.data["d0"].values.tolist()
         refits = [(d0, own("refit_r", d0=d0, **OUT)) for d0 in d0s]
-        lowest, highest = (f"{one.plain:.2f} ({one.null:.2f}) at {d0:g}" for d0, one in lowest_and_highest(refits))
+        lowest, highest = (f"{one.plain:.2f}{one.beside:.2f} at {d0:g}" for d0, one in lowest_and_highest(refits))
         most, least = (own.extreme("key_part_r", largest, **OUT) for largest in (True, False))
         at = {d0: own("loss_at", d0=d0) for d0 in d0s}
         best, limit = min(at, key=lambda d0: at[d0].value), own.data["limit"].values[0]
@@ -195,7 +195,7 @@ class DummyDistance(Measure):
             f"distance ({best:g}), and {own('loss_beyond', limit=limit).plain:.3f} with distances above {limit:g} seen "
             f"as {limit:g}.",
             f"Where each distance's mean is taken away the key part correlates with the table at "
-            f"{r.with_interval:.3f} ({r.null:.3f}), most in {most:.3f}, least in {least:.3f}.",
+            f"{r.with_interval:.3f}{r.beside:.3f}, most in {most:.3f}, least in {least:.3f}.",
             *agreement_findings(own),
         ]
 
@@ -207,7 +207,7 @@ class DummyDistance(Measure):
             refit = own("refit_r", d0=d0, **OUT)
             row = {"pairs": f"every pair at {d0:g}", "refit_r": refit.value, "low": refit.low, "high": refit.high}
             rows.append(row | {"random_init": refit.of_inits.value, "loss": own("loss_at", d0=d0).value})
-        for limit in limits:
+        for limit in limits[limits < own.attrs.get("longest_distance", math.inf)]:  # nothing is beyond the others
             loss = own("loss_beyond", limit=limit).value
             rows.append({"pairs": f"beyond {limit:g} as at {limit:g}", "loss": loss})
         frame = pd.DataFrame(rows).dropna(axis="columns", how="all")

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.core.measure import Measure, TokenView, Variable
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import Numbers, in_brackets
 from tl_posgen.core.options import Count, Each, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.models.tokens import token_strings
@@ -214,8 +214,8 @@ class Perturbation(Measure):
         for ratio in sorted({*self.few_many_most}):
             change = own.array("change", condition=condition, ratio=ratio)
             perplexity = own.number(np.exp(change.mean(("draw", "prompt"))))
-            rise = f"{own.number(change).with_interval:+.3f} nats; {perplexity.null:.2f}"
-            parts.append(f"{perplexity.plain:.2f} at {ratio:.0%} moved ({rise})")
+            beside = in_brackets(f"{own.number(change).with_interval:+.3f} nats", f"{perplexity.null:.2f}")
+            parts.append(f"{perplexity.plain:.2f} at {ratio:.0%} moved{beside}")
         sentence = f"Under {WORDS[condition]} perplexity over all targets is multiplied by {', '.join(parts)}."
         least, more = (own("change", condition=condition, ratio=ratio).value for ratio in (few, many))
         if not least > 0 or not few < many:
@@ -237,7 +237,7 @@ class Perturbation(Measure):
         ]
         return [
             f"A cloze of {n} passages of the text{cloze.fewer_of_inits(n) if own.inits else ''}, {least:.0%} of the "
-            f"context moved: accuracy {in_order.plain:.0%} ({in_order.null:.0%}); chance {1 / N_CHOICES:.0%}. With "
+            f"context moved: accuracy {in_order.plain:.0%}{in_order.beside:.0%}; chance {1 / N_CHOICES:.0%}. With "
             f"{most:.0%} moved, accuracy "
             f"and change of the right choice's log-likelihood (nats a token): {'; '.join(parts)}."
         ]

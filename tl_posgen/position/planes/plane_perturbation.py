@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import Measure, Variable
-from tl_posgen.core.numbers import NO_NULL, Number, Numbers, format_number
+from tl_posgen.core.numbers import Number, Numbers, format_number, in_brackets
 from tl_posgen.core.options import Each, Threshold
 from tl_posgen.core.run import Run
 from tl_posgen.models.layer_table import geometry_of
@@ -155,11 +155,11 @@ class PlanePerturbation(Measure):
         share = "" if self.most == 1 else f" at strength {self.most:g}"
         rises = {edit: own("rise", edit=edit) for edit in self.edits}
         null = max((abs(init) for rise in rises.values() for init in rise.inits), default=math.nan)
-        beside = NO_NULL if math.isnan(null) else f"random init at most {null:.3f}"
+        beside = in_brackets("" if math.isnan(null) else f"random init at most {null:.3f}")
         costs = "; ".join(f"{drawn.WORDS[edit]} {rise.with_interval:+.3f}" for edit, rise in rises.items())
         gaps = (f"{drawn.WORDS[edit]} {self.less_control(own, edit).with_interval:+.3f}" for edit in self.edits)
         return [
-            f"Rise of the loss in nats, all planes of q and k edited{share} ({beside}): {costs}.",
+            f"Rise of the loss in nats, all planes of q and k edited{share}{beside}: {costs}.",
             f"Less what a random rotation of the same energy costs: {'; '.join(gaps)}.",
             "Of a third of the planes alone, that which costs most, and a random rotation of the same energy: "
             f"{'; '.join(self.dearest_third(own, edit) for edit in self.edits)}.",

@@ -9,7 +9,7 @@ import xarray as xr
 
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
-from tl_posgen.core.numbers import Numbers, format_number, one_side
+from tl_posgen.core.numbers import Numbers, counted, format_number, one_side
 from tl_posgen.core.options import Distances, Positive
 from tl_posgen.core.run import Run
 from tl_posgen.models.loading.shuffled_like import shuffled_label, shuffled_like
@@ -109,11 +109,11 @@ class PlaneSufficiency(Measure):
             return f"{trained.with_interval:{form}} ({random}shuffled {shuffled.with_interval:{form}})"
 
         trained, shuffled = (correlated(own, weights) for weights in WEIGHTS)
-        random = f"random init {correlated(own.of_inits, WEIGHTS[0])}" if own.inits else "no random init measured"
+        random = f"random init {correlated(own.of_inits, WEIGHTS[0])}, " if own.inits else ""
         r, rho = (format_number(one, ".2f") for one in r_and_rho(pooled(own, rest)))
         return [
-            f"Over {own('n_heads', tokens=rest).plain:.0f} heads, first token left out, the sum of the plane scores "
-            f"correlates with the interaction share at r = {trained}; {random}, shuffled {shuffled}, pooled {r} "
+            f"Over {counted(own('n_heads', tokens=rest).value, 'head')}, first token left out, the sum of the plane "
+            f"scores correlates with the interaction share at r = {trained}; {random}shuffled {shuffled}, pooled {r} "
             f"(Spearman {rho}).",
             f"First token left out, mean sum of scores {mean('score_sum', '.2f', rest)}, interaction share "
             f"{mean('interaction', '.3f', rest)}; with it, certified additive {mean('additive', '.0%', all_tokens)} of "

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.core.measure import Measure, TokenView, Variable
-from tl_posgen.core.numbers import Number, Numbers, format_number
+from tl_posgen.core.numbers import Number, Numbers, format_number, in_brackets
 from tl_posgen.core.options import Count
 from tl_posgen.core.run import Run
 from tl_posgen.models.capture.capturing import run_capture
@@ -185,5 +185,5 @@ def examples_of(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
 
 def with_null(number: Number) -> str:
     """Return a number beside the mean of its random inits, without their spread: "0.91 (random init 0.35)"."""
-    null = f"random init {number.of_inits.plain:.2f}" if number.inits else f"{number.null:.2f}"
-    return f"{number.plain:.2f} ({null})"
+    null = f"random init {number.of_inits.plain:.2f}" if number.inits else ""
+    return f"{number.plain:.2f}{in_brackets(null)}"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tl_posgen.core import options
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.numbers import Number, Numbers, in_brackets
 from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
@@ -231,10 +231,10 @@ class Substitution(Measure):
 
     def findings(self, own: Numbers) -> list[str]:
         worth = self.worth(own)
-        null = f"{worth.null:.4f}{' nats' if worth.inits else ''}"
+        null = in_brackets(f"{worth.null:.4f} nats" if worth.inits else "")
         if worth.value < WORTHLESS:
             return [
-                f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats ({null}): there is "
+                f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats{null}: there is "
                 "nothing to recover."
             ]
         best, fit, names = self.best(own), self.best(own, weighted_fits=True), own.data["condition"].values.tolist()
@@ -244,7 +244,7 @@ class Substitution(Measure):
         return [
             f"Position + content ({in_words(best)}, the best of {len(splits_of(names))} splits on these prompts) "
             f"recovers {share[best]:.1%} of the {worth.with_interval:.3f} nats between the unchanged model and uniform "
-            f"attention ({null}); position alone {share['position']:.1%}, content alone {share['content']:.1%}.",
+            f"attention{null}; position alone {share['position']:.1%}, content alone {share['content']:.1%}.",
             f"{self.of_highest_r(own)} The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
             f"{own('r', condition='three_axis').plain:.3f}; in their place it recovers "
             f"{share['three_axis']:.1%} of the loss with all pairs weighted alike, {share[fit]:.1%} with other weights "
