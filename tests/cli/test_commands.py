@@ -74,7 +74,7 @@ def test_the_dtype_is_obeyed_and_kept_in_the_results(done, cut, tmp_path):
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_command_prints_its_table_and_writes_its_report(done, small, cut, name):
     printed, summary = done(name, "--model", small, *cut(24, 2), *MEASURES[name], "--full")
-    assert "null, random init (seed 0)" in printed
+    assert "null, random init (seed 0)" in " ".join(printed.split())  # a narrow table breaks its title
     for measure in summary["measures"]:
         assert f"{measure.replace('_', ' ')}: small" in " ".join(printed.split())
 

@@ -11,7 +11,7 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.position.order import Perturbation, cloze, permute_positions, swap_tokens
 from tl_posgen.position.order.disturbance import CONDITIONS, conditions_for, disturb, draw, words_of
-from tl_posgen.position.order.perturbation_figures import span_of_bars
+from tl_posgen.position.order.perturbation_figures import WORDS, span_of_bars
 
 CUT = {"length": 48, "n_prompts": 2, "progress": False}
 QUIET = {**CUT, "null_seeds": ()}
@@ -96,7 +96,7 @@ def test_tokens_are_coloured_by_the_change_of_their_loss(mini, alice, result):
     assert shown["token_text"].values.tolist() == token_strings(mini, read[1:])
     change = (token_losses(mini, read[None]) - token_losses(mini, tokens[None]))[0]
     np.testing.assert_allclose(shown["token_change"], change, atol=1e-6)
-    assert result.token_labels()[3].startswith("key positions, 50% moved: ")
+    assert result.token_labels()[3].startswith(f"{WORDS['key_positions']}, 50% moved: ")
     assert f"{float(shown['token_change'][5]):.4f}".rstrip("0") in result.show(0).local_src
 
 
@@ -117,7 +117,7 @@ def test_random_inits_are_given_the_first_items_of_a_long_cloze(mini, alice, mon
 @pytest.mark.longer
 def test_curves_draw_the_rise_at_places_that_were_not_moved_and_the_cloze_with_its_chance(result):
     data, figure = result.own, result.plot("curves")
-    named = [trace for trace in figure.data if trace.name == "P: positions of queries and keys"]
+    named = [trace for trace in figure.data if trace.name == WORDS["positions"]]
     assert [trace.xaxis for trace in named] == ["x", "x2", "x3"]
     for trace, reach in zip(named, ("adjacent", "uniform"), strict=False):
         change = data["change"].sel(condition="positions", reach=reach, target="unmoved").mean("draw")
@@ -148,12 +148,12 @@ def test_panels_show_whole_intervals_unless_means_could_not_be_told_apart(bar, e
 @pytest.mark.longer
 def test_matched_draws_the_gap_to_the_index(result):
     figure = result.plot("matched")
-    below = [trace for trace in figure.data if trace.name == "F: jittered distances" and trace.yaxis in ("y3", "y4")]
+    below = [trace for trace in figure.data if trace.name == WORDS["jitter"] and trace.yaxis in ("y3", "y4")]
     change = result.own["change"].sel(target="unmoved").mean(("draw", "prompt"))
     gap = (change - change.sel(condition="positions")).sel(condition="jitter")
     for trace, reach in zip(below, ("adjacent", "uniform"), strict=True):
         np.testing.assert_allclose(trace.y, gap.sel(reach=reach), atol=1e-12)
-    assert not any(trace.name.startswith("T:") for trace in figure.data)
+    assert not {WORDS["tokens"], WORDS["words"]} & {trace.name for trace in figure.data}
 
 
 def test_prompts_and_heads_that_cannot_be_disturbed_are_refused(mini, alice):
@@ -192,17 +192,17 @@ def test_sentences_say_perplexity_rise_gap_and_cloze(result):
     assert len(rises) == 3
     for sentence, condition in zip(rises, ("tokens", "words", "positions"), strict=True):
         own, random = (float(one.sel(condition=condition)) for one in (change, null_change))
-        assert f"perplexity over all targets by {np.exp(own):.2f} at 50% moved ({own:+.3f} [" in sentence
+        assert f"perplexity over all targets is multiplied by {np.exp(own):.2f} at 50% moved ({own:+.3f} [" in sentence
         assert f"random init {np.exp(random):.2f})" in sentence
     gap = float(change.sel(condition="position_part") - change.sel(condition="positions"))
-    assert f"position part alone {gap:+.3f} [" in gaps
+    assert f"position part alone (F') {gap:+.3f} [" in gaps
     in_order, random = (float(one["cloze_accuracy"].sel(ratio=0).mean()) for one in (result.own, result.null))
     assert f"cloze of 4 passages of the text, 0% of the context moved: accuracy {in_order:.0%} (random" in cloze
     assert f"(random init {random:.0%}); chance 25%" in cloze
     log_p, right = (result.own[f"cloze_{name}"].sel(condition="jitter") for name in ("log_likelihood", "accuracy"))
     fall = float((log_p.sel(ratio=0.5) - log_p.sel(ratio=0)).mean())
-    assert f"jitter {float(right.sel(ratio=0.5).mean()):.0%} [" in cloze
-    assert f", {fall:+.2f}; position part" in cloze
+    assert f"{WORDS['jitter']} {float(right.sel(ratio=0.5).mean()):.0%} [" in cloze
+    assert f", {fall:+.2f}; {WORDS['position_part']} " in cloze
 
 
 @pytest.mark.longer

@@ -228,7 +228,7 @@ def test_head_costs_are_taken_where_a_split_is_searched_unless_said_otherwise(re
 
 def test_tokens_are_coloured_by_the_change_of_their_loss(unsearched, mini, alice):
     data, lines = unsearched.own, unsearched.token_labels()
-    shown = ["position", "content", "three-axis fit, all pairs", "uniform attention"]
+    shown = ["position alone", "content alone", "three-axis fit, all pairs", "uniform attention"]
     assert [line.split(":")[0] for line in lines[1:]] == shown
     tokens = to_prompts(mini, alice, length=data.sizes["shown_target"] + 1, n_prompts=1)[0][None]
     changed = token_losses(mini, tokens, substitute(mini, by_constant)) - token_losses(mini, tokens)
@@ -363,7 +363,7 @@ def test_one_prompt_is_enough_without_a_search(mini):
 
 def test_the_table_ends_with_the_searched_splits(result):
     table = result.table()
-    assert table["condition"].iloc[-1] == "searched: content"
+    assert table["condition"].iloc[-1] == "searched: content alone"
     unchanged = result.own["loss"].sel(condition="unchanged").mean()
     assert table.set_index("condition")["loss"]["unchanged"] == pytest.approx(float(unchanged))
     assert not result.table(null=True)["condition"].str.startswith("searched").any()
