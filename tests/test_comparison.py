@@ -227,3 +227,18 @@ def test_a_yardstick_that_no_model_can_change_is_not_compared():
     numbers = compared(one, other).own["number"].values.tolist()
     assert "slash.best_score" in numbers
     assert not [name for name in numbers if "uniform" in name]
+
+
+def test_numbers_that_one_side_does_not_have_are_not_said_to_be_unchanged():
+    model, quick = tl_posgen.load_model("mini", "auto"), QUICK | {"measures": "three_axis", "null_seeds": ()}
+    reports = [tl_posgen.analyze(model, bundled_text(), **quick)]
+    for n_layers in (1, 4):
+        with torch.no_grad():
+            for block in model.blocks[:n_layers]:
+                block.attn.W_Q.zero_()
+                block.attn.b_Q.zero_()
+        reports.append(tl_posgen.analyze(model, bundled_text(), **quick))
+    some, none = (" ".join(compared(reports[0], other).findings()) for other in reports[1:])
+    assert "4 heads defined on one side only, left out" in some
+    assert "No head changes" not in none
+    assert "Not defined for any head on both sides: r of position + query + key, " in none

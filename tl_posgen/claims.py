@@ -126,7 +126,7 @@ def results_for(
     if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
         options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
         asked = sorted({name for own in options for name in own.get("measures", ())})
-        how = {"tokenizer": wrap(model).origin.directory, "dtype": next(model.parameters()).dtype}
+        how = {"tokenizer": wrap(model).origin.tokenizer, "dtype": next(model.parameters()).dtype}
         of_training = {**run, "measures": asked, "null_seeds": (), "keep": keep, **how}
         results[WITH_CHECKPOINTS] = emergence(checkpoints, text, **of_training)
     if not results:

@@ -44,7 +44,7 @@ def analyze_in_training(hf_model: Any, tokenizer: Any, prompts: Any, **settings:
     """
     if not isinstance(hf_model, torch.nn.Module):
         raise InputError(f"analyze_in_training: {hf_model!r:.80} is no model; give the transformers model in training")
-    device = next(hf_model.parameters()).device
+    device = next((one.device for one in hf_model.parameters()), torch.device("cpu"))
     with random_states_kept(device), torch.autocast(device.type, enabled=False), torch.enable_grad():
         model = snapshot(hf_model, tokenizer)
         return analyze(model, prompts, **{"null_seeds": (), "progress": False} | settings)

@@ -56,6 +56,18 @@ def test_distortions_are_those_of_every_query_key_and_distance(family_model, nam
         np.testing.assert_allclose(here["sd"], rms[1][0], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("options", "pale"),
+    [
+        ({"rules": ("linear",), "factors": (2, 1.2345678)}, ["linear 1.2345678"]),
+        ({"rules": ("given", "linear"), "factors": (2, 4), "values": (0.1,) * 16}, ["linear 2"]),
+    ],
+)
+def test_curves_of_the_largest_factor_and_of_given_frequencies_are_drawn_at_once(mini, options, pale):
+    figure = WhatIfRope(**options, check=False)(mini, TOKENS, **QUIET).plot("curves")
+    assert {trace.name for trace in figure.data if trace.visible == "legendonly"} == {*pale}
+
+
 def test_own_frequencies_are_what_variance_finds(mini, alice):
     measures = ["variance", WhatIfRope(**FEW)]
     report = analyze(mini, alice, measures=measures, length=24, n_prompts=2, **QUIET)

@@ -104,7 +104,11 @@ def test_a_stream_that_is_no_sum_is_refused_with_the_remedy(mini):
     [
         (torch.ones(2, 9, dtype=int), 1, r"tokens of shape \(2, 9\): give the token ids of one prompt"),
         ("Down, down", 1, "tokens of str"),
+        (torch.tensor(3), 1, r"tokens of shape \(\)"),
+        (torch.empty(0, dtype=int), 1, r"tokens of shape \(0,\)"),
         (torch.arange(9), 4, "layer 4"),
+        (torch.arange(9), [0, 1], "give one layer"),
+        (torch.arange(9), None, "give one layer"),
         (torch.arange(9), float("nan"), "nan"),
     ],
 )

@@ -143,6 +143,10 @@ def test_the_largest_value_is_given_where_it_is_neither_the_first_nor_the_last(v
     assert sentence.endswith(f"half of the change is there by step {half}, at loss {3 - half}.000.")  # not lost again
 
 
+def test_a_curve_that_never_changes_has_no_half_of_a_change():
+    assert "half of the change" not in course_of([0.3, 0.3, 0.3]).findings()[1]
+
+
 def test_a_peak_between_two_like_ends_is_no_change():
     sentence = course_of([0.18, 0.41, 0.14]).findings()[1]
     assert "is largest at step 1" in sentence

@@ -85,13 +85,13 @@ class Setup:
         """Settings of models that a command names otherwise."""
         return {"backend": self.backend, "dtype": self.dtype, "device": self.device}
 
-    def words(self) -> str:
-        """Read the text, and refuse an output that cannot be written."""
+    def words(self) -> Any:
+        """Read the text, or take the prompt, and refuse an output that cannot be written."""
         from tl_posgen.studies.texts import BUNDLED, Text
 
         if self.prompt is not None:
             self.prepare()
-            return self.prompt
+            return [self.prompt]  # of a list no entry is taken for the name of a file
         name, _, config = (self.dataset or "").partition(":")
         text = Text(dataset=name, config=config or None) if name else Text(self.text or BUNDLED)
         words = text.words

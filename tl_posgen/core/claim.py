@@ -12,7 +12,6 @@ import xarray as xr
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.result import Result
-from tl_posgen.stats.intervals import FEWEST
 
 Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small
 COLUMNS = ("says", "verdict", "margin", "again", "measured", "null", "criterion")
@@ -75,8 +74,7 @@ def margin_of(quantity: str, value: float, *thresholds: float, digits: int = 2) 
         ('r 0.93, -0.02 from 0.95', 'r not defined', 'r 0.80, threshold not defined')
     """
     if math.isnan(value):
-        reason = f": intervals need {FEWEST} prompts" if "low end" in quantity else ""
-        return f"{quantity} not defined{reason}"
+        return f"{quantity} not defined"
     known = [one for one in thresholds if not math.isnan(one)]
     if not known:
         return f"{quantity} {value:.{digits}f}, threshold not defined"

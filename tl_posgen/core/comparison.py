@@ -35,7 +35,13 @@ from tl_posgen.stats.intervals import FEWEST, difference_interval
 
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: the first in the order of `by_size`
-TOLD_APART = ("revision", "length", "prompts", "dtype")  # of two reports of one model, the first in which they differ
+TOLD_APART = (
+    "revision",
+    "length",
+    "prompts",
+    "dtype",
+    "fwd_hooks",
+)  # of two reports of one model, the first in which they differ
 ROUNDING = 0.0005  # a smaller change is said as 0.000
 SAME_PROMPTS = ("tokens_sha256", "heads")
 
@@ -110,7 +116,7 @@ def named(first: Report, second: Report, names: Any) -> tuple[str, str]:
         names = [str(one.get("model", "model")) for one in both]
         if names[0] == names[1]:
             apart = next((key for key in TOLD_APART if both[0].get(key) != both[1].get(key)), "")
-            marks = [f"{apart} {one[apart] or 'none'}" for one in both] if apart else SIDES
+            marks = [f"{apart} {one.get(apart) or 'none'}" for one in both] if apart else SIDES
             names = [f"{name} ({mark})" for name, mark in zip(names, marks, strict=True)]
     if not fits(names, Sequence[str]) or len(set(names)) != 2 or len(names) != 2 or not all(names):
         raise InputError(f"names={names!r}: give two that differ, such as ('intact', 'ablated')")
@@ -228,12 +234,15 @@ class Comparison(Measure):
             lines.append(
                 f"Loss: {change.with_interval:+.3f} nats a token, from {own('loss', report='first').plain:.3f}."
             )
-        largest = abs(self.difference(own.dataset)).max(HEAD).fillna(0)
+        largest, labels = abs(self.difference(own.dataset)).max(HEAD), own.data["label"].values
         changed = [number for number in by_size(self, own.data) if float(largest.sel(number=number)) >= ROUNDING]
         lines += [self.sentence(own, number) for number in changed]
-        if same := [str(label) for label in own.data["label"].values[(largest < ROUNDING).values]]:
+        same, unknown = ([str(label) for label in labels[of.values]] for of in (largest < ROUNDING, largest.isnull()))
+        if same:
             size = f" by {ROUNDING:g} or more" if float(largest.where(largest < ROUNDING).max()) else ""
-            lines.append(f"No head changes{size}{' in ' + ', '.join(same) if changed else ''}.")
+            lines.append(f"No head changes{size}{' in ' + ', '.join(same) if changed or unknown else ''}.")
+        if unknown:
+            lines.append(f"Not defined for any head on both sides: {', '.join(unknown)}.")
         return [f"From {own.attrs['first']} to {own.attrs['second']}, intervals {kind}: {lines[0]}", *lines[1:]]
 
     def sentence(self, own: Numbers, number: str) -> str:
@@ -247,7 +256,10 @@ class Comparison(Measure):
         heads = f"; in {n_changed} of {counted(n_known, 'head')} the interval leaves out zero" if n_known else ""
         layer, head = changes.abs().idxmax()
         largest = AtHead(int(layer), int(head), Number(float(changes[layer, head])))
-        return f"{label}: {mean.with_interval:+.3f} on average{mean.beside:+.3f}{heads}; most in {largest:+.3f}."
+        lost = int(mean_of(one).notnull().any("report").sum()) - len(changes)
+        left_out = f"; {counted(lost, 'head')} defined on one side only, left out" if lost else ""
+        average = f"{mean.with_interval:+.3f} on average{mean.beside:+.3f}"
+        return f"{label}: {average}{heads}; most in {largest:+.3f}{left_out}."
 
     def table(self, own: Numbers) -> pd.DataFrame:
         numbers = by_size(self, own.data)

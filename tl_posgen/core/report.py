@@ -5,7 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,9 @@ class Report(Mapping[str, Result]):
         return f"Report({', '.join(self.results)}; {self.provenance.get('model', 'model')})"
 
     def findings(self) -> list[str]:
-        """Return what was found, in sentences."""
-        return [sentence for result in self.results.values() for sentence in result.findings()]
+        """Return what was found, in sentences; each warning once, behind the measures that share it."""
+        told = [[*one.sentences, *([one.caveat] if one.caveat else [])] for one in self.results.values()]
+        return [*chain.from_iterable(told), *self.warned()]
 
     def headlines(self, most: int = MOST_SENTENCES) -> list[str]:
         """Return the sentences that a reader sees first: of each result its first one, then the second ones; of those
@@ -94,17 +95,22 @@ class Report(Mapping[str, Result]):
         """Return what the model's encoding and hooks make of the results, each once behind the measures that share it;
         of restrictions that several measures have, where they come from."""
         restricted = defaultdict[tuple[str, ...], dict[str, Mapping[str, str]]](dict)
-        warned = defaultdict[str, list[str]](list)
         for name, result in self.results.items():
             if result.caveat:
                 restricted[tuple(result.encodings)][name] = result.measure.caveats
-            for warning in result.warnings:
-                warned[warning].append(name)
         found = [
             shared_caveat(measures, encodings) if len(measures) > 1 else str(self[next(iter(measures))].caveat)
             for encodings, measures in restricted.items()
         ]
-        return [*found, *(f"{', '.join(names)}: {warning}" for warning, names in warned.items()), *self.without_null()]
+        return [*found, *self.warned(), *self.without_null()]
+
+    def warned(self) -> list[str]:
+        """Return every warning once, behind the measures that share it."""
+        warned = defaultdict[str, list[str]](list)
+        for name, result in self.results.items():
+            for warning in result.warnings:
+                warned[warning].append(name)
+        return [f"{', '.join(names)}: {warning}" for warning, names in warned.items()]
 
     def without_null(self) -> list[str]:
         """Return that no random init was measured, where measures have one."""

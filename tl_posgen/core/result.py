@@ -320,7 +320,8 @@ class Result:
 
 def over_draws(array: xr.DataArray, rows: Sequence[str]) -> xr.DataArray:
     """Return the mean over random draws, unless each has a row of its own."""
-    return array.mean("draw") if "draw" in array.dims and "draw" not in rows else array
+    is_drawn = "draw" in array.dims and "draw" not in rows and array.dtype.kind in "fiub"
+    return array.mean("draw") if is_drawn else array
 
 
 def columns_of(

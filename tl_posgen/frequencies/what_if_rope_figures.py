@@ -22,8 +22,9 @@ def draw_curves(result: Any) -> go.Figure:
     """Draw a(d) and a'(d) of the heads with the highest mean curves."""
     data, heads = result.own, strongest(result.own)
     panels = Panels(head_names(heads), columns=3)
-    rules, largest = data["rule"].values, f" {max(result.measure.factors):g}"
-    shown = {rule: True if place == 0 or rule.endswith(largest) else "legendonly" for place, rule in enumerate(rules)}
+    rules, largest = data["rule"].values, max(result.measure.factors)
+    few = [rule for rule, of in result.measure.labelled.items() if of is None or of.factor in (None, largest)]
+    shown = {rule: True if rule in few else "legendonly" for rule in rules}
     for number, (layer, head) in enumerate(heads):
         one = data["curve"].sel(layer=layer, head=head)
         for place, rule in enumerate(rules):

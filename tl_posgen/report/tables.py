@@ -47,7 +47,8 @@ def short_table(result: Result, *, null: bool = False) -> pd.DataFrame | None:
 def with_words(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame with its labels in the words of the measure."""
     words = result.measure.words
-    named = [str(name) for name in result.own.coords if name in frame] if words else []
+    texts = [str(name) for name, labels in result.own.coords.items() if labels.dtype.kind in "OUT"]
+    named = [name for name in texts if name in frame] if words else []
     return frame.assign(**{name: [in_words(label, words) for label in frame[name]] for name in named})
 
 

@@ -88,7 +88,7 @@ def print_blocks(first: Printer | None, results: Sequence[Result], report: Repor
         lines, missing = fitted(console, first, max(1, min(TABLE_LINES, MOST_LINES - len(told) - 3)))
         print(*lines, "", sep="\n")
     tables = sum(has_table(result) for result in results)
-    missing |= {"sentence": len(report.findings()) - len(shown), "table": tables}
+    missing |= {"sentence": len({*report.findings()} - {*shown}), "table": tables}
     if counts := [counted(n, what) for what, n in missing.items() if n]:
         print(f"Not shown: {', '.join(counts)}; --full shows all.")
 

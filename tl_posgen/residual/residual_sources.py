@@ -62,16 +62,18 @@ def residual_sources(model: Any, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 po
         True
     """
     wrapped = wrap(model)
-    (layer,) = select_heads(wrapped.model, layer)
-    if not isinstance(tokens, Tensor) or tokens.numel() != tokens.shape[-1]:
+    layers = list(select_heads(wrapped.model, layer))
+    if len(layers) != 1:
+        raise InputError(f"layer={layer!r}: give one layer")
+    if not isinstance(tokens, Tensor) or not tokens.numel() or tokens.numel() != max(tokens.shape, default=0):
         given = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
         raise InputError(f"tokens of {given}: give the token ids of one prompt, as model.to_tokens(text) does")
-    reading, found = SourceReader(wrapped, layer), list[LayerCapture]()
+    reading, found = SourceReader(wrapped, layers[0]), list[LayerCapture]()
     with reading.attached():
-        run_capture(wrapped, tokens.reshape(1, -1), found.append, {"resid"}, layers=[layer])
+        run_capture(wrapped, tokens.reshape(1, -1), found.append, {"resid"}, layers=layers)
     resid = found[0].resid
     assert resid is not None
-    return reading.sources(layer, resid)
+    return reading.sources(layers[0], resid)
 
 
 @dataclass

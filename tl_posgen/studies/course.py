@@ -148,7 +148,7 @@ class Emergence(Measure):
         if min(values[0], values[-1]) - values[bottom] > span / 4:
             named.append(f"lowest at step {steps[bottom]} ({values[bottom]:{form}})")
         extremes = f", and is {' and '.join(named)}" if named else ""
-        if abs(values[-1] - values[0]) < span / 2:
+        if abs(values[-1] - values[0]) <= span / 2:
             return f"{ends}{extremes}"  # a peak or a dip, and no change
         lost = f"at step {steps[early]}, is lost again, and is there for good " if early < for_good else ""
         loss = own("loss", checkpoint=names[for_good]).plain

@@ -27,7 +27,8 @@ class Origin:
         name: as the user gave it (a Hub name, a directory, "mini"), or cfg.model_name.
         backend: which object it became.
         revision: commit of the Hub repository, or None.
-        directory: where config, weights and tokenizer were read, or None for a model that was not made by `load_model`.
+        directory, tokenizer: where config and weights, and where the tokenizer were read; None for a model that was not
+            made by `load_model`.
         seed: of a model with random weights, else None.
         initialisation: rule that made the random weights, else None.
         trust_remote_code: whether code from the repository was allowed.
@@ -37,6 +38,7 @@ class Origin:
     backend: BackendName
     revision: str | None = None
     directory: Path | None = None
+    tokenizer: Path | None = None
     seed: int | None = None
     initialisation: str | None = None
     trust_remote_code: bool = False

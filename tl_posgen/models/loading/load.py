@@ -145,9 +145,8 @@ def load_source(source: Source, asked: Pretrained, device: str, *, precise: bool
     if not bundled and dtype != (usual := computed_in(planned.dtype, asked.dtype, device, precise=False)):
         held, taken = (str(one).removeprefix("torch.") for one in (usual, dtype))
         tqdm.write(f"{source.name} is loaded in {taken}, as {held} has too few digits here; give a dtype to choose")
-    origin = {"revision": source.revision, "directory": source.directory, "trust_remote_code": trust}
-    wrapped = wrap(model)
-    wrapped.remember_origin(Origin(source.name, wrapped.backend.name, **origin))
+    wrapped, where = wrap(model), (source.revision, source.directory, source.tokenizer)
+    wrapped.remember_origin(Origin(source.name, wrapped.backend.name, *where, trust_remote_code=trust))
     if reason := wrapped.difference():
         raise UnsupportedModelError(f"{source.name}: {reason}")
     return model

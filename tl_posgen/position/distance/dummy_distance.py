@@ -106,7 +106,7 @@ class DummyDistance(Measure):
     by_head = frozenset({"refits", "curves"})
     legend = (
         "refit r: key part fitted with every pair at that distance, against that at the true distances; low, high: its "
-        "95% interval, from four prompts on; random init: its r; loss in nats per token; rise: over the unchanged "
+        "95% interval, from four prompts on; loss in nats per token; rise: over the unchanged "
         "model's."
     )
     caveats = {
@@ -180,7 +180,9 @@ class DummyDistance(Measure):
         r, (distance, key, both) = own("key_part_r", **OUT), (own("share", part=part, **OUT) for part in PARTS)
         d0s = own.data["d0"].values.tolist()
         refits = [(d0, own("refit_r", d0=d0, **OUT)) for d0 in d0s]
-        lowest, highest = (f"{one.plain:.2f}{one.beside:.2f} at {d0:g}" for d0, one in lowest_and_highest(refits))
+        ends = dict.fromkeys(f"{one.plain:.2f}{one.beside:.2f} at {d0:g}" for d0, one in lowest_and_highest(refits))
+        refitted = ", ".join(f"{which}{end}" for which, end in zip(("lowest ", "highest "), ends, strict=False))
+        refitted = refitted if len(ends) > 1 else next(iter(ends))
         most, least = (own.extreme("key_part_r", largest, **OUT) for largest in (True, False))
         at = {d0: own("loss_at", d0=d0) for d0 in d0s}
         best, limit = min(at, key=lambda d0: at[d0].value), own.data["limit"].values[0]
@@ -190,7 +192,7 @@ class DummyDistance(Measure):
             f"{own('additive_r', **OUT):.3f}; with it {own('additive_r'):.3f}. Of its variance the distance takes "
             f"{distance:.0%}, the key alone {key:.0%}, and neither explains {both:.0%}.",
             "Fitted again with every pair at one distance, the key part correlates with that at the true distances, "
-            f"linear trends left out: lowest {lowest}, highest {highest}.",
+            f"linear trends left out: {refitted}.",
             f"The model's loss of {own('loss'):.3f} becomes {at[best].plain:.3f} at best with every pair{where} at one "
             f"distance ({best:g}), and {own('loss_beyond', limit=limit).plain:.3f} with distances above {limit:g} seen "
             f"as {limit:g}.",
@@ -206,11 +208,13 @@ class DummyDistance(Measure):
         for d0 in d0s:
             refit = own("refit_r", d0=d0, **OUT)
             row = {"pairs": f"every pair at {d0:g}", "refit_r": refit.value, "low": refit.low, "high": refit.high}
-            rows.append(row | {"random_init": refit.of_inits.value, "loss": own("loss_at", d0=d0).value})
+            rows.append(row | {"loss": own("loss_at", d0=d0).value})
         for limit in limits[limits < own.attrs.get("longest_distance", math.inf)]:  # nothing is beyond the others
             loss = own("loss_beyond", limit=limit).value
             rows.append({"pairs": f"beyond {limit:g} as at {limit:g}", "loss": loss})
-        frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+        frame = pd.DataFrame(rows)
+        unknown = [name for name in ("refit_r", "low", "high") if frame[name].isna().all()]
+        frame = frame.drop(columns=unknown)
         return frame.assign(rise=frame["loss"] - own("loss").value)
 
     figures = {
