@@ -102,7 +102,8 @@ def length_extrapolation(result: Any) -> Iterator[Entry]:
         beyond = result.measure.beyond(own, condition)
         yield "loss_beyond", {"condition": condition}, beyond["loss"]
         yield "within_noise", {"condition": condition}, beyond["within_noise"]
-        yield "median_norm_ratio", {"condition": condition}, beyond["norm_ratio"]
+        ratio = own.array("norm_ratio", condition=condition).isel(segment=slice(1, None)).mean("segment").median(HEAD)
+        yield "median_norm_ratio", {"condition": condition}, own.number(ratio)
         for segment in entropy["segment"].values.tolist():
             at = {"condition": condition, "segment": int(segment)}
             yield "segment_entropy", at, own.number(entropy.sel(at))
