@@ -58,7 +58,7 @@ def test_experiments_in_the_running_model_start_from_the_hooked_one(mini):
     assert found["perturbation"].numbers("loss").value == pytest.approx(expected, abs=1e-5)
     assert found["loss"].numbers("loss").value == pytest.approx(expected, abs=1e-5)
     assert found["perturbation"].provenance["fwd_hooks"] == [f"{HOOK}: silent"]
-    assert f"loss: measured under hooks, the random inits too: {HOOK}: silent." in found.findings()
+    assert f"perturbation, loss: measured under hooks, the random inits too: {HOOK}: silent." in found.findings()
 
 
 def test_finished_results_under_other_hooks_are_not_taken(mini):
