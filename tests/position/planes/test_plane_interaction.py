@@ -12,7 +12,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import PlaneInteraction
-from tl_posgen.position.planes.plane_interaction import SHARES, STATISTICS
+from tl_posgen.position.planes.plane_interaction import STATISTICS
 from tl_posgen.rope.rotation import complex_planes
 
 pytestmark = pytest.mark.slow
@@ -122,12 +122,13 @@ def test_windows_partial_rotary_and_layers_without_rope(family_model, name, fami
 
 
 def test_the_sentences_say_the_numbers(result):
-    shares, rho, within = result.findings()
-    for name, words in SHARES.items():
-        assert f"{words} {result.measure.median_ratio(result.numbers, name):.2f}" in shares
-    for name, words in STATISTICS.items():
-        assert f"{words} {result.numbers('rho', statistic=name):.2f}" in rho
-        assert f"{words} {result.numbers('rho_within_layers', statistic=name).plain:.2f} [" in within
+    shares, orders = result.findings()
+    for name in ("estimate", "bound"):
+        assert f" is {result.measure.median_ratio(result.numbers, name):.2f} times as much" in shares
+    over_heads, within = orders.split("; within layers ")
+    for name in ("estimate", "key_r1"):
+        assert f"{STATISTICS[name]} {result.numbers('rho', statistic=name):.2f}" in over_heads
+        assert f"{STATISTICS[name]} {result.numbers('rho_within_layers', statistic=name).plain:.2f} [" in within
 
 
 def test_figures_show_the_numbers(result):
