@@ -33,7 +33,7 @@ def double(x: Tensor) -> Tensor:
     return summable(x).to(DOUBLE)
 
 
-ON_ACCELERATOR = 2**25  # elements: 128 MiB of float32
+ON_ACCELERATOR = 2**25  # elements: 128 MiB of float32, 512 MiB of complex128
 
 
 def elements_at_once(device: torch.device, in_cache: int) -> int:

@@ -35,13 +35,7 @@ from tl_posgen.stats.intervals import FEWEST, difference_interval
 
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: the first in the order of `by_size`
-TOLD_APART = (
-    "revision",
-    "length",
-    "prompts",
-    "dtype",
-    "fwd_hooks",
-)  # of two reports of one model, the first in which they differ
+TOLD_APART = ("revision", "length", "prompts", "dtype")  # of two reports of one model, the first in which they differ
 ROUNDING = 0.0005  # a smaller change is said as 0.000
 SAME_PROMPTS = ("tokens_sha256", "heads")
 

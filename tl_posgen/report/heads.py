@@ -88,9 +88,9 @@ def curve_of(result: Result, name: str, labels: Mapping[str, Any], places: list[
     empty = np.full(own.shape[1], np.nan)
     steps, low, high = quantised(np.stack([by_place.get(place, empty) for place in places]))
     variable = result.measure.variables.get(name)
-    title = ", ".join([variable.label if variable else name, *map(str, labels.values())])
+    heading = ", ".join([variable.label if variable else name, *map(str, labels.values())])
     curve = {
-        "title": f"{title} · {model_name(result.own)}",
+        "title": f"{heading} · {model_name(result.own)}",
         "along": f"{along} + 1" if log else str(along),
         "log": log,
         "x": [float(x) + log for x in own[along].values],

@@ -186,8 +186,8 @@ class LengthExtrapolation(Measure):
 
     def beyond(self, own: Numbers, condition: str) -> dict[str, Number]:
         """Return the numbers of one condition, means of the segments beyond the training length: loss, its rise over
-        the unchanged model's inside, share of heads within the noise level, and the offset in the
-        plane, median over layers."""
+        the unchanged model's inside, share of heads within the noise level, and the offset in the plane, median over
+        layers."""
         names = ("segment_loss", "frechet", "plane_offset")
         at = {one: own.array(one, condition=condition).isel(segment=slice(1, None)).mean("segment") for one in names}
         inside = own.array("segment_loss", condition="vanilla").sel(segment=0)
