@@ -21,7 +21,7 @@ from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
 from tl_posgen.models.conversion.weights import release
 from tl_posgen.models.loading.checkpoints import Checkpoints
-from tl_posgen.models.loading.load import BackendChoice, Dtype
+from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import null_label, provenance_of
@@ -92,38 +92,32 @@ def emergence(
     asked, null_seeds, seed = registry.requested(measures), check_seeds(null_seeds), check_seed(seed)
     check_counts(length, n_prompts)
     run = Checkpoints(checkpoints, model, tokenizer, backend, dtype, device)
-    precise = any(measure.precise for measure in asked)
-    last = run.load(-1, precise=precise)
+    last = run.models[-1].load(precise=any(measure.precise for measure in asked))
     check_numbers(last, length, n_prompts)
     tokens = prompts_of_one_length(last, prompts, length, n_prompts, consecutive=consecutive)
-    options = {measure.name: measure.options() for measure in asked}
     provenance = provenance_of(last, list(tokens), null_seeds, seed)
+    options = {measure.name: measure.options() for measure in asked}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
     provenance |= drawn(length, n_prompts, consecutive)
-    nulls, rows, random_inits = [], [], RandomInits(last, null_seeds)
+    random_inits = RandomInits(last, null_seeds)
     with Parts.kept_in(keep) as parts:
         measured = partial(numbers_of_model, tokens=tokens, measures=asked, seed=seed, parts=parts)
-        for _, other in random_inits.models(in_place=True):
-            nulls.append(measured(other))
+        nulls = [measured(model) for _, model in random_inits.models(in_place=True)]
         random_inits.let_go()
         release(last)
-        for place in tqdm(range(len(run)), desc="emergence", unit="checkpoint", disable=not progress):
-            loaded = run.load(place, precise=precise)
-            rows.append(measured(loaded))
-            release(loaded)
+        rows = [measured(one) for one in tqdm(run.models, desc="emergence", unit="checkpoint", disable=not progress)]
     own: Any = xr.concat(rows, xr.Variable("checkpoint", np.array(run.names)), combine_attrs="override")
     inits = [own, *(null.expand_dims(checkpoint=run.names) for null in nulls)]  # the same beside every checkpoint
     labels = xr.Variable("init", np.array([TRAINED, *map(str, null_seeds)]))
     data: Any = xr.concat(inits, labels, combine_attrs="override")
-    data["step"] = ("checkpoint", run.steps)
+    data = data.assign(step=("checkpoint", run.steps)).assign_attrs(measures=list(options))
     data = data.assign_coords(init_label=("init", [run.label, *map(null_label, null_seeds)]))
-    data = data.assign_attrs(measures=list(options))
     measure = Emergence(per_head="head" in data.dims)
     return Result(measure, measure.describe(data), provenance | {"options": measure.options()})
 
 
 def numbers_of_model(
-    model: Model, tokens: Int[Tensor, "prompt pos"], measures: Sequence[Measure], seed: int, parts: Parts
+    model: Model | Pretrained, tokens: Int[Tensor, "prompt pos"], measures: Sequence[Measure], seed: int, parts: Parts
 ) -> xr.Dataset:
     """Return the numbers of every measure of one model under names of their own, and its loss."""
     names = [measure.name for measure in measures]

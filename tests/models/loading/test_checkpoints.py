@@ -31,9 +31,9 @@ def test_revisions_on_the_hub_take_another_tokenizer_too(monkeypatch, tmp_path):
             (tmp_path / file.name).write_bytes(file.read_bytes())
     monkeypatch.setattr("tl_posgen.models.conversion.source.download", lambda name, revision: tmp_path)
     run = Checkpoints(["step1", "step2"], model="someone/model", tokenizer="mini")
-    assert run.load(1).to_tokens("Alice").shape[1] > 1
+    assert run.models[1].load().to_tokens("Alice").shape[1] > 1
     with pytest.raises(ModelError, match="no tokenizer"):
-        Checkpoints(["step1"], model="someone/model").load(0)
+        Checkpoints(["step1"], model="someone/model").models[0].load()
 
 
 def test_a_table_of_scores_may_name_models_of_the_hub_beside_a_tokenizer(monkeypatch, alice):

@@ -1,4 +1,4 @@
-"""Checkpoints of one training run: their names and steps, and one model of them at a time."""
+"""Checkpoints of one training run: their names and steps."""
 
 import os
 import re
@@ -9,7 +9,6 @@ import numpy as np
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
-from tl_posgen.models.model import Model
 
 
 class Checkpoints:
@@ -26,6 +25,7 @@ class Checkpoints:
     Attributes:
         names: last parts of the directories, or the revisions. steps: see `steps_of`.
         label: the model's name, where its checkpoints lie in <name>/ or <name>/checkpoints/.
+        models: the model of each, to be loaded where it is measured.
 
     Raises:
         InputError: no checkpoints, two of one name, steps that fall, or a directory without weights.
@@ -56,19 +56,12 @@ class Checkpoints:
         if model is None and tokenizer is None:
             tokenizer = checkpoints[-1]
         how = (backend, dtype, device)
-        self._asked = [
+        self.models = [
             Pretrained(one, *how, tokenizer=tokenizer)
             if model is None
             else Pretrained(model, *how, str(one), tokenizer)
             for one in checkpoints
         ]
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def load(self, place: int, *, precise: bool = False) -> Model:
-        """Load one checkpoint; see `Pretrained.load`."""
-        return self._asked[place].load(precise=precise)
 
 
 def require_weights(directory: Path) -> None:
