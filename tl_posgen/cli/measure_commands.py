@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pkgutil import resolve_name
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -146,7 +147,7 @@ def built(name: str, chosen: MeasureCommand) -> Any:
     parameters: dict[str, inspect.Parameter] = {}
     for kind in kinds.values():  # where two measures have an option, the default of the first is shown
         parameters = {one.name: one for one in option_parameters(kind, chosen.options)} | parameters
-    flags = {flag: flag_parameter(flag, help) for flag, (_, help) in chosen.with_flag.items()}
+    flags = [flag_parameter(flag, text) for flag, (_, text) in chosen.with_flag.items()]
 
     def run(setup: Setup, **options: Any) -> None:
         added = [measure for flag, (measure, _) in chosen.with_flag.items() if options[flag]]
@@ -154,10 +155,11 @@ def built(name: str, chosen: MeasureCommand) -> Any:
         measures = [with_options(kinds[one], given) for one in [*chosen.measures, *added]]
         more: dict[str, Any] = {"length": None} if "length" in chosen.without else {}
         backend = chosen.backend if setup.backend == "auto" else None
-        setup.measure(*measures, backend=backend, lead=function_named(chosen.lead), **more)
+        lead = resolve_name(chosen.lead) if chosen.lead else None
+        setup.measure(*measures, backend=backend, lead=lead, **more)
 
     run.__name__, run.__doc__ = name.replace("-", "_"), chosen.help
-    own = [*parameters.values(), *flags.values()]
+    own = [*parameters.values(), *flags]
     run.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
         [inspect.Parameter("setup", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Setup), *own]
     )
@@ -166,16 +168,6 @@ def built(name: str, chosen: MeasureCommand) -> Any:
     prompts = max(kind.usual_prompts for kind in kinds.values())
     app.command(name)(as_command(run, without=chosen.without, **{"prompts": prompts, **chosen.setup}))
     return typer.main.get_command(app)
-
-
-def function_named(place: str) -> Any:
-    """Return the function at "module:name"; None for ""."""
-    if not place:
-        return None
-    from importlib import import_module
-
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
 
 
 def flag_parameter(name: str, text: str) -> inspect.Parameter:
