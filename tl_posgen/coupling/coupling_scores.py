@@ -240,28 +240,29 @@ def coupling_scores(
     table, null_seeds, seed = score_table(scores, score), check_seeds(null_seeds), check_seed(seed)
     check_counts(length, n_prompts)
     by_width = width_dataset(widths)
-    rows: list[list[dict[str, Number]]] = [[] for _ in range(1 + len(null_seeds))]
-    sizes: list[dict[str, int]] = []
-    provenance: dict[str, Any] = {}
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
     cut |= {"seed": seed, "null_seeds": null_seeds}
+    names = tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress)
     with Parts.kept_in(keep) as parts:
-        for name in tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress):
-            model = Pretrained(name, backend, dtype, device, tokenizer=tokenizer)
-            found = Coupling(k=k)(model, prompts, keep=parts, progress=False, **cut)
-            for side, data in zip(rows, [found.own, *found.nulls], strict=True):
-                numbers = Numbers(found.measure, data)
-                side.append({quantity: numbers(variable, **at) for quantity, (variable, at) in QUANTITIES.items()})
-            sizes.append({size: int(found.own.attrs[size]) for size in SIZES})
-            provenance = dict(found.provenance)
-    each = [dataset_of(table, side, pd.DataFrame(sizes), score) for side in rows]
-    each[0] = each[0].merge(by_width, combine_attrs="override")
+        models = (Pretrained(name, backend, dtype, device, tokenizer=tokenizer) for name in names)
+        each = [Coupling(k=k)(model, prompts, keep=parts, progress=False, **cut) for model in models]
+    sizes = pd.DataFrame([found.own.attrs for found in each])[list(SIZES)]
+    sides = {
+        init: dataset_of(table, [quantities_of(found, init) for found in each], sizes, score)
+        for init in (TRAINED, *map(str, null_seeds))
+    }
+    sides[TRAINED] = sides[TRAINED].merge(by_width, combine_attrs="override")
     label = f"{len(table)} models"
-    labels = [label, *map(null_label, null_seeds)]
-    dataset = joined(measure, dict(zip([TRAINED, *map(str, null_seeds)], each, strict=True)), labels)
-    shared = {name: provenance[name] for name in SHARED} | drawn(length, n_prompts, consecutive)
+    dataset = joined(measure, sides, [label, *map(null_label, null_seeds)])
+    shared = {name: each[-1].provenance[name] for name in SHARED} | drawn(length, n_prompts, consecutive)
     own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
     return Result(measure, dataset, shared | own)
+
+
+def quantities_of(result: Result, init: str) -> dict[str, Number]:
+    """Return every quantity of one model, or of its random init, with its interval over prompts."""
+    numbers = Numbers(result.measure, result.sel(init=init))
+    return {quantity: numbers(variable, **at) for quantity, (variable, at) in QUANTITIES.items()}
 
 
 def dataset_of(
