@@ -29,9 +29,7 @@ def of_init(array: xr.DataArray, init: str) -> xr.DataArray:
 
 def per_job(own: Numbers, curve: Curve, init: str = TRAINED) -> xr.DataArray:
     """Return the number of every job [model, revision, text]."""
-    array = mean_of(of_init(array_of(own, curve), init))
-    scalars = [name for name, coord in array.coords.items() if not coord.ndim]
-    return array.drop_vars(scalars).transpose(*PER_JOB)
+    return mean_of(of_init(array_of(own, curve), init)).reset_coords(drop=True).transpose(*PER_JOB)
 
 
 def at_the_end(array: xr.DataArray, own: Numbers) -> xr.DataArray:
