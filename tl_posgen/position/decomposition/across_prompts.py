@@ -19,14 +19,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.position_shares import row_centred
-from tl_posgen.position.decomposition.prompt_sums import (
-    FUNCTIONS,
-    ScoreSums,
-    energies,
-    position_parts,
-    require_same_length,
-)
+from tl_posgen.position.decomposition.numbers.position_shares import FUNCTIONS, row_centred
+from tl_posgen.position.decomposition.prompt_sums import ScoreSums, energies, position_parts, require_same_length
 from tl_posgen.position.decomposition.rounding import is_rounding
 from tl_posgen.report.circuits import CROP as MAP_CROP
 from tl_posgen.report.figures import DIVERGING, Panels, model_label, sides, token_map
@@ -189,11 +183,7 @@ class AcrossPrompts(Measure):
         n_prompts = len(sums.lengths)
         if n_prompts < 2:
             raise InputError("across_prompts compares prompts and was given one; give n_prompts=2 or more")
-        found = {layer: one.shares(n_prompts) for layer, one in sums.by_layer("scores").items()}
-        names = ("position", "share", "chance", "variance")
-        data = xr.Dataset(
-            {name: sums.over_layers(name, {at: one[name] for at, one in found.items()}) for name in names}
-        )
+        data = sums.variables_of({layer: one.shares(n_prompts) for layer, one in sums.by_layer("scores").items()})
         surely = data["position"].where(data["position"] > data["chance"])
         data = data.assign(part_of_position=data["share"] / surely)
         return data.assign(self.example_maps(data, sums)).assign_attrs(prompts=n_prompts)

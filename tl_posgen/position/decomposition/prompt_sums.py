@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,7 +13,6 @@ from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.position_shares import PositionParts, position_shares, row_centred
 
-FUNCTIONS = ("distance", "key", "either", "line")
 SHARED: WeakValueDictionary[tuple, PositionParts] = WeakValueDictionary()
 
 
@@ -40,15 +38,14 @@ class ScoreSums:
         mean[:, mask] = self.scores / n_prompts
         return mean
 
-    def shares(self, n_prompts: int) -> dict[str, Float[np.ndarray, "tokens head *function"]]:
-        """Return the variables of `position_shares` [tokens, head, ...], with the first token and without."""
+    def shares(self, n_prompts: int) -> dict[str, Float[Tensor, "tokens head *function"]]:
+        """Return the numbers of `position_shares`, with the first token and without."""
         means = energies(self.mean(n_prompts).to(self.parts[0].mask.device), self.parts).to(self.energy.device)
         both = [
             position_shares(energy / n_prompts, of_mean, n_prompts, int(parts.mask.sum()))
             for energy, of_mean, parts in zip(self.energy, means, self.parts, strict=True)
         ]
-        found = {name: share.cpu().numpy() for name, share in by_tokens(*both).items()}
-        return found | {"share": np.stack([found[f"by_{function}"] for function in FUNCTIONS], -1)}
+        return by_tokens(*both)
 
 
 def energies(scores: Tensor, parts: Sequence[PositionParts]) -> Float[Tensor, "variant head part=5"]:
