@@ -1,6 +1,5 @@
 """Tables of distance and key for the heads whose key part agrees most and least."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,8 +34,19 @@ def table_examples(model: Model, tokens: Int[Tensor, " pos"], key_part_r: xr.Dat
     every = xr.Dataset(coords={"distance": np.arange(min(len(tokens), n_distances))})
     distances = thinned(every, share=1.0)["distance"].values
     found: dict[tuple[int, int], np.ndarray] = {}
+
+    def add_tables(layer: LayerCapture) -> None:
+        geometry, q, k = layer.geometry, double(layer.q), double(layer.k)
+        at = torch.tensor(distances, device=q.device)
+        both = torch.stack(
+            [distance_table(one, k, geometry.rope, geometry.scale, at) for one in (q[:, -1], q.mean(1))], 1
+        )
+        hidden = at >= (geometry.window or torch.inf)  # the table's statistics are over distances in the window
+        tables_of_layer = both.masked_fill(hidden[:, None], torch.nan).float().cpu().numpy()
+        found.update(zip([(layer.layer, head) for head in layer.heads], tables_of_layer, strict=True))
+
     if picks:
-        run_capture(model, tokens[None], partial(add_tables, found, torch.tensor(distances)), heads=picks)
+        run_capture(model, tokens[None], add_tables, heads=picks)
     labels = {name: list(one) for name, one in TABLE_LABELS.items()}
     labels["example"] = labels["example"][: key_part_r.size]  # the same of every random init
     tables = np.full((*map(len, labels.values()), len(distances), len(tokens)), np.nan, dtype=np.float32)
@@ -45,20 +55,6 @@ def table_examples(model: Model, tokens: Int[Tensor, " pos"], key_part_r: xr.Dat
     names = [head_name(*pick) for pick in picks] + [""] * (len(tables) - len(picks))
     data = {"table": (TABLE, tables), "example_head": ("example", np.array(names, dtype=object))}
     return xr.Dataset(data, {**labels, "table_distance": distances})
-
-
-def add_tables(
-    found: dict[tuple[int, int], np.ndarray], distances: Int[Tensor, " distance"], layer: LayerCapture
-) -> None:
-    """Add the two tables of every captured head of a layer, by (layer, head)."""
-    geometry, q = layer.geometry, double(layer.q)
-    queries = (q[:, -1], q.mean(1))
-    distances = distances.to(q.device)
-    tables = [distance_table(one, double(layer.k), geometry.rope, geometry.scale, distances) for one in queries]
-    if geometry.window is not None:  # the table's statistics are over distances in the window
-        tables = [one.masked_fill((distances >= geometry.window)[:, None], torch.nan) for one in tables]
-    for head, two in zip(layer.heads, torch.stack(tables, 1).float().cpu().numpy(), strict=True):
-        found[layer.layer, head] = two
 
 
 def draw_tables(result: Any) -> go.Figure:
