@@ -3,9 +3,9 @@
 import pytest
 import torch
 from families import FAMILIES
+from rotated_heads import captures_of
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.wrapped import wrap
@@ -37,10 +37,8 @@ def largest(difference):
 
 
 def captured(model, **where):
-    captures = []
     with streaming_if_chosen(wrap(model), N):
-        run_capture(model, TOKENS[:1], captures.append, **where)
-    return captures[0]
+        return captures_of(model, TOKENS[:1], **where)[0]
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from rotated_heads import captures_of
 from scipy import stats
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.measure import ENDS
 from tl_posgen.core.numbers import format_number
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.planes import PlanePerturbation, perturb_planes, plane_perturbation
@@ -85,9 +85,7 @@ def test_shares_are_those_of_all_triples(mini, alice, report):
     """f and g of every query, key and distance in float64, plane by plane, the first token left out."""
     expected = {part: [] for part in CARRIED}
     for layer in (0, 2):
-        captures = []
-        for tokens in tokens_of(mini, alice):
-            run_capture(mini, tokens[None], captures.append, layers=[layer])
+        captures = captures_of(mini, tokens_of(mini, alice), layers=[layer])
         geometry = captures[0].geometry
         zq, zk = (
             complex_planes(torch.cat([getattr(one, side)[:, 1:] for one in captures], 1).double(), geometry.rope)
