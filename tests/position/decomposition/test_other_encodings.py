@@ -103,11 +103,6 @@ def test_a_report_says_where_restrictions_come_from_once(reports):
     assert alone.notes() == [report["mean_key"].caveat, without_null]
 
 
-def test_rope_needs_no_caveat(report):
-    assert report.provenance["encoding"] == "rotary"
-    assert [result.caveat for result in report.values()] == [None] * len(MEASURES)
-
-
 def test_mixed_encodings_are_named_once_each_and_noted_as_some_layers(family_model):
     result = MeanKey()(family_model("smollm3", "bridge"), random_prompts(24), **OPTIONS)
     assert result.provenance["encoding"] == "rotary, none"

@@ -151,14 +151,6 @@ def test_moments_of_prompts_add_up_to_those_of_the_corpus():
         torch.testing.assert_close(merged.about_mean.conjugate, whole.about_mean.conjugate)
 
 
-def test_the_first_token_can_be_left_out():
-    rope = ROPES["half"]
-    q, k = random_qk(9, 9, 6)
-    found = TripleMoments.from_qk(q, k, rope, first_token=False)
-    torch.testing.assert_close(found.k.mean, TripleMoments.from_qk(q[:, 1:], k[:, 1:], rope).k.mean)
-    assert found.q.n == 8
-
-
 def test_a_head_that_never_varies_has_no_shares():
     rope = Rope(torch.zeros(2, dtype=torch.float64))
     found = variance_shares(
