@@ -206,15 +206,10 @@ class AcrossPrompts(Measure):
         for layer, head in most:
             one = layers[layer]
             mean = one.mean(len(sums.lengths))[[sums.layers[layer][1].index(head)]]
-            maps.append(
-                row_centred(mean, one.parts[1].mask.to(mean.device))[0, :MAP_CROP, :MAP_CROP].float().cpu().numpy()
-            )
-        of_layer, of_head = zip(*most, strict=True)
-        found: dict[str, tuple] = {
-            "example_layer": ("example", list(of_layer)),
-            "example_head": ("example", list(of_head)),
-        }
-        return found | {"example_position": (("example", "query", "key"), np.stack(maps))}
+            within = row_centred(mean, one.parts[1].mask.to(mean.device))[0, :MAP_CROP, :MAP_CROP]
+            maps.append(within.float().cpu().numpy())
+        places = {f"example_{name}": ("example", one) for name, one in zip(HEAD, np.array(most).T, strict=True)}
+        return {**places, "example_position": (("example", "query", "key"), np.stack(maps))}
 
     def findings(self, own: Numbers) -> list[str]:
         position, everything = (resolved_beside_null(own("position", **labels)) for labels in (OUT, {}))

@@ -227,10 +227,8 @@ def shuffled_coordinates(
     """Return q and k with their coordinates in another order: two permutations a head, the same for all prompts."""
     shuffled = []
     for number, x in enumerate((capture.q, capture.k)):
-        orders = torch.stack(
-            [torch.from_numpy(np.random.default_rng([seed, capture.layer, head, number]).permutation(x.shape[-1]))
-             for head in capture.heads]
-        )  # fmt: skip
+        generators = [np.random.default_rng([seed, capture.layer, head, number]) for head in capture.heads]
+        orders = torch.from_numpy(np.stack([one.permutation(x.shape[-1]) for one in generators]))
         shuffled.append(x.gather(-1, orders[:, None].expand(x.shape).to(x.device)))
     return shuffled[0], shuffled[1]
 
