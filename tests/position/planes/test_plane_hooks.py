@@ -3,6 +3,7 @@
 import pytest
 import torch
 from families import FAMILIES
+from interventions import TOKENS, N, largest, logits
 from rotated_heads import captures_of
 
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -15,8 +16,6 @@ from tl_posgen.position.planes.hooks import draw_of
 from tl_posgen.position.planes.numbers.plane_edits import EDITS
 from tl_posgen.rope.frequency_bands import bands_by_thirds
 
-N = 16
-TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
 FAST = ("llama", "neox", "gptj", "gemma2", "qwen3", "smollm3")
 ROTARY = [
     pytest.param(name, backend, marks=() if name in FAST else pytest.mark.slow)
@@ -24,16 +23,6 @@ ROTARY = [
     for backend in ("hooked", "bridge")
     if getattr(FAMILIES[name], backend)
 ]
-
-
-@torch.no_grad()
-def logits(model, hooks=(), tokens=TOKENS):
-    with streaming_if_chosen(wrap(model), N):
-        return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 def captured(model, **where):

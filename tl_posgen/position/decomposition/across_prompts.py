@@ -39,8 +39,8 @@ NOT_RESOLVED = "not resolved"
 OF_SCORES = "share of the mean square of the scores within rows"
 OF_FUNCTION = f"of i - j, of j, a(i - j) + c(j), or linear in j, so in i - j; {OF_SCORES}"
 OF_POSITION = "as a share of position; none where that is less than chance"
-SHARED: WeakValueDictionary[tuple, PositionParts] = WeakValueDictionary()
 MEAN_SQUARE = "mean square of the scores within rows"
+SHARED: WeakValueDictionary[tuple, PositionParts] = WeakValueDictionary()  # by tokens, window, first token, device
 
 
 def resolved(number: Number, form: str = ".1%") -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -88,10 +89,7 @@ def substitute(
             f"threshold 'layer' is a quantile of head 0, which is not chosen in layer {min(without_first)}; choose it "
             "too, or threshold='head'"
         )
-
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        return stand_in(capture, by, gamma, residual, threshold)
-
+    scores_of = partial(stand_in, by=by, gamma=gamma, residual=residual, threshold=threshold)
     alone = gamma == 1 and isinstance(by, RowByRow)  # a quantile is one of the whole prompt's scores
     return replace_scores(model, RowByRow(scores_of) if alone else scores_of, heads=chosen)
 
