@@ -1,6 +1,6 @@
 """Sums over prompts of what a measure computed layer by layer: memory does not grow with the number of prompts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -180,8 +180,16 @@ class Sums:
             return xr.DataArray(whole[0], coords, tuple(inner)).transpose(*dims)
         return xr.DataArray(whole, {"layer": list(found), **coords}, ("layer", *inner)).transpose(*dims)
 
-    def join_layers(self, found: Iterable[xr.Dataset]) -> xr.Dataset:
-        """Return datasets of layers, each with the coordinate `layer`, as one over all layers and heads; else NaN."""
-        heads = sorted({head for _, of_layer in self.layers.values() for head in of_layer})
-        whole: Any = xr.concat(list(found), "layer", data_vars="all", join="outer")
-        return whole.reindex(layer=sorted(self.layers), **({"head": heads} if "head" in whole.dims else {}))
+    def variables_of(self, found: Mapping[int, Mapping[str, Tensor]], dims: tuple[str, ...] = ()) -> xr.Dataset:
+        """Return the variables among tensors by layer and name as one dataset, see `over_layers`.
+
+        Args:
+            dims: of all of them, "layer" included, where these are not those that the measure declares.
+        """
+        known = {name: {layer: one[name] for layer, one in found.items() if name in one} for name in self.dims}
+        arrays = {
+            name: {layer: one.detach().to("cpu", DOUBLE).numpy() for layer, one in values.items()}
+            for name, values in known.items()
+            if values
+        }
+        return xr.Dataset({name: self.over_layers(name, values, dims) for name, values in arrays.items()})

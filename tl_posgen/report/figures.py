@@ -1,7 +1,7 @@
 """Figure primitives: shared layout, head maps, small multiples, curves by layer; the model next to its random init."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,13 @@ def line(
 def error_bars(value: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, Any]:
     """Return bars from low to high, as plotly takes them."""
     return {"array": high - value, "arrayminus": value - low, "thickness": 1, "width": 0}
+
+
+def line_with_intervals(x: Any, ends: Iterable[Any], name: str, colour: str = COLOURS[0], **more: Any) -> go.Scatter:
+    """Return one curve through values with bars between the low and high `ends` of their intervals, value first."""
+    value, low, high = map(np.asarray, ends)
+    look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(value, low, high)}
+    return line(x, value, name, colour, **(look | more))
 
 
 def ends_of(found: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import xarray as xr
+from rotated_heads import captures_of
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.report import Report
 from tl_posgen.core.sums import Sums
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import to_prompts
 
@@ -37,9 +37,7 @@ def single(mini, prompts) -> Report:
 @pytest.fixture(scope="session")
 def capture(mini, prompts) -> LayerCapture:
     """Layer 1 on the first prompt."""
-    kept = []
-    run_capture(mini, prompts[:1], kept.append, layers=[1])
-    return kept[0]
+    return captures_of(mini, prompts[:1], layers=[1])[0]
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,11 @@
 """True and additive attention of the most and least position-driven heads."""
 
-import json
-import re
 import sys
 
 import numpy as np
 import pytest
 import torch
+from rotated_heads import attention_of, captures_of
 
 import tl_posgen
 from tl_posgen.core.engine import analyze
@@ -35,8 +34,7 @@ def test_the_heads_are_those_with_the_highest_and_lowest_r_within_rows(report, r
 
 
 def test_the_maps_are_softmax_of_the_scores_and_of_the_fit_on_the_first_prompt(mini, prompts, result):
-    kept = {}
-    run_capture(mini, prompts[:1], lambda one: kept.__setitem__(one.layer, one), needs=frozenset({"pattern"}))
+    kept = captures_of(mini, prompts[:1], "pattern")
     everything = torch.arange(64)
     for number in range(4):
         one = result.own.isel(example=number)
@@ -97,8 +95,7 @@ def test_long_prompts_are_cropped_after_the_fit(mini, alice):
 
 
 def test_the_page_of_an_example_shows_its_three_maps(result):
-    page = result.show(example=2).local_src
-    props = json.loads(re.findall(r"CircuitsVis\.AttentionHeads,\s*(\{.*\})\s*\)", page, re.S)[0])
+    props = attention_of(result.show(example=2).local_src)
     assert props["attentionHeadNames"] == ["true", "additive", "true - add."]
     true, additive = result.own["pattern"].isel(example=2).values
     np.testing.assert_allclose(props["attention"], [true, additive, true - additive], atol=1e-4)

@@ -7,7 +7,6 @@ import pytest
 
 from tl_posgen.core.engine import analyze
 
-MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]
 ALL, OUT = {"tokens": "all"}, {"tokens": "without first"}
 HIGHEST = [  # that sentences name, with its head
     ("three_axis", "r_within_rows", ALL),
@@ -60,7 +59,7 @@ def test_every_random_init_is_another_model(report, name):
 @pytest.mark.longer
 def test_heads_of_different_layers_are_measured_and_no_others(mini, prompts, report):
     heads = [(0, 1), (2, 3), (2, 0)]
-    few = analyze(mini, prompts, measures=MEASURES, heads=heads, null_seeds=(), progress=False)
+    few = analyze(mini, prompts, measures=list(report), heads=heads, null_seeds=(), progress=False)
     for name, key, labels in [*HIGHEST, ("mean_key", "r", OUT), ("residual", "pair_share", OUT)]:
         found, whole = (one[name].sel(**labels)[key] for one in (few, report))
         first = {dim: 0 for dim in found.dims if dim not in ("layer", "head")}

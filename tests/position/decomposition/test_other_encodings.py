@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rotated_heads import captures_of
 
 from tl_posgen.core.attach import attach
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition import AcrossPrompts, MeanKey, Residual, ThreeAxis
 from tl_posgen.report.caveats import ENCODINGS as WHERE
@@ -36,12 +36,10 @@ def reports(family_model):
 @pytest.fixture(scope="module")
 def both_slopes(family_model, collected):
     """(measure) -> its datasets of one layer with its slope and without."""
-    kept = []
-    run_capture(family_model("bloom"), random_prompts(40)[:1], kept.append, layers=[1])
-    one, geometry = kept[0], kept[0].geometry
+    (one,) = captures_of(family_model("bloom"), random_prompts(40)[:1], layers=[1])
     captures = [
         LayerCapture(each, heads=one.heads, prompt=0, tokens=one.tokens, q=one.q, k=one.k)
-        for each in (geometry, replace(geometry, alibi_slopes=None))
+        for each in (one.geometry, replace(one.geometry, alibi_slopes=None))
     ]
     return lambda measure: [collected(measure, capture).sel(tokens="all") for capture in captures]
 
@@ -103,11 +101,6 @@ def test_a_report_says_where_restrictions_come_from_once(reports):
     assert all(name in note for name in CAVEATS["gpt2"])
     alone = Report({"mean_key": report["mean_key"]}, report.provenance)
     assert alone.notes() == [report["mean_key"].caveat, without_null]
-
-
-def test_rope_needs_no_caveat(report):
-    assert report.provenance["encoding"] == "rotary"
-    assert [result.caveat for result in report.values()] == [None] * len(MEASURES)
 
 
 def test_mixed_encodings_are_named_once_each_and_noted_as_some_layers(family_model):

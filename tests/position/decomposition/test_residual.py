@@ -1,13 +1,11 @@
 """The residual against dense least squares, on synthetic heads and on real models."""
 
-import json
-import re
-
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 from dense_fit import dense_residual
+from rotated_heads import attention_of
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.result import Result, joined
@@ -232,8 +230,7 @@ def test_token_bars_are_the_pairs_of_the_heads_that_leave_most(result):
 
 
 def test_the_token_page_draws_both_signs_on_one_scale(result):
-    page = result.show(example=1).local_src
-    props = json.loads(re.findall(r"CircuitsVis\.AttentionHeads,\s*(\{.*\})\s*\)", page, re.S)[0])
+    props = attention_of(result.show(example=1).local_src)
     drawn = np.array(props["attention"])
     example = result.own["example_map"].isel(example=1)
     np.testing.assert_allclose(drawn[0], example.sel(of="residual"), atol=1e-4)

@@ -13,7 +13,6 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import ThreeAxis
 from tl_posgen.position.decomposition.layer_fits import fit_capture, shuffled, weighting
-from tl_posgen.position.decomposition.numbers import pair_weights_fit
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
@@ -140,12 +139,6 @@ def test_shuffled_scores_are_the_same_in_another_order(capture):
     assert torch.equal(mixed == -torch.inf, scores == -torch.inf)
     torch.testing.assert_close(mixed.flatten(1).sort(-1).values, scores.flatten(1).sort(-1).values)
     assert not torch.equal(mixed, scores)
-
-
-def test_weights_by_attention_refuse_what_is_too_long(capture, monkeypatch):
-    monkeypatch.setattr(pair_weights_fit, "LONGEST", 63)
-    with pytest.raises(InputError, match="64 tokens are more than 63; give shorter prompts, or weights by distance"):
-        fit_capture(capture, weights="attention")
 
 
 # Figures

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from rotated_heads import captures_of
 
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.position.decomposition import Variance
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 
@@ -29,9 +29,7 @@ def test_parts_are_shares_of_what_softmax_sees(result):
 
 @pytest.mark.parametrize(("tokens", "first"), [("all", 0), ("without first", 1)])
 def test_shares_are_those_of_all_tokens_of_all_prompts(mini, prompts, result, tokens, first):
-    kept = []
-    for row in prompts:
-        run_capture(mini, row[None], kept.append, layers=[2])
+    kept = captures_of(mini, prompts, layers=[2])
     geometry = kept[0].geometry
     q, k = (torch.cat([getattr(one, name)[:, first:] for one in kept], 1).double() for name in "qk")
     moments = TripleMoments.from_qk(q, k, geometry.rope)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from rotated_heads import captures_of
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.selection import parse_head
 from tl_posgen.models.tokens import to_prompts
@@ -31,12 +31,11 @@ def of_one_head(mini, alice):
 
 
 def test_the_curve_is_the_mean_score_with_every_pair_at_that_distance(mini):
-    captures = []
-    run_capture(mini, torch.arange(20)[None], captures.append, layers=[1])
+    (capture,) = captures_of(mini, torch.arange(20)[None], layers=[1])
     below = torch.ones(20, 20).tril().bool()
-    curve = curve_under_intervention(captures[0])
+    curve = curve_under_intervention(capture)
     for d in (0, 7, 19):
-        brute = scores_at_distance(captures[0], d, None)[:, below].mean(1)
+        brute = scores_at_distance(capture, d, None)[:, below].mean(1)
         torch.testing.assert_close(curve[:, d].float(), brute, atol=1e-4, rtol=1e-4)
 
 
@@ -51,10 +50,8 @@ def test_the_curves_are_compared_without_their_slopes(result):
 
 
 def test_without_the_first_token_is_the_same_of_the_rest(mini, result, alice):
-    expected, captures = np.zeros((4, 4)), []
-    for prompt in to_prompts(mini, alice, length=40, n_prompts=2):
-        run_capture(mini, prompt[None], captures.append)
-    for one in captures:
+    expected = np.zeros((4, 4))
+    for one in captures_of(mini, to_prompts(mini, alice, length=40, n_prompts=2)):
         energies = table_energies(one.q[:, 1:], one.k[:, 1:], one.geometry.rope, 1.0, torch.arange(40)).sum(-1)
         expected[one.layer] += (energies[1] / energies[1:].sum(0)).sqrt().numpy() / 2
     np.testing.assert_allclose(result.own["key_part_r"].sel(OUT), expected, rtol=1e-5)
@@ -81,8 +78,7 @@ def test_examples_are_tables_of_the_heads_whose_key_part_stays_most_and_least(mi
     data = result.own
     r = data["key_part_r"].sel(OUT).stack(one=("layer", "head")).sortby(lambda data: data)
     assert data["example_head"].values.tolist() == [f"L{layer}H{head}" for layer, head in r["one"].values[[-1, 0]]]
-    captures = []
-    run_capture(mini, to_prompts(mini, alice, length=40, n_prompts=1)[0][None], captures.append)
+    captures = captures_of(mini, to_prompts(mini, alice, length=40, n_prompts=1))
     layer, head = parse_head(data["example_head"].values[0])
     for d in (0, 7, 39):
         scores = scores_at_distance(captures[layer], d, None)[head]
@@ -206,12 +202,8 @@ def test_what_does_not_exist_is_refused_before_work(mini, wrong):
 
 def test_distances_beyond_fixed_frequencies_are_refused(family_model):
     model, tokens = family_model("llama_dynamic", "bridge"), torch.arange(2, 26)[None]
-    for refused in (
-        lambda: at_dummy_distance(model, 500),
-        lambda: DummyDistance(distances=(0, 500))(model, tokens, progress=False),
-    ):
-        with pytest.raises(InputError, match=r"distance 500: .* below distance 128"):
-            refused()
+    with pytest.raises(InputError, match=r"distance 500: .* below distance 128"):
+        DummyDistance(distances=(0, 500))(model, tokens, progress=False)
 
 
 def test_a_model_without_distances_is_refused_or_skipped(family_model):

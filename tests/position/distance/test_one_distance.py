@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rotated_heads import captures_of
 
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.distance.hooks import scores_at_distance
@@ -24,10 +24,7 @@ def key_part(scores: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bloom"])
 def test_the_fit_made_again_against_least_squares(family_model, name):
-    captures = []
-    model = family_model(name, "bridge")
-    run_capture(model, torch.arange(2, 16)[None], captures.append, layers=[1])
-    [capture] = captures
+    (capture,) = captures_of(family_model(name, "bridge"), torch.arange(2, 16)[None], layers=[1])
     found = refit_r(capture, torch.tensor([0.0, 5.0]))
     for first, of_variant in enumerate(found):
         for at, d0 in enumerate((0, 5)):

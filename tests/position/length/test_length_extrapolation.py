@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from rotated_heads import captures_of
 from scipy.stats import t
 
 from tl_posgen.core.numbers import Number, format_number, interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.streaming.stream import chosen
 from tl_posgen.models.tokens import to_prompts
@@ -40,9 +40,8 @@ def test_windows_change_nothing_inside_the_training_length_and_keep_the_entropy_
 
 
 def test_drift_and_attention_are_those_of_captured_outputs_with_halves_of_different_prompts(mini, alice, result):
-    kept, every = [], result.own.sel(condition="vanilla", layer=2)
-    for tokens in to_prompts(mini, alice, length=48, n_prompts=2):
-        run_capture(mini, tokens[None], kept.append, frozenset({"v", "attn_scores", "pattern"}), layers=[2])
+    every, prompts = result.own.sel(condition="vanilla", layer=2), to_prompts(mini, alice, length=48, n_prompts=2)
+    kept = captures_of(mini, prompts, "v", "attn_scores", "pattern", layers=[2])
     outputs = [capture.pattern @ capture.v for capture in kept]
     halves = tuple(OutputMoments.from_outputs(o[:, 8:16]) for o in outputs)
     beyond = tuple(OutputMoments.from_outputs(o[:, 40:48]) for o in outputs)
@@ -63,11 +62,10 @@ def test_drift_and_attention_are_those_of_captured_outputs_with_halves_of_differ
 def planes(mini, alice):
     """By condition and layer, coordinates [prompt, position, axis] and the plane's share, of captured outputs."""
     conditions = {"vanilla": [], "lm_infinite": lm_infinite(mini, 16, OPTIONS["n_global"])}
-    kept = {condition: [] for condition in conditions}
+    kept, prompts = {}, to_prompts(mini, alice, length=48, n_prompts=2)
     for condition, hooks in conditions.items():
-        for prompt in to_prompts(mini, alice, length=48, n_prompts=2):
-            with mini.hooks(fwd_hooks=hooks):
-                run_capture(mini, prompt[None], kept[condition].append, frozenset({"v", "pattern"}))
+        with mini.hooks(fwd_hooks=hooks):
+            kept[condition] = captures_of(mini, prompts, "v", "pattern")
     found = {}
     for layer in (0, 2, 3):
         outputs = {}

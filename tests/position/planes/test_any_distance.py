@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from rotated_heads import captures_of
 
 from tl_posgen.core.json_values import jsonable
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
@@ -73,9 +73,7 @@ def test_additive_r_of_independent_noise_is_what_the_counts_say():
 
 
 def test_the_correlation_of_trained_heads_is_that_of_the_variance_decomposition(mini, alice, result):
-    kept = []
-    run_capture(mini, to_prompts(mini, alice, length=48, n_prompts=1)[0][None], kept.append, layers=[2])
-    (layer,) = kept
+    (layer,) = captures_of(mini, to_prompts(mini, alice, length=48, n_prompts=1), layers=[2])
     moments = TripleMoments.from_qk(layer.q, layer.k, layer.geometry.rope, first_token=False)
     shares = variance_shares(moments, layer.geometry.rope, layer.geometry.scale, 24).within_rows
     expected = (1 - shares.share("kd", "qkd")) ** 0.5

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from families import FAMILIES
+from interventions import TOKENS, N, largest, logits
+from rotated_heads import captures_of
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.wrapped import wrap
@@ -15,8 +16,6 @@ from tl_posgen.position.planes.hooks import draw_of
 from tl_posgen.position.planes.numbers.plane_edits import EDITS
 from tl_posgen.rope.frequency_bands import bands_by_thirds
 
-N = 16
-TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
 FAST = ("llama", "neox", "gptj", "gemma2", "qwen3", "smollm3")
 ROTARY = [
     pytest.param(name, backend, marks=() if name in FAST else pytest.mark.slow)
@@ -26,21 +25,9 @@ ROTARY = [
 ]
 
 
-@torch.no_grad()
-def logits(model, hooks=(), tokens=TOKENS):
-    with streaming_if_chosen(wrap(model), N):
-        return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
-
-
-def largest(difference):
-    return difference.abs().max().item()
-
-
 def captured(model, **where):
-    captures = []
     with streaming_if_chosen(wrap(model), N):
-        run_capture(model, TOKENS[:1], captures.append, **where)
-    return captures[0]
+        return captures_of(model, TOKENS[:1], **where)[0]
 
 
 @pytest.fixture

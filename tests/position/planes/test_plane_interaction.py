@@ -6,9 +6,9 @@ from operator import add
 import numpy as np
 import pytest
 import torch
+from rotated_heads import captures_of
 from scipy import stats
 
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import PlaneInteraction
@@ -28,10 +28,7 @@ def result(mini, alice):
 @pytest.fixture(scope="module")
 def captures(mini, alice):
     """Layer 1 of all prompts."""
-    kept = []
-    for tokens in to_prompts(mini, alice, length=48, n_prompts=4):
-        run_capture(mini, tokens[None], kept.append, layers=[1])
-    return kept
+    return captures_of(mini, to_prompts(mini, alice, length=48, n_prompts=4), layers=[1])
 
 
 def shares_of_layer(captures, n_distances):
@@ -103,9 +100,7 @@ def test_windows_partial_rotary_and_layers_without_rope(family_model, name, fami
     tokens = torch.randint(2, 60, (4, 20), generator=torch.Generator().manual_seed(0))
     model = family_model(name, family_backend)
     result = PlaneInteraction()(model, tokens, null_seeds=(), progress=False)
-    found, kept = result.own["interaction"], []
-    for prompt in tokens:
-        run_capture(model, prompt[None], kept.append)
+    found, kept = result.own["interaction"], captures_of(model, tokens)
     for layer in found["layer"].values:
         captures = [one for one in kept if one.layer == layer]
         if not captures[0].geometry.rope.rotary_dim:

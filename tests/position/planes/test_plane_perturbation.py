@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from rotated_heads import captures_of
 from scipy import stats
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.measure import ENDS
 from tl_posgen.core.numbers import format_number
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.planes import PlanePerturbation, perturb_planes, plane_costs
-from tl_posgen.position.planes.plane_costs import COSTS
-from tl_posgen.position.planes.plane_perturbation import MOST_CELLS, OF
+from tl_posgen.position.planes import PlanePerturbation, perturb_planes, plane_perturbation
+from tl_posgen.position.planes.plane_perturbation import COSTS, MOST_CELLS, OF
 from tl_posgen.position.planes.plane_shares import CARRIED, cost_of_half, cost_share_correlations, plane_shares
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.planes import turning_factors
@@ -77,7 +76,7 @@ def test_positions_shuffled_cost_the_trained_model_loss_and_the_random_one_none(
 def test_prompts_of_several_batches_are_those_of_one(mini, alice, monkeypatch):
     measure = PlanePerturbation(edits=["mean_phase"], strengths=[1], map_edits=[])
     whole = measure(mini, alice, null_seeds=(), **CUT).own["rise"]
-    monkeypatch.setattr(plane_costs, "BATCH", 1)
+    monkeypatch.setattr(plane_perturbation, "BATCH", 1)
     found = measure(mini, alice, null_seeds=(), **CUT).own["rise"]
     np.testing.assert_allclose(found.sel(cost="edit"), whole.sel(cost="edit"), atol=1e-6)  # nothing is drawn in a mean
 
@@ -86,9 +85,7 @@ def test_shares_are_those_of_all_triples(mini, alice, report):
     """f and g of every query, key and distance in float64, plane by plane, the first token left out."""
     expected = {part: [] for part in CARRIED}
     for layer in (0, 2):
-        captures = []
-        for tokens in tokens_of(mini, alice):
-            run_capture(mini, tokens[None], captures.append, layers=[layer])
+        captures = captures_of(mini, tokens_of(mini, alice), layers=[layer])
         geometry = captures[0].geometry
         zq, zk = (
             complex_planes(torch.cat([getattr(one, side)[:, 1:] for one in captures], 1).double(), geometry.rope)
@@ -188,7 +185,7 @@ def test_without_shuffled_positions_there_is_no_cost_of_position():
 def test_a_larger_model_is_mapped_by_bands(mini, alice, monkeypatch):
     assert MOST_CELLS >= 4 * 16  # the bundled model, plane by plane
     measure = PlanePerturbation(edits=["mean_phase"], strengths=[1], map_edits=["mean_phase"])
-    monkeypatch.setattr("tl_posgen.position.planes.plane_perturbation.MOST_CELLS", 63)
+    monkeypatch.setattr(plane_perturbation, "MOST_CELLS", 63)
     found = measure(mini, alice, null_seeds=(), **CUT)
     assert found.own["planes"].values.tolist() == list(BANDS)
     assert "Map of 12 cells (layer x band)" in found.findings()[-1]

@@ -12,8 +12,7 @@ from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loading.shuffled_like import shuffled_like
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.planes import Planes, PlaneSufficiency
-from tl_posgen.position.planes.head_correlations import correlation, pooled, r_and_rho
-from tl_posgen.position.planes.plane_sufficiency_figures import kinds_of_weights
+from tl_posgen.position.planes.plane_sufficiency import correlation, kinds_of_weights, pooled, r_and_rho
 
 CUT = {"length": 64, "n_prompts": 2, "progress": False}
 REST = TOKENS[1]

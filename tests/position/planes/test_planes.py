@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from rotated_heads import captures_of
 
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.numbers import one_side
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import Planes
@@ -26,10 +26,7 @@ def result(mini, alice):
 @pytest.fixture(scope="session")
 def captures(mini, alice):
     """Layer 1 of both prompts."""
-    kept = []
-    for tokens in to_prompts(mini, alice, length=48, n_prompts=2, consecutive=True):
-        run_capture(mini, tokens[None], kept.append, layers=[1])
-    return kept
+    return captures_of(mini, to_prompts(mini, alice, length=48, n_prompts=2, consecutive=True), layers=[1])
 
 
 def planes_of(model, prompts=PROMPTS, where=None, **options):

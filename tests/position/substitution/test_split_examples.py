@@ -1,13 +1,10 @@
 """Scores of chosen heads beside their position part and their content part."""
 
-import json
-import re
-
 import numpy as np
 import pytest
 import torch
+from rotated_heads import attention_of, captures_of
 
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.position import SplitExamples
@@ -25,9 +22,8 @@ def result(mini, alice):
 
 def maps_of_captured(model, tokens, layer, head):
     """Maps of one head from captured q and k, in float64."""
-    kept = []
-    run_capture(model, tokens[None, :64], kept.append, layers=[layer], heads=[head])
-    q, k, rope, scale = kept[0].q.double(), kept[0].k.double(), kept[0].geometry.rope, kept[0].geometry.scale
+    (one,) = captures_of(model, tokens[None, :64], layers=[layer], heads=[head])
+    q, k, rope, scale = one.q.double(), one.k.double(), one.geometry.rope, one.geometry.scale
     turned_q, turned_k = (rotate(x, torch.arange(64), rope) for x in (q, k))
     hidden = torch.ones(64, 64).triu(1).bool()
     return split_maps((scale * turned_q @ turned_k.mT).masked_fill(hidden, -torch.inf), q, k, rope, scale)
@@ -91,14 +87,13 @@ def test_the_figure_shows_the_maps_and_the_null_below_on_one_scale_a_row(result)
 
 
 def test_the_page_of_a_head_shows_softmax_of_each_map(mini, alice, result):
-    page = result.show(example=1).local_src
-    props = json.loads(re.findall(r"CircuitsVis\.AttentionHeads,\s*(\{.*\})\s*\)", page, re.S)[0])
+    props = attention_of(result.show(example=1).local_src)
     assert props["attentionHeadNames"] == ["true", "position", "content"]
     tokens = to_prompts(mini, alice, length=80, n_prompts=1)[0]
     assert result.own["token"].values.tolist() == token_strings(mini, tokens[:64])
-    kept, one = [], result.own.isel(example=1)
-    run_capture(mini, tokens[None, :64], kept.append, frozenset({"pattern"}), layers=[int(one["layer"])])
-    pattern = kept[0].pattern[int(one["head"]), 1:, 1:]
+    one = result.own.isel(example=1)
+    (capture,) = captures_of(mini, tokens[None, :64], "pattern", layers=[int(one["layer"])])
+    pattern = capture.pattern[int(one["head"]), 1:, 1:]
     true, position, content = np.array(props["attention"])
     np.testing.assert_allclose(true[1:, 1:], pattern / pattern.sum(-1, keepdim=True), atol=2e-4)
     assert not true[0].any()

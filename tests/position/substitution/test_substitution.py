@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from rotated_heads import captures_of
 
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.tokens import to_prompts
@@ -303,9 +303,7 @@ def test_the_kl_of_predictions_is_that_of_logits_by_hand(unsearched, mini, alice
 
 
 def test_shuffled_coordinates_are_those_of_the_vectors_in_one_order_for_all_tokens(mini, alice):
-    kept = []
-    run_capture(mini, prompts_of_one_length(mini, alice, 12, 1), kept.append, layers=[1])
-    (capture,) = kept
+    (capture,) = captures_of(mini, prompts_of_one_length(mini, alice, 12, 1), layers=[1])
     q, k = shuffled_coordinates(capture, 0)
     for shuffled, own in ((q, capture.q), (k, capture.k)):
         torch.testing.assert_close(shuffled.sort(-1).values, own.sort(-1).values)

@@ -1,17 +1,20 @@
 """Position across prompts: how much of each head's scores is the same in every prompt, whatever the encoding."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import torch
 import xarray as xr
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.options import Whole, Within
 from tl_posgen.core.sums import Sums
@@ -19,13 +22,11 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.position_shares import row_centred
-from tl_posgen.position.decomposition.prompt_sums import (
+from tl_posgen.position.decomposition.numbers.position_shares import (
     FUNCTIONS,
-    ScoreSums,
-    energies,
-    position_parts,
-    require_same_length,
+    PositionParts,
+    position_shares,
+    row_centred,
 )
 from tl_posgen.position.decomposition.rounding import is_rounding
 from tl_posgen.report.circuits import CROP as MAP_CROP
@@ -39,6 +40,7 @@ OF_SCORES = "share of the mean square of the scores within rows"
 OF_FUNCTION = f"of i - j, of j, a(i - j) + c(j), or linear in j, so in i - j; {OF_SCORES}"
 OF_POSITION = "as a share of position; none where that is less than chance"
 MEAN_SQUARE = "mean square of the scores within rows"
+SHARED: WeakValueDictionary[tuple, PositionParts] = WeakValueDictionary()  # by tokens, window, first token, device
 
 
 def resolved(number: Number, form: str = ".1%") -> str:
@@ -189,11 +191,7 @@ class AcrossPrompts(Measure):
         n_prompts = len(sums.lengths)
         if n_prompts < 2:
             raise InputError("across_prompts compares prompts and was given one; give n_prompts=2 or more")
-        found = {layer: one.shares(n_prompts) for layer, one in sums.by_layer("scores").items()}
-        names = ("position", "share", "chance", "variance")
-        data = xr.Dataset(
-            {name: sums.over_layers(name, {at: one[name] for at, one in found.items()}) for name in names}
-        )
+        data = sums.variables_of({layer: one.shares(n_prompts) for layer, one in sums.by_layer("scores").items()})
         surely = data["position"].where(data["position"] > data["chance"])
         data = data.assign(part_of_position=data["share"] / surely)
         return data.assign(self.example_maps(data, sums)).assign_attrs(prompts=n_prompts)
@@ -208,15 +206,10 @@ class AcrossPrompts(Measure):
         for layer, head in most:
             one = layers[layer]
             mean = one.mean(len(sums.lengths))[[sums.layers[layer][1].index(head)]]
-            maps.append(
-                row_centred(mean, one.parts[1].mask.to(mean.device))[0, :MAP_CROP, :MAP_CROP].float().cpu().numpy()
-            )
-        of_layer, of_head = zip(*most, strict=True)
-        found: dict[str, tuple] = {
-            "example_layer": ("example", list(of_layer)),
-            "example_head": ("example", list(of_head)),
-        }
-        return found | {"example_position": (("example", "query", "key"), np.stack(maps))}
+            within = row_centred(mean, one.parts[1].mask.to(mean.device))[0, :MAP_CROP, :MAP_CROP]
+            maps.append(within.float().cpu().numpy())
+        places = {f"example_{name}": ("example", one) for name, one in zip(HEAD, np.array(most).T, strict=True)}
+        return {**places, "example_position": (("example", "query", "key"), np.stack(maps))}
 
     def findings(self, own: Numbers) -> list[str]:
         position, everything = (resolved_beside_null(own("position", **labels)) for labels in (OUT, {}))
@@ -241,3 +234,65 @@ class AcrossPrompts(Measure):
         columns |= {label: own.array("share", function=one, **OUT) for label, one in labels.items()}
         columns |= {"chance": own.array("chance", **OUT), "with 1st token": own.array("position")}
         return own.frame(columns, "layer")
+
+
+@dataclass
+class ScoreSums:
+    """Sums over prompts of a layer's scores over the pairs that count, and of their `PositionParts.energy`: `a + b`.
+
+    `parts` stay on the device of the model, as all layers and prompts share them.
+    """
+
+    parts: list[PositionParts]
+    scores: Float[Tensor, "head pair"]
+    energy: Float[Tensor, "variant head part=5"]
+
+    def __add__(self, other: "ScoreSums") -> "ScoreSums":
+        require_same_length([one.parts[0].n for one in (self, other)])
+        return replace(self, scores=self.scores + other.scores, energy=self.energy + other.energy)
+
+    def mean(self, n_prompts: int) -> Float[Tensor, "head query key"]:
+        """Return the mean scores; 0 where a pair does not count."""
+        mask = self.parts[0].mask.to(self.scores.device)
+        mean = self.scores.new_zeros(len(self.scores), *mask.shape)
+        mean[:, mask] = self.scores / n_prompts
+        return mean
+
+    def shares(self, n_prompts: int) -> dict[str, Float[Tensor, "tokens head *function"]]:
+        """Return the numbers of `position_shares`, with the first token and without."""
+        means = energies(self.mean(n_prompts).to(self.parts[0].mask.device), self.parts).to(self.energy.device)
+        both = [
+            position_shares(energy / n_prompts, of_mean, n_prompts, int(parts.mask.sum()))
+            for energy, of_mean, parts in zip(self.energy, means, self.parts, strict=True)
+        ]
+        return by_tokens(*both)
+
+
+def energies(scores: Tensor, parts: Sequence[PositionParts]) -> Float[Tensor, "variant head part=5"]:
+    """Return `PositionParts.energy` of the scores within rows, with the first token and without."""
+    return torch.stack([part.energy(row_centred(scores, part.mask)) for part in parts])
+
+
+def position_parts(n: int, window: int | None, device: torch.device) -> list[PositionParts]:
+    """Return the spaces of functions of position over the pairs that count, with the first token and without; the same
+    ones for all layers and prompts, as long as somebody holds them."""
+    found = []
+    for first_token in (True, False):
+        place = n, window, first_token, str(device)
+        if (parts := SHARED.get(place)) is None:
+            positions = torch.arange(n, device=device)
+            parts = PositionParts(CausalPairs(n, window, first_token=first_token).mask(positions, positions))
+            SHARED[place] = parts
+        found.append(parts)
+    return found
+
+
+def require_same_length(lengths: Sequence[int]) -> None:
+    """Refuse prompts that cannot be compared pair by pair."""
+    if len(set(lengths)) > 1:
+        raise InputError(
+            f"across_prompts: prompts of {' and '.join(map(str, dict.fromkeys(lengths)))} tokens cannot be compared "
+            "pair by pair; give length= to cut all alike"
+        )
+    if min(lengths) < 3:
+        raise InputError(f"across_prompts: prompts of {min(lengths)} tokens; give 3 at least")

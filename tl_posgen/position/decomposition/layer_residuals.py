@@ -92,19 +92,15 @@ def plane_shares(sums: Sums, left: xr.DataArray, scores: xr.DataArray) -> dict[s
     }
 
 
-def token_pairs(sums: Sums, n_pairs: int) -> dict[str, xr.DataArray]:
+def token_pairs(sums: Sums, n_pairs: int) -> xr.Dataset:
     """Return the kinds of token pair that explain most, by rank; none where token ids are not known."""
     tallies = [sums.by_layer(f"pairs, {tokens}") for tokens in TOKENS]
     layers = {layer: by_tokens(*(pair_columns(one[layer], n_pairs) for one in tallies)) for layer in tallies[0]}
     if not layers:
-        return {}
-    names = next(iter(layers.values()))
-    found = {
-        name: sums.over_layers(name, {layer: one[name].cpu().numpy() for layer, one in layers.items()})
-        for name in names
-    }
-    found = {name: array.assign_coords(rank=array["rank"] + 1) for name, array in found.items()}
-    return found | {"pair_token": found["pair_token"].fillna(-1).astype(np.int64)}
+        return xr.Dataset()
+    found = sums.variables_of(layers)
+    found = found.assign_coords(rank=found["rank"] + 1)
+    return found.assign(pair_token=found["pair_token"].fillna(-1).astype(np.int64))
 
 
 def pair_columns(tally: TokenPairTally, n: int) -> dict[str, Tensor]:

@@ -194,7 +194,7 @@ class Residual(Measure):
         }
         if "in_planes" in sums:
             found |= plane_shares(sums, known, within)
-        data = xr.Dataset(found | token_pairs(sums, self.n_pairs))
+        data = xr.Dataset(found).merge(token_pairs(sums, self.n_pairs))
         data = data.assign_attrs(not_defined=why_not_defined(sums, data, n))
         examples = [one.value for one in sums.by_layer("examples").values()]
         examples = [one for one in examples if one.sizes["example"]]

@@ -176,32 +176,16 @@ class Variance(Measure):
             values = [values_of(*one, geometry) for one in zip(both, shares, strict=True)]
             if self.absolute:
                 places = {side: sums.by_layer(f"places of {side}")[layer] for side in "qk"}
+                how = (geometry.rope, geometry.scale, min(n, geometry.window or n), self.weights)
                 for first, one in enumerate(values):
-                    one |= self.places_of(places, first, both[first], shares[first], geometry, n)
+                    shared = {side: of_side.shared(geometry.rope, first) for side, of_side in places.items()}
+                    one["by_place"] = shares_by_place(shares[first], both[first], shared, *how)
             known = 1.0 if both[1].q.n > 1 else torch.nan  # of one token nothing varies
-            found[layer] = {name: (known * x).cpu().numpy() for name, x in by_tokens(*values).items()}
-        names = [name for name in self.variables if all(name in one for one in found.values())]
-        data = {name: sums.over_layers(name, {at: of[name] for at, of in found.items()}) for name in names}
-        return xr.Dataset(data, attrs={"n_distances": n, "not_defined": why_not_defined(sums)})
-
-    def places_of(
-        self,
-        places: Mapping[str, PlaceSums],
-        first: int,
-        moments: TripleMoments,
-        shares: VarianceShares,
-        geometry: LayerGeometry,
-        n: int,
-    ) -> dict[str, Tensor]:
-        """Return the variables [head], or with two axes more, by place of a layer, from token `first` on."""
-        shared = {side: one.shared(geometry.rope, first) for side, one in places.items()}
-        n = min(n, geometry.window or n)
-        found = shares_by_place(shares, moments, shared, geometry.rope, geometry.scale, n, self.weights)
-        by_key = found[:, [COMPONENTS.index(part) for part in BY_KEY["part"]]]
-        by_key = by_key[..., [list(PLACES).index(place) for place in BY_KEY["place"]]].sum((1, 2))
-        alone = sum(found[:, COMPONENTS.index(part), list(PLACES).index(place)] for part, place in PLACES_ALONE.items())
-        visible = (torch.nan if geometry.window == 1 else 1.0) / (1 - shares.share("q"))
-        return {"by_place": found, "absolute": by_key * visible, "places_alone": alone * visible}
+            found[layer] = {name: known * x for name, x in by_tokens(*values).items()}
+        data = sums.variables_of(found)
+        if self.absolute:
+            data = of_key_places(data)[list(self.variables)]
+        return data.assign_attrs(n_distances=n, not_defined=why_not_defined(sums))
 
     def findings(self, own: Numbers) -> list[str]:
         found = [self.of_places(own)] if "absolute" in own else []
@@ -260,6 +244,14 @@ def values_of(moments: TripleMoments, shares: VarianceShares, geometry: LayerGeo
         "mean_energy": torch.stack([moments.q.mean_energy, moments.k.mean_energy]),
         "variance": shares.total,
     }
+
+
+def of_key_places(data: xr.Dataset) -> xr.Dataset:
+    """Add the shares that take the key's place, and those of places alone, of what softmax can see."""
+    by_place, visible = data["by_place"], (1 - data["share"].sel(part="q", drop=True)).where(data["position"].notnull())
+    by_key = by_place.sel(BY_KEY).sum(("part", "place"), skipna=False)
+    alone: Any = sum(by_place.sel(part=part, place=place, drop=True) for part, place in PLACES_ALONE.items())
+    return data.assign(absolute=by_key / visible, places_alone=alone / visible)
 
 
 def why_not_defined(sums: Sums) -> str:

@@ -32,14 +32,8 @@ def draw_atlas(result: Any) -> go.Figure:
     axis = {"tickformat": ".0%", "min": 0.0, "gridcolor": "rgba(156,163,175,.35)", "linecolor": "#9ca3af"}
     inner = {"tickvals": [0.2, 0.4, 0.6, 0.8]}  # at a corner the numbers of two sides would meet
     breaks = (" ", "<br>", "<br>")  # below the corners there is little room
-    titles = {
-        part: f"{part}:{gap}{' + '.join(components)}"
-        for (part, components), gap in zip(PARTS.items(), breaks, strict=True)
-    }
-    axes = {
-        f"{corner}axis": axis | inner | {"title": {"text": titles[part]}}
-        for corner, part in zip("abc", PARTS, strict=True)
-    }
+    titles = (f"{part}:{gap}{' + '.join(PARTS[part])}" for part, gap in zip(PARTS, breaks, strict=True))
+    axes = {f"{corner}axis": axis | inner | {"title": {"text": one}} for corner, one in zip("abc", titles, strict=True)}
     figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": 1})
     subtitle = "one point a head; shares of the score variance that softmax can see, over all (query, key, distance)"
     return finish(figure, f"Head atlas · {model_label(result.own)}", subtitle, height=620)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
-from tl_posgen.core.numbers import Number, Numbers, at_init, mean_of
+from tl_posgen.core.numbers import Numbers, at_init, mean_of
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
@@ -23,15 +23,16 @@ from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.distance.dummy_distance_figures import (
     OUT,
     PARTS,
+    TABLE_LABELS,
     draw_agreement,
     draw_curves,
     draw_losses,
     draw_refits,
+    draw_tables,
 )
 from tl_posgen.position.distance.hooks import at_dummy_distance, check_distance, require_distances, training_length
 from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
-from tl_posgen.position.distance.one_distance import curve_under_intervention, refit_r
-from tl_posgen.position.distance.table_examples import TABLE, TABLE_LABELS, draw_tables, table_examples
+from tl_posgen.position.distance.one_distance import TABLE, curve_under_intervention, refit_r, table_examples
 from tl_posgen.report.head_figures import head_map
 
 LIMITS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -179,10 +180,11 @@ class DummyDistance(Measure):
     def findings(self, own: Numbers) -> list[str]:
         r, (distance, key, both) = own("key_part_r", **OUT), (own("share", part=part, **OUT) for part in PARTS)
         d0s = own.data["d0"].values.tolist()
-        refits = [(d0, own("refit_r", d0=d0, **OUT)) for d0 in d0s]
-        ends = dict.fromkeys(f"{one.plain:.2f}{one.beside:.2f} at {d0:g}" for d0, one in lowest_and_highest(refits))
-        refitted = ", ".join(f"{which}{end}" for which, end in zip(("lowest ", "highest "), ends, strict=False))
-        refitted = refitted if len(ends) > 1 else next(iter(ends))
+        refits = {d0: own("refit_r", d0=d0, **OUT) for d0 in d0s}
+        defined = [d0 for d0, one in refits.items() if one] or d0s
+        extremes = dict.fromkeys(pick(defined, key=lambda d0: refits[d0].value) for pick in (min, max))
+        ends = [f"{refits[d0].plain:.2f}{refits[d0].beside:.2f} at {d0:g}" for d0 in extremes]
+        refitted = "lowest {}, highest {}".format(*ends) if len(ends) > 1 else ends[0]
         most, least = (own.extreme("key_part_r", largest, **OUT) for largest in (True, False))
         at = {d0: own("loss_at", d0=d0) for d0 in d0s}
         best, limit = min(at, key=lambda d0: at[d0].value), own.data["limit"].values[0]
@@ -230,14 +232,6 @@ class DummyDistance(Measure):
         "curves": draw_curves,
         "loss": draw_losses,
     }
-
-
-def lowest_and_highest(
-    numbers: Sequence[tuple[int | float, Number]],
-) -> tuple[tuple[int | float, Number], tuple[int | float, Number]]:
-    """Return the lowest and the highest of numbers at distances; of those that are not defined, any."""
-    known = [one for one in numbers if one[1]] or list(numbers)
-    return min(known, key=lambda one: one[1].value), max(known, key=lambda one: one[1].value)
 
 
 def agreement_findings(own: Numbers) -> list[str]:

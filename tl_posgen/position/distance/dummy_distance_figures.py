@@ -1,16 +1,19 @@
-"""Figures of dummy distances: agreement of the key part, refits, curves of the intervention, and the loss."""
+"""Figures of dummy distances: agreement of the key part, refits, tables, curves of the intervention, and the loss."""
 
 from functools import partial
 from typing import Any
 
 import plotly.graph_objects as go
+import xarray as xr
 
 from tl_posgen.core.result import Result
+from tl_posgen.models.selection import parse_head
 from tl_posgen.report.figures import COLOURS, DIVERGING, Panels, colour_axis, heat, line, model_label, sides
 from tl_posgen.report.head_figures import layer_curves, thinned
 
 OUT = {"tokens": "without first"}
 PARTS = ("distance", "key", "distance × key")
+TABLE_LABELS = {"example": ("most", "least"), "query_shown": ("last query", "mean over queries")}
 TITLES = {"without first": "first token out", "all": "all tokens"}
 
 
@@ -69,3 +72,29 @@ def draw_losses(result: Result) -> go.Figure:
     panels.figure.update_xaxes(title_text="d0 + 1", col=1).update_xaxes(title_text="limit + 1", col=2)
     subtitle = f"{result.own.attrs['heads']} edited; dotted: the untouched model"
     return panels.finish(f"Loss at dummy distances · {model_label(result.own)}", subtitle)
+
+
+def draw_tables(result: Result) -> go.Figure:
+    """Draw the tables as heat maps: horizontal stripes are the distance part, vertical ones the key part."""
+    every = [(side, data.isel(example=n)) for side, data, _ in sides(result) for n in range(data.sizes["example"])]
+    shown = [(side, one) for side, one in every if one["example_head"].item()]
+    queries = TABLE_LABELS["query_shown"]
+    titles = [f"{head_title(one)} · {query} · {side}" for side, one in shown for query in queries]
+    panels = Panels(titles, columns=2, row_height=300, horizontal_spacing=0.08)
+    for row, (_, one) in enumerate(shown):
+        for column, query in enumerate(queries):
+            picture = heat(one["table"].sel(query_shown=query).drop_vars(("example", "query_shown")))
+            panels.add(2 * row + column, picture.update(coloraxis=None, showscale=False, colorscale=DIVERGING, zmid=0))
+    panels.figure.update_annotations(font_size=11).update_yaxes(autorange="reversed", type="category")
+    subtitle = (
+        "first prompt, each panel on its own scale; r over all, first token out: do rows share a pattern of columns?"
+    )
+    return panels.axes("key", "distance").finish(f"Scores by distance and key · {model_label(result.own)}", subtitle)
+
+
+def head_title(data: xr.Dataset) -> str:
+    """Return "L3H6, key part r .64" of an example, over all prompts."""
+    name = str(data["example_head"].item())
+    layer, head = parse_head(name)
+    r = float(data["key_part_r"].sel(layer=layer, head=head, tokens="without first"))
+    return f"{name}, key part r {r:.2f}"

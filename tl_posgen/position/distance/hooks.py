@@ -1,6 +1,7 @@
 """Dummy distance: hooks that let chosen heads score pairs at another distance than their own."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,11 +67,8 @@ def at_dummy_distance(
             check_distance(model, "distance", end.item())
     elif distance is not None and not callable(distance):
         check_distance(model, "distance", distance)
-
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        return scores_at_distance(capture, distance, beyond)
-
-    by = scores_of if isinstance(distance, Tensor) else RowByRow(scores_of)
+    by = partial(scores_at_distance, distance=distance, beyond=beyond)
+    by = by if isinstance(distance, Tensor) else RowByRow(by)
     return replace_scores(model, by, layers, heads, needs_positions=True)
 
 

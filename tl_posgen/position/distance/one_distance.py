@@ -1,19 +1,29 @@
-"""Scores of one layer with every pair at one distance: their means, and the key part fitted to them again."""
+"""Scores with every pair at a chosen distance: their means, the key part fitted to them again, and tables of heads."""
 
+import numpy as np
 import torch
-from jaxtyping import Float, Real
+import xarray as xr
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.layer_fits import fit_capture, fits_of
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
+from tl_posgen.position.distance.dummy_distance_figures import TABLE_LABELS
 from tl_posgen.position.distance.hooks import scores_at_distance
+from tl_posgen.position.distance.numbers.distance_table import distance_table
+from tl_posgen.report.head_figures import thinned
 from tl_posgen.rope.planes import mean_curves
 from tl_posgen.rope.rotation import complex_planes, rotate
 from tl_posgen.rope.scores_at import unturned
 from tl_posgen.stats.agreement import pearson
+
+TABLE = ("example", "query_shown", "table_distance", "key")
 
 
 def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head distance"]:
@@ -60,3 +70,38 @@ def same_key_part(one: ThreeAxisFit | None, other: ThreeAxisFit | None) -> Float
         return torch.full_like(one.r, torch.nan)
     keys = slice(one.pairs.first_key, None)
     return pearson(one.c[:, keys], other.c[:, keys])
+
+
+def table_examples(model: Model, tokens: Int[Tensor, " pos"], key_part_r: xr.DataArray, n_distances: int) -> xr.Dataset:
+    """Return M_dj of one prompt, for the heads of highest and lowest `key_part_r`: of the last query, and mean over
+    queries.
+
+    M is linear in the query, so the mean over queries is the table of the mean query. Of the distances that the
+    table's numbers are of, a choice is kept: all the short ones, ever fewer of the long. NaN for heads without an r.
+    """
+    ranked = key_part_r.to_series().dropna().sort_values()
+    picks = [(int(layer), int(head)) for layer, head in dict.fromkeys([*ranked.index[-1:], *ranked.index[:1]])]
+    every = xr.Dataset(coords={"distance": np.arange(min(len(tokens), n_distances))})
+    distances = thinned(every, share=1.0)["distance"].values
+    found: dict[tuple[int, int], np.ndarray] = {}
+
+    def add_tables(layer: LayerCapture) -> None:
+        geometry, q, k = layer.geometry, double(layer.q), double(layer.k)
+        at = torch.tensor(distances, device=q.device)
+        both = torch.stack(
+            [distance_table(one, k, geometry.rope, geometry.scale, at) for one in (q[:, -1], q.mean(1))], 1
+        )
+        hidden = at >= (geometry.window or torch.inf)  # the table's statistics are over distances in the window
+        tables_of_layer = both.masked_fill(hidden[:, None], torch.nan).float().cpu().numpy()
+        found.update(zip([(layer.layer, head) for head in layer.heads], tables_of_layer, strict=True))
+
+    if picks:
+        run_capture(model, tokens[None], add_tables, heads=picks)
+    labels = {name: list(one) for name, one in TABLE_LABELS.items()}
+    labels["example"] = labels["example"][: key_part_r.size]  # the same of every random init
+    tables = np.full((*map(len, labels.values()), len(distances), len(tokens)), np.nan, dtype=np.float32)
+    for place, pick in enumerate(picks):
+        tables[place] = found[pick]
+    names = [head_name(*pick) for pick in picks] + [""] * (len(tables) - len(picks))
+    data = {"table": (TABLE, tables), "example_head": ("example", np.array(names, dtype=object))}
+    return xr.Dataset(data, {**labels, "table_distance": distances})

@@ -114,15 +114,13 @@ class ConditionRun:
     def drift(self, vanilla: "ConditionRun") -> xr.Dataset:
         """Return the drift of the outputs from the untouched ones inside, and its noise level, between even and odd
         prompts."""
-        layers, times = [], len(self.run.rows[0]) // self.inside
-        for layer, (_, heads) in self.sums.layers.items():
+        found, times = {}, len(self.run.rows[0]) // self.inside
+        for layer in sorted(self.sums.layers):
             halves = (vanilla.moments[layer, 0, 0], vanilla.moments[layer, 1, 0])
             beyond = [(self.moments[layer, 0, at], self.moments[layer, 1, at]) for at in range(times)]
             drifts = [output_drift(halves, one) for one in beyond]
-            columns = {name: torch.stack([one[name] for one in drifts], -1) for name in drifts[0]}
-            data = {name: (("head", "segment"), column.cpu().numpy()) for name, column in columns.items()}
-            layers.append(xr.Dataset(data, {"layer": layer, "head": heads, "segment": range(times)}))
-        return self.sums.join_layers(layers)
+            found[layer] = {name: torch.stack([one[name] for one in drifts], -1) for name in drifts[0]}
+        return self.sums.variables_of(found, (*HEAD, "segment"))
 
     def points(self) -> xr.DataArray:
         """Return the coordinates of the outputs in the planes; after `project`."""

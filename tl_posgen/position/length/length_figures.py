@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.numbers import format_number, interval_of
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, error_bars, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, line, line_with_intervals, model_label, sides
 
 WORDS = {
     "vanilla": "unchanged",
@@ -32,10 +32,8 @@ def draw_loss(result: Any) -> go.Figure:
     panels = Panels([side for side, *_ in both], columns=2, row_height=280)
     for panel, (_, data, _) in enumerate(both):
         for number, condition in enumerate(str(condition) for condition in data["condition"].values):
-            look = {"mode": "lines+markers", "marker": {"size": 4}}
-            y, low, high = (one.values for one in interval_of(data["loss"].sel(condition=condition)))
-            look |= {"error_y": error_bars(y, low, high)}
-            panels.add(panel, line(data["bin"].values, y, WORDS[condition], COLOURS[number], **look))
+            ends = interval_of(data["loss"].sel(condition=condition))
+            panels.add(panel, line_with_intervals(data["bin"].values, ends, WORDS[condition], COLOURS[number]))
     mark_training_length(panels, result)
     subtitle = "bars: 95 % intervals over prompts; the axes differ"
     title = f"Loss beyond the training length · {model_label(result.own)}"

@@ -82,15 +82,9 @@ def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeI
 
 def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[EncodedItem]:
     """Return the first n items of the prompts' text that fit the model's context; fewer if the text has fewer."""
-    items: list[EncodedItem] = []
     text = text_of(model, prompts) if n else ""
-    for item in islice(cloze_items(text, seed=seed), TRIED * n):
-        one = encode(model, item)
-        if len(one.longest) <= model.cfg.n_ctx:
-            items.append(one)
-        if len(items) == n:
-            break
-    return items
+    every = (encode(model, item) for item in islice(cloze_items(text, seed=seed), TRIED * n))
+    return list(islice((one for one in every if len(one.longest) <= model.cfg.n_ctx), n))
 
 
 def fewer_of_inits(n: int) -> str:

@@ -1,5 +1,7 @@
 """Hooks that perturb positions: of queries and keys, of keys alone, of single pairs, and of the position part alone."""
 
+from functools import partial
+
 import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
@@ -11,8 +13,9 @@ from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.position.decomposition.numbers.option_checks import is_real_tensor
+from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.rope.rotation import rotate
-from tl_posgen.rope.scores_at import scores_at, scores_at_positions
+from tl_posgen.rope.scores_at import scores_at_positions
 
 
 def permute_positions(
@@ -75,11 +78,7 @@ def jitter_distances(
     model: Model, distances: Int[Tensor, "query key"], *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
     """F, per pair: score_ij <- the score at distances_ij = i - j + u_ij, see `jittered_distances`."""
-
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        matrix, geometry = distances.to(capture.q.device), capture.geometry
-        return finished(scores_at(capture.q, capture.k, geometry.rope, geometry.scale, matrix), capture, matrix)
-
+    scores_of = partial(scores_at_distance, distance=distances, beyond=None)
     return _of_one_length(model, distances, scores_of, layers, heads, n_axes=2)
 
 

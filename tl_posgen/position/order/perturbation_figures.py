@@ -12,7 +12,7 @@ from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES
 from tl_posgen.position.order.disturbance import CONDITIONS, OF_TEXT
 from tl_posgen.report.circuits import token_colours
-from tl_posgen.report.figures import COLOURS, Panels, error_bars, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, Panels, line, line_with_intervals, model_label, sides
 
 TARGET = "unmoved"
 RISE = f"rise of the loss, {TARGET} targets, nats"
@@ -112,13 +112,11 @@ def by_ratio(
     """Yield curves of an array [condition, ratio, and prompt or item] against the ratio with intervals, one per
     condition, the random init's first."""
     for side, data, colour in reversed(sides(result)):
-        value, low, high = interval_of(of_side(data), bounds)
+        ends, own = interval_of(of_side(data), bounds), data is result.own
         for condition in conditions:
-            own = data is result.own
-            y, bottom, top = (one.sel(condition=condition).values for one in (value, low, high))
             shade = COLOURS[CONDITIONS.index(condition) % len(COLOURS)] if own else colour
-            look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(y, bottom, top)}
-            yield line(100 * data["ratio"].values, y, WORDS[condition] if own else side, shade, **look)
+            drawn, name = (one.sel(condition=condition) for one in ends), WORDS[condition] if own else side
+            yield line_with_intervals(100 * data["ratio"].values, drawn, name, shade)
 
 
 def shown_ratio(ratios: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pandas as pd
+import plotly.graph_objects as go
 import torch
 import xarray as xr
 from jaxtyping import Float
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.measure import Measure, Variable
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import Numbers, format_number
 from tl_posgen.core.options import Each, Within
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
@@ -21,7 +22,6 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.position.decomposition.variance import moments_of, shares_of
-from tl_posgen.position.planes import any_distance_figures as drawn
 from tl_posgen.position.planes.made_scores import (
     INVERSE_DFT,
     Table,
@@ -31,6 +31,8 @@ from tl_posgen.position.planes.made_scores import (
     made_scores,
 )
 from tl_posgen.position.planes.rope_layers import require_rope
+from tl_posgen.report.figures import COLOURS, Panels, finish, line, model_label, sides
+from tl_posgen.report.head_figures import head_names
 from tl_posgen.rope.rotation import complex_frequencies
 
 RCONDS = (1e-12, 1e-2)  # the best fit, whatever its logits, and one whose planes hardly cancel
@@ -40,6 +42,54 @@ ROWS = 20  # of the short table
 ROW = ("function", "planes")
 LARGEST = "largest sum_m |z^q_m z^k_m| of a token pair; far above |F|: planes that cancel"
 Rcond = Annotated[int | float, Within(0, 1, "a number between 0 and 1", excluded=("low", "high"))]
+
+
+def draw_functions(result: Any) -> go.Figure:
+    """Draw each function with the scores of the head made for it, and of the fits with the model's own frequencies."""
+    data = result.own
+    names = [str(name) for name in data["function"].values]
+    errors = {
+        name: ", ".join(format_number(error, ".2g") for error in data["error"].sel(function=name).values.tolist())
+        for name in names
+    }
+    look: dict[str, Any] = {"row_height": 130, "shared_xaxes": True, "vertical_spacing": 0.3 / len(names)}
+    panels = Panels([f"{name}: errors {errors[name]}" for name in names], columns=1, **look)
+    x = data["distance"].values
+    for panel, name in enumerate(names):
+        one = data.sel(function=name)
+        panels.add(panel, line(x, one["values"].values, "the function", "black", width=5, opacity=0.25))
+        for number, planes in enumerate(str(planes) for planes in data["planes"].values):
+            look = {"mode": "lines+markers" if planes == INVERSE_DFT else "lines", "marker": {"size": 4}}
+            look["hovertemplate"] = f"{planes}, distance %{{x}}: %{{y:.3f}}<extra></extra>"
+            scores = one["scores"].sel(planes=planes).values
+            panels.add(panel, line(x, scores, planes, COLOURS[number % len(COLOURS)], width=1.5, **look))
+    panels.axes("distance").figure.update_annotations(font_size=11)
+    panels.figure.update_layout(legend={"orientation": "h", "y": -0.06, "x": 0})
+    subtitle = (
+        "errors in the order of the legend, relative to the function's standard deviation; fits with the model's own "
+        "frequencies, the larger rcond with smaller logits; of token pairs the first is drawn"
+    )
+    return panels.finish(f"RoPE can take on any function of distance · {model_label(data)}", subtitle)
+
+
+def draw_heads(result: Any) -> go.Figure:
+    """Draw how near each head's scores are to f(q, d) + g(q, k), beside the least additive of the functions."""
+    figure = go.Figure()
+    for side, data, colour in sides(result):
+        values = data["head_additive_r"].to_series().dropna()
+        box = go.Box(x=values.values, name=side, boxpoints="all", pointpos=0, jitter=0.6, fillcolor="rgba(0,0,0,0)")
+        box.update(marker={"color": colour, "size": 6}, line={"width": 1}, text=head_names(values.index))
+        figure.add_trace(box.update(hovertemplate="%{text}: %{x:.3f}<extra></extra>", showlegend=False))
+    least = least_additive(result.own)
+    marker = {"symbol": "star", "size": 13, "color": COLOURS[1]}
+    x, y = [float(least["additive_r"])], [f"made by {INVERSE_DFT}:<br>{least['function'].item()}"]
+    point = go.Scatter(x=x, y=y, mode="markers", marker=marker, showlegend=False)
+    figure.add_trace(point.update(hovertemplate="%{x:.3f}<extra></extra>"))
+    figure.update_xaxes(title_text="correlation of the scores with the best f(q, d) + g(q, k)", range=[0, 1.02])
+    figure.update_yaxes(autorange="reversed")
+    subtitle = "a point a head, over all (query, key, distance); below, the least additive of the functions"
+    title = f"What was learned instead · {model_label(result.own)}"
+    return finish(figure, title, subtitle).update_layout(margin={"l": 150})
 
 
 @dataclass(frozen=True)
@@ -92,7 +142,7 @@ class AnyDistance(Measure):
         "head_additive_r": Variable("additive r of the model's heads", "", "sqrt(1 - kd - qkd), first token left out"),
     }
     requires = require_rope
-    figures = {"functions": drawn.functions, "heads": drawn.heads}
+    figures = {"functions": draw_functions, "heads": draw_heads}
     legend = (
         "error: root mean square over the function's standard deviation; largest_logit: what the fit needs; "
         "additive_r: of the fit's scores."
@@ -118,8 +168,8 @@ class AnyDistance(Measure):
             geometry, heads = sums.layers[layer]
             r = shares_of(moments, geometry, heads, self.n_distances, "uniform").within_rows.additive_r
             known = geometry.window != 1 and moments.q.n > 1  # else nothing varies that softmax sees
-            found[layer] = (r if known else torch.full_like(r, torch.nan)).cpu().numpy()
-        return xr.Dataset({"head_additive_r": sums.over_layers("head_additive_r", found)})
+            found[layer] = {"head_additive_r": r if known else torch.full_like(r, torch.nan)}
+        return sums.variables_of(found)
 
     def of_model(self, run: Run) -> xr.Dataset:
         if run.init is not None:

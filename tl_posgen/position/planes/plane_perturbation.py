@@ -1,30 +1,37 @@
 """Magnitudes, phases and positions perturbed in RoPE's planes of the running model: do planes cost what they carry?"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
 
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Number, Numbers, format_number, in_brackets
 from tl_posgen.core.options import Each, Threshold
 from tl_posgen.core.run import Run
 from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.loss import token_losses
 from tl_posgen.models.selection import select_heads
 from tl_posgen.position.planes import plane_perturbation_figures as drawn
+from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.planes.numbers.plane_edits import EDITS, Edit
-from tl_posgen.position.planes.plane_costs import COSTS, rises, third
 from tl_posgen.position.planes.plane_shares import CARRIED, cost_of_half, cost_share_correlations, plane_shares
 from tl_posgen.position.planes.planes import Planes
 from tl_posgen.position.planes.rope_layers import require_rope
-from tl_posgen.rope.frequency_bands import BANDS
+from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
+from tl_posgen.rope.rotation import Rope
 
 MapBy = Literal["auto", "planes", "bands"]
 MOST_CELLS = 96  # up to so many layers x planes are mapped one by one, else by frequency band
+COSTS = ("edit", "control")
+BATCH = 8  # prompts per forward pass
 OF = {"q": ("q",), "k": ("k",), "both": ("q", "k")}
 PAIRS, RHO = ("cost", "prompt"), ("map_edit", "cost")
 RISE = "loss perturbed - loss; control: of a random rotation of the same energy"
@@ -212,3 +219,26 @@ class PlanePerturbation(Measure):
             row |= {"from": gap.low, "to": gap.high}
             rows.append(row | {band: own("band_rise", edit=edit, band=band).value for band in BANDS})
         return pd.DataFrame(rows)
+
+
+def rises(run: Run, edit: str, strength: float = 1.0, **how: Any) -> Float[np.ndarray, "cost=2 prompt"]:
+    """Return the rises of every prompt's loss under an edit and under its control; every prompt has different draws.
+
+    Args:
+        strength: 1 stands for phase noise of pi radians, which is nearly uniform.
+        how: further arguments of `perturb_planes`.
+    """
+    batches = run.tokens.split(BATCH)
+    found = []
+    for control in (False, True):
+        for number, batch in enumerate(batches):
+            draw = {"seed": (run.seed * len(batches) + number) % 2**63, "control": control}
+            in_its_unit = strength * (math.pi if edit == "phase_noise" else 1)
+            hooks = perturb_planes(run.model, edit, strength=in_its_unit, **draw, **how)
+            found.append(token_losses(run.wrapped, batch, hooks, batch=BATCH).mean(-1))
+    return (torch.cat(found).unflatten(0, (2, -1)) - run.loss.mean(-1)).numpy()
+
+
+def third(band: str) -> Callable[[Rope], Tensor]:
+    """Return a function from a layer's Rope to the planes of a band by thirds."""
+    return lambda rope: bands_by_thirds(len(rope.inv_freq))[BANDS.index(band)]

@@ -9,7 +9,16 @@ import xarray as xr
 
 from tl_posgen.core.numbers import format_number, interval_of
 from tl_posgen.position.planes.planes_figures import plane_labels
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, error_bars, heat, line, model_label
+from tl_posgen.report.figures import (
+    COLOURS,
+    NULL_COLOUR,
+    SCALE,
+    Panels,
+    error_bars,
+    heat,
+    line_with_intervals,
+    model_label,
+)
 
 WORDS = {
     "shuffle_magnitudes": "shuffled magnitudes",
@@ -48,17 +57,8 @@ def curves(result: Any) -> go.Figure:
 
 def against_strength(data: xr.Dataset, name: str, colour: str, dash: str = "solid") -> go.Scatter:
     """Return one curve with its interval from strength 0, where nothing changes."""
-    rise, bars = with_error_bars(data["rise"])
-    bars |= {end: np.insert(bars[end], 0, 0.0) for end in ("array", "arrayminus")}
-    x, y = (np.insert(values, 0, 0.0) for values in (data["strength"].values, rise))
-    look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": bars}
-    return line(x, y, name, colour, dash=dash, **look)
-
-
-def with_error_bars(array: xr.DataArray) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return means over prompts, and what reaches from them to the ends of their intervals, as plotly takes it."""
-    value, low, high = (one.values for one in interval_of(array))
-    return value, error_bars(value, low, high)
+    x, *ends = (np.insert(one.values, 0, 0.0) for one in (data["strength"], *interval_of(data["rise"])))
+    return line_with_intervals(x, ends, name, colour, dash=dash)
 
 
 def bands(result: Any) -> go.Figure:
@@ -70,8 +70,8 @@ def bands(result: Any) -> go.Figure:
         shown.append((model_label(result.null), result.null, "edit", NULL_COLOUR))
     for panel, edit in enumerate(data["edit"].values):
         for name, one, cost, colour in shown:
-            rise, bars = with_error_bars(one["band_rise"].sel(edit=edit, cost=cost))
-            bar = go.Bar(x=one["band"].values, y=rise, name=name, marker_color=colour, error_y=bars)
+            rise, *ends = (end.values for end in interval_of(one["band_rise"].sel(edit=edit, cost=cost)))
+            bar = go.Bar(x=one["band"].values, y=rise, name=name, marker_color=colour, error_y=error_bars(rise, *ends))
             panels.add(panel, bar)
     panels.axes("third of the planes, by frequency", RISE)
     subtitle = "full strength, all layers, first token as it is; 95 % intervals over prompts"

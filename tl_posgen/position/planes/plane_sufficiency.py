@@ -4,23 +4,78 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
+import torch
 import xarray as xr
 
 from tl_posgen.core.feed import one_pass
-from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
+from tl_posgen.core.measure import ENDS, HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import Numbers, counted, format_number, one_side
 from tl_posgen.core.options import Distances, Positive
 from tl_posgen.core.run import Run
 from tl_posgen.models.loading.shuffled_like import shuffled_label, shuffled_like
 from tl_posgen.models.model import Model
-from tl_posgen.position.planes.head_correlations import WEIGHTS, correlations, pooled, r_and_rho
-from tl_posgen.position.planes.plane_sufficiency_figures import certified, scatter
 from tl_posgen.position.planes.planes import EPS, Planes
 from tl_posgen.position.planes.rope_layers import require_rope
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, line, model_label
+from tl_posgen.report.head_figures import head_names
+from tl_posgen.stats.agreement import fisher_interval, pearson, spearman
 
 ROW, GROUP = ("weights", "tokens", *HEAD), ("weights", "tokens")
 OF_PLANES = Planes.variables
+WEIGHTS = ("own", "shuffled")
+LOOKS = {
+    "trained": (COLOURS[0], "circle"),
+    "random init": (NULL_COLOUR, "diamond-open"),
+    "shuffled": (COLOURS[1], "square-open"),
+}
+PANELS = {"all": "all tokens", "without first": "first token left out"}
+
+
+def kinds_of_weights(result: Any) -> dict[str, xr.Dataset]:
+    """Return the dataset of the trained weights, of the first random init, and of the shuffled weights."""
+    trained, shuffled = (result.own.sel(weights=weights) for weights in WEIGHTS)
+    random = {} if result.null is None else {"random init": result.null.sel(weights=WEIGHTS[0])}
+    return {"trained": trained, **random, "shuffled": shuffled}
+
+
+def draw_scatter(result: Any) -> go.Figure:
+    """Draw the interaction share against the sum of the plane scores: a point a head, correlations in the legend."""
+
+    def in_words(found: xr.Dataset) -> str:
+        return "r = {}, rho = {}".format(*(format_number(one, ".2f") for one in r_and_rho(found)))
+
+    titles = [f"{label}; pooled: {in_words(pooled(result.numbers, tokens))}" for tokens, label in PANELS.items()]
+    panels = Panels(titles, columns=2, row_height=320, shared_yaxes=True)
+    for panel, (tokens, label) in enumerate(PANELS.items()):
+        for kind, data in kinds_of_weights(result).items():
+            (colour, symbol), one = LOOKS[kind], data.sel(tokens=tokens)
+            heads = one[["score_sum", "interaction"]].to_dataframe(dim_order=list(HEAD)).dropna()
+            hover = "%{text}<br>sum of scores %{x:.2f}, interaction %{y:.3f}<extra></extra>"
+            points = go.Scatter(x=heads["score_sum"], y=heads["interaction"], mode="markers", hovertemplate=hover)
+            points.update(text=[f"{kind}, {head}" for head in head_names(heads.index)], name=f"{kind}: {in_words(one)}")
+            panels.add(panel, points.update(marker={"color": colour, "symbol": symbol, "size": 8}))
+            panels.figure.data[-1].update(legendgroup=label, legendgrouptitle={"text": label}, showlegend=True)
+    panels.axes("sum of plane scores / std of the scores", "interaction share, kd + qkd")
+    panels.figure.update_xaxes(rangemode="tozero").update_yaxes(rangemode="tozero")
+    subtitle = "a point a head; r: Pearson, rho: Spearman, over the heads of one kind of weights"
+    return panels.finish(f"Do the planes foretell how additive a head is? · {model_label(result.own)}", subtitle)
+
+
+def draw_certified(result: Any) -> go.Figure:
+    """Draw the share of heads that the sufficient criterion certifies, by its tolerance."""
+    figure = go.Figure()
+    for kind, data in kinds_of_weights(result).items():
+        (colour, symbol), share = LOOKS[kind], data["additive"].sel(tokens=TOKENS[0]).mean(HEAD)
+        marker = {"symbol": symbol, "size": 9}
+        figure.add_trace(line(share["eps"].values, share.values, kind, colour, mode="lines+markers", marker=marker))
+    eps = result.own["eps"].values
+    figure.update_xaxes(title_text="eps, the tolerance of each plane", type="log", tickvals=eps)
+    figure.update_yaxes(title_text="share of heads certified", range=[-0.03, 1.03], tickformat=".0%")
+    subtitle = "in every plane: the key nearly constant, or too small to matter, or hardly turning; all tokens"
+    return finish(figure, f"Heads that the criterion certifies · {model_label(result.own)}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -66,7 +121,7 @@ class PlaneSufficiency(Measure):
         "n_heads": Variable("number of heads", "", "that have both numbers", GROUP),
     }
     requires = require_rope
-    figures = {"scatter": scatter, "certified": certified}
+    figures = {"scatter": draw_scatter, "certified": draw_certified}
     legend = "first out: the first token left out; a row a kind of weights, over whose heads correlations are taken."
 
     def planes(self) -> Planes:
@@ -136,3 +191,36 @@ class PlaneSufficiency(Measure):
             return pd.DataFrame(random)
         last = {"weights": "pooled", **dict(zip(columns, r_and_rho(pooled(own, TOKENS[1])), strict=False))}
         return pd.DataFrame([row("trained", own, WEIGHTS[0]), *random, row("shuffled", own, WEIGHTS[1]), last])
+
+
+def correlation(sides: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Return pearson [end], with Fisher's interval of independent heads, spearman and n_heads over all heads of these
+    datasets; a head that never varies, or has no planes, has no number and is left out."""
+    columns = [np.stack([side[name].values.ravel() for name in ("score_sum", "interaction")]) for side in sides]
+    both = np.concatenate(columns, axis=1)
+    x, y = torch.from_numpy(both[:, ~np.isnan(both).any(0)])
+    r = pearson(x, y)
+    ends = [float(one) for one in (r, *fisher_interval(r, len(x)))]
+    data = {"pearson": ("end", ends), "spearman": float(spearman(x, y)), "n_heads": float(len(x))}
+    return xr.Dataset(data, {"end": list(ENDS)})
+
+
+def correlations(heads: xr.Dataset) -> xr.Dataset:
+    """Return the correlations of score_sum and interaction [weights, tokens, layer, head] over layers and heads."""
+    weights = heads["weights"].values
+    each = [[correlation([heads.sel(weights=one, tokens=tokens)]) for tokens in TOKENS] for one in weights]
+    found: xr.Dataset = xr.combine_nested(each, ["weights", "tokens"]).transpose("weights", "tokens", "end")
+    return found.assign_coords(weights=weights, tokens=list(TOKENS))
+
+
+def pooled(own: Numbers, tokens: str) -> xr.Dataset:
+    """Return the correlation over the heads of all kinds of weights, of random inits those of the first; its interval
+    means nothing, as a head under three kinds of weights is one head."""
+    sides = [own.data.sel(weights=weights) for weights in WEIGHTS]
+    sides += [one_side(own.dataset, init).sel(weights=WEIGHTS[0]) for init in own.inits[:1]]
+    return correlation([side.sel(tokens=tokens) for side in sides])
+
+
+def r_and_rho(found: xr.Dataset) -> tuple[float, float]:
+    """Return Pearson's r and Spearman's rho of a correlation."""
+    return float(found["pearson"].sel(end="value")), float(found["spearman"])

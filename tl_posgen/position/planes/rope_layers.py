@@ -6,7 +6,6 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import UnsupportedModelError
@@ -38,11 +37,7 @@ def over_layers(measure: Measure, sums: Sums, found: Mapping[int, Mapping[str, T
             f"layers {', '.join(map(str, sums.layers))}: none of them has RoPE, so there are no planes; "
             f"choose other layers, or leave {measure.name} out"
         )
-    arrays: dict[str, dict] = {}
-    for layer, values in found.items():
-        geometry, _ = sums.layers[layer]
-        wavelength = 2 * torch.pi / complex_frequencies(geometry.rope, geometry.d_head)
-        for name, value in {**values, "wavelength": wavelength}.items():
-            arrays.setdefault(name, {})[layer] = value.detach().to("cpu", DOUBLE).numpy()
-    data = {name: sums.over_layers(name, arrays[name]) for name in measure.variables if name in arrays}
-    return xr.Dataset(data).reindex(layer=sorted(sums.layers))
+    geometries = {layer: sums.layers[layer][0] for layer in found}
+    wavelengths = {at: 2 * torch.pi / complex_frequencies(one.rope, one.d_head) for at, one in geometries.items()}
+    whole = {layer: {**values, "wavelength": wavelengths[layer]} for layer, values in found.items()}
+    return sums.variables_of(whole).reindex(layer=sorted(sums.layers))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -88,10 +89,7 @@ def substitute(
             f"threshold 'layer' is a quantile of head 0, which is not chosen in layer {min(without_first)}; choose it "
             "too, or threshold='head'"
         )
-
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        return stand_in(capture, by, gamma, residual, threshold)
-
+    scores_of = partial(stand_in, by=by, gamma=gamma, residual=residual, threshold=threshold)
     alone = gamma == 1 and isinstance(by, RowByRow)  # a quantile is one of the whole prompt's scores
     return replace_scores(model, RowByRow(scores_of) if alone else scores_of, heads=chosen)
 
@@ -227,10 +225,8 @@ def shuffled_coordinates(
     """Return q and k with their coordinates in another order: two permutations a head, the same for all prompts."""
     shuffled = []
     for number, x in enumerate((capture.q, capture.k)):
-        orders = torch.stack(
-            [torch.from_numpy(np.random.default_rng([seed, capture.layer, head, number]).permutation(x.shape[-1]))
-             for head in capture.heads]
-        )  # fmt: skip
+        generators = [np.random.default_rng([seed, capture.layer, head, number]) for head in capture.heads]
+        orders = torch.from_numpy(np.stack([one.permutation(x.shape[-1]) for one in generators]))
         shuffled.append(x.gather(-1, orders[:, None].expand(x.shape).to(x.device)))
     return shuffled[0], shuffled[1]
 

@@ -1,5 +1,6 @@
 """Figures of the loss with all scores replaced, by stand-in, dose, correlation, searched split, head and token."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -59,10 +60,7 @@ def draw_recovered(result: Any) -> go.Figure:
     data = result.own.drop_sel(condition=["unchanged", "uniform_attention"])
     names = [str(name) for name in data["condition"].values]
     ends = data["recovered"].sel(end=list(ENDS)).transpose("end", "condition").values
-    colours = [NULL_COLOUR if name in CONTROLS else COLOURS[0] for name in names]
-    figure = go.Figure(ranked_bars([in_words(name) for name in names], ends, colours, ".0%"))
-    figure.update_layout(xaxis={"title": "share of the loss recovered", "tickformat": ".0%"})
-    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure = recovered_bars(names, [in_words(name) for name in names], ends, ".0%")
     worth = [f"{side} {uniform_worth(one):.3f}" for side, one, _ in sides(result)]
     subtitle = (
         "every score replaced; 0: uniform attention, 1: the unchanged model; 95 % intervals over prompts; grey: one "
@@ -70,6 +68,14 @@ def draw_recovered(result: Any) -> go.Figure:
     )
     title = f"Loss recovered by each stand-in · {model_label(result.own)}"
     return finish(figure, title, subtitle, height=160 + 24 * len(names))
+
+
+def recovered_bars(labels: Sequence[str], names: Sequence[str], ends: np.ndarray, form: str) -> go.Figure:
+    """Return a bar for each share recovered with its `ends` [end, name], controls in grey."""
+    colours = [NULL_COLOUR if label in CONTROLS else COLOURS[0] for label in labels]
+    figure = go.Figure(ranked_bars(names, ends, colours, form))
+    figure.update_xaxes(title="share of the loss recovered", tickformat=".0%")
+    return figure.update_yaxes(autorange="reversed", automargin=True)
 
 
 def uniform_worth(data: xr.Dataset) -> float:
@@ -133,11 +139,8 @@ def draw_search(result: Any) -> go.Figure:
     families = [str(family) for family in data["family"].values]
     sizes = zip(families, data["n_parameters"].values, strict=True)
     names = [f"{SEARCHED[family]}, {counted(int(n), 'number')}" for family, n in sizes]
-    colours = [NULL_COLOUR if family in CONTROLS else COLOURS[0] for family in families]
-    ends = data["search_recovered"].transpose("end", "family").values
-    figure = go.Figure(ranked_bars(names, ends, colours, ".1%"))
-    figure.update_layout(xaxis={"title": "share of the loss recovered", "tickformat": ".0%"})
-    figure.update_yaxes(title_text="what was searched", autorange="reversed", automargin=True)
+    figure = recovered_bars(families, names, data["search_recovered"].transpose("end", "family").values, ".1%")
+    figure.update_yaxes(title_text="what was searched")
     chosen, reported = (data.attrs[name] for name in ("search_prompts", "held_out_prompts"))
     subtitle = (
         f"chosen on {chosen} prompts, reported on {reported} others with a 95 % interval; "

@@ -51,22 +51,17 @@ def test_every_batch_stands_for_itself():
     torch.testing.assert_close(whole[1, 2], interaction_share(q[1, 2], k[1, 2], ROPES[0], n_distances=5))
 
 
-def test_shapes_that_differ_and_too_few_tokens_are_refused():
-    with pytest.raises(InputError, match="repeat keys of grouped heads"):
-        interaction_share(drawn(4, 8, 6), drawn(2, 8, 6), ROPES[0])
-    with pytest.raises(InputError, match="2 tokens: too few"):
-        interaction_share(drawn(4, 2, 6), drawn(4, 2, 6), ROPES[0])
-    with pytest.raises(InputError, match="vectors of 4 components and a rope that rotates 6"):
-        interaction_share(drawn(4, 8, 4), drawn(4, 8, 4), ROPES[0])
-
-
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("x", [drawn(6), drawn(3, 6).numpy(), drawn(3, 6).to(torch.complex128)])
-def test_what_is_no_tensor_of_vectors_is_refused(x):
-    with pytest.raises(InputError, match="give tensors of real numbers"):
-        interaction_share(x, x, ROPES[0])
-
-
-def test_no_distance_at_all_is_refused():
-    with pytest.raises(InputError, match="n_distances 0: give a whole number"):
-        interaction_share(drawn(2, 9, 4), drawn(2, 9, 4), ROPES[1], n_distances=0)
+@pytest.mark.parametrize(
+    ("q", "k", "how", "message"),
+    [
+        (drawn(4, 8, 6), drawn(2, 8, 6), {}, "repeat keys of grouped heads"),
+        (*[drawn(4, 2, 6)] * 2, {}, "2 tokens: too few"),
+        (*[drawn(4, 8, 4)] * 2, {}, "vectors of 4 components and a rope that rotates 6"),
+        (*[drawn(2, 9, 6)] * 2, {"n_distances": 0}, "n_distances 0: give a whole number"),
+        *((x, x, {}, "give tensors of real numbers") for x in (drawn(6), drawn(3, 6).numpy(), drawn(3, 6) + 0j)),
+    ],
+)
+def test_what_has_no_share_is_refused(q, k, how, message):
+    with pytest.raises(InputError, match=message):
+        interaction_share(q, k, ROPES[0], **how)

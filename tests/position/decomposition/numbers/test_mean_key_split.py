@@ -4,20 +4,16 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rotated_heads import ROTATING
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
 from tl_posgen.position.substitution.numbers.splits import point_mass
-from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+from tl_posgen.rope.rotation import Rope, rotate
 from tl_posgen.rope.splits import split_scores
 
-ROPES = {
-    "half": Rope(inverse_frequencies(8, 100.0)),
-    "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
-    "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
-}
-HALF = ROPES["half"]
+HALF = ROTATING["half"]
 
 
 def random_qk(n: int = 30, heads: int = 2, seed: int = 0):
@@ -38,7 +34,7 @@ def expected_r(q, k, rope, d0, *, window=None, rows: bool = False) -> torch.Tens
     return torch.stack([torch.corrcoef(torch.stack([w[h, seen], split[h, seen]]))[0, 1] for h in range(len(q))])
 
 
-@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+@pytest.mark.parametrize("rope", ROTATING.values(), ids=ROTATING.keys())
 def test_r_is_that_of_the_explicit_split(rope):
     q, k = random_qk()
     distances = (0, 2.5, 1000)

@@ -7,19 +7,15 @@ import torch
 from dense_fit import dense_residual
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rotated_heads import ROTATING
 
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.residual_moments import PlaneParts, ResidualSums
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
-from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+from tl_posgen.rope.rotation import Rope, rotate
 
 SCALE, N, D_HEAD = 0.3, 11, 8
 VISIBLE = torch.ones(N, N).tril().bool()
-ROPES = {
-    "half": Rope(inverse_frequencies(8, 100.0)),
-    "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
-    "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
-}
 
 
 def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -41,7 +37,7 @@ def sums_of(scores: torch.Tensor, *blocks: int, window: int | None = None, **par
     return sums
 
 
-@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+@pytest.mark.parametrize("rope", ROTATING.values(), ids=ROTATING.keys())
 def test_products_with_planes_are_those_of_one_fit_a_plane(rope):
     q, k = rotated_head(rope)
     left = dense_residual(SCALE * q @ k.mT, VISIBLE)
@@ -55,12 +51,12 @@ def test_products_with_planes_are_those_of_one_fit_a_plane(rope):
 @settings(max_examples=10, deadline=None)
 @given(cut=st.integers(1, N - 1), window=st.none() | st.integers(3, N))
 def test_sums_over_blocks_of_rows_are_those_of_dense_least_squares(cut, window):
-    q, k = rotated_head(ROPES["half"])
+    q, k = rotated_head(ROTATING["half"])
     distance = torch.arange(N)[:, None] - torch.arange(N)
     visible = (distance >= 0) & (distance < (window or N))
     scores = (SCALE * q @ k.mT).masked_fill(~visible, -torch.inf)
     visible[:, 0] = False
-    planes = PlaneParts(q, k, ROPES["half"], SCALE)
+    planes = PlaneParts(q, k, ROTATING["half"], SCALE)
     sums = sums_of(scores, cut, window=window, planes=planes, tokens=torch.arange(N))
     left = dense_residual(scores, visible)
     torch.testing.assert_close(sums.corner, left)

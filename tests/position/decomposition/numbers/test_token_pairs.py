@@ -9,16 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.position.decomposition.numbers.token_pairs import KEEP, TokenPairTally, TokenSums
+from tl_posgen.position.decomposition.numbers import token_pairs
+from tl_posgen.position.decomposition.numbers.token_pairs import TokenPairTally, TokenSums
 
 
-def tally_of(e: torch.Tensor, tokens: list[int], keep: int = KEEP) -> TokenPairTally:
+def tally_of(e: torch.Tensor, tokens: list[int]) -> TokenPairTally:
     """Of the residuals of one prompt, added in two blocks of rows."""
     e, mask, cut = e.double().tril(), torch.ones(e.shape[1:]).tril().bool(), len(tokens) // 2
     sums = TokenSums(torch.tensor(tokens), len(e), e.device)
     for start, stop in ((0, cut), (cut, len(tokens))):
         sums.add(e[:, start:stop, :stop], mask[start:stop, :stop])
-    return sums.tally(e.square().sum((1, 2)), keep)
+    return sums.tally(e.square().sum((1, 2)))
 
 
 @settings(max_examples=20, deadline=None)
@@ -44,16 +45,17 @@ def test_a_tally_over_prompts_is_that_of_all_pairs(ids):
     assert (tally.share.diff(dim=1) <= 0).all()
 
 
-def test_a_full_tally_keeps_the_kinds_that_explain_most():
-    tally = tally_of(torch.diag(torch.tensor([1.0, 3.0, 2.0]))[None], [4, 5, 6], keep=2)
+def test_a_full_tally_keeps_the_kinds_that_explain_most(monkeypatch):
+    monkeypatch.setattr(token_pairs, "KEEP", 2)
+    tally = tally_of(torch.diag(torch.tensor([1.0, 3.0, 2.0]))[None], [4, 5, 6])
     assert tally.query_token.tolist() == [[5, 6]]
     torch.testing.assert_close(tally.share, torch.tensor([[9 / 14, 4 / 14]], dtype=torch.float64))
 
 
-def test_tallies_of_some_heads_each_are_one_of_all_of_them():
+def test_tallies_of_some_heads_each_are_one_of_all_of_them(monkeypatch):
+    monkeypatch.setattr(token_pairs, "KEEP", 4)
     e = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(1))
-    whole, *parts = (tally_of(some, [1, 2, 1, 3, 2], keep=4) for some in (e, e[:1], e[1:]))
+    whole, *parts = (tally_of(some, [1, 2, 1, 3, 2]) for some in (e, e[:1], e[1:]))
     together = TokenPairTally.join_heads(parts)
-    assert together.keep == 4
     for name in ("kind", "total", "count", "energy"):
         torch.testing.assert_close(getattr(together, name), getattr(whole, name))

@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rotated_heads import scores_at_every
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.token_places import PLACES, PlaceSums, shares_by_place
 from tl_posgen.position.decomposition.numbers.variance_shares import COMPONENTS, TripleMoments, variance_shares
 from tl_posgen.rope.planes import SecondMoments
-from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies, rotate
+from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies
 
 ROPES = [Rope(inverse_frequencies(6, 50.0)), Rope(inverse_frequencies(4, 50.0), "adjacent", 1.4), Rope()]
 
@@ -84,13 +85,6 @@ def test_shared_moments_are_unbiased_and_vanish_where_tokens_are_shuffled(shuffl
     assert float(error.max()) < 0.02 < 0.1 < float(torch.view_as_real(expected).abs().max()) + shuffled
 
 
-def w_of(q: torch.Tensor, k: torch.Tensor, rope: Rope, n_distances: int) -> torch.Tensor:
-    """w[head, query, key, distance], one rotation at a time."""
-    here = rotate(k, torch.zeros(k.shape[1]), rope)
-    turned = [rotate(q, torch.full((q.shape[1],), float(d)), rope) for d in range(n_distances)]
-    return torch.stack([x @ here.mT for x in turned], -1)
-
-
 @pytest.mark.parametrize("rope", ROPES)
 def test_shares_by_place_are_mean_squares_of_w_of_place_and_text(rope):
     """Every place meets every text, so that the covariance of their sums is the sum of their covariances."""
@@ -110,7 +104,7 @@ def test_shares_by_place_are_mean_squares_of_w_of_place_and_text(rope):
             q, k = (
                 parts["place" if side in sides else "text", side] if side in component else mean[side] for side in "qk"
             )
-            w = w_of(q, k, rope, 5)
+            w = scores_at_every(range(5), q, k, rope)
             w = w - w.mean(-1, keepdim=True) if "d" in component else w.mean(-1, keepdim=True)
             expected = w.square().mean((1, 2, 3)) * (set(sides) <= set(component))
             torch.testing.assert_close(found[:, row, column] * shares.total, expected, atol=1e-12, rtol=1e-9)

@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rotated_heads import scores_at_every
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.variance_shares import COMPONENTS, TripleMoments, variance_shares
-from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
 ROPES = {
     "half": Rope(inverse_frequencies(6, 50.0)),
@@ -23,13 +24,6 @@ def random_qk(n_q: int, n_k: int, d_head: int, seed: int = 0, heads: int = 2):
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(heads, n_q, d_head, dtype=torch.float64, generator=generator) + 0.7
     return q, torch.randn(heads, n_k, d_head, dtype=torch.float64, generator=generator) - 0.4
-
-
-def all_triples(q, k, rope: Rope, scale: float, n_distances: int) -> torch.Tensor:
-    """w[head, query, key, distance] = scale <R_d q_i, R_0 k_j>, one rotation at a time."""
-    here = rotate(k, torch.zeros(k.shape[1]), rope)
-    turned = [rotate(q, torch.full((q.shape[1],), float(d)), rope) for d in range(n_distances)]
-    return scale * torch.stack([x @ here.mT for x in turned], -1)
 
 
 def hoeffding(w: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -64,7 +58,7 @@ def test_every_component_equals_brute_force(rope, weights, with_bias):
     found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 0.3, 5, weights=weights, bias=bias)
     p = {"uniform": torch.ones(5), "causal": torch.arange(5.0, 0, -1)}[weights] if isinstance(weights, str) else weights
     p = p.double() / p.sum()
-    w = all_triples(q, k, rope, 0.3, 5) + (bias[:, None, None] if with_bias else 0)
+    w = scores_at_every(range(5), q, k, rope, 0.3) + (bias[:, None, None] if with_bias else 0)
     variances = hoeffding(w, p)
     mean = (w * p).sum(3).mean((1, 2))
     total = ((w - mean[:, None, None, None]).square() * p).sum(3).mean((1, 2))
@@ -115,7 +109,7 @@ def test_a_large_constant_costs_no_digits():
     rope = Rope(torch.zeros(3, dtype=torch.float64))
     q, k = random_qk(20, 20, 6)
     found = variance_shares(TripleMoments.from_qk(q + 1e5, k, rope), rope, 1.0, 3)
-    w = all_triples(q + 1e5, k, rope, 1.0, 3)
+    w = scores_at_every(range(3), q + 1e5, k, rope, 1.0)
     expected = hoeffding(w, torch.full((3,), 1 / 3, dtype=torch.float64))
     torch.testing.assert_close(found.shares * found.total[:, None], expected, rtol=1e-4, atol=1e-4)
 
@@ -126,7 +120,7 @@ def test_a_large_constant_costs_no_digits():
 def test_sums_of_shares_are_what_the_best_fits_explain():
     """f(q, d) + g(q, k), three axes, and, within rows, all that is left of each query's mean."""
     rope, (q, k) = ROPES["half"], random_qk(7, 6, 6)
-    w = all_triples(q, k, rope, 1.0, 5)
+    w = scores_at_every(range(5), q, k, rope, 1.0)
     moments = TripleMoments(TripleMoments.from_qk(q, q, rope).q, TripleMoments.from_qk(k, k, rope).k)
     found = variance_shares(moments, rope, 1.0, 5)
     best = w.mean(2, keepdim=True) + w.mean(3, keepdim=True) - w.mean((2, 3), keepdim=True)
@@ -155,14 +149,6 @@ def test_moments_of_prompts_add_up_to_those_of_the_corpus():
         torch.testing.assert_close(merged.mean, whole.mean)
         torch.testing.assert_close(merged.about_mean.plain, whole.about_mean.plain)
         torch.testing.assert_close(merged.about_mean.conjugate, whole.about_mean.conjugate)
-
-
-def test_the_first_token_can_be_left_out():
-    rope = ROPES["half"]
-    q, k = random_qk(9, 9, 6)
-    found = TripleMoments.from_qk(q, k, rope, first_token=False)
-    torch.testing.assert_close(found.k.mean, TripleMoments.from_qk(q[:, 1:], k[:, 1:], rope).k.mean)
-    assert found.q.n == 8
 
 
 def test_a_head_that_never_varies_has_no_shares():

@@ -7,6 +7,7 @@ import torch
 from additive_fit import additive_fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rotated_heads import ROPES, random_head, true_distances
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.distance.numbers.distance_table import distance_table, key_agreement, table_energies
@@ -15,23 +16,11 @@ from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at, scores_at_positions, scores_frozen_beyond
 
 SCALE = 0.3
-ROPES = {
-    "half": Rope(inverse_frequencies(8, 100.0)),
-    "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
-    "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
-    "none": Rope(),
-}
 
 
 @pytest.fixture(params=ROPES.values(), ids=ROPES.keys())
 def rope(request) -> Rope:
     return request.param
-
-
-def random_head(seed: int = 0, heads: int = 2, n: int = 12, d_head: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(heads, n, d_head, generator=generator, dtype=torch.float64) + 0.5
-    return q, torch.randn(heads, n, d_head, generator=generator, dtype=torch.float64) - 0.2
 
 
 def brute_scores(q, k, rope, distance) -> torch.Tensor:
@@ -42,10 +31,6 @@ def brute_scores(q, k, rope, distance) -> torch.Tensor:
         turned = rotate(q[:, i : i + 1], torch.tensor([float(distance[i, j])], dtype=torch.float64), rope)
         scores[:, i, j] = SCALE * (turned[:, 0] * still[:, j]).sum(-1)
     return scores
-
-
-def true_distances(n: int) -> torch.Tensor:
-    return (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
 
 
 def test_distance_table_at_the_true_distance_is_the_true_score(rope):

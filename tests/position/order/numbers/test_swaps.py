@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rotated_heads import true_distances
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.order.numbers.swaps import jittered_distances, swap_tokens, swap_words
@@ -122,10 +123,6 @@ def test_bad_input_is_refused(options, match):
     swap = swap_words if "words" in options else swap_tokens
     with pytest.raises(InputError, match=match):
         swap(10, **{"ratio": 0.1, "seed": 0, **options})
-
-
-def true_distances(n: int) -> torch.Tensor:
-    return (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
 
 
 @settings(max_examples=60, deadline=None)

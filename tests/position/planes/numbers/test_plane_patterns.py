@@ -7,6 +7,7 @@ import torch
 from additive_fit import additive_fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rotated_heads import ROTATING, random_head
 
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.position.distance.numbers.distance_table import distance_table
@@ -18,34 +19,23 @@ from tl_posgen.position.planes.numbers.plane_patterns import (
     side_patterns,
     sufficiency,
 )
-from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies
+from tl_posgen.rope.rotation import Rope, complex_planes
 
-SCALE, N, D_HEAD = 0.3, 10, 8
-ROPES = {
-    "half": Rope(inverse_frequencies(8, 100.0)),
-    "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
-    "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
-}
+SCALE, N, D_HEAD = 0.3, 12, 8
 
 
-@pytest.fixture(params=ROPES.values(), ids=ROPES.keys())
+@pytest.fixture(params=ROTATING.values(), ids=ROTATING.keys())
 def rope(request) -> Rope:
     return request.param
 
 
-def random_head(seed: int = 0, n: int = N) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(2, n, D_HEAD, generator=generator, dtype=torch.float64) + 0.5
-    return q, torch.randn(2, n, D_HEAD, generator=generator, dtype=torch.float64) - 0.2
-
-
-def of_keys(k: torch.Tensor, rope: Rope = ROPES["half"]) -> dict[str, torch.Tensor]:
+def of_keys(k: torch.Tensor, rope: Rope = ROTATING["half"]) -> dict[str, torch.Tensor]:
     return {name: values[1] for name, values in side_patterns(PlaneMoments.from_qk(k, k, rope)).items()}
 
 
 def test_moments_of_prompts_add_up_to_those_of_their_tokens():
-    (q1, k1), (q2, k2) = random_head(0), random_head(1, n=7)
-    rope = ROPES["half"]
+    (q1, k1), (q2, k2) = random_head(), random_head(1, n=7)
+    rope = ROTATING["half"]
     total = PlaneMoments.from_qk(q1, k1, rope) + PlaneMoments.from_qk(q2, k2, rope)
     joined = PlaneMoments.from_qk(torch.cat([q1, q2], 1), torch.cat([k1, k2], 1), rope)
     torch.testing.assert_close(side_patterns(total), side_patterns(joined))
@@ -118,7 +108,7 @@ def test_parts_of_the_planes_add_up_to_the_variance_of_the_parts(rope):
 
 def test_a_plane_is_its_covariance_with_the_whole_part():
     q, k = random_head()
-    rope, distances = ROPES["half"], torch.arange(12)
+    rope, distances = ROTATING["half"], torch.arange(12)
     found = plane_parts(TripleMoments.from_qk(q, k, rope), rope, SCALE, 12)
 
     def parts_of(q: torch.Tensor) -> list[torch.Tensor]:
@@ -136,10 +126,10 @@ def test_a_plane_is_its_covariance_with_the_whole_part():
 
 
 @settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 999), reference=st.integers(0, 20), name=st.sampled_from(sorted(ROPES)))
+@given(seed=st.integers(0, 999), reference=st.integers(0, 20), name=st.sampled_from(sorted(ROTATING)))
 def test_plane_scores_bound_the_mean_residual_at_every_distance(seed, reference, name):
     q, k = random_head(seed)
-    rope = ROPES[name]
+    rope = ROTATING[name]
     bound = plane_scores(PlaneMoments.from_qk(q, k, rope), rope, SCALE, 12, reference).sum(-1)
     spread = k - k.mean(1, keepdim=True)
     distances = torch.cat([torch.tensor([reference]), torch.arange(12)])
@@ -150,7 +140,7 @@ def test_plane_scores_bound_the_mean_residual_at_every_distance(seed, reference,
 
 def test_plane_scores_equal_the_formula():
     q, k = random_head()
-    rope = ROPES["half"]
+    rope = ROTATING["half"]
     zq, zk = complex_planes(q, rope), complex_planes(k, rope)
     turn = [2 * abs(math.sin(rope.inv_freq[2].item() * (d - 5) / 2)) for d in range(12)]
     expected = SCALE * zq[:, :, 2].abs().mean(1) * (zk - zk.mean(1, keepdim=True))[:, :, 2].abs().mean(1) * max(turn)
@@ -172,11 +162,13 @@ def test_each_condition_of_the_criterion_marks_its_plane():
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 999), eps=st.floats(0.01, 3), quiet=st.floats(1e-3, 1), name=st.sampled_from(sorted(ROPES)))
+@given(
+    seed=st.integers(0, 999), eps=st.floats(0.01, 3), quiet=st.floats(1e-3, 1), name=st.sampled_from(sorted(ROTATING))
+)
 def test_a_plane_that_meets_a_condition_has_a_small_score(seed, eps, quiet, name):
     q, k = random_head(seed)
     q = q * quiet
-    rope, std = ROPES[name], torch.ones(2, dtype=torch.float64)
+    rope, std = ROTATING[name], torch.ones(2, dtype=torch.float64)
     moments = PlaneMoments.from_qk(q, k, rope)
     found = sufficiency(moments, rope, SCALE, 12, std, eps)
     scores = plane_scores(moments, rope, SCALE, 12)

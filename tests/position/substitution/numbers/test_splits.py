@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rotated_heads import ROPES, captures_of, scores_at_every
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.substitution.hooks import all_positions, by_split, by_three_axis, near
@@ -20,17 +20,11 @@ from tl_posgen.position.substitution.numbers.splits import (
     triangle,
     uniform,
 )
-from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+from tl_posgen.rope.rotation import Rope, rotate
 from tl_posgen.rope.scores_at import scores_at_positions
 from tl_posgen.rope.splits import DistanceDistribution, attention_profile, split_scores
 
 SCALE, N, D_HEAD = 0.3, 9, 8
-ROPES = {
-    "half": Rope(inverse_frequencies(8, 100.0)),
-    "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
-    "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
-    "none": Rope(),
-}
 DISTRIBUTIONS = {
     "point": point_mass(1000),
     "triangle": triangle(5),
@@ -56,10 +50,8 @@ def head() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def scores_over_distances(q, x, rope, distances):
-    """scale <R_d q_i, R_0 x_j> for each distance: [head, distance, query, key]."""
-    unturned = rotate(x, torch.zeros(x.shape[1]), rope)
-    every = [rotate(q, torch.full((q.shape[1],), float(d)), rope) @ unturned.mT for d in distances]
-    return SCALE * torch.stack(every, dim=1)
+    """[head, distance, query, key]"""
+    return scores_at_every(distances, q, x, rope, SCALE).movedim(-1, 1)
 
 
 @pytest.mark.parametrize("other_key", [False, True])
@@ -105,8 +97,7 @@ def test_a_positional_profile_is_the_softmax_of_the_position_part_and_splits_que
 def test_without_the_query_the_authors_simplified_logits_remain(mini, alice):
     """`k_q_simplify`: <R_d qbar, kbar> + <mean_t R_t qbar, k_j>, but for a constant a head, which softmax ignores."""
     found = {}
-
-    def compare(capture):
+    for capture in captures_of(mini, prompts_of_one_length(mini, alice, N, 1)):
         q, k, n, geometry = capture.q.double(), capture.k.double(), capture.length, capture.geometry
         mean_q, mean_k = q.mean(1, keepdim=True), k.mean(1, keepdim=True)
         turned = rotate(mean_q.expand(-1, n, -1), torch.arange(n), geometry.rope)
@@ -115,14 +106,12 @@ def test_without_the_query_the_authors_simplified_logits_remain(mini, alice):
         distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
         gap = (by_split(all_positions, query="mean")(capture) - position[:, distance] - content)[:, VISIBLE]
         found[capture.layer] = float((gap - gap.mean(1, keepdim=True)).abs().max() / position.abs().max())
-
-    run_capture(mini, prompts_of_one_length(mini, alice, N, 1), compare)
     assert len(found) == mini.cfg.n_layers
     assert max(found.values()) < 1e-5
 
 
 def test_the_mean_query_over_near_distances_is_the_split_of_the_mean_query(mini, alice):
-    def compare(capture):
+    for capture in captures_of(mini, prompts_of_one_length(mini, alice, N, 1)):
         q = capture.q.mean(1, keepdim=True).expand_as(capture.q)
         scores = by_split(uniform(4), query="mean")(capture)
         split = split_scores(q, capture.k, capture.geometry.rope, capture.geometry.scale, uniform(4))
@@ -130,18 +119,14 @@ def test_the_mean_query_over_near_distances_is_the_split_of_the_mean_query(mini,
         second = scores[:, 1:, 1:] - scores[:, :-1, :-1]  # of a(i - j) + c(j) it is a function of the key alone
         torch.testing.assert_close(second, second[:, -1:].expand_as(second), atol=1e-4, rtol=0)
 
-    run_capture(mini, prompts_of_one_length(mini, alice, N, 1), compare)
-
 
 @pytest.mark.parametrize("weights", [None, near(3), "attention"], ids=str)
 def test_weighted_fits_stand_in_as_the_measure_fits_them(mini, alice, weights):
-    def compare(capture):
+    for capture in captures_of(mini, prompts_of_one_length(mini, alice, N, 1)):
         fit = fit_capture(capture, weights=weights)[0]
         expected = fit.fitted(capture.positions, capture.positions)[:, VISIBLE]
         found = by_three_axis(capture, weights)[:, VISIBLE]
         torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=1e-4)
-
-    run_capture(mini, prompts_of_one_length(mini, alice, N, 1), compare)
 
 
 def test_a_mean_key_per_query_equals_one_split_per_query(rope, head):

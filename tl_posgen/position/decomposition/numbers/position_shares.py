@@ -9,7 +9,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import normal_blocks
 from tl_posgen.rope.bilinear_sums import sums_along_diagonals
 
-PARTS = ("all", "distance", "key", "either", "line")
+FUNCTIONS = ("distance", "key", "either", "line")
+PARTS = ("all", *FUNCTIONS)
 NOTHING = 1e-10  # eigenvalues below this share of the largest belong to directions that cancel within rows
 
 
@@ -64,7 +65,7 @@ class PositionParts:
 
 def position_shares(
     prompts: Float[Tensor, "head part=5"], mean: Float[Tensor, "head part=5"], n_prompts: int, n_pairs: int
-) -> dict[str, Float[Tensor, " head"]]:
+) -> dict[str, Float[Tensor, "head *function"]]:
     r"""W^p = P + M^p, P the same in every prompt: |P|^2 = B - S / (n - 1), with S = T - B.
 
     T is the mean over prompts of |W^p|^2 and B the energy of the mean W. For independent prompts
@@ -75,15 +76,15 @@ def position_shares(
         mean: B, the energy of the mean over prompts.
 
     Returns:
-        `position` and, of it, the functions of i - j alone (`by_distance`), of j alone (`by_key`), a(i - j) + c(j)
-        (`by_either`) and linear in j, so in i - j too (`by_line`), as shares of `variance`, the mean square of the
-        row-centred scores; unbiased, so small ones may be below 0. `chance` is S / (n - 1) as a share.
+        `position` and, of it, `share` [head, function], the functions of i - j alone, of j alone, a(i - j) + c(j) and
+        linear in j, so in i - j too, as shares of `variance`, the mean square of the row-centred scores; unbiased, so
+        small ones may be below 0. `chance` is S / (n - 1) as a share.
     """
     noise = (prompts - mean) / (n_prompts - 1)
     total = prompts[:, :1]
-    names = ("position", *(f"by_{part}" for part in PARTS[1:]))
-    shares = dict(zip(names, ((mean - noise) / total).unbind(-1), strict=True))
-    return shares | {"chance": noise[:, 0] / total[:, 0], "variance": total[:, 0] / n_pairs}
+    shares = (mean - noise) / total
+    found = {"position": shares[:, 0], "share": shares[:, 1:]}
+    return found | {"chance": noise[:, 0] / total[:, 0], "variance": total[:, 0] / n_pairs}
 
 
 def _gram(seen: Float[Tensor, "query key"]) -> Float[Tensor, "distance_and_key distance_and_key"]:

@@ -1,7 +1,7 @@
 """Residuals by kind of token pair, for all heads at once and over any number of prompts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,8 +18,8 @@ class TokenPairTally:
     r"""Sum and number of the residuals e of each kind of pair (query token, key token); float64, all heads.
 
     Tallies of prompts add up: `a + b`. Kinds are sorted by n mean(e)^2, the energy of the residual that the two tokens
-    explain: a frequent pair whose residuals cancel comes last. Each head keeps the first `keep` kinds, so the tally is
-    exact for up to `keep` kinds; with more, a kind that was dropped and occurs again counts only from then on.
+    explain: a frequent pair whose residuals cancel comes last. Each head keeps the first `KEEP` kinds, so the tally is
+    exact for up to `KEEP` kinds; with more, a kind that was dropped and occurs again counts only from then on.
 
     Attributes:
         kind: query id * 2^32 + key id; -1 where there is none.
@@ -31,13 +31,11 @@ class TokenPairTally:
     total: Float[Tensor, "head kind"]
     count: Float[Tensor, "head kind"]
     energy: Float[Tensor, " head"]
-    keep: int
 
     @classmethod
     def join_heads(cls, parts: Sequence["TokenPairTally"]) -> "TokenPairTally":
         """Join tallies of the same prompt for some heads each into one for all heads."""
-        names = ("kind", "total", "count", "energy")
-        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names), keep=parts[0].keep)
+        return cls(*(torch.cat([getattr(part, one.name) for part in parts]) for one in fields(cls)))
 
     def __add__(self, other: "TokenPairTally") -> "TokenPairTally":
         kind, order = torch.cat([self.kind, other.kind], 1).sort(dim=1)
@@ -51,7 +49,7 @@ class TokenPairTally:
 
         kind[:, 1:].masked_fill_(again, -1)
         total, count = merged("total"), merged("count")
-        return TokenPairTally(kind, total, count, self.energy + other.energy, max(self.keep, other.keep)).strongest()
+        return TokenPairTally(kind, total, count, self.energy + other.energy).strongest()
 
     @property
     def query_token(self) -> Int[Tensor, "head kind"]:
@@ -77,11 +75,11 @@ class TokenPairTally:
         return self.explained / self.energy[:, None]
 
     def strongest(self) -> "TokenPairTally":
-        """Return the `keep` kinds that explain most, in that order."""
+        """Return the `KEEP` kinds that explain most, in that order."""
         ranking = self.explained.masked_fill(self.count == 0, -1)
-        at = ranking.topk(min(self.keep, ranking.shape[1])).indices
+        at = ranking.topk(min(KEEP, ranking.shape[1])).indices
         kind, total, count = (x.gather(1, at) for x in (self.kind, self.total, self.count))
-        return TokenPairTally(kind, total, count, self.energy, self.keep)
+        return TokenPairTally(kind, total, count, self.energy)
 
 
 class TokenSums:
@@ -108,9 +106,9 @@ class TokenSums:
             by_key = x.new_zeros(len(x), rows, len(self.ids)).index_add_(2, of_keys, x)
             sums.index_add_(1, of_keys[-rows:], by_key)
 
-    def tally(self, energy: Float[Tensor, " head"], keep: int = KEEP) -> TokenPairTally:
+    def tally(self, energy: Float[Tensor, " head"]) -> TokenPairTally:
         total, count = self.total.flatten(1), self._count.flatten(1)
         ranking = total.square().div_(count.clamp(min=1)).sub_(double(count == 0))  # kinds that do not occur: last
-        at = ranking.topk(min(keep, int(count.count_nonzero()))).indices
+        at = ranking.topk(min(KEEP, int(count.count_nonzero()))).indices
         kind = (self.ids[at // len(self.ids)] << ID_BITS) + self.ids[at % len(self.ids)]
-        return TokenPairTally(kind, total.gather(1, at), count.expand_as(total).gather(1, at), energy, keep)
+        return TokenPairTally(kind, total.gather(1, at), count.expand_as(total).gather(1, at), energy)

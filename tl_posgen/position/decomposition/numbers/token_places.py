@@ -24,14 +24,8 @@ from tl_posgen.rope.rotation import Rope, complex_planes
 PLACES = {"none": "", "query": "q", "key": "k", "both": "qk"}  # whose place a share takes -> the factors that it is of
 
 BY_KEY = {"part": ["k", "qk", "kd", "qkd"], "place": ["key", "both"]}  # what takes the key's place
-PLACES_ALONE = {  # component -> the place whose share is what places of query and key determine
-    "d": "none",
-    "k": "key",
-    "qk": "both",
-    "qd": "query",
-    "kd": "key",
-    "qkd": "both",
-}
+# component -> the place whose share is what places of query and key determine
+PLACES_ALONE = {"d": "none", "k": "key", "qk": "both", "qd": "query", "kd": "key", "qkd": "both"}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,51 @@
+"""Queries and keys of a head, turned one distance at a time: what closed forms over RoPE are held against."""
+
+import json
+import re
+from collections.abc import Iterable
+
+import torch
+
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+
+ROPES = {  # of heads of 8
+    "half": Rope(inverse_frequencies(8, 100.0)),
+    "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
+    "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
+    "none": Rope(),
+}
+ROTATING = {name: rope for name, rope in ROPES.items() if name != "none"}
+
+
+def random_head(seed: int = 0, heads: int = 2, n: int = 12, d_head: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(heads, n, d_head, generator=generator, dtype=torch.float64) + 0.5
+    return q, torch.randn(heads, n, d_head, generator=generator, dtype=torch.float64) - 0.2
+
+
+def scores_at_every(
+    distances: Iterable[float], q: torch.Tensor, k: torch.Tensor, rope: Rope, scale: float = 1.0
+) -> torch.Tensor:
+    """scale <R_d q_i, R_0 k_j> [head, query, key, distance], one rotation at a time."""
+    here = rotate(k, torch.zeros(k.shape[1]), rope)
+    turned = [rotate(q, torch.full((q.shape[1],), float(d)), rope) for d in distances]
+    return scale * torch.stack([x @ here.mT for x in turned], -1)
+
+
+def true_distances(n: int) -> torch.Tensor:
+    return (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
+
+
+def captures_of(model, prompts: Iterable[torch.Tensor], *needs: str, **where) -> list[LayerCapture]:
+    """Layer by layer, prompt after prompt."""
+    kept: list[LayerCapture] = []
+    for prompt in prompts:
+        run_capture(model, prompt[None], kept.append, frozenset(needs), **where)
+    return kept
+
+
+def attention_of(page: str) -> dict:
+    """What a circuitsvis page of attention maps is given."""
+    return json.loads(re.findall(r"CircuitsVis\.AttentionHeads,\s*(\{.*\})\s*\)", page, re.S)[0])
