@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from tl_posgen.core.claim import Claim, Criterion, Judgement, Verdict, each_init, joint_verdict, judgement
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD
-from tl_posgen.core.numbers import Number, Numbers, counted
+from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES

@@ -6,7 +6,8 @@ import torch
 import xarray as xr
 from scipy.stats import t
 
-from tl_posgen.core.numbers import Number, format_number, interval_of
+from tl_posgen.core.formatting import format_number
+from tl_posgen.core.numbers import Number, interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import prompts_of_one_length, token_losses

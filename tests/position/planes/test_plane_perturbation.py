@@ -7,8 +7,8 @@ import xarray as xr
 from scipy import stats
 
 from tl_posgen.core.engine import analyze
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import ENDS
-from tl_posgen.core.numbers import format_number
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses

@@ -4,7 +4,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tl_posgen.core.numbers import format_number
+from tl_posgen.core.formatting import format_number
 from tl_posgen.position.planes.made_scores import INVERSE_DFT, least_additive
 from tl_posgen.report.figures import COLOURS, Panels, finish, line, model_label, sides
 from tl_posgen.report.head_figures import head_names

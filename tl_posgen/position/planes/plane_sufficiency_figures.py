@@ -5,8 +5,8 @@ from typing import Any
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import HEAD, TOKENS
-from tl_posgen.core.numbers import format_number
 from tl_posgen.position.planes.head_correlations import WEIGHTS, pooled, r_and_rho
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, line, model_label
 from tl_posgen.report.head_figures import head_names
