@@ -6,15 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tl_posgen.core.claim import (
-    Claim,
-    Criterion,
-    Judgement,
-    first_checkpoint,
-    highest,
-    judgement,
-    lowest,
-)
+from tl_posgen.core.claim import Claim, Criterion, Judgement, first_checkpoint, highest, judgement, lowest
 from tl_posgen.core.measure import in_words
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.result import Result
