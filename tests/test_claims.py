@@ -10,7 +10,7 @@ import xarray as xr
 import tl_posgen
 from tl_posgen.claims import CUT as OF_A_RUN
 from tl_posgen.claims import PAPERS, judge_claims, measure_with, with_prompts
-from tl_posgen.core.claim import Verdict, highest, judged, lowest, threshold
+from tl_posgen.core.claim import Criterion, Verdict, highest, joint_verdict, judged, lowest
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.errors import InputError
 from tl_posgen.report.page import render_page
@@ -68,7 +68,7 @@ def test_every_claim_has_a_row_with_numbers_a_null_and_a_criterion_or_says_why_n
     assert (table["measured"] != table["null"]).all()
     r = float(results["three_axis"].own["r"].sel(tokens="without first").mean())
     assert f"{r:.3f}" in table.loc["position 1", "measured"]
-    assert table.loc["position 1", "verdict"] == threshold(r, 0.95, 0.75)
+    assert table.loc["position 1", "verdict"] == Criterion("r", r, held=0.95, partly=0.75).verdict
 
 
 def test_names_are_unique():
@@ -83,9 +83,33 @@ def test_a_claim_without_its_results_is_open(results):
     assert found.loc["slash 1", "measured"] == "not measured: slash_transfer cannot be had of this model"
 
 
-def test_thresholds_are_reached_at_their_value():
-    assert [threshold(value, 0.9, 0.5) for value in (0.9, 0.89, 0.5, 0.49)] == ["held", "partly", "partly", "not held"]
-    assert threshold(math.nan, 0.9, 0.5) == "open"
+@pytest.mark.parametrize(
+    ("value", "thresholds", "verdict"),
+    [
+        (0.9, {"held": 0.9, "partly": 0.5}, "held"),
+        (0.89, {"held": 0.9, "partly": 0.5}, "partly"),
+        (0.5, {"held": 0.9, "partly": 0.5}, "partly"),
+        (0.49, {"held": 0.9, "partly": 0.5}, "not held"),
+        (math.nan, {"held": 0.9, "partly": 0.5}, "open"),
+        (0.9, {"held": math.nan}, "open"),
+        (0.9, {"held": 0.9, "sign": -1}, "held"),
+        (0.91, {"held": 0.9, "sign": -1, "otherwise": "detectable"}, "detectable"),
+        (0.95, {"held": 0.9, "beyond": [0.1, 0.95]}, "not held"),
+        (0.95, {"held": 0.9, "beyond": [0.1, math.nan]}, "open"),
+        (0.8, {"held": 0.9, "beyond": [0.1, 0.7], "otherwise": "partly"}, "partly"),
+        (0.4, {"beyond": [0.4, 0.6], "sign": -1, "otherwise": "held"}, "not held"),
+        (0.3, {"beyond": [0.4, 0.6], "sign": -1, "otherwise": "held"}, "held"),
+    ],
+)
+def test_thresholds_are_reached_at_their_value_and_nulls_exceeded(value, thresholds, verdict):
+    assert Criterion("r", value, **thresholds).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"), [((0.9, 0.6), "partly"), ((0.9, 0.1), "detectable"), ((0.1, 0.2), "not held")]
+)
+def test_of_several_numbers_the_least_decides(values, verdict):
+    assert joint_verdict(Criterion("r", value, held=0.9, partly=0.5) for value in values) == verdict
 
 
 def test_a_claim_with_prompts_of_its_own_is_scaled():

@@ -10,8 +10,9 @@ import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tl_posgen.core.formatting import format_bound, format_number
 from tl_posgen.core.measure import ENDS, TOKENS, Measure, Variable
-from tl_posgen.core.numbers import Number, Numbers, format_bound, format_number, leave_one_out, mean_over
+from tl_posgen.core.numbers import Number, Numbers, leave_one_out, mean_over
 from tl_posgen.errors import InputError
 from tl_posgen.report.columns import cell, short
 from tl_posgen.stats.intervals import jackknife_interval, mean_interval

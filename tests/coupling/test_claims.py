@@ -112,42 +112,39 @@ def over_training(**variables):
     return data.assign_attrs(measures=["coupling"])
 
 
-@pytest.mark.parametrize(
-    ("values", "verdict"), [([0.1, 0.2, 0.3], "held"), ([0.1, 0.4, 0.3], "partly"), ([0.1, 0.3, 0.12], "not held")]
-)
-def test_training(values, verdict):
-    own = over_training(coupling_coupling=(("checkpoint", "end"), [around(value, 0.05) for value in values]))
-    found = judge(3, own, measure=Emergence(per_head=False))
-    assert found.verdict == verdict
-    assert found.measured.startswith(f"coupling {values[0]:.3f} [{values[0] - 0.05:.3f}, {values[0] + 0.05:.3f}] at")
-    assert found.measured.endswith(f"{values[-1] + 0.05:.3f}] at step 20")
-    assert found.null == "step 0 is the random initialisation"
+OVER_TRAINING = {  # by the place of the claim: the number and its words, the half of its interval, the end that decides
+    3: ("coupling_coupling", "coupling", 0.05, "low"),
+    4: ("coupling_line_shape_score", "line-shape score", 0.05, "high"),
+    5: ("coupling_growth_r2", "R² of ln |x| against depth", 0.02, "low"),
+}
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict"), [([1.9, 1.6, 1.4], "held"), ([1.9, 1.3, 1.4], "partly"), ([1.9, 1.5, 1.85], "not held")]
-)
-def test_paths_become_straighter_where_the_score_falls(values, verdict):
-    own = over_training(coupling_line_shape_score=(("checkpoint", "end"), [around(value, 0.05) for value in values]))
-    found = judge(4, own, measure=Emergence(per_head=False))
-    assert found.verdict == verdict
-    assert found.margin.startswith(f"high end at last {values[-1] + 0.05:.3f}, ")
-
-
-@pytest.mark.parametrize(
-    ("values", "verdict"),
+    ("number", "values", "verdict"),
     [
-        ([0.5, 0.7, 0.95], "held"),
-        ([0.5, 0.97, 0.95], "partly"),
-        ([0.5, 0.6, 0.8], "detectable"),
-        ([0.5, 0.6, 0.51], "not held"),
+        (3, [0.1, 0.2, 0.3], "held"),
+        (3, [0.1, 0.4, 0.3], "partly"),
+        (3, [0.1, 0.3, 0.12], "not held"),
+        (4, [1.9, 1.6, 1.4], "held"),
+        (4, [1.9, 1.3, 1.4], "partly"),
+        (4, [1.9, 1.5, 1.85], "not held"),
+        (5, [0.5, 0.7, 0.95], "held"),
+        (5, [0.5, 0.97, 0.95], "partly"),
+        (5, [0.5, 0.6, 0.8], "detectable"),
+        (5, [0.5, 0.6, 0.51], "not held"),
     ],
 )
-def test_growth_becomes_exponential_where_its_fit_ends_near_one(values, verdict):
-    own = over_training(coupling_growth_r2=(("checkpoint", "end"), [around(value, 0.02) for value in values]))
-    found = judge(5, own, measure=Emergence(per_head=False))
+def test_training_is_judged_by_its_first_last_and_furthest_checkpoint(number, values, verdict):
+    name, words, half, end = OVER_TRAINING[number]
+    first, last = values[0], values[-1]
+    own = over_training(**{name: (("checkpoint", "end"), [around(value, half) for value in values])})
+    found = judge(number, own, measure=Emergence(per_head=False))
     assert found.verdict == verdict
-    assert f"at last {values[-1]:.2f}, {values[-1] - 0.9:+.2f} from 0.90" in found.margin
+    assert found.measured.startswith(f"{words} {first:.3f} [{first - half:.3f}, {first + half:.3f}] at")
+    assert found.measured.endswith(f"{last + half:.3f}] at step 20")
+    assert found.null == "step 0 is the random initialisation"
+    assert found.margin.startswith(f"{end} end at last {last + (half if end == 'high' else -half):.3f}, ")
+    assert (f"at last {last:.2f}, {last - 0.9:+.2f} from 0.90" in found.margin) == (number == 5)
 
 
 def test_one_checkpoint_is_no_training_and_only_step_zero_is_the_random_init():

@@ -9,7 +9,7 @@ import xarray as xr
 from made_up import around, dataset_of, result_of
 
 from tl_posgen import analyze
-from tl_posgen.core.claim import threshold
+from tl_posgen.core.claim import Criterion
 from tl_posgen.position import (
     AnyDistance,
     DummyDistance,
@@ -190,7 +190,7 @@ def test_the_key_part_is_judged_without_the_first_token_and_above_random_init(mi
     result = DummyDistance(distances=(0,), limits=(8,))(mini, alice, length=64, n_prompts=2, progress=False)
     r = result.numbers("key_part_r", **OUT).value
     found = controlled_distance(result)
-    assert found.verdict == threshold(r, 0.95, 0.75) == "partly"
+    assert found.verdict == Criterion("r", r, held=0.95, partly=0.75).verdict == "partly"
     assert f"key part's r is {r:.2f}" in found.measured
     itself = result.dataset.sel(init=["trained", "trained"]).assign_coords(init=["trained", "0"])
     assert controlled_distance(replace(result, dataset=itself)).verdict == "not held"

@@ -5,7 +5,8 @@ import pytest
 import torch
 import xarray as xr
 
-from tl_posgen.core.numbers import Numbers, format_bound
+from tl_posgen.core.formatting import format_bound
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import SlashPlanes
 from tl_posgen.slash.slash_planes import NEAR

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,12 @@ class Judgement(NamedTuple):
     measured: str
     null: str
     margin: str = ""
+
+    def decided_by(self, *criteria: "Criterion") -> "Judgement":
+        """Return the judgement with the margins of the numbers that decide; open where one of them is not defined."""
+        is_open = any(one.verdict == "open" for one in criteria)
+        margin = "; ".join(one.margin for one in criteria)
+        return self._replace(verdict="open" if is_open else self.verdict, margin=margin)
 
 
 @dataclass(frozen=True)
@@ -54,49 +61,103 @@ class Claim:
         return f"{self.paper} {self.number}"
 
 
-def judgement(verdict: Verdict, words: Callable[..., str], *results: Result, margin: str = "") -> Judgement:
+@dataclass(frozen=True)
+class Criterion:
+    """A number that decides a verdict, and all that it is compared with: the verdict and its margin follow.
+
+    Attributes:
+        quantity: what the margin calls it.
+        value: the number.
+        held, partly: thresholds of these verdicts; None for no such verdict.
+        beyond: numbers, such as those of the random inits, each of which it has to exceed; None for no such test.
+        otherwise: the verdict that no threshold gives, beyond those numbers.
+        sign: 1 where larger is better; -1 where smaller is.
+        alone: whether it alone decides: its margin then says which verdict lies past the nearest threshold.
+        digits: of the margin.
+
+    Example:
+        >>> r = Criterion("r", 0.93, held=0.95, partly=0.75)
+        >>> r.verdict, r.margin
+        ('partly', 'r 0.93, -0.02 from 0.95')
+        >>> [Criterion("r", value, held=0.9, partly=0.6, alone=True).margin for value in (0.93, 0.88)]
+        ['r 0.93, +0.03 from 0.90; below that partly', 'r 0.88, -0.02 from 0.90; from there on held']
+        >>> undefined = Criterion("r", math.nan, held=0.95), Criterion("r", 0.8, beyond=[])
+        >>> [(one.verdict, one.margin) for one in undefined]
+        [('open', 'r not defined'), ('open', 'r 0.80, threshold not defined')]
+    """
+
+    quantity: str
+    value: float
+    held: float | None = None
+    partly: float | None = None
+    beyond: Sequence[float] | None = None
+    otherwise: Verdict = "not held"
+    sign: int = 1
+    alone: bool = False
+    digits: int = 2
+
+    @cached_property
+    def null(self) -> float | None:
+        """The number of `beyond` that is hardest to exceed, NaN of none or an undefined one; None without the test."""
+        return None if self.beyond is None else self.sign * highest(self.sign * one for one in self.beyond)
+
+    @property
+    def thresholds(self) -> list[float]:
+        """Every number that the value is compared with; NaN for one that is not defined."""
+        return [one for one in (self.held, self.partly, self.null) if one is not None]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The best verdict whose threshold is reached; open where a number is not defined."""
+        if any(math.isnan(one) for one in (self.value, *self.thresholds)):
+            return "open"
+        if self.null is not None and self.sign * self.value <= self.sign * self.null:
+            return "not held"
+        if self.held is not None and self.sign * self.value >= self.sign * self.held:
+            return "held"
+        is_part = self.partly is not None and self.sign * self.value >= self.sign * self.partly
+        return "partly" if is_part else self.otherwise
+
+    @property
+    def holds(self) -> bool:
+        return self.verdict == "held"
+
+    @property
+    def margin(self) -> str:
+        """How far the number is from the nearest of its thresholds."""
+        if math.isnan(self.value):
+            return f"{self.quantity} not defined"
+        words = f"{self.quantity} {self.value:.{self.digits}f}"
+        known = [one for one in self.thresholds if not math.isnan(one)]
+        if not known:
+            return f"{words}, threshold not defined"
+        nearest = min(known, key=lambda one: abs(one - self.value))
+        words += f", {self.value - nearest:+.{self.digits}f} from {nearest:.{self.digits}f}"
+        if not self.alone:
+            return words
+        above, below = ("held", "partly") if nearest == self.held else ("partly", "not held")
+        return f"{words}; below that {below}" if self.value >= nearest else f"{words}; from there on {above}"
+
+
+def joint_verdict(criteria: Iterable[Criterion]) -> Verdict:
+    """Return the verdict of numbers that should all hold: that of the least; "detectable" where only some are beyond
+    their nulls."""
+    verdicts: set[Verdict] = {one.verdict for one in criteria}
+    if len(verdicts) > 1 and "not held" in verdicts:
+        return "detectable"
+    return max(verdicts, key=get_args(Verdict).index)
+
+
+def judgement(verdict: Verdict, words: Callable[..., str], *results: Result, by: Sequence[Criterion] = ()) -> Judgement:
     """Return a judgement whose words are made of the model's numbers, and once more of the random inits'.
 
     Args:
         words: from the `Numbers` of each result to a phrase.
-        margin: how far the numbers that decide are from their thresholds, as `margin_of` gives it.
+        by: what decides, which gives the margin; where one of these is not defined, the verdict is open.
     """
     known = all(result.numbers.inits for result in results)
     null = words(*(result.numbers.of_inits for result in results)) if known else ""
-    return Judgement(verdict, words(*(result.numbers for result in results)), null, margin)
-
-
-def margin_of(quantity: str, value: float, *thresholds: float, digits: int = 2) -> str:
-    """Return how far a number that decides a verdict is from the nearest of its thresholds.
-
-    Example:
-        >>> margin_of("r", 0.93, 0.95, 0.75), margin_of("r", math.nan, 0.95), margin_of("r", 0.8, math.nan)
-        ('r 0.93, -0.02 from 0.95', 'r not defined', 'r 0.80, threshold not defined')
-    """
-    if math.isnan(value):
-        return f"{quantity} not defined"
-    known = [one for one in thresholds if not math.isnan(one)]
-    if not known:
-        return f"{quantity} {value:.{digits}f}, threshold not defined"
-    nearest = min(known, key=lambda one: abs(one - value))
-    return f"{quantity} {value:.{digits}f}, {value - nearest:+.{digits}f} from {nearest:.{digits}f}"
-
-
-def margin_of_threshold(quantity: str, value: float, held: float, partly: float, digits: int = 2) -> str:
-    """Return the margin of a number that `threshold` judges, and the verdict beyond the nearest threshold.
-
-    Example:
-        >>> margin_of_threshold("r", 0.93, 0.9, 0.6), margin_of_threshold("r", 0.88, 0.9, 0.6)
-        ('r 0.93, +0.03 from 0.90; below that partly', 'r 0.88, -0.02 from 0.90; from there on held')
-    """
-    margin = margin_of(quantity, value, held, partly, digits=digits)
-    if math.isnan(value):
-        return margin
-    is_held = abs(value - held) <= abs(value - partly)
-    above, below = ("held", "partly") if is_held else ("partly", "not held")
-    return f"{margin}; " + (
-        f"below that {below}" if value >= (held if is_held else partly) else f"from there on {above}"
-    )
+    return Judgement(verdict, words(*(result.numbers for result in results)), null).decided_by(*by)
 
 
 def each_init(own: Numbers) -> list[Numbers]:
@@ -115,19 +176,9 @@ def lowest(values: Iterable[float]) -> float:
     return float(np.min([*values] or [math.nan]))
 
 
-def where_known(verdict: Verdict, *numbers: float) -> Verdict:
-    """Return the verdict that rests on these numbers; open where one is not defined, such as the end of an interval."""
-    return "open" if any(math.isnan(number) for number in numbers) else verdict
-
-
 def first_checkpoint(step: int) -> str:
     """Say what stands for the null over training: step 0, or the first checkpoint that was given."""
     return "step 0 is the random initialisation" if step == 0 else f"step {step}, the first given, is no random init"
-
-
-def threshold(value: float, held: float, partly: float) -> Verdict:
-    """Return the verdict of a number, larger being better; open where it is not defined."""
-    return where_known("held" if value >= held else "partly" if value >= partly else "not held", value)
 
 
 # All claims of one model

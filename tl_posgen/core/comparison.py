@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import (
     ALL,
@@ -20,7 +21,6 @@ from tl_posgen.core.numbers import (
     Number,
     Numbers,
     at_init,
-    counted,
     interval_of,
     leave_one_out,
     mean_of,

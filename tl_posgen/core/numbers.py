@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tl_posgen.core.formatting import Formatted, format_number, in_brackets
 from tl_posgen.core.measure import ENDS, TOKENS
 from tl_posgen.errors import InputError
 from tl_posgen.models.selection import head_name
@@ -64,12 +65,12 @@ class Number:
         return self.value == self.value
 
     @property
-    def plain(self) -> "Formatted":
+    def plain(self) -> Formatted:
         """The value alone."""
         return Formatted(lambda form: format_number(self.value, form))
 
     @property
-    def with_interval(self) -> "Formatted":
+    def with_interval(self) -> Formatted:
         """The value with its interval; a mean over random inits with its standard deviation."""
 
         def text(form: str) -> str:
@@ -83,12 +84,12 @@ class Number:
         return Formatted(text)
 
     @property
-    def null(self) -> "Formatted":
+    def null(self) -> Formatted:
         """The random inits: "random init 0.35 ± 0.07"; "" without one, which a result says once."""
         return Formatted(lambda form: f"random init {self.of_inits.with_interval:{form}}" if self.inits else "")
 
     @property
-    def beside(self) -> "Formatted":
+    def beside(self) -> Formatted:
         """The random inits in brackets, as they follow the model's number: " (random init 0.35 ± 0.07)"."""
         return Formatted(lambda form: in_brackets(f"{self.null:{form}}"))
 
@@ -110,16 +111,6 @@ class Number:
         ends = {"value": self.value, "low": self.low, "high": self.high}
         found: dict[str, Any] = {name: one if np.isfinite(one) else None for name, one in ends.items()}
         return found | {"inits": [one if np.isfinite(one) else None for one in self.inits]}
-
-
-@dataclass(frozen=True)
-class Formatted:
-    """A number with the way in which a format specification is applied to it."""
-
-    text: Callable[[str], str]
-
-    def __format__(self, form: str) -> str:
-        return self.text(form)
 
 
 @dataclass(frozen=True)
@@ -373,51 +364,3 @@ def leave_one_out(array: xr.DataArray, over: str = "prompt") -> xr.DataArray:
     groups = without.rename({over: "group"}).assign_coords(group=[str(one) for one in range(n)])
     whole = xr.concat([mean.assign_coords(group=ALL), groups], "group")
     return whole.assign_coords(prompt_share=("group", [np.nan, *[1 / n] * n]))
-
-
-def format_number(value: float | None, form: str) -> str:
-    """Return a number in this format, never "-0.000"; "not defined" for NaN.
-
-    Example:
-        >>> [format_number(-0.0001, form) for form in (".3f", ".1%", "+.2f", ".4f")]
-        ['0.000', '0.0%', '+0.00', '-0.0001']
-    """
-    if value is None or value != value:
-        return "not defined"
-    text = format(value, form)
-    return text if text.strip("+-0.%") else format(0.0, form)
-
-
-def in_brackets(*parts: str) -> str:
-    """Return what stands behind a number in brackets; "" for nothing.
-
-    Example:
-        >>> in_brackets("random init 0.35", "", "seed 0"), in_brackets("")
-        (' (random init 0.35; seed 0)', '')
-    """
-    known = "; ".join(part for part in parts if part)
-    return f" ({known})" if known else ""
-
-
-def counted(n: int | float, what: str) -> str:
-    """Return a number of things.
-
-    Example:
-        >>> counted(1, "seed"), counted(3, "seed")
-        ('1 seed', '3 seeds')
-    """
-    return f"{n:g} {what}{'' if n == 1 else 's'}"
-
-
-def format_bound(values: Sequence[float], digits: int = 3) -> str:
-    """Return the largest of some values, rounded up so that it holds as a bound.
-
-    Example:
-        >>> format_bound([0.25]), format_bound([0.0, 2e-5])
-        ('0.250', '0.001')
-    """
-    largest = float(np.max(values))  # NaN of an undefined one
-    if not math.isfinite(largest):
-        return format_number(largest, f".{digits}f")
-    # a float's own error is not rounded up
-    return f"{math.ceil(round(largest * 10**digits, 6)) / 10**digits:.{digits}f}"

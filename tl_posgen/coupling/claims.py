@@ -1,19 +1,17 @@
 """Coupling of residual Jacobians: the claims of Aubry et al. 2024 (arXiv 2407.07810)."""
 
-import math
+from dataclasses import replace
 from functools import partial
 
 from tl_posgen.core.claim import (
     Claim,
+    Criterion,
     Judgement,
-    Verdict,
     each_init,
     first_checkpoint,
     highest,
+    joint_verdict,
     judgement,
-    lowest,
-    margin_of,
-    where_known,
 )
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
@@ -32,17 +30,16 @@ def alignment(coupling: Result) -> Judgement:
             f"{own('negative_share').plain:.0%} of the diagonal negative"
         )
 
-    own = coupling.numbers
-    low, high = own("coupling").low, highest(one("coupling").high for one in each_init(own))
-    null = max(own("chance").value, high)
-    verdict = "not held" if low <= null else strength(low)
-    margin = margin_of("low end", low, 0.2, 0.1, null, digits=3)
-    return judgement(where_known(verdict, low, null, high), words, coupling, margin=margin)
+    low = low_end(coupling, "low end")
+    return judgement(low.verdict, words, coupling, by=[low])
 
 
-def strength(low: float) -> Verdict:
-    """Return the verdict of a coupling above its nulls, by the lower end of its interval."""
-    return "held" if low >= 0.2 else "partly" if low >= 0.1 else "detectable"
+def low_end(result: Result, quantity: str, **labels: str) -> Criterion:
+    """Return the lower end of a coupling, which has to be above random bases and the intervals of all random inits."""
+    own = result.numbers
+    nulls = [own("chance", **labels).value, *(one("coupling", **labels).high for one in each_init(own))]
+    low = own("coupling", **labels).low
+    return Criterion(quantity, low, held=0.2, partly=0.1, beyond=nulls, otherwise="detectable", digits=3)
 
 
 def straightness(coupling: Result) -> Judgement:
@@ -51,10 +48,10 @@ def straightness(coupling: Result) -> Judgement:
         return f"line-shape score {own('line_shape_score').with_interval:.2f} over {layers} layers"
 
     own = coupling.numbers
-    score, low = own("line_shape_score"), lowest(one("line_shape_score").low for one in each_init(own))
-    verdict = "not held" if score.high >= low else "held" if score.value <= 1.25 else "partly"
-    margin = f"{margin_of('score', score.value, 1.25)}; {margin_of('high end', score.high, low)}"
-    return judgement(where_known(verdict, score.high, low), words, coupling, margin=margin)
+    number, lows = own("line_shape_score"), [one("line_shape_score").low for one in each_init(own)]
+    score = Criterion("score", number.value, held=1.25, otherwise="partly", sign=-1)
+    high = Criterion("high end", number.high, beyond=lows, otherwise="held", sign=-1)
+    return judgement(score.verdict if high.holds else "not held", words, coupling, by=[score, high])
 
 
 def growth(coupling: Result) -> Judgement:
@@ -64,31 +61,29 @@ def growth(coupling: Result) -> Judgement:
 
     if coupling.own.sizes["state"] < 3:
         return Judgement("open", "one layer: a line through two states is exact", "not measured")
-    r2 = coupling.numbers("growth_r2")
-    high = highest(one("growth_r2").high for one in each_init(coupling.numbers))
-    of_size = "held" if highest(r2.inits) < EXPONENTIAL else "partly"
-    verdict = "not held" if r2.low <= high else of_size if r2.value >= EXPONENTIAL else "detectable"
-    margin = f"{margin_of('R²', r2.value, EXPONENTIAL)}; {margin_of('low end', r2.low, high)}"
-    return judgement(where_known(verdict, r2.low, high), words, coupling, margin=margin)
+    number, highs = coupling.numbers("growth_r2"), [one("growth_r2").high for one in each_init(coupling.numbers)]
+    r2 = Criterion("R²", number.value, held=EXPONENTIAL, otherwise="detectable")
+    low = Criterion("low end", number.low, beyond=highs, otherwise="held")
+    of_size = "partly" if r2.holds and highest(number.inits) >= EXPONENTIAL else r2.verdict
+    return judgement(of_size if low.holds else "not held", words, coupling, by=[r2, low])
 
 
-def over_training(emergence: Result, name: str, words: str, sign: int = 1, least: float = -math.inf) -> Judgement:
+def over_training(emergence: Result, name: str, words: str, sign: int = 1, least: float | None = None) -> Judgement:
     """Judge whether a number rises during training, and ends at `least` or more; with the sign -1, whether it falls."""
     over = emergence.measure.at_steps(emergence.numbers, name)
     if len(over) < 2:
         return Judgement("open", f"{words} was not measured at two checkpoints or more", "not measured")
     numbers = [*over.values()]
     end, end_of_first = ("low", "high")[::sign]
-    last, first = getattr(numbers[-1], end), getattr(numbers[0], end_of_first)
-    furthest = "held" if max(sign * one.value for one in numbers) == sign * numbers[-1].value else "partly"
-    furthest = furthest if numbers[-1].value >= least else "detectable"
-    verdict = "not held" if sign * last <= sign * first else furthest
+    first, last = getattr(numbers[0], end_of_first), getattr(numbers[-1], end)
+    by = [Criterion(f"{end} end at last", last, beyond=[first], otherwise="held", sign=sign, digits=3)]
+    if least is not None:
+        by.append(Criterion("at last", numbers[-1].value, held=least, otherwise="detectable"))
+    verdict = by[-1].verdict if by[0].holds else "not held"
+    if verdict == "held" and max(sign * one.value for one in numbers) != sign * numbers[-1].value:
+        verdict = "partly"
     course = ", ".join(f"{one.with_interval:.3f} at step {step}" for step, one in over.items())
-    null = first_checkpoint(next(iter(over)))
-    margin = margin_of(f"{end} end at last", last, first, digits=3)
-    if math.isfinite(least):
-        margin = f"{margin}; {margin_of('at last', numbers[-1].value, least)}"
-    return Judgement(where_known(verdict, last, first), f"{words} {course}", null, margin)
+    return Judgement(verdict, f"{words} {course}", first_checkpoint(next(iter(over)))).decided_by(*by)
 
 
 def between_tokens(token_coupling: Result) -> Judgement:
@@ -100,17 +95,9 @@ def between_tokens(token_coupling: Result) -> Judgement:
         ]
         return f"coupling of {own.data.sizes['token']} tokens within layers: {'; '.join(parts)}"
 
-    own = token_coupling.numbers
-    lows = [own("coupling", kind=kind).low for kind in OF_TOKENS]
-    highs = [highest(one("coupling", kind=kind).high for one in each_init(own)) for kind in OF_TOKENS]
-    chances = [own("chance", kind=kind).value for kind in OF_TOKENS]
-    above = [low > max(chance, high) for low, chance, high in zip(lows, chances, highs, strict=True)]
-    verdict = strength(min(lows)) if all(above) else "detectable" if any(above) else "not held"
-    margins = [
-        margin_of(f"{kind} low end", low, max(chance, high), digits=3)
-        for kind, low, chance, high in zip(OF_TOKENS.values(), lows, chances, highs, strict=True)
-    ]
-    return judgement(where_known(verdict, *lows, *highs), words, token_coupling, margin="; ".join(margins))
+    lows = [low_end(token_coupling, f"{words} low end", kind=kind) for kind, words in OF_TOKENS.items()]
+    from_nulls = [replace(one, held=None, partly=None) for one in lows]  # in the margin
+    return judgement(joint_verdict(lows), words, token_coupling, by=from_nulls)
 
 
 CLAIMS = [

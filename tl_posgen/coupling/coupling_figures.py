@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import sample_colorscale
 
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import TokenView
-from tl_posgen.core.numbers import Number, format_number, intervals_of
+from tl_posgen.core.numbers import Number, intervals_of
 from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.figures import (
     COLOURS,

@@ -12,8 +12,9 @@ import xarray as xr
 from tqdm.auto import tqdm
 
 from tl_posgen.core.engine import drawn
+from tl_posgen.core.formatting import format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
-from tl_posgen.core.numbers import TRAINED, Number, Numbers, format_bound
+from tl_posgen.core.numbers import TRAINED, Number, Numbers
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.random_inits import check_seed, check_seeds
 from tl_posgen.core.result import Result, joined

@@ -12,8 +12,9 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
+from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import Variable
-from tl_posgen.core.numbers import Numbers, in_brackets
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
 from tl_posgen.coupling.coupling_figures import add_squares

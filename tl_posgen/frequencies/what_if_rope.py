@@ -11,8 +11,9 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.arithmetic import MOST_DISTANCES
+from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
-from tl_posgen.core.numbers import Numbers, in_brackets
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, NonNegative, Within
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums

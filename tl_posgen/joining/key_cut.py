@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import Numbers, in_brackets, intervals_of
+from tl_posgen.core.numbers import Numbers, intervals_of
 from tl_posgen.core.options import Count, Each, Share
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums

@@ -10,8 +10,9 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import TRAINED, Number, Numbers, counted
+from tl_posgen.core.numbers import TRAINED, Number, Numbers
 from tl_posgen.core.options import Count, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError

@@ -6,19 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tl_posgen.core.claim import (
-    Claim,
-    Judgement,
-    Verdict,
-    first_checkpoint,
-    highest,
-    judgement,
-    lowest,
-    margin_of,
-    margin_of_threshold,
-    threshold,
-    where_known,
-)
+from tl_posgen.core.claim import Claim, Criterion, Judgement, first_checkpoint, highest, judgement, lowest
 from tl_posgen.core.measure import in_words
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.result import Result
@@ -30,6 +18,8 @@ from tl_posgen.position.substitution.substitution_figures import SEARCHED, WORDS
 
 OUT: Mapping[str, Any] = {"tokens": "without first"}
 SLIGHT = 0.02  # of accuracy
+HARDLY = 0.1  # nats
+INSIDE = 0.9  # of heads
 JUDGED_SEARCHES = ("free", "position", "shuffled")
 JUDGED_RATIOS = (0.0, 0.05, 0.1, 0.2)  # shares of words moved that the criteria name
 AXES = ("three_axis", "mean_query", "k_q_simplify")  # splits without the query, or fits of three axes
@@ -45,9 +35,9 @@ def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
         )
 
     r = three_axis.numbers("r", **OUT)
-    verdict = threshold(r.value, 0.95, 0.75) if not r.inits or r.value > highest(r.inits) else "open"
-    margin = margin_of_threshold("r", r.value, 0.95, 0.75, digits=3)
-    return judgement(verdict, words, three_axis, mean_key, margin=margin)
+    exact = Criterion("r", r.value, held=0.95, partly=0.75, alone=True, digits=3)
+    verdict = exact.verdict if not r.inits or r.value > highest(r.inits) else "open"
+    return judgement(verdict, words, three_axis, mean_key, by=[exact])
 
 
 def two_axes(variance: Result, substitution: Result) -> Judgement:
@@ -78,12 +68,12 @@ def two_axes(variance: Result, substitution: Result) -> Judgement:
     encodings = set(substitution.encodings)
     meaningless = bool(encodings) and encodings <= measure.without_meaning
     least = math.nan if meaningless else min(each.values())  # NaN where attention is worth nothing
-    verdict, margin = threshold(least, 0.95, 0.75), margin_of("least share", least, 0.95, 0.75)
+    by = [Criterion("least share", least, held=0.95, partly=0.75)]
     if "search_recovered" in own:
         low, high = own("recovered", condition="query_profile").low, own("search_recovered", family="shuffled").high
-        verdict = where_known("not held" if low <= high else verdict, low, high)
-        margin = f"{margin}; {margin_of('low end of profile', low, high)}"
-    return judgement(where_known(verdict, least), words, variance, substitution, margin=margin)
+        by.append(Criterion("low end of profile", low, beyond=[high], otherwise="held"))
+    verdict = by[0].verdict if by[-1].verdict != "not held" else "not held"
+    return judgement(verdict, words, variance, substitution, by=by)
 
 
 def controlled_distance(dummy_distance: Result) -> Judgement:
@@ -102,11 +92,9 @@ def controlled_distance(dummy_distance: Result) -> Judgement:
         )
 
     r = dummy_distance.numbers("key_part_r", **OUT)
-    random = highest(r.inits)
-    verdict = where_known("not held" if r.value <= random else threshold(r.value, 0.95, 0.75), random)
+    of_key = Criterion("r", r.value, held=0.95, partly=0.75, beyond=r.inits, digits=3)
     rotates = not dummy_distance.encodings or set(dummy_distance.encodings) - set(dummy_distance.measure.caveats)
-    margin = margin_of("r", r.value, 0.95, 0.75, random, digits=3)
-    return judgement(verdict if rotates else "open", words, dummy_distance, margin=margin)
+    return judgement(of_key.verdict if rotates else "open", words, dummy_distance, by=[of_key])
 
 
 def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:
@@ -119,17 +107,16 @@ def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:
 
     own = plane_sufficiency.numbers
     r, interaction = own("pearson", **OUT), own("interaction", **OUT)
-    random = lowest(interaction.inits)
-    others = highest([*r.inits, own("pearson", weights="shuffled", **OUT).value])
-    apart, foretold = interaction.value <= 0.5 * random, r.low > others
-    verdict = "held" if foretold and apart else "open" if apart else "not held"
+    nulls = [*r.inits, own("pearson", weights="shuffled", **OUT).value]
+    foretold = Criterion("r, low end", r.low, beyond=nulls, otherwise="held")
+    apart = Criterion("interaction", interaction.value, held=0.5 * lowest(interaction.inits), sign=-1)
+    verdict = "not held" if not apart.holds else "held" if foretold.holds else "open"
     error = any_distance.own["error"].sel(planes="inverse DFT").max()
     null = f"random init: {words(own.of_inits) if own.inits else 'not measured'}; shuffled: {words(own, 'shuffled')}"
-    if apart and r.low <= others:
+    if apart.holds and foretold.verdict == "not held":
         null += "; plane scores tell heads apart no better than without training: they do not show what makes the split"
     measured = f"trained: {words(own)}; any function of distance is possible (error {float(error):.0e})"
-    margin = f"{margin_of('r, low end', r.low, others)}; {margin_of('interaction', interaction.value, 0.5 * random)}"
-    return Judgement(where_known(verdict, r.low, others, interaction.value, random), measured, null, margin)
+    return Judgement(verdict, measured, null).decided_by(foretold, apart)
 
 
 def word_order(perturbation: Result) -> Judgement:
@@ -147,23 +134,21 @@ def word_order(perturbation: Result) -> Judgement:
 
     if len(moved) < len(MOVED):
         return judgement("open", words, perturbation)
-    verdict, margin = order_verdict(perturbation)
-    return judgement(verdict, words, perturbation, margin=margin)
-
-
-def order_verdict(perturbation: Result) -> tuple[Verdict, str]:
-    """Return the verdict of rises of the loss by words, index and features, and how far they are from thresholds."""
-    few, above, many = ratios_of(perturbation)
     own = perturbation.numbers
-    slight, more = (own("change", condition="words", ratio=ratio).value for ratio in (few, above))
+    at_few, at_more, at_many = (own("change", condition="words", ratio=ratio) for ratio in (few, above, many))
     index, features = (own("change", condition=one, ratio=many).value for one in MOVED if one != "words")
-    alike = abs(index - features) <= 0.25 * max(index, features)
-    kept, most = slight <= 0.1, own("change", condition="words", ratio=many)
-    apart = abs(index - features) / max(index, features) if max(index, features) > 0 else math.nan
-    margin = f"words {margin_of(f'at {few:.0%}', slight, 0.1)}; {margin_of('index and features apart', apart, 0.25)}"
-    if most.inits and not most.value > highest(most.inits):
-        return "not held", margin  # order matters no more than at random init
-    return "held" if kept and more > 0.1 and alike else "partly" if kept or alike else "not held", margin
+    larger = max(index, features)
+    apart = abs(index - features) / larger if larger > 0 else math.nan
+    kept = Criterion(f"words at {few:.0%}", at_few.value, held=HARDLY, sign=-1)
+    alike = Criterion("index and features apart", apart, held=0.25, sign=-1)
+    are_alike = alike.holds or index == features == 0
+    if at_many.inits and not at_many.value > highest(at_many.inits):
+        verdict = "not held"  # order matters no more than at random init
+    elif kept.holds and at_more.value > HARDLY and are_alike:
+        verdict = "held"
+    else:
+        verdict = "partly" if kept.holds or are_alike else "not held"
+    return judgement(verdict, words, perturbation)._replace(margin=f"{kept.margin}; {alike.margin}")
 
 
 def ratios_of(perturbation: Result) -> tuple[float, float, float]:
@@ -193,12 +178,12 @@ def downstream(perturbation: Result) -> Judgement:
 
     whole = own("cloze_accuracy", **in_order, **swapped)
     at_few, at_more = (change(own, ratio) for ratio in (few, above))
-    kept, fallen, lost = at_few.low >= -SLIGHT, at_few.high < -SLIGHT, at_more.high < -SLIGHT
-    verdict = "not held" if fallen else "open" if not kept else "held" if lost else "partly"
+    kept = Criterion(f"low end at {few:.0%}", at_few.low, held=-SLIGHT, digits=3)
+    still = Criterion(f"high end at {above:.0%}", at_more.high, held=-SLIGHT, digits=3)
+    of_more = "partly" if still.holds else "held"
+    verdict = "not held" if at_few.high < -SLIGHT else of_more if kept.holds else "open"
     known = whole.value > np.maximum(1 / N_CHOICES, highest(whole.inits))  # not of NaN
-    margin = f"{margin_of(f'low end at {few:.0%}', at_few.low, -SLIGHT, digits=3)}; "
-    margin += margin_of(f"high end at {above:.0%}", at_more.high, -SLIGHT, digits=3)
-    found = judgement(verdict if known else "open", words, perturbation, margin=margin)
+    found = judgement(verdict if known else "open", words, perturbation, by=[kept, still])
     n_items = own.data.sizes["item"]
     return found._replace(
         measured=f"cloze of {n_items} items{fewer_of_inits(n_items)}: {found.measured}; chance {1 / N_CHOICES:.1%}"
@@ -225,12 +210,11 @@ def length_claim(length_extrapolation: Result) -> Judgement:
     if "lm_infinite" not in conditions:
         return judgement("open", words, length_extrapolation)
     windowed, vanilla = (measure.beyond(own, one)["within_noise"] for one in ("lm_infinite", "vanilla"))
-    held = windowed.value >= 0.9 > vanilla.value
+    by = [Criterion("LM-Infinite", windowed.value, held=INSIDE), Criterion("unchanged", vanilla.value, held=INSIDE)]
+    held = by[0].holds and not by[1].holds
     verdict = "held" if held else "partly" if windowed.value > vanilla.value else "not held"
-    margin = f"{margin_of('LM-Infinite', windowed.value, 0.9)}; {margin_of('unchanged', vanilla.value, 0.9)}"
-    verdict = where_known(verdict, windowed.value, vanilla.value)
-    found = judgement(verdict, words, length_extrapolation, margin=margin)
-    if vanilla.of_inits.value >= 0.9:
+    found = judgement(verdict, words, length_extrapolation, by=by)
+    if vanilla.of_inits.value >= INSIDE:
         why = "unchanged, at most a tenth of heads leave theirs: only a trained model can show the claim"
         return found._replace(null=f"{found.null}; {why}")
     return found

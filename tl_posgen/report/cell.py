@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.io
 
-from tl_posgen.core.numbers import counted
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
 from tl_posgen.report.columns import table_html

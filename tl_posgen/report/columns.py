@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from tl_posgen.core.numbers import format_number
+from tl_posgen.core.formatting import format_number
 
 NO_NUMBER = "-"  # in a cell; sentences say "not defined"
 

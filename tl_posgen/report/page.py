@@ -33,7 +33,6 @@ HEADROOM = 54  # pixels above a figure's panels, for their titles
 TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 WITHOUT_FIRST = re.compile("without (the )?first token")
-HEAD_MAP = '"meta":"heads"'  # in a figure with a map of heads
 HEAD = re.compile(r"L\d+H\d+")
 
 
@@ -64,7 +63,7 @@ def fill_page(
         **words,
         sections=sections,
         is_folded=is_folded,
-        has_map=any(HEAD_MAP in figure["spec"] for one in unfolded for figure in one["figures"][:1]),
+        has_map=any(figure["has_map"] for one in unfolded for figure in one["figures"][:1]),
         most=MOST_SENTENCES,
         provenance=_flat(provenance),
         plotly=Markup(get_plotlyjs()),
@@ -162,7 +161,8 @@ def table_on_page(frame: pd.DataFrame) -> Markup:
 
 
 def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
-    """Return a figure for the page: the title as wrapping text of the page, the layout without its template."""
+    """Return a figure for the page: the title as wrapping text of the page, the layout without its template, and
+    whether it has a map of heads."""
     figure = drawn.to_dict()
     layout = figure["layout"]
     title = (layout.pop("title", None) or {}).get("text", "")
@@ -173,7 +173,13 @@ def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
     height = layout.get("height", 450) - max(0, margin.get("t", HEADROOM) - HEADROOM)
     layout |= {"margin": {**margin, "t": HEADROOM}, "height": height}
     traces = [{key: _single(value) for key, value in trace.items()} for trace in figure["data"]]
-    return {**words, "height": height, "spec": _json(to_json_plotly({"data": traces, "layout": layout}))}
+    has_map = any(trace.get("meta") == "heads" for trace in traces)
+    return {
+        **words,
+        "height": height,
+        "has_map": has_map,
+        "spec": _json(to_json_plotly({"data": traces, "layout": layout})),
+    }
 
 
 def _single(value: Any) -> Any:

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.padding import Padding
 
 from tl_posgen.core.claim import SHOWN
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD
-from tl_posgen.core.numbers import counted
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError

@@ -1,23 +1,11 @@
 """The slash pattern: the claims of Cheng et al. 2026 (arXiv 2601.08297), and how each is judged."""
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
-from tl_posgen.core.claim import (
-    Claim,
-    Judgement,
-    Verdict,
-    each_init,
-    highest,
-    judgement,
-    margin_of,
-    margin_of_threshold,
-    threshold,
-    where_known,
-)
+from tl_posgen.core.claim import Claim, Criterion, Judgement, Verdict, each_init, joint_verdict, judgement
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD
-from tl_posgen.core.numbers import Number, Numbers, counted
+from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES
@@ -42,9 +30,9 @@ def random_tokens(slash_transfer: Result) -> Judgement:
 
     own = slash_transfer.numbers
     where_dominant = own.array("pearson").where(own.array("n_dominant") > 0)
-    least = own.number(where_dominant.min("short_distance"))
-    margin = margin_of_threshold("least r of scores on text and on random tokens", least.value, 0.9, 0.6)
-    return judgement(threshold(least.value, 0.9, 0.6), words, slash_transfer, margin=margin)
+    least = own.number(where_dominant.min("short_distance")).value
+    r = Criterion("least r of scores on text and on random tokens", least, held=0.9, partly=0.6, alone=True)
+    return judgement(r.verdict, words, slash_transfer, by=[r])
 
 
 def rank_one(cone: Result) -> Judgement:
@@ -52,8 +40,8 @@ def rank_one(cone: Result) -> Judgement:
         return f"r1 of Q and K {in_groups(own, 'r1', form='.2f')}"
 
     least = min(group_mean(cone.numbers, "r1", "dominant", side=side).value for side in "qk")
-    margin = margin_of_threshold("least r1", least, 0.9, 0.7)
-    return judgement(threshold(least, 0.9, 0.7), words, cone, margin=margin)
+    r1 = Criterion("least r1", least, held=0.9, partly=0.7, alone=True)
+    return judgement(r1.verdict, words, cone, by=[r1])
 
 
 def on_a_cone(cone: Result) -> Judgement:
@@ -61,9 +49,8 @@ def on_a_cone(cone: Result) -> Judgement:
         return f"cosine of the inputs with their axis {own('cosine').with_interval:.2f}, mean over layers"
 
     cosine = cone.numbers("cosine")
-    low, high = cosine.low, highest(cosine.inits)
-    verdict = "not held" if low <= high else "held" if low >= 0.7 else "partly"
-    return judgement(where_known(verdict, low, high), words, cone, margin=margin_of("low end", low, 0.7, high))
+    low = Criterion("low end", cosine.low, held=0.7, beyond=cosine.inits, otherwise="partly")
+    return judgement(low.verdict, words, cone, by=[low])
 
 
 def onto_the_axis(cone: Result) -> Judgement:
@@ -71,15 +58,12 @@ def onto_the_axis(cone: Result) -> Judgement:
         q, k = (own("gain", side=side).with_interval for side in "qk")
         return f"the axis gains {q:.1f} times in W_Q, {k:.1f} in W_K, mean over heads"
 
-    gains = {side: cone.numbers("gain", side=side) for side in "qk"}
-    lows = {side: gain.low for side, gain in gains.items()}
-    highs = {side: highest(gain.inits) for side, gain in gains.items()}
-    above = [lows[side] > highs[side] for side in "qk"]
-    least = min(lows.values())
-    beyond = "held" if least >= 2 else "partly" if least >= 1.5 else "detectable"
-    verdict = beyond if all(above) else "detectable" if any(above) else "not held"
-    margin = "; ".join(margin_of(f"low end of {side.upper()}", lows[side], highs[side], 2.0, 1.5) for side in "qk")
-    return judgement(where_known(verdict, *lows.values(), *highs.values()), words, cone, margin=margin)
+    def low_end(side: str) -> Criterion:
+        gain, name = cone.numbers("gain", side=side), f"low end of {side.upper()}"
+        return Criterion(name, gain.low, held=2.0, partly=1.5, beyond=gain.inits, otherwise="detectable")
+
+    lows = [low_end(side) for side in "qk"]
+    return judgement(joint_verdict(lows), words, cone, by=lows)
 
 
 def of_the_axis(cone: Result) -> Judgement:
@@ -97,10 +81,12 @@ def of_the_axis(cone: Result) -> Judgement:
             f"{ratios[1]:.2f} times"
         )
 
-    alone, rest = (measure.ratio_above_uniform(cone.numbers, part).value for part in INPUTS[1:])
-    verdict = "held" if alone >= 0.75 and rest <= 0.25 else "partly" if alone >= 0.4 and alone > rest else "not held"
-    margin = f"{margin_of('axis alone', alone, 0.75, 0.4)}; {margin_of('the rest', rest, 0.25)}"
-    return judgement(where_known(verdict, alone, rest), words, cone, margin=margin)
+    ratios = [measure.ratio_above_uniform(cone.numbers, part).value for part in INPUTS[1:]]
+    alone = Criterion("axis alone", ratios[0], held=0.75, partly=0.4)
+    rest = Criterion("the rest", ratios[1], held=0.25, sign=-1)
+    is_part = alone.verdict != "not held" and alone.value > rest.value
+    verdict = "held" if alone.holds and rest.holds else "partly" if is_part else "not held"
+    return judgement(verdict, words, cone, by=[alone, rest])
 
 
 def frequencies(band_ablation: Result) -> Judgement:
@@ -120,13 +106,14 @@ def frequencies(band_ablation: Result) -> Judgement:
         return f"{score.with_interval:.2f} (loss {change.with_interval:+.2f})"
 
     by_scheme: dict[str, Verdict] = {scheme: frequencies_by(band_ablation, scheme) for scheme in schemes}
-    known: dict[str, Any] = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
-    margins = [f"{scheme}: {frequency_margin(band_ablation, scheme)}" for scheme in known]
-    found = judgement(combined([*known.values()]), words, band_ablation, margin="; ".join(margins))
+    known: dict[str, Verdict] = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
+    shares = {scheme: shares_left(band_ablation, scheme) for scheme in known}
+    margins = [f"{scheme}: {', '.join(share.margin for share in each)}" for scheme, each in shares.items()]
+    found = judgement(combined([*known.values()]), words, band_ablation)._replace(margin="; ".join(margins))
     if len({*known.values()}) > 1:
         each = ", ".join(f"{one} by {scheme}" for scheme, one in known.items())
         return found._replace(measured=f"the two ways of making bands disagree: {each}; {found.measured}")
-    if known and len(known) < len(by_scheme):
+    if known and len(known) < len(schemes):
         alone = f"judged by {next(iter(known))} alone, as by the other a band has no plane"
         return found._replace(measured=f"{alone}; {found.measured}")
     return found
@@ -146,29 +133,26 @@ def combined(verdicts: Sequence[Verdict]) -> Verdict:
 
 def frequencies_by(band_ablation: Result, scheme: str) -> Verdict:
     """Return the verdict under one way of making bands; open where no head is dominant, or some band has no plane."""
-    measure, own, left = band_ablation.measure, band_ablation.numbers, partial(score_left, band_ablation, scheme)
-    dropped = [f"drop {band}" for band in BANDS]
-    planes = [own.data["n_planes"].sel(condition=f"{one}, {scheme}").any() for one in dropped]
+    measure, own = band_ablation.measure, band_ablation.numbers
+    planes = [own.data["n_planes"].sel(condition=f"drop {band}, {scheme}").any() for band in BANDS]
     if not measure.n_heads(own).value or not all(planes):
         return "open"
-    high, medium, low = map(left, dropped)
-    if low >= 0.75 > max(high, medium) and left("keep low") <= 0.25:
+    high, medium, low, low_alone = shares_left(band_ablation, scheme)
+    if low.holds and low_alone.holds and high.verdict == medium.verdict == "not held":
         return "held"
-    of_others = 1 - (high + medium) / 2
-    return "partly" if of_others >= 0.25 and 1 - low <= 0.5 * of_others else "not held"
+    of_others = 1 - (high.value + medium.value) / 2
+    return "partly" if of_others >= 0.25 and 1 - low.value <= 0.5 * of_others else "not held"
 
 
-def frequency_margin(band_ablation: Result, scheme: str) -> str:
-    """Return how far the shares of the slash score that are left without each band are from three quarters."""
-    shares = (score_left(band_ablation, scheme, f"drop {band}") for band in BANDS)
-    each = [margin_of(f"without {band}", share, 0.75) for band, share in zip(BANDS, shares, strict=True)]
-    return ", ".join([*each, margin_of("low alone", score_left(band_ablation, scheme, "keep low"), 0.25)])
-
-
-def score_left(band_ablation: Result, scheme: str, condition: str) -> float:
-    """Return the share of the unchanged slash score that is left under a condition."""
+def shares_left(band_ablation: Result, scheme: str) -> list[Criterion]:
+    """Return the shares of the unchanged slash score that are left without each band, and on the low one alone."""
     measure, own = band_ablation.measure, band_ablation.numbers
-    return measure.slash_score(own, f"{condition}, {scheme}").value / measure.slash_score(own).value
+
+    def left(condition: str) -> float:
+        return measure.slash_score(own, f"{condition}, {scheme}").value / measure.slash_score(own).value
+
+    dropped = [Criterion(f"without {band}", left(f"drop {band}"), held=0.75) for band in BANDS]
+    return [*dropped, Criterion("low alone", left("keep low"), held=0.25, sign=-1)]
 
 
 def training(slash_toy: Result) -> Judgement:
@@ -184,9 +168,9 @@ def training(slash_toy: Result) -> Judgement:
     )
     start, uniform = own("score", features="trained", step=0).plain, own("uniform", distance=measure.distance).plain
     null = f"before training {start:.3f}, uniform attention {uniform:.3f}"
-    verdict = "not held" if least[0] < 0.5 else "partly" if least[1] < 0.5 else "held"
-    margin = f"{margin_of('least, trained', least[0], 0.5)}; {margin_of('least, unseen', least[1], 0.5)}"
-    return Judgement(where_known(verdict, *least), measured, null, margin)
+    by = [Criterion(f"least, {name}", one, held=0.5) for name, one in zip(("trained", "unseen"), least, strict=True)]
+    verdict = "not held" if not by[0].holds else "held" if by[1].holds else "partly"
+    return Judgement(verdict, measured, null).decided_by(*by)
 
 
 def far_away(slash: Result) -> Judgement:
@@ -201,9 +185,9 @@ def far_away(slash: Result) -> Judgement:
     far = own.data["uniform"].sel(distance=list(long_distances(own.data.sizes["distance"])))
     if not (far > 0).any():
         return Judgement("open", f"windows end before {LONG} tokens", "not measured")
-    n, most = n_far(own).value, highest(n_far(one).value for one in each_init(own))
-    verdict = "held" if n > most else "not held"
-    return judgement(where_known(verdict, n, most), words, slash, margin=margin_of("heads", n, most, digits=0))
+    of_inits = [n_far(one).value for one in each_init(own)]
+    heads = Criterion("heads", n_far(own).value, beyond=of_inits, otherwise="held", digits=0)
+    return judgement(heads.verdict, words, slash, by=[heads])
 
 
 def n_far(own: Numbers) -> Number:

@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import HEAD, TOKENS, Variable, by_tokens
-from tl_posgen.core.numbers import Number, Numbers, in_brackets
+from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap

@@ -10,8 +10,9 @@ import torch
 import xarray as xr
 
 from tl_posgen.arithmetic import double
+from tl_posgen.core.formatting import counted, in_brackets
 from tl_posgen.core.measure import HEAD, TokenView, Variable
-from tl_posgen.core.numbers import TRAINED, Numbers, at_init, counted, in_brackets, interval_of
+from tl_posgen.core.numbers import TRAINED, Numbers, at_init, interval_of
 from tl_posgen.core.options import Threshold
 from tl_posgen.core.sums import First, Sums
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture

@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.core.formatting import format_bound
 from tl_posgen.core.measure import HEAD, TOKENS, Variable, by_tokens
-from tl_posgen.core.numbers import Numbers, format_bound
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength

@@ -11,8 +11,9 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
+from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS, TokenView, Variable
-from tl_posgen.core.numbers import Number, Numbers, in_brackets
+from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture

@@ -7,7 +7,8 @@ import xarray as xr
 from rotated_heads import captures_of
 from scipy.stats import t
 
-from tl_posgen.core.numbers import Number, format_number, interval_of
+from tl_posgen.core.formatting import format_number
+from tl_posgen.core.numbers import Number, interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.streaming.stream import chosen

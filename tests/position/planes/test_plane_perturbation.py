@@ -8,8 +8,8 @@ from rotated_heads import captures_of
 from scipy import stats
 
 from tl_posgen.core.engine import analyze
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import ENDS
-from tl_posgen.core.numbers import format_number
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.arithmetic import double
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, TokenView, Variable, by_tokens
-from tl_posgen.core.numbers import Numbers, counted
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Whole, Within
 from tl_posgen.core.sums import First, Sums
 from tl_posgen.errors import InputError

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
-from tl_posgen.core.numbers import Numbers, counted, mean_of
+from tl_posgen.core.numbers import Numbers, mean_of
 from tl_posgen.core.options import NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture

@@ -8,7 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.core.numbers import format_number, interval_of
+from tl_posgen.core.formatting import format_number
+from tl_posgen.core.numbers import interval_of
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, line, line_with_intervals, model_label, sides
 
 WORDS = {

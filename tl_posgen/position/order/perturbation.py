@@ -12,8 +12,9 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import Measure, TokenView, Variable
-from tl_posgen.core.numbers import Numbers, in_brackets
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.models.tokens import token_strings

@@ -9,8 +9,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
-from tl_posgen.core.numbers import ALL, Number, Numbers, counted
+from tl_posgen.core.numbers import ALL, Number, Numbers
 from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture

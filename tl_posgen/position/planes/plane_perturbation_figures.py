@@ -7,7 +7,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.core.numbers import format_number, interval_of
+from tl_posgen.core.formatting import format_number
+from tl_posgen.core.numbers import interval_of
 from tl_posgen.position.planes.planes_figures import plane_labels
 from tl_posgen.report.figures import (
     COLOURS,

@@ -11,8 +11,9 @@ import torch
 import xarray as xr
 
 from tl_posgen.core.feed import one_pass
+from tl_posgen.core.formatting import counted, format_number
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS, Measure, Variable
-from tl_posgen.core.numbers import Numbers, counted, format_number, one_side
+from tl_posgen.core.numbers import Numbers, one_side
 from tl_posgen.core.options import Distances, Positive
 from tl_posgen.core.run import Run
 from tl_posgen.models.loading.shuffled_like import shuffled_label, shuffled_like

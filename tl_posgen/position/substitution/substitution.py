@@ -11,8 +11,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.core import options
+from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import Number, Numbers, in_brackets
+from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError

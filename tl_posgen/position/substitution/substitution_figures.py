@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core import measure
+from tl_posgen.core.formatting import counted, format_number
 from tl_posgen.core.measure import ENDS, TokenView
-from tl_posgen.core.numbers import counted, format_number
 from tl_posgen.position.substitution.optimise_split import CONTROLS
 from tl_posgen.report.circuits import token_colours
 from tl_posgen.report.figures import (

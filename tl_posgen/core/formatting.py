@@ -1,0 +1,65 @@
+"""Numbers as text: rounded by a format specification, counted, as a bound, in brackets."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Formatted:
+    """A number with the way in which a format specification is applied to it."""
+
+    text: Callable[[str], str]
+
+    def __format__(self, form: str) -> str:
+        return self.text(form)
+
+
+def format_number(value: float | None, form: str) -> str:
+    """Return a number in this format, never "-0.000"; "not defined" for NaN.
+
+    Example:
+        >>> [format_number(-0.0001, form) for form in (".3f", ".1%", "+.2f", ".4f")]
+        ['0.000', '0.0%', '+0.00', '-0.0001']
+    """
+    if value is None or value != value:
+        return "not defined"
+    text = format(value, form)
+    return text if text.strip("+-0.%") else format(0.0, form)
+
+
+def in_brackets(*parts: str) -> str:
+    """Return what stands behind a number in brackets; "" for nothing.
+
+    Example:
+        >>> in_brackets("random init 0.35", "", "seed 0"), in_brackets("")
+        (' (random init 0.35; seed 0)', '')
+    """
+    known = "; ".join(part for part in parts if part)
+    return f" ({known})" if known else ""
+
+
+def counted(n: int | float, what: str) -> str:
+    """Return a number of things.
+
+    Example:
+        >>> counted(1, "seed"), counted(3, "seed")
+        ('1 seed', '3 seeds')
+    """
+    return f"{n:g} {what}{'' if n == 1 else 's'}"
+
+
+def format_bound(values: Sequence[float], digits: int = 3) -> str:
+    """Return the largest of some values, rounded up so that it holds as a bound.
+
+    Example:
+        >>> format_bound([0.25]), format_bound([0.0, 2e-5])
+        ('0.250', '0.001')
+    """
+    largest = float(np.max(values))  # NaN of an undefined one
+    if not math.isfinite(largest):
+        return format_number(largest, f".{digits}f")
+    # a float's own error is not rounded up
+    return f"{math.ceil(round(largest * 10**digits, 6)) / 10**digits:.{digits}f}"
