@@ -163,25 +163,14 @@ def block_of_scores(
 
 
 def form(
-    attn: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, finish: Any, sinks: Tensor | None
+    attn: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, finish: Any = None, sinks: Any = None
 ) -> dict[str, Tensor]:
-    """Compute z by way of scores and pattern, each as its hooks leave it."""
-    scores = block_of_scores(q, k, scale, 0, slice(0, k.shape[2]), finish)
-    seen = mask.rows(0, q.shape[2]).to(q.device)
+    """Compute z by way of scores and pattern, each as its hooks leave it; arguments as in `Attention`."""
+    scores = block_of_scores(q, k, scale_of(q, scale), 0, slice(0, k.shape[2]), finish)
+    seen = as_mask(mask, q, k).rows(0, q.shape[2]).to(q.device)
     scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
     pattern = attn.hook_pattern(masked_softmax(scores, None, sinks).to(v.dtype))
     return {"z": per_key_head(pattern, q.shape[1] // k.shape[1], v), "scores": scores, "pattern": pattern}
-
-
-def forming(attn: Any) -> Attention:
-    """Return attention that forms its scores and pattern, each as its hooks leave it."""
-
-    def attention(
-        q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, finish: Any = None, sinks: Any = None, **_: Any
-    ) -> Float[Tensor, "batch head pos d_value"]:
-        return form(attn, q, k, v, scale_of(q, scale), as_mask(mask, q, k), finish, sinks)["z"]
-
-    return attention
 
 
 def scale_of(q: Tensor, scale: float | None) -> float:
