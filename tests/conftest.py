@@ -202,6 +202,19 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def has_hooked() -> bool:
+    """Whether there is a HookedTransformer here."""
+    return why_no_hooked() is None
+
+
+@pytest.fixture
+def needs_hooked() -> None:
+    """Skips the test where there is no HookedTransformer."""
+    if why := why_no_hooked():
+        pytest.skip(why)
+
+
+@pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """The command tl-posgen with these words: its exit code, and what it printed on stdout and stderr."""
     from tl_posgen.cli import main

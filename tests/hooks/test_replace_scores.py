@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import torch
-from families import FAMILIES, save_family
+from families import family_cases, save_family
 from interventions import TOKENS, N, largest, logits
 
 from tl_posgen import load_model
@@ -12,9 +12,6 @@ from tl_posgen.hooks.replace_scores import at_positions, finished, replace_score
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 
-BOTH = [
-    (name, backend) for name, family in FAMILIES.items() for backend in ("hooked", "bridge") if getattr(family, backend)
-]
 POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
 
@@ -32,7 +29,7 @@ def zeros(capture):
     return torch.zeros_like(capture.scores())
 
 
-@pytest.mark.parametrize(("name", "backend"), BOTH)
+@pytest.mark.parametrize(("name", "backend"), family_cases("llama", "bloom", "gemma2", "neox", "opt", "gptj"))
 def test_at_the_true_positions_nothing_changes_and_at_others_it_does(family_model, name, backend):
     model = family_model(name, backend)
     plain = logits(model)

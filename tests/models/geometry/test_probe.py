@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from families import CONTEXT, FAMILIES, SIZES, save_config, with_sizes
+from families import ANALYSED, CONTEXT, FAMILIES, SIZES, save_config, with_sizes
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.bridge import alibi_slopes
@@ -14,11 +14,10 @@ from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
-PROVABLE = [(name, b) for name, family in FAMILIES.items() for b in ("hooked", "bridge") if getattr(family, b)]
 BOTH = [name for name, family in FAMILIES.items() if family.hooked and family.bridge]
 
 
-@pytest.mark.parametrize(("name", "backend"), PROVABLE)
+@pytest.mark.parametrize(("name", "backend"), ANALYSED)
 def test_recomputed_scores_equal_the_models_own(family_model, name, backend):
     errors = [layer.error for layer in geometry_of(family_model(name, backend))]
     assert len(errors) == 2

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import summable
-from tl_posgen.models.backends.sites import plain_scores
+from tl_posgen.models.backends.sites import FORMED, plain_scores
 from tl_posgen.models.geometry.pass_proof import as_proved
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import without_row_offsets
@@ -62,7 +62,7 @@ def proved_capture(
     """Make a `layer_capture`, held against the scores and the pattern among its parts as `compared` says to
     `as_proved`."""
     capture = layer_capture(probed, parts, heads, needs, prompt, tokens, span)
-    used, pattern = (cut(part, parts[part], span) if part in parts else None for part in ("attn_scores", "pattern"))
+    used, pattern = (cut(part, parts[part], span) if part in parts else None for part in FORMED)
     return as_proved(capture, used, pattern, parts["q"].dtype, **compared)
 
 
@@ -78,4 +78,4 @@ def cut(part: str, value: Tensor, span: slice) -> Tensor:
     """Return a part of one prompt without its padding."""
     if span == slice(None) or span == slice(0, value.shape[-2]):
         return value
-    return value[..., span, span] if part in ("attn_scores", "pattern") else value[..., span, :]
+    return value[..., span, span] if part in FORMED else value[..., span, :]

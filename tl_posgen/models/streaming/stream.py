@@ -21,6 +21,7 @@ from tl_posgen.arithmetic import rounding_unit
 from tl_posgen.errors import InputError, PosgenError, UnsupportedModelError
 from tl_posgen.models.backends.sites import is_hooked, take_row_edits
 from tl_posgen.models.conversion.source import first_line
+from tl_posgen.models.geometry.pass_proof import checked_rows
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import UNITS, allowed_error
@@ -228,7 +229,7 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
     n, n_keys = done.q.shape[2], done.k.shape[2]
     if n != n_keys:
         return  # positions of keys in a cache are its own affair
-    rows = torch.linspace(0, n - 1, min(n, ROWS), device=done.q.device).round().long()
+    rows = checked_rows(n, ROWS).to(done.q.device)
     group = done.q.shape[1] // done.k.shape[1]
     eps = rounding_unit(done.q.dtype, done.q.device)
     for prompt in range(len(done.q)):
