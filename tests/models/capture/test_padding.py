@@ -132,11 +132,12 @@ def test_prompts_are_unpadded_before_they_are_run(padding_model, side):
         assert [prompt.tolist() for prompt in to_prompts(model, given)] == [prompt.tolist() for prompt in prompts()]
 
 
-def test_what_a_tokenizer_returns_is_taken(padding_model):
+def test_what_a_tokenizer_returns_is_taken_padded_or_not(padding_model):
     model = padding_model("llama")
     texts = ["Down", "Down, down, down."]
-    given = to_prompts(model, model.tokenizer(texts, padding=True, return_tensors="pt"))
-    assert [prompt.tolist() for prompt in given] == [model.tokenizer(text).input_ids for text in texts]
+    for given in (model.tokenizer(texts, padding=True, return_tensors="pt"), dict(model.tokenizer(texts))):
+        prompts = [prompt.tolist() for prompt in to_prompts(model, given)]
+        assert prompts == [model.tokenizer(text).input_ids for text in texts]
 
 
 def test_a_cache_of_several_prompts_needs_their_tokens(padding_model):
@@ -218,12 +219,6 @@ def test_batches_of_several_widths_are_cut_each_by_itself(padding_model):
     given = to_prompts(model, [tokens, tokens[:2, :30], tokens[3, :9]])
     lengths = [*LENGTHS, *LENGTHS[:2], LENGTHS[3]]
     assert [len(prompt) for prompt in given] == lengths
-
-
-def test_lists_that_a_tokenizer_did_not_pad_are_taken(padding_model):
-    model, texts = padding_model("llama"), ["Down", "Down, down, down."]
-    given = to_prompts(model, dict(model.tokenizer(texts)))
-    assert [prompt.tolist() for prompt in given] == [model.tokenizer(text).input_ids for text in texts]
 
 
 def test_tokens_are_those_of_the_pass(padding_model, backend):
