@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from families import ANALYSED
-from interventions import OF_THE_PROMPT, ROW_BY_ROW, N
+from interventions import OF_THE_PROMPT, ROW_BY_ROW, TOKENS, N
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
@@ -21,8 +21,6 @@ from tl_posgen.rope.rotation import Rope
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 from tl_posgen.rope.splits import split_scores
 from tl_posgen.slash.numbers.ablations import ablate
-
-TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture

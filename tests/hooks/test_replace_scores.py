@@ -1,15 +1,15 @@
 """Replacement of scores: no change with the model's own scores, and changes only in the chosen heads and layers."""
 
+import pandas as pd
 import pytest
 import torch
 from families import family_cases, save_family
-from interventions import TOKENS, N, largest, logits
+from interventions import TOKENS, N, largest, logits, scores_under
 
 from tl_posgen import load_model
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import at_positions, finished, replace_scores
-from tl_posgen.models.capture.capturing import capturing, run_capture
-from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.capture.capturing import run_capture
 
 POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
@@ -58,12 +58,8 @@ def test_passes_that_would_throw_edits_away_are_refused(family_model, name):
 
 
 def test_only_the_chosen_heads_of_the_chosen_layers_change(llama):
-    seen: list[LayerCapture] = []
-    hooks = replace_scores(llama, zeros, layers=[1], heads=[2])
-    with capturing(llama, seen.append, {"attn_scores"}):
-        logits(llama, hooks, TOKENS[:1])
+    untouched, edited = scores_under(llama, replace_scores(llama, zeros, layers=[1], heads=[2]))
     below = torch.ones(N, N).tril().bool()
-    untouched, edited = seen
     assert largest((untouched.attn_scores - untouched.scores())[:, below]) < 1e-4
     assert largest(edited.attn_scores[2][below]) == 0
     others = [0, 1, 3]
@@ -72,12 +68,12 @@ def test_only_the_chosen_heads_of_the_chosen_layers_change(llama):
 
 
 def test_heads_may_differ_from_layer_to_layer(llama):
-    pairs, seen = [(1, 2), (0, 3), (1, 0)], list[LayerCapture]()
-    hooks = replace_scores(llama, zeros, heads=pairs)
-    with capturing(llama, seen.append, {"attn_scores"}):
-        logits(llama, hooks, TOKENS[:1])
+    pairs = [(1, 2), (0, 3), (1, 0)]
+    hooks = replace_scores(llama, zeros, heads=pd.DataFrame(pairs, columns=["layer", "head"]))
     below = torch.ones(N, N).tril().bool()
-    edited = [(c.layer, h) for c in seen for h in range(4) if largest(c.attn_scores[h][below]) == 0]
+    edited = [
+        (c.layer, h) for c in scores_under(llama, hooks) for h in range(4) if largest(c.attn_scores[h][below]) == 0
+    ]
     assert edited == sorted(pairs)
     apart = [hook for layer, head in pairs for hook in replace_scores(llama, zeros, layers=[layer], heads=[head])]
     assert torch.equal(logits(llama, hooks), logits(llama, apart))

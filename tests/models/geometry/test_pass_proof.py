@@ -24,6 +24,14 @@ def edit(layer: int, part: str, change):
     return [(f"blocks.{layer}.attn.hook_{part}", lambda value, hook: change(value))]
 
 
+def captured(model, hooks=(), needs=frozenset(), layers=None):
+    """Captures of a pass of the user's own, whose hooks are added last."""
+    captures = []
+    with torch.no_grad(), capturing(model, captures.append, needs, layers=layers):
+        model.run_with_hooks(TOKENS, fwd_hooks=list(hooks))
+    return captures
+
+
 EDITS = {
     "scores": ("attn_scores", lambda scores: scores * 1.01),
     "one query": ("attn_scores", lambda scores: scores.index_fill(2, torch.tensor([99]), 0.5).tril()
@@ -35,19 +43,16 @@ EDITS = {
 @pytest.mark.parametrize("what", EDITS)
 @pytest.mark.parametrize("first", [True, False], ids=["added before", "added after"])
 def test_edits_are_seen_whatever_the_order(llama, what, first):
-    part, change = EDITS[what]
-    hooks, captures, used = edit(1, part, change), [], []
+    hooks, used = edit(1, *EDITS[what]), []
     geometry_of(llama)
+    if first:
+        with llama.hooks(fwd_hooks=hooks):
+            plain, edited = captured(llama, needs=EVERYTHING)
+    else:
+        plain, edited = captured(llama, hooks, EVERYTHING)
+    last = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: used.append(scores[0].clone()))]
     with torch.no_grad():
-        if first:
-            with llama.hooks(fwd_hooks=hooks), capturing(llama, captures.append, EVERYTHING):
-                llama(TOKENS)
-        else:
-            with capturing(llama, captures.append, EVERYTHING):
-                llama.run_with_hooks(TOKENS, fwd_hooks=hooks)
-        last = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: used.append(scores[0].clone()))]
         llama.run_with_hooks(TOKENS, fwd_hooks=hooks + last)
-    plain, edited = captures
     assert not isinstance(plain, EditedCapture)
     assert isinstance(edited, EditedCapture)
     visible = edited.geometry.visible(100)
@@ -60,10 +65,7 @@ def test_edits_are_seen_whatever_the_order(llama, what, first):
 
 def test_edited_queries_are_the_queries(llama):
     """hook_q feeds the scores, so edits there belong to q, and everything holds of them."""
-    captures, hooks = [], edit(0, "q", lambda q: 2 * q)
-    with torch.no_grad(), capturing(llama, captures.append, EVERYTHING):
-        llama.run_with_hooks(TOKENS, fwd_hooks=hooks)
-    capture = captures[0]
+    capture = captured(llama, edit(0, "q", lambda q: 2 * q), EVERYTHING)[0]
     assert not isinstance(capture, EditedCapture)
     torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-4)
 
@@ -163,12 +165,10 @@ def test_hidden_keys_leave_the_pattern_alone_measurable(llama):
         return scores
 
     geometry_of(llama)
-    captures = []
-    with torch.no_grad(), llama.hooks(fwd_hooks=edit(0, "attn_scores", hide)):
-        run_capture(llama, TOKENS, captures.append, EVERYTHING, layers=[0])
-    assert float(captures[0].pattern[0, 60, 3]) == 0
+    (capture,) = captured(llama, edit(0, "attn_scores", hide), EVERYTHING, layers=[0])
+    assert float(capture.pattern[0, 60, 3]) == 0
     with pytest.raises(UnsupportedModelError, match="sees other keys than its mask gives"):
-        captures[0].scores()
+        capture.scores()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2", "neox", "qwen3"])
@@ -189,11 +189,9 @@ def test_edits_of_any_query_show(llama):
         return scores
 
     geometry_of(llama)
-    captures = []
-    with torch.no_grad(), capturing(llama, captures.append):
-        llama.run_with_hooks(TOKENS, fwd_hooks=edit(0, "attn_scores", one_query))
+    capture = captured(llama, edit(0, "attn_scores", one_query))[0]
     with pytest.raises(UnsupportedModelError, match=f"L0H2, query {unchecked} has scores"):
-        assert captures[0].q is None
+        assert capture.q is None
 
 
 def test_a_head_of_large_scores_does_not_hide_edits_of_another(family_directory, backend):
@@ -205,10 +203,7 @@ def test_a_head_of_large_scores_does_not_hide_edits_of_another(family_directory,
         return torch.cat([scores[:, :1], scores[:, 1:] + torch.where(scores[:, 1:] > -1e9, 0.1, 0)], 1)
 
     geometry_of(model)
-    captures = []
-    with torch.no_grad(), capturing(model, captures.append, layers=[0]):
-        model(TOKENS)
-        model.run_with_hooks(TOKENS, fwd_hooks=edit(0, "attn_scores", small))
+    captures = [captured(model, hooks, layers=[0])[0] for hooks in ((), edit(0, "attn_scores", small))]
     assert [isinstance(capture, EditedCapture) for capture in captures] == [False, True]
 
 
@@ -239,16 +234,10 @@ def test_a_cache_that_proves_nothing_says_so(llama):
 def test_edits_are_captured_whenever_their_hooks_were_added(llama, part, point):
     """Where no other captured value shows an edit: values, and the residual stream."""
     change = [(f"blocks.1.{point}", lambda value, hook: 2 * value)]
-    before: list = []
-    behind: list = []
-    with torch.no_grad():
-        with llama.hooks(fwd_hooks=change), capturing(llama, before.append, {part}):
-            llama(TOKENS)
-        with capturing(llama, behind.append, {part}):
-            llama.run_with_hooks(TOKENS, fwd_hooks=change)
-            llama(TOKENS)
-    edited, plain = behind[1], behind[3]
-    assert torch.equal(getattr(before[1], part), getattr(edited, part))
+    with llama.hooks(fwd_hooks=change):
+        _, before = captured(llama, needs={part})
+    (_, edited), (_, plain) = (captured(llama, hooks, {part}) for hooks in (change, ()))
+    assert torch.equal(getattr(before, part), getattr(edited, part))
     torch.testing.assert_close(getattr(edited, part), 2 * getattr(plain, part))
 
 
