@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from captures import EVERYTHING, captures_of, run
 from families import VOCAB
 
 import tl_posgen
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.capture.cache import captures_from_cache, needed_names
-from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.geometry.pass_proof import checked_rows
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import EditedCapture
@@ -17,19 +18,8 @@ from tl_posgen.position.distance.hooks import at_dummy_distance
 TOKENS = torch.randint(2, VOCAB - 2, (1, 100), generator=torch.Generator().manual_seed(4))
 
 
-EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
-
-
 def edit(layer: int, part: str, change):
     return [(f"blocks.{layer}.attn.hook_{part}", lambda value, hook: change(value))]
-
-
-def captured(model, hooks=(), needs=frozenset(), layers=None):
-    """Captures of a pass of the user's own, whose hooks are added last."""
-    captures = []
-    with torch.no_grad(), capturing(model, captures.append, needs, layers=layers):
-        model.run_with_hooks(TOKENS, fwd_hooks=list(hooks))
-    return captures
 
 
 EDITS = {
@@ -47,9 +37,9 @@ def test_edits_are_seen_whatever_the_order(llama, what, first):
     geometry_of(llama)
     if first:
         with llama.hooks(fwd_hooks=hooks):
-            plain, edited = captured(llama, needs=EVERYTHING)
+            plain, edited = captures_of(llama, TOKENS)
     else:
-        plain, edited = captured(llama, hooks, EVERYTHING)
+        plain, edited = captures_of(llama, TOKENS, hooks=hooks)
     last = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: used.append(scores[0].clone()))]
     with torch.no_grad():
         llama.run_with_hooks(TOKENS, fwd_hooks=hooks + last)
@@ -65,7 +55,7 @@ def test_edits_are_seen_whatever_the_order(llama, what, first):
 
 def test_edited_queries_are_the_queries(llama):
     """hook_q feeds the scores, so edits there belong to q, and everything holds of them."""
-    capture = captured(llama, edit(0, "q", lambda q: 2 * q), EVERYTHING)[0]
+    capture = captures_of(llama, TOKENS, hooks=edit(0, "q", lambda q: 2 * q))[0]
     assert not isinstance(capture, EditedCapture)
     torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-4)
 
@@ -126,21 +116,19 @@ def test_buffers_changed_after_the_probe_show(family_directory, backend):
 
 
 def test_a_permanent_hook_added_after_the_probe_shows(family_directory, backend):
-    model, captures = load_model(family_directory("llama"), backend), []
+    model = load_model(family_directory("llama"), backend)
     geometry_of(model)
     model.hook_dict["blocks.1.attn.hook_attn_scores"].add_perma_hook(lambda scores, hook: 0.9 * scores)
-    run_capture(model, TOKENS, captures.append)
-    assert [isinstance(capture, EditedCapture) for capture in captures] == [False, True]
+    assert [isinstance(capture, EditedCapture) for capture in run(model, TOKENS)] == [False, True]
 
 
 def test_a_geometry_that_changes_with_length_shows(family_directory, backend, monkeypatch):
     """As if a prompt longer than the probe were scaled otherwise (query scaling that starts at a trained length)."""
-    model, captures = load_model(family_directory("llama"), backend), []
+    model = load_model(family_directory("llama"), backend)
     geometry_of(model)
     scaled = edit(0, "attn_scores", lambda scores: scores if scores.shape[-1] <= 64 else scores * 1.1)
     with model.hooks(fwd_hooks=scaled):
-        run_capture(model, TOKENS[:, :64], captures.append, layers=[0])
-        run_capture(model, TOKENS[:, :65], captures.append, layers=[0])
+        captures = [run(model, TOKENS[:, :n], layers=[0])[0] for n in (64, 65)]
     assert [isinstance(capture, EditedCapture) for capture in captures] == [False, True]
 
 
@@ -165,7 +153,7 @@ def test_hidden_keys_leave_the_pattern_alone_measurable(llama):
         return scores
 
     geometry_of(llama)
-    (capture,) = captured(llama, edit(0, "attn_scores", hide), EVERYTHING, layers=[0])
+    (capture,) = captures_of(llama, TOKENS, hooks=edit(0, "attn_scores", hide), layers=[0])
     assert float(capture.pattern[0, 60, 3]) == 0
     with pytest.raises(UnsupportedModelError, match="sees other keys than its mask gives"):
         capture.scores()
@@ -174,8 +162,7 @@ def test_hidden_keys_leave_the_pattern_alone_measurable(llama):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2", "neox", "qwen3"])
 @pytest.mark.parametrize("n", [2, 3, 64, 65, 120])
 def test_plain_passes_are_plain(family_model, backend, name, n):
-    captures, tokens = [], torch.arange(n)[None] % (VOCAB - 2)
-    run_capture(family_model(name, backend), tokens, captures.append, EVERYTHING)
+    captures = run(family_model(name, backend), torch.arange(n)[None] % (VOCAB - 2))
     assert not any(isinstance(capture, EditedCapture) for capture in captures)
 
 
@@ -189,7 +176,7 @@ def test_edits_of_any_query_show(llama):
         return scores
 
     geometry_of(llama)
-    capture = captured(llama, edit(0, "attn_scores", one_query))[0]
+    capture = captures_of(llama, TOKENS, hooks=edit(0, "attn_scores", one_query))[0]
     with pytest.raises(UnsupportedModelError, match=f"L0H2, query {unchecked} has scores"):
         assert capture.q is None
 
@@ -203,7 +190,7 @@ def test_a_head_of_large_scores_does_not_hide_edits_of_another(family_directory,
         return torch.cat([scores[:, :1], scores[:, 1:] + torch.where(scores[:, 1:] > -1e9, 0.1, 0)], 1)
 
     geometry_of(model)
-    captures = [captured(model, hooks, layers=[0])[0] for hooks in ((), edit(0, "attn_scores", small))]
+    captures = [captures_of(model, TOKENS, hooks=hooks, layers=[0])[0] for hooks in ((), edit(0, "attn_scores", small))]
     assert [isinstance(capture, EditedCapture) for capture in captures] == [False, True]
 
 
@@ -235,8 +222,8 @@ def test_edits_are_captured_whenever_their_hooks_were_added(llama, part, point):
     """Where no other captured value shows an edit: values, and the residual stream."""
     change = [(f"blocks.1.{point}", lambda value, hook: 2 * value)]
     with llama.hooks(fwd_hooks=change):
-        _, before = captured(llama, needs={part})
-    (_, edited), (_, plain) = (captured(llama, hooks, {part}) for hooks in (change, ()))
+        _, before = captures_of(llama, TOKENS, {part})
+    (_, edited), (_, plain) = (captures_of(llama, TOKENS, {part}, hooks=hooks) for hooks in (change, ()))
     assert torch.equal(getattr(before, part), getattr(edited, part))
     torch.testing.assert_close(getattr(edited, part), 2 * getattr(plain, part))
 

@@ -5,12 +5,13 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from captures import EVERYTHING, captures_of, run
 from families import ANALYSED, FAMILIES
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
-from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layer_table import check
 from tl_posgen.models.layers.capture import LayerCapture, StreamedCapture
 from tl_posgen.models.loading.load import load_model
@@ -25,18 +26,15 @@ TOKENS = torch.randint(64, (1, 20), generator=torch.Generator().manual_seed(2))
 
 
 def captured(model, tokens, needs, choice) -> list[LayerCapture]:
-    seen: list[LayerCapture] = []
     with chosen(choice):
-        run_capture(model, tokens, seen.append, needs=frozenset(needs))
-    return seen
+        return run(model, tokens, needs)
 
 
 @pytest.mark.parametrize(("name", "backend"), STREAMED)
 def test_streamed_captures_are_those_of_the_hook_route(name, backend, family_model):
     model = family_model(name, backend)
     tokens = torch.randint(model.cfg.d_vocab, (1, N), generator=torch.Generator().manual_seed(1))
-    needs = {"v", "attn_scores", "pattern", "resid"}
-    own, streamed = (captured(model, tokens, needs, choice) for choice in (False, True))
+    own, streamed = (captured(model, tokens, EVERYTHING, choice) for choice in (False, True))
     assert [one.layer for one in own] == [one.layer for one in streamed]
     for one, other in zip(own, streamed, strict=True):
         assert isinstance(other, StreamedCapture)
@@ -69,11 +67,10 @@ def test_a_capture_takes_the_edited_scores_of_a_streamed_pass(llama, by_rows):
     hooks = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: 2 * scores)]
     if by_rows:
         hooks = replace_scores(llama, RowByRow(lambda capture: 2 * capture.scores()), layers=[1])
-    seen: list[LayerCapture] = []
-    with streaming(llama), capturing(llama, seen.append), torch.no_grad():
-        llama.run_with_hooks(TOKENS, fwd_hooks=hooks)
+    with streaming(llama):
+        seen = captures_of(llama, TOKENS, frozenset(), hooks=hooks)
     assert [type(one).__name__ for one in seen] == ["StreamedCapture", "EditedCapture"]
-    expected = 2 * captured(llama, TOKENS, {}, False)[1].scores()
+    expected = 2 * captured(llama, TOKENS, frozenset(), False)[1].scores()
     torch.testing.assert_close(seen[1].scores(), expected, atol=1e-4, rtol=1e-4)
     with pytest.raises(UnsupportedModelError, match="hook that edits"):
         _ = seen[1].q
