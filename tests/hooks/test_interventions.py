@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
+from captures import run
 from interventions import TOKENS, N, largest, logits, scores_under
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.position.distance.hooks import at_dummy_distance
 from tl_posgen.position.length import interpolate_positions, lm_infinite, retrieve_blocks
@@ -117,12 +117,11 @@ def test_a_share_of_the_residual_is_added_back_linearly(llama):
 
 
 def test_one_threshold_a_layer_replaces_by_the_mean_of_the_last_row_of_head_0(llama):
-    captures = []
-    run_capture(llama, TOKENS[:1], captures.append, layers=[0])
-    exact = captures[0].scores()
+    (capture,) = run(llama, TOKENS[:1], layers=[0])
+    exact = capture.scores()
     row = exact[0, -1]
     threshold = row.sort().values[int(0.6 * len(row)) - 1]
-    found = stand_in(captures[0], partial(by_constant, gamma=0.6, threshold="layer"), 0.6, threshold="layer")
+    found = stand_in(capture, partial(by_constant, gamma=0.6, threshold="layer"), 0.6, threshold="layer")
     expected = torch.where((exact <= threshold) & (exact > -torch.inf), row.mean(), exact)
     torch.testing.assert_close(found, expected)
     edited = logits(llama, substitute(llama, by_constant, gamma=0.6, threshold="layer"))

@@ -3,13 +3,13 @@
 import pandas as pd
 import pytest
 import torch
+from captures import run
 from families import family_cases, save_family
 from interventions import TOKENS, N, largest, logits, scores_under
 
 from tl_posgen import load_model
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import at_positions, finished, replace_scores
-from tl_posgen.models.capture.capturing import run_capture
 
 POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
@@ -42,9 +42,7 @@ def test_at_the_true_positions_nothing_changes_and_at_others_it_does(family_mode
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "gemma2"])
 def test_finished_products_are_the_scores(family_model, name):
-    captures = []
-    run_capture(family_model(name), TOKENS[:1], captures.append)
-    for capture in captures:
+    for capture in run(family_model(name), TOKENS[:1]):
         products = capture.geometry.scale * capture.rotated_q @ capture.rotated_k.mT
         below = capture.geometry.visible(N)
         torch.testing.assert_close(finished(products, capture)[:, below], capture.scores()[:, below])

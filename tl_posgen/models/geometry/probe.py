@@ -14,7 +14,7 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend
 from tl_posgen.models.backends.sites import Sites, plain_scores
 from tl_posgen.models.geometry.proof import is_pattern, prove
-from tl_posgen.models.layers.fused import FAILURES, form
+from tl_posgen.models.layers.fused import FAILURES, Attention, form
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 
@@ -45,7 +45,10 @@ def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
     fired = probe_run(model, backend)
     handed_on = {layer for layer, hooks in fired.items() if "attn_scores" in hooks and is_pattern(hooks["attn_scores"])}
     if handed_on:
-        forming = lambda layer: lambda *given: form(backend.model.blocks[layer].attn, *given)["z"]  # noqa: E731
+
+        def forming(layer: int) -> Attention:
+            return lambda *given: form(backend.model.blocks[layer].attn, *given)["z"]
+
         with suppress(*FAILURES), backend.fused({}, forming):
             fired = probe_run(model, backend)
     rotates = any("cos" in hooks for hooks in fired.values())
