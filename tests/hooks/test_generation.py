@@ -23,12 +23,6 @@ from tl_posgen.rope.splits import split_scores
 from tl_posgen.slash.numbers.ablations import ablate
 
 
-@pytest.fixture
-def model(family_model, backend):
-    """A tiny Llama with grouped keys on either backend."""
-    return family_model("llama", backend)
-
-
 def written(model, hooks, cached, tokens, n_new=4, **options):
     """Return the prompt and the model's greedy continuation."""
     options = {"do_sample": False, "stop_at_eos": False, "verbose": False, **options}
