@@ -35,8 +35,8 @@ def test_it_holds_the_users_object_and_what_is_known_of_it(llama, backend, famil
     assert wrapped.limit.tokens == (128 if backend == "hooked" else None)
 
 
-def test_what_is_found_out_is_found_out_once(family_directory, backend):
-    model, passes = load_model(family_directory("llama"), backend), []
+def test_what_is_found_out_is_found_out_once(model, backend):
+    passes = []
     model.embed.register_forward_hook(lambda *_: passes.append(1))
     first = wrap(model).found()
     assert wrap(model).found() is first
@@ -46,8 +46,7 @@ def test_what_is_found_out_is_found_out_once(family_directory, backend):
     assert len(passes) == (3 if backend == "bridge" else 2)  # a bridge is also held against the plain model
 
 
-def test_another_dtype_is_proved_anew(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_another_dtype_is_proved_anew(model):
     single = wrap(model).found()
     model.to(torch.float64)
     double = wrap(model).found()
@@ -74,8 +73,7 @@ def test_both_kinds_follow_the_protocols(llama):
     assert not isinstance("mini", Model)
 
 
-def test_layers_that_are_not_asked_for_may_be_unsupported(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_layers_that_are_not_asked_for_may_be_unsupported(model):
     model.add_hook("blocks.1.attn.hook_attn_scores", lambda scores, hook: scores * 1.5)
     try:
         assert [layer.layer for layer in geometry_of(model, layers=[0])] == [0]
@@ -190,10 +188,7 @@ WAYS_IN = {
 
 @pytest.mark.parametrize("part", ["whole", "half"])
 @pytest.mark.parametrize("way", WAYS_IN)
-def test_weights_on_the_device_meta_are_refused_every_way_in_though_the_model_is_known(
-    family_directory, backend, way, part
-):
-    model = load_model(family_directory("llama"), backend)
+def test_weights_on_the_device_meta_are_refused_every_way_in_though_the_model_is_known(model, way, part):
     wrap(model).found()
     _, cache = model.run_with_cache(TOKENS)
     (model if part == "whole" else model.blocks[1]).to("meta")

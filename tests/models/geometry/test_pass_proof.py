@@ -12,7 +12,6 @@ from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.geometry.pass_proof import checked_rows
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import EditedCapture
-from tl_posgen.models.loading.load import load_model
 from tl_posgen.position.distance.hooks import at_dummy_distance
 
 TOKENS = torch.randint(2, VOCAB - 2, (1, 100), generator=torch.Generator().manual_seed(4))
@@ -103,8 +102,7 @@ def test_measures_of_queries_and_keys_refuse_edited_scores(llama, name):
         llama.run_with_hooks(TOKENS, fwd_hooks=at_dummy_distance(llama, beyond=8))
 
 
-def test_buffers_changed_after_the_probe_show(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_buffers_changed_after_the_probe_show(model, backend):
     geometry_of(model)
     if backend == "hooked":
         for block in model.blocks:
@@ -115,16 +113,14 @@ def test_buffers_changed_after_the_probe_show(family_directory, backend):
         tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(), progress=False)
 
 
-def test_a_permanent_hook_added_after_the_probe_shows(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_a_permanent_hook_added_after_the_probe_shows(model):
     geometry_of(model)
     model.hook_dict["blocks.1.attn.hook_attn_scores"].add_perma_hook(lambda scores, hook: 0.9 * scores)
     assert [isinstance(capture, EditedCapture) for capture in run(model, TOKENS)] == [False, True]
 
 
-def test_a_geometry_that_changes_with_length_shows(family_directory, backend, monkeypatch):
+def test_a_geometry_that_changes_with_length_shows(model, monkeypatch):
     """As if a prompt longer than the probe were scaled otherwise (query scaling that starts at a trained length)."""
-    model = load_model(family_directory("llama"), backend)
     geometry_of(model)
     scaled = edit(0, "attn_scores", lambda scores: scores if scores.shape[-1] <= 64 else scores * 1.1)
     with model.hooks(fwd_hooks=scaled):
@@ -181,8 +177,7 @@ def test_edits_of_any_query_show(llama):
         assert capture.q is None
 
 
-def test_a_head_of_large_scores_does_not_hide_edits_of_another(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_a_head_of_large_scores_does_not_hide_edits_of_another(model):
     with torch.no_grad():
         model.blocks[0].attn.W_Q[0].mul_(1e4)
 

@@ -165,8 +165,7 @@ def test_a_rotary_table_changed_after_loading_is_refused(family_directory, backe
         geometry_of(model)
 
 
-def test_hooks_that_change_the_scores_during_the_probe_are_refused(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_hooks_that_change_the_scores_during_the_probe_are_refused(model):
     model.add_hook("blocks.1.attn.hook_attn_scores", lambda scores, hook: scores * 1.5)
     with pytest.raises(UnsupportedModelError, match=r"layer 1: .*hooks that change the scores"):
         geometry_of(model)
