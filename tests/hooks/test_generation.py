@@ -23,7 +23,7 @@ from tl_posgen.rope.splits import split_scores
 from tl_posgen.slash.numbers.ablations import ablate
 
 
-def written(model, hooks, cached, tokens, n_new=4, **options):
+def written(model, hooks, cached, tokens, n_new=3, **options):
     """Return the prompt and the model's greedy continuation."""
     options = {"do_sample": False, "stop_at_eos": False, "verbose": False, **options}
     with streaming_if_chosen(wrap(model), N), model.hooks(fwd_hooks=hooks):
@@ -127,7 +127,7 @@ def test_a_model_whose_cache_is_faulty_refuses_it_and_writes_without(family_mode
     message = r"layer 0: .*is not to be trusted: .*generate with use_past_kv_cache=False, and from two tokens on$"
     with pytest.raises(UnsupportedModelError, match=message):
         written(model, hooks, True, TOKENS)
-    assert written(model, hooks, False, TOKENS).shape == (2, N + 4)
+    assert written(model, hooks, False, TOKENS).shape == (2, N + 3)
 
 
 def test_the_cache_is_proved_once_and_again_for_another_dtype(family_directory, backend):
