@@ -85,7 +85,7 @@ class Backend(ABC):
         """Return the longest prompt that the model takes, or for which its geometry holds."""
 
     def some_tokens(self, n: int) -> Int[Tensor, "1 pos"]:
-        """Return n random tokens, or as many as the model takes, where it takes them."""
+        """Return n random tokens, or as many as the model takes, on its device."""
         return random_tokens(self.model.cfg.d_vocab, self.limit().cut(n), next(self.model.parameters()).device)
 
     def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
