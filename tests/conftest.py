@@ -117,12 +117,6 @@ def stories(shared: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def babyllama(shared: Path) -> Any:
-    """babyllama105, trained on TinyStories: RoPE."""
-    return _load("babyllama", shared / "models" / "babyllama105")
-
-
-@pytest.fixture(scope="session")
 def learned_positions(shared: Path) -> Any:
     """atome_vanilla_1m, trained: learned absolute positions, no RoPE."""
     return _load("learned_positions", shared / "models" / "atome_vanilla_1m")
@@ -138,7 +132,7 @@ def alice() -> str:
 
 @pytest.fixture(scope="session")
 def tinystories(shared: Path) -> str:
-    """Stories that `stories` and `babyllama` were not trained on."""
+    """Stories that `stories` was not trained on."""
     return (shared / "text" / "tinystories.txt").read_text(encoding="utf-8")
 
 
@@ -199,6 +193,19 @@ def backend(request: pytest.FixtureRequest) -> str:
     if request.param == "hooked" and (why := why_no_hooked()):
         pytest.skip(why)
     return request.param
+
+
+@pytest.fixture
+def has_hooked() -> bool:
+    """Whether there is a HookedTransformer here."""
+    return why_no_hooked() is None
+
+
+@pytest.fixture
+def needs_hooked() -> None:
+    """Skips the test where there is no HookedTransformer."""
+    if why := why_no_hooked():
+        pytest.skip(why)
 
 
 @pytest.fixture

@@ -133,6 +133,8 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
+# each family as every backend that can analyse it
+ANALYSED = [(name, kind) for name, family in FAMILIES.items() for kind in ("hooked", "bridge") if getattr(family, kind)]
 LLAMAS = ("llama3", "llama_linear", "llama_dynamic")  # Llamas of other frequencies, and of nothing else
 
 

@@ -7,6 +7,7 @@ import torch
 from tl_posgen.frequencies import FrequencyRule, with_frequencies
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.joining import cut_keys
+from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position import at_dummy_distance, by_split, interpolate_positions, lm_infinite, substitute, triangle
@@ -28,6 +29,14 @@ def logits(model, hooks=(), tokens=TOKENS):
     """Return logits; hooks run in streaming mode, which edits need if a bridge uses Hugging Face's attention."""
     with streaming_if_chosen(wrap(model), N) if hooks else nullcontext():
         return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
+
+
+def scores_under(model, hooks, layers=None):
+    """Return the captures of one prompt under hooks, with the scores that the pass used."""
+    seen = []
+    with capturing(model, seen.append, {"attn_scores"}, layers=layers):
+        logits(model, hooks, TOKENS[:1])
+    return seen
 
 
 def largest(difference):

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from tl_posgen.arithmetic import TF32, full_precision, rounding_unit, tf32_allowed
+from tl_posgen.arithmetic import TF32, full_precision, rounding_unit, row_ranges, tf32_allowed
 
 MATMUL = torch.backends.cuda.matmul
 
@@ -84,3 +84,10 @@ def test_the_unit_of_rounding_is_that_of_the_products():
     torch.set_float32_matmul_precision("high")
     assert rounding_unit(torch.float32, cuda) == TF32 > rounding_unit(torch.float32, cpu)
     assert rounding_unit(torch.bfloat16, cuda) == 2.0**-7
+
+
+@pytest.mark.parametrize(("n", "row", "step"), [(13, 40, 2), (1, 1, 100), (5, 1000, 1), (4, 25, 4), (0, 0, 1)])
+def test_ranges_of_rows_cover_them_all_once(n, row, step):
+    ranges = list(row_ranges(n, row, at_once=100))
+    assert [i for start, stop in ranges for i in range(start, stop)] == list(range(n))
+    assert all(stop - start == step for start, stop in ranges[:-1])

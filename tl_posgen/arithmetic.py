@@ -47,6 +47,17 @@ def elements_at_once(device: torch.device, in_cache: int) -> int:
     return in_cache if device.type == "cpu" else ON_ACCELERATOR
 
 
+def row_ranges(n: int, row: int, at_once: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of ranges that cover n rows of `row` elements: as many as have `at_once` elements, or one.
+
+    Example:
+        >>> list(row_ranges(5, row=10, at_once=20))
+        [(0, 2), (2, 4), (4, 5)]
+    """
+    step = max(1, at_once // max(1, row))
+    return ((start, min(start + step, n)) for start in range(0, n, step))
+
+
 TF32 = 2.0**-10  # its unit of rounding
 
 

@@ -1,7 +1,7 @@
 """Every measure on an accelerator: the numbers of the CPU, with random init, and its pictures."""
 
-import numpy as np
 import pytest
+from devices.near import assert_near, assert_same_numbers
 from quick_options import KINDS, NAMES, OPTIONS
 
 from tl_posgen.errors import InputError
@@ -38,30 +38,19 @@ def test_a_measure_gives_the_numbers_of_the_cpu(name, backend, dtype, models, de
         if expected.dtype.kind == "f":
             error = device.error_of_bfloat16 if dtype == "bfloat16" else device.error
             error = max(error, 2**-8) if dtype == "bfloat16" and variable in SEARCHED else error
-            assert_near(there.dataset[variable].values, expected.values, error, variable)
-
-
-def assert_near(actual, expected, error, name):
-    assert actual.shape == expected.shape
-    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected), err_msg=name)
-    seen = np.isfinite(expected)
-    off = np.abs(actual[seen] - expected[seen])
-    largest = np.abs(expected[seen]).max(initial=1e-3)
-    assert off.max(initial=0) <= (error if name in ROUNDING else error * largest), name
+            least = 1.0 if variable in ROUNDING else 1e-3
+            assert_near(there.dataset[variable].values, expected.values, error, variable, least=least)
 
 
 def test_a_fit_with_a_ridge_is_solved_as_on_the_cpu(models, device):
     """With a ridge small eigenvalues appear, so that no number of steps is known to be enough."""
     measure = ThreeAxis(ridge=0.1)
     there, here = (measure(model, bundled_text(), **CUT | {"length": 120}) for model in models("hooked"))
-    for variable in ("r", "a", "b"):
-        expected = here.dataset[variable].values
-        assert_near(there.dataset[variable].values, expected, device.error, variable)
+    assert_same_numbers(*(one.dataset[["r", "a", "b"]] for one in (there, here)), device.error)
 
 
 def test_shares_by_place_are_those_of_the_cpu(models, device):
     there, here = (
         Variance(absolute=True)(model, bundled_text(), **CUT | {"n_prompts": 8}) for model in models("hooked")
     )
-    for variable in ("by_place", "absolute"):
-        assert_near(there.dataset[variable].values, here.dataset[variable].values, device.error, variable)
+    assert_same_numbers(*(one.dataset[["by_place", "absolute"]] for one in (there, here)), device.error)

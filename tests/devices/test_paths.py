@@ -1,7 +1,10 @@
 """What is no measure on an accelerator: hooks, streaming, caches, generation, scores of continuations, the toy."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from devices.near import assert_near
 from interventions import OF_THE_PROMPT, ROW_BY_ROW, N
 
 import tl_posgen
@@ -57,12 +60,8 @@ def error_of(device, dtype):
 def test_hooks_change_logits_as_on_the_cpu(name, streamed, backend, dtype, models, device):
     found = []
     for model in models(backend, dtype):
-        with torch.no_grad():
-            if streamed:
-                with tl_posgen.streaming(model):
-                    found.append(model.run_with_hooks(TOKENS.to(at(model)), fwd_hooks=HOOKS[name](model)).cpu())
-            else:
-                found.append(model.run_with_hooks(TOKENS.to(at(model)), fwd_hooks=HOOKS[name](model)).cpu())
+        with torch.no_grad(), tl_posgen.streaming(model) if streamed else nullcontext():
+            found.append(model.run_with_hooks(TOKENS.to(at(model)), fwd_hooks=HOOKS[name](model)).cpu())
     twice = 2 if "source" in name else 1  # its means over a reference come from another pass
     assert_near(*found, twice * error_of(device, dtype))
 
@@ -83,7 +82,7 @@ def test_generation_with_a_cache_writes_as_without(name, backend, dtype, models)
 def test_streamed_passes_measure_as_on_the_cpu(backend, dtype, models, device):
     options = {"length": 40, "n_prompts": 2, "null_seeds": (0,), "streaming": True, "progress": False}
     there, here = (tl_posgen.analyze(model, bundled_text(), **options) for model in models(backend, dtype))
-    found = (torch.tensor(one["three_axis"].dataset["r"].values) for one in (there, here))
+    found = (one["three_axis"].dataset["r"].values for one in (there, here))
     assert_near(*found, device.error if dtype == "float32" else 2**-8)
 
 
@@ -95,7 +94,7 @@ def test_attached_passes_and_caches_measure_as_on_the_cpu(backend, dtype, models
             _, cache = model.run_with_cache(TOKENS.to(at(model)))
         reports = found.report(), tl_posgen.analyze_cache(model, cache, tokens=TOKENS, measures="three_axis")
         for kept, report in zip((attached, cached), reports, strict=True):
-            kept.append(torch.tensor(report["three_axis"].dataset["r"].values))
+            kept.append(report["three_axis"].dataset["r"].values)
     assert_near(*attached, error_of(device, dtype))
     assert_near(*cached, error_of(device, dtype))
 
@@ -124,7 +123,7 @@ def test_a_cache_and_its_tokens_may_lie_on_any_devices(where, models, device):
     for tokens in (batch, batch.to(at(model))):
         found = tl_posgen.analyze_cache(model, moved, tokens=tokens, **options)
         for measure, variable in (("three_axis", "r"), ("slash", "score")):
-            pair = (torch.tensor(one[measure].dataset[variable].values) for one in (found, expected))
+            pair = (one[measure].dataset[variable].values for one in (found, expected))
             assert_near(*pair, device.error_of_passes)
 
 
@@ -144,7 +143,7 @@ def test_the_toy_runs_where_the_accelerator_is_the_default_device(device):
     here = slash_toy(**short)
     with torch.device(device.place):
         there = slash_toy(**short)
-    assert_near(*(torch.tensor(one.dataset["loss"].values) for one in (there, here)), device.error)
+    assert_near(*(one.dataset["loss"].values for one in (there, here)), device.error)
 
 
 def test_a_model_is_loaded_where_the_accelerator_is_the_default_device(device, directory):
@@ -162,16 +161,10 @@ def test_one_prompt_is_explained_as_on_the_cpu(backend, dtype, models, device):
         reference = reference_of(model, TEXT, layers=[1], length=20, n_prompts=2, distances="attention")
         explained = tl_posgen.explain(model, TOKENS[0], 1, 2, reference=reference, **options)
         split = tl_posgen.split(model, TOKENS[0], 1, [2], reference=reference).to_array().values
-        whole = [explained.data["contribution"].sum("source").values, split, explained.check(2).values]
-        found.append([torch.tensor(one) for one in whole])
+        found.append([explained.data["contribution"].sum("source").values, split, explained.check(2).values])
     for there, here in zip(*found, strict=True):
         assert_near(there, here, 20 * error_of(device, dtype))
 
 
 def at(model):
     return next(model.parameters()).device
-
-
-def assert_near(actual, expected, error):
-    seen = expected.isfinite()
-    assert (actual - expected)[seen].abs().max() <= error * expected[seen].abs().max()

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from devices.near import assert_same_numbers
 from families import save_family, save_small
 
 import tl_posgen
@@ -17,13 +18,6 @@ from tl_posgen.studies.emergence import emergence
 
 FAMILIES = ("llama3", "neox", "gemma2", "gpt2", "bloom", "mistral")
 CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0,), "progress": False}
-
-
-def assert_same_numbers(there, here, error):
-    for variable, expected in here.data_vars.items():
-        if expected.dtype.kind == "f":
-            found, largest = there[variable].values, np.nanmax(np.abs(expected.values), initial=1e-3)
-            np.testing.assert_allclose(found, expected.values, rtol=0, atol=error * largest, err_msg=str(variable))
 
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES])

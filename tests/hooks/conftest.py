@@ -7,3 +7,9 @@ import pytest
 def llama(family_model):
     """A tiny Llama with grouped keys."""
     return family_model("llama")
+
+
+@pytest.fixture
+def model(family_model, backend):
+    """The same on either backend."""
+    return family_model("llama", backend)

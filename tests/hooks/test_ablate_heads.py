@@ -19,11 +19,6 @@ def outputs(model, tokens, layer, hooks=()):
     return kept[0].flatten(2).unflatten(-1, (model.cfg.n_heads, -1))
 
 
-@pytest.fixture(params=["hooked", "bridge"])
-def model(request, family_model):
-    return family_model("llama", request.param)
-
-
 def test_zero_mean_and_drawn_outputs_stand_in_for_those_of_chosen_heads_alone(model):
     own, reference = outputs(model, TOKENS, 1), outputs(model, REFERENCE, 1)
     expected = {

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from families import FAMILIES
-from interventions import OF_THE_PROMPT, ROW_BY_ROW, N
+from families import ANALYSED
+from interventions import OF_THE_PROMPT, ROW_BY_ROW, TOKENS, N
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
@@ -22,13 +22,8 @@ from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 from tl_posgen.rope.splits import split_scores
 from tl_posgen.slash.numbers.ablations import ablate
 
-TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
-BOTH = [
-    (name, backend) for name, family in FAMILIES.items() for backend in ("hooked", "bridge") if getattr(family, backend)
-]
 
-
-def written(model, hooks, cached, tokens, n_new=4, **options):
+def written(model, hooks, cached, tokens, n_new=3, **options):
     """Return the prompt and the model's greedy continuation."""
     options = {"do_sample": False, "stop_at_eos": False, "verbose": False, **options}
     with streaming_if_chosen(wrap(model), N), model.hooks(fwd_hooks=hooks):
@@ -49,8 +44,7 @@ LAST = "blocks.1.hook_resid_post"
 
 
 @pytest.mark.parametrize("name", ROW_BY_ROW)
-def test_a_model_writes_the_same_with_a_cache_and_in_rows_as_whole(name, backend, family_model, monkeypatch):
-    model = family_model("llama", backend)
+def test_a_model_writes_the_same_with_a_cache_and_in_rows_as_whole(name, model, monkeypatch):
     hooks = ROW_BY_ROW[name](model)
     with torch.no_grad():
         own, whole = model.run_with_hooks(TOKENS, fwd_hooks=hooks), written(model, hooks, False, TOKENS)
@@ -61,7 +55,7 @@ def test_a_model_writes_the_same_with_a_cache_and_in_rows_as_whole(name, backend
             assert torch.equal(written(model, hooks, True, TOKENS), whole)
 
 
-STREAMED = [pair for pair in BOTH if pair not in (("mpt", "bridge"), ("gpt2", "bridge"))]
+STREAMED = [pair for pair in ANALYSED if pair not in (("mpt", "bridge"), ("gpt2", "bridge"))]
 
 
 @pytest.mark.parametrize(("name", "backend"), STREAMED)
@@ -87,8 +81,8 @@ def test_rows_of_every_family_are_edited_in_blocks(family_model, name, backend, 
         assert max(sizes) == N  # a layer that others look at is formed whole
 
 
-def test_padded_prompts_are_edited_in_blocks_of_their_own_text(backend, family_model, monkeypatch):
-    model, mask = family_model("llama", backend), torch.ones_like(TOKENS)
+def test_padded_prompts_are_edited_in_blocks_of_their_own_text(model, monkeypatch):
+    mask = torch.ones_like(TOKENS)
     mask[1, :7] = 0
     hooks = lm_infinite(model, 6, 1)
     run = partial(model.run_with_hooks, TOKENS, attention_mask=mask, fwd_hooks=hooks)
@@ -108,13 +102,10 @@ def test_stories_writes_the_same_with_a_cache_and_not_what_it_writes_untouched(n
     assert not torch.equal(written(stories, [], True, tokens, 40), whole)
 
 
-BROKEN = (
-    "mpt",
-    "bridge",
-)  # its bridge shows queries their own key only, once there is a cache: TransformerLens 3.9 and 4.3
+BROKEN = ("mpt", "bridge")  # shows queries their own key only, once there is a cache: TransformerLens 3.9 and 4.3
 
 
-@pytest.mark.parametrize(("name", "backend"), [pair for pair in BOTH if pair != BROKEN])
+@pytest.mark.parametrize(("name", "backend"), [pair for pair in ANALYSED if pair != BROKEN])
 def test_every_family_computes_the_same_in_two_parts(family_model, name, backend):
     """Check windows whose cache drops keys, ALiBi, soft caps, qk-norms, and attention that Hugging Face computes."""
     model = family_model(name, backend)
@@ -136,7 +127,7 @@ def test_a_model_whose_cache_is_faulty_refuses_it_and_writes_without(family_mode
     message = r"layer 0: .*is not to be trusted: .*generate with use_past_kv_cache=False, and from two tokens on$"
     with pytest.raises(UnsupportedModelError, match=message):
         written(model, hooks, True, TOKENS)
-    assert written(model, hooks, False, TOKENS).shape == (2, N + 4)
+    assert written(model, hooks, False, TOKENS).shape == (2, N + 3)
 
 
 def test_the_cache_is_proved_once_and_again_for_another_dtype(family_directory, backend):
@@ -151,8 +142,7 @@ def test_the_cache_is_proved_once_and_again_for_another_dtype(family_directory, 
     assert len(passes) == 6
 
 
-def test_a_batch_padded_at_its_start_is_written_as_each_prompt_alone(backend, family_model):
-    model = family_model("llama", backend)
+def test_a_batch_padded_at_its_start_is_written_as_each_prompt_alone(model):
     hooks = lm_infinite(model, 6, 1)
     texts = ["abcdefghijklmnopqrst", "the cat sat on it"]
     tokenizer, before = model.tokenizer, (model.tokenizer.padding_side, model.tokenizer.pad_token)
@@ -176,30 +166,26 @@ def test_a_bridge_writes_on_beyond_its_training_length(mini_bridge, alice):
 
 
 @pytest.mark.parametrize("name", OF_THE_PROMPT)
-def test_what_is_made_of_whole_prompts_refuses_a_cache(name, backend, family_model):
-    model = family_model("llama", backend)
+def test_what_is_made_of_whole_prompts_refuses_a_cache(name, model):
     message = r"layer 0: 1 queries see 25 keys.*made of whole prompts; generate with use_past_kv_cache=False"
     with pytest.raises(InputError, match=message):
         written(model, OF_THE_PROMPT[name](model), True, TOKENS)
 
 
-def test_a_capture_refuses_a_cache_and_names_the_option(backend, family_model):
-    model = family_model("llama", backend)
+def test_a_capture_refuses_a_cache_and_names_the_option(model):
     message = r"layer 0: 1 queries see 25 keys.*generate with use_past_kv_cache=False"
     with pytest.raises(InputError, match=message), capturing(model, lambda capture: None):
         written(model, [], True, TOKENS[:1])
 
 
-def test_a_cache_that_was_filled_without_the_hooks_is_refused(backend, family_model):
-    model = family_model("llama", backend)
+def test_a_cache_that_was_filled_without_the_hooks_is_refused(model):
     context, hooks = wrap(model).backend.context(), lm_infinite(model, 6, 1)
     context.extend(TOKENS[0, :10])
     with model.hooks(fwd_hooks=hooks), pytest.raises(InputError, match=r"4 queries see 14 keys.* saw 4 of them"):
         context.extend(TOKENS[0, 10:14])
 
 
-def test_a_cache_of_another_prompt_is_refused(backend, family_model):
-    model = family_model("llama", backend)
+def test_a_cache_of_another_prompt_is_refused(model):
     first, second = (wrap(model).backend.context() for _ in range(2))
     with torch.no_grad(), model.hooks(fwd_hooks=lm_infinite(model, 6, 1)):
         first.extend(TOKENS[0, :10])

@@ -28,13 +28,14 @@ def model(request):
 
 
 def test_measures_are_those_of_attached_passes_under_the_same_hooks(model):
-    found = tl_posgen.analyze(model, TOKENS, measures="variance", fwd_hooks=[(HOOK, silent)], progress=False)
+    options = {"measures": "variance", "null_seeds": (), "progress": False}
+    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[(HOOK, silent)], **options)
     with tl_posgen.attach(model, "variance") as run, model.hooks(fwd_hooks=[(HOOK, silent)]):
         for row in TOKENS:
             model(row[None])
     expected = run.report()["variance"].own
     xr.testing.assert_allclose(found["variance"].own[list(expected)], expected)
-    intact = tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(), progress=False)["variance"].own
+    intact = tl_posgen.analyze(model, TOKENS, **options)["variance"].own
     change = abs(found["variance"].own["position"] - intact["position"]).max(("tokens", "head"))
     assert change[:2].max() == 0 < change[2:].min()
     assert hooks_of(model) == 0

@@ -4,13 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from interventions import TOKENS, N, largest, logits
+from captures import run
+from interventions import TOKENS, N, largest, logits, scores_under
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
-from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layer_table import geometry_of
-from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.distance.hooks import at_dummy_distance
 from tl_posgen.position.length import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions, rotate_keys
@@ -94,45 +93,35 @@ def test_length_arms_equal_vanilla_up_to_the_local_window(llama, build):
 
 
 def test_the_two_windows_hide_what_lies_between(llama):
-    seen: list[LayerCapture] = []
-    with capturing(llama, seen.append, {"attn_scores"}):
-        logits(llama, lm_infinite(llama, n_local=5, n_global=2), TOKENS[:1])
-    shown = seen[0].attn_scores[0] != -torch.inf
+    shown = scores_under(llama, lm_infinite(llama, n_local=5, n_global=2))[0].attn_scores[0] != -torch.inf
     i, j = torch.arange(N)[:, None], torch.arange(N)
     assert torch.equal(shown, (j <= i) & ((j < 2) | (i - j < 5)))
 
 
 def test_enough_retrieved_blocks_show_all_whole_blocks(llama):
-    seen: list[LayerCapture] = []
     hooks = retrieve_blocks(llama, n_local=4, n_global=0, block=4, n_blocks=6)
-    with capturing(llama, seen.append, {"attn_scores"}):
-        logits(llama, hooks, TOKENS[:1])
-    shown = seen[0].attn_scores[0] != -torch.inf
+    shown = scores_under(llama, hooks)[0].attn_scores[0] != -torch.inf
     assert shown[23].tolist() == [True] * N
     assert shown[9].tolist() == [True] * 4 + [False] * 2 + [True] * 4 + [False] * 14
 
 
 def test_a_share_of_the_residual_is_added_back_linearly(llama):
-    scores = []
-    for share in (0.0, 0.25, 1.0):
-        seen: list[LayerCapture] = []
-        hooks = substitute(llama, by_split(triangle(4)), residual=share)
-        with capturing(llama, seen.append, {"attn_scores"}, layers=[0]):
-            logits(llama, hooks, TOKENS[:1])
-        scores.append(seen[0].attn_scores.tril())
-    dropped, quarter, exact = scores
+    captures = [
+        scores_under(llama, substitute(llama, by_split(triangle(4)), residual=share), layers=[0])[0]
+        for share in (0.0, 0.25, 1.0)
+    ]
+    dropped, quarter, exact = (capture.attn_scores.tril() for capture in captures)
     torch.testing.assert_close(quarter, 0.75 * dropped + 0.25 * exact, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(exact, seen[0].scores().tril(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(exact, captures[-1].scores().tril(), atol=1e-5, rtol=1e-5)
     assert largest(dropped - exact) > 0.1
 
 
 def test_one_threshold_a_layer_replaces_by_the_mean_of_the_last_row_of_head_0(llama):
-    captures = []
-    run_capture(llama, TOKENS[:1], captures.append, layers=[0])
-    exact = captures[0].scores()
+    (capture,) = run(llama, TOKENS[:1], layers=[0])
+    exact = capture.scores()
     row = exact[0, -1]
     threshold = row.sort().values[int(0.6 * len(row)) - 1]
-    found = stand_in(captures[0], partial(by_constant, gamma=0.6, threshold="layer"), 0.6, threshold="layer")
+    found = stand_in(capture, partial(by_constant, gamma=0.6, threshold="layer"), 0.6, threshold="layer")
     expected = torch.where((exact <= threshold) & (exact > -torch.inf), row.mean(), exact)
     torch.testing.assert_close(found, expected)
     edited = logits(llama, substitute(llama, by_constant, gamma=0.6, threshold="layer"))

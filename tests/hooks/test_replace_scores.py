@@ -3,18 +3,14 @@
 import pandas as pd
 import pytest
 import torch
-from families import FAMILIES, save_family
-from interventions import TOKENS, N, largest, logits
+from captures import run
+from families import family_cases, save_family
+from interventions import TOKENS, N, largest, logits, scores_under
 
 from tl_posgen import load_model
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import at_positions, finished, replace_scores
-from tl_posgen.models.capture.capturing import capturing, run_capture
-from tl_posgen.models.layers.capture import LayerCapture
 
-BOTH = [
-    (name, backend) for name, family in FAMILIES.items() for backend in ("hooked", "bridge") if getattr(family, backend)
-]
 POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
 
@@ -32,7 +28,7 @@ def zeros(capture):
     return torch.zeros_like(capture.scores())
 
 
-@pytest.mark.parametrize(("name", "backend"), BOTH)
+@pytest.mark.parametrize(("name", "backend"), family_cases("llama", "bloom", "gemma2", "neox", "opt", "gptj"))
 def test_at_the_true_positions_nothing_changes_and_at_others_it_does(family_model, name, backend):
     model = family_model(name, backend)
     plain = logits(model)
@@ -46,9 +42,7 @@ def test_at_the_true_positions_nothing_changes_and_at_others_it_does(family_mode
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "gemma2"])
 def test_finished_products_are_the_scores(family_model, name):
-    captures = []
-    run_capture(family_model(name), TOKENS[:1], captures.append)
-    for capture in captures:
+    for capture in run(family_model(name), TOKENS[:1]):
         products = capture.geometry.scale * capture.rotated_q @ capture.rotated_k.mT
         below = capture.geometry.visible(N)
         torch.testing.assert_close(finished(products, capture)[:, below], capture.scores()[:, below])
@@ -62,12 +56,8 @@ def test_passes_that_would_throw_edits_away_are_refused(family_model, name):
 
 
 def test_only_the_chosen_heads_of_the_chosen_layers_change(llama):
-    seen: list[LayerCapture] = []
-    hooks = replace_scores(llama, zeros, layers=[1], heads=[2])
-    with capturing(llama, seen.append, {"attn_scores"}):
-        logits(llama, hooks, TOKENS[:1])
+    untouched, edited = scores_under(llama, replace_scores(llama, zeros, layers=[1], heads=[2]))
     below = torch.ones(N, N).tril().bool()
-    untouched, edited = seen
     assert largest((untouched.attn_scores - untouched.scores())[:, below]) < 1e-4
     assert largest(edited.attn_scores[2][below]) == 0
     others = [0, 1, 3]
@@ -75,19 +65,15 @@ def test_only_the_chosen_heads_of_the_chosen_layers_change(llama):
     assert (edited.attn_scores[:, ~below] == -torch.inf).all()
 
 
-PAIRS = [(1, 2), (0, 3), (1, 0)]
-
-
-@pytest.mark.parametrize("heads", [PAIRS, pd.DataFrame(PAIRS, columns=["layer", "head"])], ids=["pairs", "frame"])
-def test_heads_may_differ_from_layer_to_layer(llama, heads):
-    seen: list[LayerCapture] = []
-    hooks = replace_scores(llama, zeros, heads=heads)
-    with capturing(llama, seen.append, {"attn_scores"}):
-        logits(llama, hooks, TOKENS[:1])
+def test_heads_may_differ_from_layer_to_layer(llama):
+    pairs = [(1, 2), (0, 3), (1, 0)]
+    hooks = replace_scores(llama, zeros, heads=pd.DataFrame(pairs, columns=["layer", "head"]))
     below = torch.ones(N, N).tril().bool()
-    edited = [(c.layer, h) for c in seen for h in range(4) if largest(c.attn_scores[h][below]) == 0]
-    assert edited == sorted(PAIRS)
-    apart = [hook for layer, head in PAIRS for hook in replace_scores(llama, zeros, layers=[layer], heads=[head])]
+    edited = [
+        (c.layer, h) for c in scores_under(llama, hooks) for h in range(4) if largest(c.attn_scores[h][below]) == 0
+    ]
+    assert edited == sorted(pairs)
+    apart = [hook for layer, head in pairs for hook in replace_scores(llama, zeros, layers=[layer], heads=[head])]
     assert torch.equal(logits(llama, hooks), logits(llama, apart))
 
 
@@ -136,16 +122,6 @@ def test_a_half_precision_model_keeps_its_dtype(tmp_path):
     assert logits(model, replace_scores(model, stretched)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"layers": [2]}, "layer 2 does not exist"),
-        ({"heads": [4]}, "head 4 does not exist"),
-        ({"layers": []}, "no layers chosen"),
-        ({"heads": [(2, 0)]}, r"head \(2, 0\): layer 2 does not exist"),
-        ({"layers": [0], "heads": [(1, 0)]}, "leaves out"),
-    ],
-)
-def test_bad_input_is_refused_before_work(llama, wrong, message):
-    with pytest.raises(InputError, match=message):
-        replace_scores(llama, zeros, **wrong)
+def test_heads_that_do_not_exist_are_refused_before_work(llama):
+    with pytest.raises(InputError, match=r"head \(1, 0\) is in layer 1, which layers=\[0\] leaves out"):
+        replace_scores(llama, zeros, layers=[0], heads=[(1, 0)])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from captures import EVERYTHING
 from families import lively, tokenizer
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -26,7 +27,6 @@ from tl_posgen.models.provenance import fingerprint
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.distance.hooks import at_dummy_distance
 
-EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 

@@ -17,6 +17,7 @@ from tl_posgen.models.conversion.weights import is_released
 from tl_posgen.models.loading.load import Pretrained, open_model
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.provenance import fingerprint
+from tl_posgen.models.wrapped import wrap
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
 QUIET = {"progress": False, "null_seeds": ()}
@@ -38,10 +39,6 @@ def as_dtype(directory: Path, place: Path, dtype: torch.dtype) -> Path:
     return place
 
 
-def dtype_of(model) -> torch.dtype:
-    return next(model.parameters()).dtype
-
-
 @pytest.mark.parametrize(
     ("held", "asked", "expected"),
     [
@@ -56,7 +53,7 @@ def dtype_of(model) -> torch.dtype:
 )
 def test_the_dtype_is_the_checkpoints_unless_another_is_asked_for(family_directory, tmp_path, held, asked, expected):
     directory = as_dtype(family_directory("llama"), tmp_path, held)
-    assert dtype_of(tl_posgen.load_model(directory, dtype=asked)) == expected
+    assert wrap(tl_posgen.load_model(directory, dtype=asked)).dtype == expected
 
 
 @pytest.mark.parametrize("dtype", ["float", "int8", "", torch.int8, torch.bool, torch.complex64])

@@ -123,8 +123,7 @@ def test_a_text_longer_than_the_context_is_refused_with_the_remedy(family_model,
         to_prompts(model, TEXT, length=129)
 
 
-def test_a_text_for_a_model_without_tokenizer_is_refused(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_a_text_for_a_model_without_tokenizer_is_refused(model):
     model.tokenizer = None
     with pytest.raises(InputError, match="no tokenizer"):
         to_prompts(model, "abc")

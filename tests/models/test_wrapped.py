@@ -31,12 +31,13 @@ def test_it_holds_the_users_object_and_what_is_known_of_it(llama, backend, famil
     assert wrapped.model is llama
     assert wrapped.backend.name == wrapped.origin.backend == backend
     assert wrapped.origin.directory == family_directory("llama")
+    assert wrapped.origin.seed is wrapped.origin.revision is None
     assert [layer.encoding for layer in wrapped.geometry()] == ["rotary", "rotary"]
     assert wrapped.limit.tokens == (128 if backend == "hooked" else None)
 
 
-def test_what_is_found_out_is_found_out_once(family_directory, backend):
-    model, passes = load_model(family_directory("llama"), backend), []
+def test_what_is_found_out_is_found_out_once(model, backend):
+    passes = []
     model.embed.register_forward_hook(lambda *_: passes.append(1))
     first = wrap(model).found()
     assert wrap(model).found() is first
@@ -46,8 +47,7 @@ def test_what_is_found_out_is_found_out_once(family_directory, backend):
     assert len(passes) == (3 if backend == "bridge" else 2)  # a bridge is also held against the plain model
 
 
-def test_another_dtype_is_proved_anew(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_another_dtype_is_proved_anew(model):
     single = wrap(model).found()
     model.to(torch.float64)
     double = wrap(model).found()
@@ -74,8 +74,7 @@ def test_both_kinds_follow_the_protocols(llama):
     assert not isinstance("mini", Model)
 
 
-def test_layers_that_are_not_asked_for_may_be_unsupported(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_layers_that_are_not_asked_for_may_be_unsupported(model):
     model.add_hook("blocks.1.attn.hook_attn_scores", lambda scores, hook: scores * 1.5)
     try:
         assert [layer.layer for layer in geometry_of(model, layers=[0])] == [0]
@@ -143,7 +142,6 @@ def test_something_else_than_a_model_is_refused(unchecked, wrong):
 
 KNOW_THE_BRIDGE = {"bridge.py", "fused_bridge.py"}
 READ_THE_USERS_CHOICE = {"models/conversion/convert.py", "models/loading/load.py"}
-READ_THE_USERS_CHOICE |= {"position/claims.py"}  # until it calls load.without_context_limit
 ONLY_A_BRIDGE_HAS = {"original_model", "original_component", "rotary_emb"}
 
 
@@ -151,22 +149,16 @@ ONLY_A_BRIDGE_HAS = {"original_model", "original_component", "rotary_emb"}
 def test_no_other_module_asks_which_kind_of_model_it_is():
     package = Path(str(resources.files("tl_posgen")))
     for path in package.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+        words = {node.value for node in nodes if isinstance(node, ast.Constant)}
         if path.name not in KNOW_THE_BRIDGE:
             assert not ONLY_A_BRIDGE_HAS & (names | words), path
-        assert "backend_of" not in names, path
-        compared = [
-            other.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Compare)
-            for other in (node.left, *node.comparators)
-            if isinstance(other, ast.Constant)
-        ]
+        sides = [side for node in nodes if isinstance(node, ast.Compare) for side in (node.left, *node.comparators)]
+        compared = {side.value for side in sides if isinstance(side, ast.Constant)}
         if str(path.relative_to(package)) not in READ_THE_USERS_CHOICE:
-            assert not {"hooked", "bridge"} & set(compared), path
+            assert not {"hooked", "bridge"} & compared, path
         if path.name != "wrapped.py":
             assert not {"HookedTransformer", "TransformerBridge"} & words, path
 
@@ -190,10 +182,7 @@ WAYS_IN = {
 
 @pytest.mark.parametrize("part", ["whole", "half"])
 @pytest.mark.parametrize("way", WAYS_IN)
-def test_weights_on_the_device_meta_are_refused_every_way_in_though_the_model_is_known(
-    family_directory, backend, way, part
-):
-    model = load_model(family_directory("llama"), backend)
+def test_weights_on_the_device_meta_are_refused_every_way_in_though_the_model_is_known(model, way, part):
     wrap(model).found()
     _, cache = model.run_with_cache(TOKENS)
     (model if part == "whole" else model.blocks[1]).to("meta")

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from captures import run
 from families import family_cases
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models import run_capture, wrap
+from tl_posgen.models import wrap
 from tl_posgen.residual.frozen_layer import frozen_layer, source_vectors
 from tl_posgen.residual.residual_sources import SourceReader, residual_sources
 
@@ -26,9 +27,7 @@ def test_sources_add_up_to_the_residual_stream_and_to_queries_and_keys(family_mo
     assert ("L0 MLP bias" in found.names) == (name in BIASED)
     if name == "llama4":
         return  # its queries cannot be traced to what enters attention, which the capture refuses
-    captures = []
-    run_capture(model, TOKENS[None], captures.append, {"resid", "inputs"}, layers=[1])
-    wrapped, capture = wrap(model), captures[0]
+    wrapped, (capture,) = wrap(model), run(model, TOKENS[None], {"resid", "inputs"}, layers=[1])
     for side, whole in (("query", capture.q), ("key", capture.k)):
         frozen = frozen_layer(wrapped, capture, side)
         for head in range(4):
@@ -73,10 +72,10 @@ def test_a_source_is_what_is_missing_where_it_is_removed(family_model, backend):
 def test_a_layers_heads_are_one_source_where_that_is_asked_for(mini):
     wrapped, found = wrap(mini), {}
     for by in ("head", "layer"):
-        reading, captures = SourceReader(wrapped, 2, by), []
+        reading = SourceReader(wrapped, 2, by)
         with reading.attached():
-            run_capture(wrapped, TOKENS[None], captures.append, {"resid"}, layers=[2])
-        found[by] = reading.sources(2, captures[0].resid)
+            (capture,) = run(wrapped, TOKENS[None], {"resid"}, layers=[2])
+        found[by] = reading.sources(2, capture.resid)
     assert found["layer"].names == ("embed", "L0 attention", "L0 MLP", "L1 attention", "L1 MLP")
     fine = found["head"]
     heads = [value for name, value in zip(fine.names, fine.values, strict=True) if name.startswith("L1H")]

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tl_posgen.arithmetic import DOUBLE, double_device
+from tl_posgen.arithmetic import DOUBLE, double_device, row_ranges
 from tl_posgen.core.options import require
 from tl_posgen.coupling.numbers.lanczos import SingularTriplets, dense_triplets, lanczos_triplets
 from tl_posgen.coupling.numbers.linearised_attention import LinearisedAttention, vector_jacobian_products
@@ -101,7 +101,7 @@ class ResidualJacobian:
 
 def passes_of(n_tokens: int, sources: Sequence[int]) -> int:
     """Return the number of forward passes for a prompt's residual streams and its Jacobians from these tokens."""
-    return sum(len(_pieces(torch.empty(n))) for n in (n_tokens, *sources)) + len(sources)
+    return sum(len(_pieces(n)) for n in (n_tokens, *sources)) + len(sources)
 
 
 def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "state pos d_model"]:
@@ -121,7 +121,7 @@ def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor,
 
     tokens, backend = tokens.to(model.cfg.device), wrap(model).backend
     with torch.no_grad(), model.hooks(fwd_hooks=[(name, partial(keep, name=name)) for name in names]):
-        if len(_pieces(tokens)) == 1:
+        if len(_pieces(len(tokens))) == 1:
             count(1)
             model(tokens[None], return_type=None, **backend.options(tokens[None]))
         else:
@@ -216,16 +216,16 @@ def _layer_hooks(
     return [(f"blocks.{layer}.hook_resid_pre", enter), *inside, (f"blocks.{layer}.hook_resid_post", leave)]
 
 
-def _pieces(tokens: Tensor) -> Sequence[Tensor]:
-    """Split tokens into pieces whose scores with the whole prompt need the same memory for every length."""
-    return tokens.split(max(1, _SCORES_AT_ONCE // max(1, len(tokens)))) if len(tokens) else ()
+def _pieces(n_tokens: int) -> Sequence[tuple[int, int]]:
+    """Return (start, stop) of pieces whose scores with the whole prompt need the same memory for every length."""
+    return list(row_ranges(n_tokens, n_tokens, _SCORES_AT_ONCE))
 
 
 def _read(context: KeyValueContext, tokens: Tensor) -> None:
     """Fill the context with the keys and values of the tokens, piece by piece."""
     with torch.no_grad():
-        for piece in _pieces(tokens):
-            context.extend(piece)
+        for start, stop in _pieces(len(tokens)):
+            context.extend(tokens[start:stop])
 
 
 def _checked(

@@ -67,7 +67,7 @@ def ablate_heads(
         nothing = torch.zeros(wrapped.model.cfg.n_heads, 1)
         return [edit for layer, some in selected.items() for edit in with_outputs(layer, some, nothing)]
     check_numbers(wrapped, length, n_prompts)
-    length = min(LENGTH, wrapped.limit.tokens or LENGTH) if length is None else length
+    length = wrapped.limit.cut(LENGTH) if length is None else length
     text = bundled_text() if reference is None else reference
     tokens = torch.stack(list(spread(to_prompts(wrapped, text, length), n_prompts)))
     if how == "mean":

@@ -1,6 +1,6 @@
 """The table of layers: what each does with positions, read from the model, then proved against its scores."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -13,7 +13,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
-LEGEND = {
+LEGEND = {  # what columns mean that do not say it themselves
     "positions": "how they enter; of rotary ones, which coordinates make a plane (half: m and m + rotary_dim / 2)",
     "planes": "that turn, of all",
     "wavelengths": "tokens a turn, shortest to longest",
@@ -113,15 +113,11 @@ def print_table(table: pd.DataFrame, title: str) -> None:
     console.print(title, markup=False, highlight=False, soft_wrap=True)
     console.print(grid)
     if table["supported"].any():
-        console.print(legend_for(list(rows.columns)), style="dim", highlight=False, soft_wrap=True)
+        legend = "; ".join(f"{name}: {words}" for name, words in LEGEND.items() if name in rows.columns)
+        console.print(f"{legend}.", style="dim", highlight=False, soft_wrap=True)
     refusals = table["refusal"].dropna()
     for refusal in refusals[~refusals.str.replace(r"^layer \d+", "", regex=True).duplicated()]:
         console.print(f"not supported: {refusal}", markup=False, highlight=False, soft_wrap=True)
-
-
-def legend_for(columns: Sequence[str]) -> str:
-    """Return what those columns mean that do not say it themselves."""
-    return "; ".join(f"{name}: {words}" for name, words in LEGEND.items() if name in columns) + "."
 
 
 def cells(row: Mapping[Hashable, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Random tokens for proofs, and the comparison of two models' logits on them."""
+"""Random tokens for proofs, the comparison of two models' logits on them, and rounding as a cause of differences."""
 
 import torch
 from jaxtyping import Float, Int
@@ -32,3 +32,23 @@ def logit_error(
     error = float((actual - expected).abs().max())
     allowed = max(1e-3, 32 * rounding_unit(dtype, actual.device)) * float(expected.abs().max())
     return error <= allowed, error, allowed
+
+
+def how_they_differ(
+    actual: Float[Tensor, "*batch pos width"], expected: Float[Tensor, "*batch pos width"], dtype: torch.dtype
+) -> str:
+    """Say by how much two models' outputs differ; "" where `logit_error` finds them the same."""
+    same, error, _ = logit_error(actual, expected, dtype)
+    return "" if same else f"differ by {error:.2g}, the largest being {float(expected.abs().max()):.2g}"
+
+
+def rounding_remedy(dtype: torch.dtype) -> str:
+    """Say what removes the rounding of a model in half precision, as a sentence behind another; "" for wider dtypes.
+
+    Example:
+        >>> rounding_remedy(torch.bfloat16)
+        ' Or rounding in bfloat16: load the model with dtype="float32".'
+    """
+    if dtype.itemsize >= torch.float32.itemsize:
+        return ""
+    return f' Or rounding in {str(dtype).removeprefix("torch.")}: load the model with dtype="float32".'

@@ -220,7 +220,7 @@ def reference_prompts(
 ) -> Sequence[Int[Tensor, " _"]]:
     """Return the prompts of a reference text, spread over it; the text as it is, where it is shorter than one."""
     if length is None:
-        length = min(USUAL_LENGTH, wrapped.limit.tokens or USUAL_LENGTH)
+        length = wrapped.limit.cut(USUAL_LENGTH)
         if isinstance(text, str) and len(text_ids(wrapped.model.tokenizer, text, length)) < length:
             return to_prompts(wrapped, text)
     return spread(to_prompts(wrapped, text, length), n_prompts)

@@ -106,19 +106,13 @@ MPS_FALLBACKS = {  # MPSFallback.mm: these run on the CPU, with a warning
 
 def cuda(n: int = 1) -> None:
     """Let torch have n CUDA devices."""
-    backend.configure("cuda", n, True, False, False, _lacking("CUDA"))
+    backend.configure("cuda", n, True, False, _lacking("CUDA"))
     _patch_cuda(n)
 
 
-def mps(*, float64: bool = False, records: bool = False) -> None:
-    """Let torch have an Apple GPU.
-
-    Args:
-        float64: whether to let float64 and complex128 through, which no such GPU has.
-        records: whether to let all through that such a GPU lacks, and tell `events` of it: kinds "float64" and
-            "lacking", an operator without a Metal kernel.
-    """
-    backend.configure("mps", 1, float64 or records, True, records, _lacking("MPS"))
+def mps() -> None:
+    """Let torch have an Apple GPU."""
+    backend.configure("mps", 1, False, True, _lacking("MPS"))
     torch.backends.mps.is_available = torch.backends.mps.is_built = lambda: True
     torch._C._mps_emptyCache = lambda: None
     torch._C._mps_deviceSynchronize = lambda: None
@@ -184,28 +178,22 @@ def _patch_cuda(n: int) -> None:
 # Waits
 
 
-TOLD = ("float64", "lacking")
-NO_WAITS = ("host to device", "device to host, not waited for")
-
-
 class Events:
-    """What made the host wait, by kind and by the line of the package that asked for it."""
+    """What made the host wait, by kind and by the line of the package that asked for it; kernels launched meanwhile."""
 
-    def __init__(self, package: str):
-        self.package, self.count, self.bytes, self.at = package, Counter(), Counter(), Counter()
+    def __init__(self) -> None:
+        self.at: Counter[tuple[str, str]] = Counter()
         self.launches, self._began = 0, backend.launches()
 
-    def __call__(self, kind: str, operator: str, size: int) -> None:
-        self.count[kind] += 1
-        self.bytes[kind] += size
-        self.at[f"{kind} {operator}" if kind in TOLD else kind, self._line()] += 1
+    def __call__(self, kind: str) -> None:
+        self.at[kind, self._line()] += 1
 
     def _line(self) -> str:
-        frame, other = sys._getframe(1), None
+        frame, other = sys._getframe(2), None
         while frame is not None:
             name = frame.f_code.co_filename
-            if f"/{self.package}/" in name and "/simulated/" not in name:
-                return f"{name[name.rindex('/' + self.package + '/') + 1 :]}:{frame.f_lineno}"
+            if "/tl_posgen/" in name:
+                return f"{name[name.rindex('/tl_posgen/') + 1 :]}:{frame.f_lineno}"
             if other is None and "/site-packages/" in name and "/torch/" not in name:
                 other = f"{name.split('/site-packages/')[-1]}:{frame.f_lineno}"
             frame = frame.f_back
@@ -213,12 +201,12 @@ class Events:
 
     @property
     def waits(self) -> int:
-        return sum(n for kind, n in self.count.items() if kind not in (*NO_WAITS, *TOLD))
+        return self.at.total()
 
 
 @contextmanager
-def events(package: str = "tl_posgen") -> Iterator[Events]:
-    found = Events(package)
+def events() -> Iterator[Events]:
+    found = Events()
     backend.listen(found)
     try:
         yield found

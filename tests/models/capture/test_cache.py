@@ -2,13 +2,11 @@
 
 import pytest
 import torch
+from captures import EVERYTHING, assert_same_parts, run
 from families import VOCAB
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.cache import captures_from_cache, needed_names
-from tl_posgen.models.capture.capturing import run_capture
-
-EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
 
 
 @pytest.fixture
@@ -23,15 +21,13 @@ def cached(model, tokens, needs=frozenset(), **options):
 
 @pytest.mark.parametrize("name", ["llama", "neox", "qwen3", "gpt2", "bloom"])
 def test_a_cache_gives_the_same_captures_as_the_run(family_model, backend, name, tokens):
-    model, live = family_model(name, backend), []
-    run_capture(model, tokens, live.append, EVERYTHING)
+    model = family_model(name, backend)
     stored = list(captures_from_cache(cached(model, tokens, EVERYTHING), model, tokens=tokens))
     assert [(c.prompt, c.layer) for c in stored] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    for expected in live:
+    for expected in run(model, tokens):
         capture = next(c for c in stored if (c.prompt, c.layer) == (expected.prompt, expected.layer))
         assert torch.equal(capture.tokens, expected.tokens)
-        for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
-            assert torch.equal(getattr(capture, part), getattr(expected, part)), part
+        assert_same_parts(capture, expected)
 
 
 def test_a_cache_of_queries_and_keys_is_enough_for_the_scores(llama, tokens):
@@ -46,8 +42,7 @@ def test_a_cache_without_its_batch_dimension_is_read_alike(llama, tokens):
         list(captures_from_cache(cached(llama, tokens[:1], EVERYTHING, remove_batch_dim=remove), llama))
         for remove in (True, False)
     )
-    for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
-        assert torch.equal(getattr(capture, part), getattr(expected, part)), part
+    assert_same_parts(capture, expected)
 
 
 def test_a_cache_that_lacks_what_a_measure_needs_says_what_and_how(llama, tokens):

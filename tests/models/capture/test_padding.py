@@ -4,16 +4,16 @@ import copy
 
 import pytest
 import torch
+from captures import EVERYTHING, assert_same_parts, captures_of, run
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.cache import captures_from_cache, needed_names
-from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.capture.padding import PadToken, texts_of
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.streaming.stream import streaming
 from tl_posgen.models.tokens import to_prompts
 
-EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
 PAD = 61  # the tokenizer's last: of its own: neither begins nor ends a text
 LENGTHS = (2, 17, 40, 5)
 
@@ -49,17 +49,13 @@ def padded(side: str, pad: int = PAD) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def assert_as_alone(model, *routes):
-    alone = []
-    for number, prompt in enumerate(prompts()):
-        run_capture(model, prompt[None], lambda c, n=number: alone.append((n, c)), EVERYTHING)
+    alone = [(number, capture) for number, prompt in enumerate(prompts()) for capture in run(model, prompt[None])]
     for captures in routes:
         by_place = {(c.prompt, c.layer): c for c in captures}
         assert len(by_place) == len(alone) == len(LENGTHS) * model.cfg.n_layers
         for number, expected in alone:
             found = by_place[number, expected.layer]
-            for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
-                own, of_it = getattr(found, part), getattr(expected, part)
-                torch.testing.assert_close(own, of_it, rtol=1e-4, atol=2e-5, msg=part)
+            assert_same_parts(found, expected, rtol=1e-4, atol=2e-5)
             assert found.tokens is None or torch.equal(found.tokens, prompts()[number])
 
 
@@ -67,28 +63,20 @@ def assert_as_alone(model, *routes):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2", "neox"])
 def test_masked_padding_is_left_out_on_every_route(padding_model, name, side):
     model, (tokens, mask) = padding_model(name), padded(side)
-    by_route = {"capturing": [], "streamed": []}
+    plain = captures_of(model, tokens, attention_mask=mask)
+    with streaming(model):
+        streamed = captures_of(model, tokens, attention_mask=mask)
     with torch.no_grad():
-        with streaming(model), capturing(model, by_route["streamed"].append, EVERYTHING):
-            model(tokens, attention_mask=mask)
-        with capturing(model, by_route["capturing"].append, EVERYTHING):
-            model(tokens, attention_mask=mask)
         _, cache = model.run_with_cache(tokens, attention_mask=mask, names_filter=needed_names(model, EVERYTHING))
-    by_route["cache"] = list(captures_from_cache(cache, model, tokens=tokens))
-    by_route["cache and mask"] = list(
-        captures_from_cache(cache, model, tokens={"input_ids": tokens, "attention_mask": mask})
-    )
-    assert_as_alone(model, *by_route.values())
+    both = {"input_ids": tokens, "attention_mask": mask}
+    cached = (captures_from_cache(cache, model, tokens=given) for given in (tokens, both))
+    assert_as_alone(model, plain, streamed, *cached)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_padding_behind_the_text_needs_no_mask_where_its_token_is_no_other(padding_model, name):
     model, (tokens, _) = padding_model(name), padded("right")
-    captures, run = [], []
-    with torch.no_grad(), capturing(model, captures.append, EVERYTHING):
-        model(tokens)
-    run_capture(model, tokens, run.append, EVERYTHING)
-    assert_as_alone(model, captures, run)
+    assert_as_alone(model, captures_of(model, tokens), run(model, tokens))
 
 
 def test_padding_before_the_text_that_the_model_does_not_mask_is_refused(padding_model):
@@ -104,21 +92,13 @@ def test_padding_that_could_be_text_is_refused(padding_model):
         model(tokens)
     with pytest.raises(InputError, match=message):
         to_prompts(model, tokens)
-    captures = []
-    with torch.no_grad(), capturing(model, captures.append, EVERYTHING):
-        model(tokens, attention_mask=mask)
-    assert_as_alone(model, captures)
+    assert_as_alone(model, captures_of(model, tokens, attention_mask=mask))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_texts_in_a_list_are_padded_by_the_model_and_measured_alone(padding_model, side):
     model, texts = padding_model("llama", side=side), ["Down", "Down, down, down. Would it end?"]
-    captures, alone = [], []
-    with torch.no_grad(), capturing(model, captures.append):
-        model(texts)
-    for text in texts:
-        with torch.no_grad(), capturing(model, alone.append):
-            model(text)
+    captures, alone = captures_of(model, texts), [capture for text in texts for capture in captures_of(model, text)]
     for number, expected in enumerate(alone):
         found = next(c for c in captures if (c.prompt, c.layer) == divmod(number, model.cfg.n_layers))
         torch.testing.assert_close(found.q, expected.q, rtol=1e-4, atol=2e-5)
@@ -132,11 +112,12 @@ def test_prompts_are_unpadded_before_they_are_run(padding_model, side):
         assert [prompt.tolist() for prompt in to_prompts(model, given)] == [prompt.tolist() for prompt in prompts()]
 
 
-def test_what_a_tokenizer_returns_is_taken(padding_model):
+def test_what_a_tokenizer_returns_is_taken_padded_or_not(padding_model):
     model = padding_model("llama")
     texts = ["Down", "Down, down, down."]
-    given = to_prompts(model, model.tokenizer(texts, padding=True, return_tensors="pt"))
-    assert [prompt.tolist() for prompt in given] == [model.tokenizer(text).input_ids for text in texts]
+    for given in (model.tokenizer(texts, padding=True, return_tensors="pt"), dict(model.tokenizer(texts))):
+        prompts = [prompt.tolist() for prompt in to_prompts(model, given)]
+        assert prompts == [model.tokenizer(text).input_ids for text in texts]
 
 
 def test_a_cache_of_several_prompts_needs_their_tokens(padding_model):
@@ -205,10 +186,9 @@ def test_a_hook_that_hides_a_token_is_not_taken_for_padding(llama, what, layers)
 
 def test_padding_is_cut_beside_other_hooks(padding_model):
     model, (tokens, mask) = padding_model("llama"), padded("left")
-    captures, seen = [], []
+    seen = []
     hooks = [("blocks.0.attn.hook_attn_scores", lambda scores, hook: seen.append(1))]
-    with torch.no_grad(), capturing(model, captures.append, EVERYTHING):
-        model.run_with_hooks(tokens, attention_mask=mask, fwd_hooks=hooks)
+    captures = captures_of(model, tokens, hooks=hooks, attention_mask=mask)
     assert seen
     assert_as_alone(model, captures)
 
@@ -218,12 +198,6 @@ def test_batches_of_several_widths_are_cut_each_by_itself(padding_model):
     given = to_prompts(model, [tokens, tokens[:2, :30], tokens[3, :9]])
     lengths = [*LENGTHS, *LENGTHS[:2], LENGTHS[3]]
     assert [len(prompt) for prompt in given] == lengths
-
-
-def test_lists_that_a_tokenizer_did_not_pad_are_taken(padding_model):
-    model, texts = padding_model("llama"), ["Down", "Down, down, down."]
-    given = to_prompts(model, dict(model.tokenizer(texts)))
-    assert [prompt.tolist() for prompt in given] == [model.tokenizer(text).input_ids for text in texts]
 
 
 def test_tokens_are_those_of_the_pass(padding_model, backend):

@@ -66,8 +66,7 @@ def test_autocast_is_refused(llama):
         tl_posgen.analyze(llama, TOKENS, null_seeds=(), progress=False)
 
 
-def test_quantised_weights_are_refused(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_quantised_weights_are_refused(model):
     name, weight = next(iter(model.named_parameters()))
     holder = model.get_submodule(name.rpartition(".")[0])
     setattr(holder, name.rpartition(".")[2], torch.nn.Parameter(weight.data.to(torch.int8), requires_grad=False))

@@ -2,22 +2,19 @@
 
 import pytest
 import torch
+from captures import EVERYTHING, captures_of, run
 from families import VOCAB
 
 import tl_posgen
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.capture.cache import captures_from_cache, needed_names
-from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.geometry.pass_proof import checked_rows
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import EditedCapture
-from tl_posgen.models.loading.load import load_model
 from tl_posgen.position.distance.hooks import at_dummy_distance
 
 TOKENS = torch.randint(2, VOCAB - 2, (1, 100), generator=torch.Generator().manual_seed(4))
-
-
-EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
 
 
 def edit(layer: int, part: str, change):
@@ -35,19 +32,16 @@ EDITS = {
 @pytest.mark.parametrize("what", EDITS)
 @pytest.mark.parametrize("first", [True, False], ids=["added before", "added after"])
 def test_edits_are_seen_whatever_the_order(llama, what, first):
-    part, change = EDITS[what]
-    hooks, captures, used = edit(1, part, change), [], []
+    hooks, used = edit(1, *EDITS[what]), []
     geometry_of(llama)
+    if first:
+        with llama.hooks(fwd_hooks=hooks):
+            plain, edited = captures_of(llama, TOKENS)
+    else:
+        plain, edited = captures_of(llama, TOKENS, hooks=hooks)
+    last = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: used.append(scores[0].clone()))]
     with torch.no_grad():
-        if first:
-            with llama.hooks(fwd_hooks=hooks), capturing(llama, captures.append, EVERYTHING):
-                llama(TOKENS)
-        else:
-            with capturing(llama, captures.append, EVERYTHING):
-                llama.run_with_hooks(TOKENS, fwd_hooks=hooks)
-        last = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: used.append(scores[0].clone()))]
         llama.run_with_hooks(TOKENS, fwd_hooks=hooks + last)
-    plain, edited = captures
     assert not isinstance(plain, EditedCapture)
     assert isinstance(edited, EditedCapture)
     visible = edited.geometry.visible(100)
@@ -60,10 +54,7 @@ def test_edits_are_seen_whatever_the_order(llama, what, first):
 
 def test_edited_queries_are_the_queries(llama):
     """hook_q feeds the scores, so edits there belong to q, and everything holds of them."""
-    captures, hooks = [], edit(0, "q", lambda q: 2 * q)
-    with torch.no_grad(), capturing(llama, captures.append, EVERYTHING):
-        llama.run_with_hooks(TOKENS, fwd_hooks=hooks)
-    capture = captures[0]
+    capture = captures_of(llama, TOKENS, hooks=edit(0, "q", lambda q: 2 * q))[0]
     assert not isinstance(capture, EditedCapture)
     torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-4)
 
@@ -111,8 +102,7 @@ def test_measures_of_queries_and_keys_refuse_edited_scores(llama, name):
         llama.run_with_hooks(TOKENS, fwd_hooks=at_dummy_distance(llama, beyond=8))
 
 
-def test_buffers_changed_after_the_probe_show(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_buffers_changed_after_the_probe_show(model, backend):
     geometry_of(model)
     if backend == "hooked":
         for block in model.blocks:
@@ -123,22 +113,18 @@ def test_buffers_changed_after_the_probe_show(family_directory, backend):
         tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(), progress=False)
 
 
-def test_a_permanent_hook_added_after_the_probe_shows(family_directory, backend):
-    model, captures = load_model(family_directory("llama"), backend), []
+def test_a_permanent_hook_added_after_the_probe_shows(model):
     geometry_of(model)
     model.hook_dict["blocks.1.attn.hook_attn_scores"].add_perma_hook(lambda scores, hook: 0.9 * scores)
-    run_capture(model, TOKENS, captures.append)
-    assert [isinstance(capture, EditedCapture) for capture in captures] == [False, True]
+    assert [isinstance(capture, EditedCapture) for capture in run(model, TOKENS)] == [False, True]
 
 
-def test_a_geometry_that_changes_with_length_shows(family_directory, backend, monkeypatch):
+def test_a_geometry_that_changes_with_length_shows(model, monkeypatch):
     """As if a prompt longer than the probe were scaled otherwise (query scaling that starts at a trained length)."""
-    model, captures = load_model(family_directory("llama"), backend), []
     geometry_of(model)
     scaled = edit(0, "attn_scores", lambda scores: scores if scores.shape[-1] <= 64 else scores * 1.1)
     with model.hooks(fwd_hooks=scaled):
-        run_capture(model, TOKENS[:, :64], captures.append, layers=[0])
-        run_capture(model, TOKENS[:, :65], captures.append, layers=[0])
+        captures = [run(model, TOKENS[:, :n], layers=[0])[0] for n in (64, 65)]
     assert [isinstance(capture, EditedCapture) for capture in captures] == [False, True]
 
 
@@ -163,19 +149,16 @@ def test_hidden_keys_leave_the_pattern_alone_measurable(llama):
         return scores
 
     geometry_of(llama)
-    captures = []
-    with torch.no_grad(), llama.hooks(fwd_hooks=edit(0, "attn_scores", hide)):
-        run_capture(llama, TOKENS, captures.append, EVERYTHING, layers=[0])
-    assert float(captures[0].pattern[0, 60, 3]) == 0
+    (capture,) = captures_of(llama, TOKENS, hooks=edit(0, "attn_scores", hide), layers=[0])
+    assert float(capture.pattern[0, 60, 3]) == 0
     with pytest.raises(UnsupportedModelError, match="sees other keys than its mask gives"):
-        captures[0].scores()
+        capture.scores()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2", "neox", "qwen3"])
 @pytest.mark.parametrize("n", [2, 3, 64, 65, 120])
 def test_plain_passes_are_plain(family_model, backend, name, n):
-    captures, tokens = [], torch.arange(n)[None] % (VOCAB - 2)
-    run_capture(family_model(name, backend), tokens, captures.append, EVERYTHING)
+    captures = run(family_model(name, backend), torch.arange(n)[None] % (VOCAB - 2))
     assert not any(isinstance(capture, EditedCapture) for capture in captures)
 
 
@@ -189,15 +172,12 @@ def test_edits_of_any_query_show(llama):
         return scores
 
     geometry_of(llama)
-    captures = []
-    with torch.no_grad(), capturing(llama, captures.append):
-        llama.run_with_hooks(TOKENS, fwd_hooks=edit(0, "attn_scores", one_query))
+    capture = captures_of(llama, TOKENS, hooks=edit(0, "attn_scores", one_query))[0]
     with pytest.raises(UnsupportedModelError, match=f"L0H2, query {unchecked} has scores"):
-        assert captures[0].q is None
+        assert capture.q is None
 
 
-def test_a_head_of_large_scores_does_not_hide_edits_of_another(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_a_head_of_large_scores_does_not_hide_edits_of_another(model):
     with torch.no_grad():
         model.blocks[0].attn.W_Q[0].mul_(1e4)
 
@@ -205,10 +185,7 @@ def test_a_head_of_large_scores_does_not_hide_edits_of_another(family_directory,
         return torch.cat([scores[:, :1], scores[:, 1:] + torch.where(scores[:, 1:] > -1e9, 0.1, 0)], 1)
 
     geometry_of(model)
-    captures = []
-    with torch.no_grad(), capturing(model, captures.append, layers=[0]):
-        model(TOKENS)
-        model.run_with_hooks(TOKENS, fwd_hooks=edit(0, "attn_scores", small))
+    captures = [captures_of(model, TOKENS, hooks=hooks, layers=[0])[0] for hooks in ((), edit(0, "attn_scores", small))]
     assert [isinstance(capture, EditedCapture) for capture in captures] == [False, True]
 
 
@@ -239,16 +216,10 @@ def test_a_cache_that_proves_nothing_says_so(llama):
 def test_edits_are_captured_whenever_their_hooks_were_added(llama, part, point):
     """Where no other captured value shows an edit: values, and the residual stream."""
     change = [(f"blocks.1.{point}", lambda value, hook: 2 * value)]
-    before: list = []
-    behind: list = []
-    with torch.no_grad():
-        with llama.hooks(fwd_hooks=change), capturing(llama, before.append, {part}):
-            llama(TOKENS)
-        with capturing(llama, behind.append, {part}):
-            llama.run_with_hooks(TOKENS, fwd_hooks=change)
-            llama(TOKENS)
-    edited, plain = behind[1], behind[3]
-    assert torch.equal(getattr(before[1], part), getattr(edited, part))
+    with llama.hooks(fwd_hooks=change):
+        _, before = captures_of(llama, TOKENS, {part})
+    (_, edited), (_, plain) = (captures_of(llama, TOKENS, {part}, hooks=hooks) for hooks in (change, ()))
+    assert torch.equal(getattr(before, part), getattr(edited, part))
     torch.testing.assert_close(getattr(edited, part), 2 * getattr(plain, part))
 
 
@@ -276,10 +247,9 @@ def test_measures_of_patterns_take_an_edited_one_and_say_so(llama, row):
     assert not tl_posgen.analyze(llama, TOKENS, measures="slash", null_seeds=(), progress=False)["slash"].warnings
 
 
-def test_generated_tokens_count_alike_on_both_backends(family_model, backend):
-    model = family_model("llama", backend)
-    with torch.no_grad(), tl_posgen.attach(model, "three_axis") as run:
-        model.generate(
+def test_generated_tokens_count_alike_on_both_backends(llama):
+    with torch.no_grad(), tl_posgen.attach(llama, "three_axis") as run:
+        llama.generate(
             TOKENS[:, :9], max_new_tokens=3, do_sample=False, use_past_kv_cache=False, verbose=False, stop_at_eos=False
         )
     report = run.report()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from families import CONTEXT, FAMILIES, SIZES, save_config, with_sizes
+from families import ANALYSED, CONTEXT, FAMILIES, SIZES, save_config, with_sizes
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.bridge import alibi_slopes
@@ -14,11 +14,10 @@ from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
-PROVABLE = [(name, b) for name, family in FAMILIES.items() for b in ("hooked", "bridge") if getattr(family, b)]
 BOTH = [name for name, family in FAMILIES.items() if family.hooked and family.bridge]
 
 
-@pytest.mark.parametrize(("name", "backend"), PROVABLE)
+@pytest.mark.parametrize(("name", "backend"), ANALYSED)
 def test_recomputed_scores_equal_the_models_own(family_model, name, backend):
     errors = [layer.error for layer in geometry_of(family_model(name, backend))]
     assert len(errors) == 2
@@ -39,22 +38,25 @@ def test_both_backends_are_described_alike(family_model, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "facts"),
+    ("name", "layer", "facts"),
     [
-        ("llama", {"encoding": "rotary", "n_heads": 4, "n_key_value_heads": 2, "d_head": 8, "scale": 8**-0.5}),
-        ("mistral", {"window": 6}),
-        ("gemma2", {"window": 6, "soft_cap": 50.0, "scale": 0.25}),
-        ("gpt2", {"encoding": "absolute"}),
-        ("bloom", {"encoding": "alibi"}),
-        ("qwen3", {"qk_norm": True}),
-        ("olmo2", {"qk_norm": True}),
-        ("falcon", {"n_key_value_heads": 1}),
+        ("llama", 0, {"encoding": "rotary", "n_heads": 4, "n_key_value_heads": 2, "d_head": 8, "scale": 8**-0.5}),
+        ("mistral", 0, {"window": 6}),
+        ("gemma2", 1, {"window": None}),
+        ("gemma2", 0, {"window": 6, "soft_cap": 50.0, "scale": 0.25}),
+        ("gpt2", 0, {"encoding": "absolute"}),
+        ("bloom", 0, {"encoding": "alibi"}),
+        ("qwen3", 0, {"qk_norm": True}),
+        ("olmo2", 0, {"qk_norm": True}),
+        ("falcon", 0, {"n_key_value_heads": 1}),
+        ("smollm3", 0, {"encoding": "rotary"}),
+        ("smollm3", 1, {"encoding": "none"}),
     ],
 )
-def test_first_layer_is_described_as_its_config_says(family_model, name, facts):
-    first = geometry_of(family_model(name, "bridge"))[0]
+def test_layers_are_described_as_the_config_says(family_model, name, layer, facts):
+    geometry = geometry_of(family_model(name, "bridge"))[layer]
     for field, value in facts.items():
-        assert getattr(first, field) == pytest.approx(value), field
+        assert getattr(geometry, field) == pytest.approx(value), field
 
 
 @pytest.mark.parametrize(
@@ -84,14 +86,6 @@ def test_gemma3_has_other_frequencies_in_its_window_layers(family_model):
     assert (window.window, full.window) == (6, None)
     torch.testing.assert_close(window.rope.inv_freq, inverse_frequencies(8, 10_000.0), rtol=1e-6, atol=0)
     torch.testing.assert_close(full.rope.inv_freq, inverse_frequencies(8, 1_000_000.0), rtol=1e-6, atol=0)
-
-
-def test_gemma2_has_a_window_in_every_other_layer(family_model, backend):
-    assert [layer.window for layer in geometry_of(family_model("gemma2", backend))] == [6, None]
-
-
-def test_a_layer_without_positions_is_called_none(family_model):
-    assert [layer.encoding for layer in geometry_of(family_model("smollm3", "bridge"))] == ["rotary", "none"]
 
 
 def test_latent_attention_is_refused(tmp_path):

@@ -165,8 +165,7 @@ def test_a_rotary_table_changed_after_loading_is_refused(family_directory, backe
         geometry_of(model)
 
 
-def test_hooks_that_change_the_scores_during_the_probe_are_refused(family_directory, backend):
-    model = load_model(family_directory("llama"), backend)
+def test_hooks_that_change_the_scores_during_the_probe_are_refused(model):
     model.add_hook("blocks.1.attn.hook_attn_scores", lambda scores, hook: scores * 1.5)
     with pytest.raises(UnsupportedModelError, match=r"layer 1: .*hooks that change the scores"):
         geometry_of(model)
@@ -191,16 +190,17 @@ def test_alibi_scores_are_shifted_so_that_distance_zero_has_no_bias():
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 2, 5, 4, generator=generator, dtype=torch.float64)
     j = torch.arange(5.0, dtype=torch.float64)
+    alibi = LayerGeometry(0, "alibi", 2, 2, 4, 0.5, alibi_slopes=torch.tensor([0.25, 0.25]))
     causal = torch.ones(5, 5, dtype=torch.bool).tril()
     relative = (0.5 * q @ k.mT + 0.25 * (j - j[:, None])).masked_fill(~causal, -torch.inf)
     absolute = (0.5 * q @ k.mT + 0.25 * j).masked_fill(~causal, -torch.inf)
-    torch.testing.assert_close(without_row_offsets(absolute, q, k, 0.5), relative)
-    torch.testing.assert_close(without_row_offsets(relative, q, k, 0.5), relative)
+    torch.testing.assert_close(without_row_offsets(absolute, q, k, alibi), relative)
+    torch.testing.assert_close(without_row_offsets(relative, q, k, alibi), relative)
     rows = torch.tensor([4, 1])
-    some = without_row_offsets(absolute[:, rows], q[:, rows], k, 0.5, rows)
+    some = without_row_offsets(absolute[:, rows], q[:, rows], k, alibi, rows)
     torch.testing.assert_close(some, relative[:, rows])
     absolute[1, 3, 3] = -torch.inf  # the row's own key: nothing tells its offset
-    hidden = without_row_offsets(absolute, q, k, 0.5)
+    hidden = without_row_offsets(absolute, q, k, alibi)
     assert torch.equal(hidden[1, 3], absolute[1, 3])
     torch.testing.assert_close(hidden[0], relative[0])
 

@@ -9,7 +9,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.fused_bridge import attention_function, fire_normed, replaced
 from tl_posgen.models.geometry.proof import UNITS, allowed_error
 from tl_posgen.models.layers import fused
-from tl_posgen.models.layers.fused import LayerAttention, Mask, attend, finish_of, masked_softmax, row_blocks
+from tl_posgen.models.layers.fused import LayerAttention, Mask, attend, finish_of, masked_softmax
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.streaming.stream import as_mask, prove_rows
 
@@ -77,14 +77,6 @@ def test_only_a_causal_mask_without_padding_or_window_is_said_to_be_one():
     masks = [Mask.of_window(N), Mask.of_window(N, 20), Mask.of_window(N, None, padding)]
     assert [mask.causal for mask in masks] == [True, False, False]
     assert masks[2].padding is padding
-
-
-def test_blocks_of_rows_cover_them_all_once():
-    for heads, n, keys in [(2, 13, 13), (1, 1, 1), (8, 5, 2**21)]:
-        starts, stops = zip(*row_blocks(heads, n, keys, torch.device("cpu")), strict=True)
-        assert (starts, stops[-1]) == ((0, *stops[:-1]), n)
-        step = max(1, fused.SCORES_AT_ONCE // (heads * keys))
-        assert all(stop - start == step for start, stop in zip(starts[:-1], stops[:-1], strict=True))
 
 
 def test_a_softmax_is_taken_in_float32_at_least():

@@ -14,7 +14,6 @@ from families import FAMILIES, VOCAB, save_family
 from safetensors.torch import load_file, save_file
 
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
-from tl_posgen.models.conversion.convert import hooked_parts
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.wrapped import wrap
 
@@ -32,13 +31,8 @@ def test_logits_are_those_of_hugging_face(family_directory, family_model, name, 
         torch.testing.assert_close(model(TOKENS), original(TOKENS).logits, rtol=1e-4, atol=2e-5)
 
 
-def test_auto_takes_a_hooked_transformer_where_it_can(family_directory):
-    try:
-        hooked_parts()
-    except ModelError:
-        expected = "TransformerBridge"
-    else:
-        expected = "HookedTransformer"
+def test_auto_takes_a_hooked_transformer_where_it_can(family_directory, has_hooked):
+    expected = "HookedTransformer" if has_hooked else "TransformerBridge"
     assert type(load_model(family_directory("llama"))).__name__ == expected
     assert type(load_model(family_directory("gemma3"))).__name__ == "TransformerBridge"
     assert type(load_model(family_directory("llama_dynamic"))).__name__ == "TransformerBridge"
@@ -49,12 +43,6 @@ def test_a_directory_with_a_misleading_name_loads_by_its_config(tmp_path, backen
     assert model.cfg.d_model == 32
 
 
-def test_the_model_remembers_where_it_came_from(family_directory, family_model, backend):
-    origin = wrap(family_model("llama", backend)).origin
-    assert origin.directory == family_directory("llama")
-    assert (origin.backend, origin.seed, origin.revision) == (backend, None, None)
-
-
 def test_a_model_of_someone_else_has_an_origin_too(family_directory):
     from transformer_lens.model_bridge import TransformerBridge
 
@@ -63,26 +51,26 @@ def test_a_model_of_someone_else_has_an_origin_too(family_directory):
     assert (origin.name, origin.directory) == (str(family_directory("llama")), None)
 
 
-def test_mini_is_loaded_in_float32():
-    model = load_model("mini")
-    assert next(model.parameters()).dtype == torch.float32
-    assert wrap(model).origin.name == "mini"
+def test_mini_is_loaded_in_float32(mini):
+    assert wrap(mini).dtype == torch.float32
+    assert wrap(mini).origin.name == "mini"
 
 
 def test_loading_is_silent_and_leaves_no_trace(family_directory, backend, capfd, caplog):
     from transformers.utils import logging as hf_logging
 
-    before = hf_logging.get_verbosity(), logging.root.manager.disable, torch.get_rng_state(), torch.is_grad_enabled()
+    def state():
+        random = torch.get_rng_state().tolist()
+        return hf_logging.get_verbosity(), logging.root.manager.disable, torch.is_grad_enabled(), random
+
+    before = state()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         load_model(family_directory("llama"), backend)
-    after = hf_logging.get_verbosity(), logging.root.manager.disable, torch.get_rng_state(), torch.is_grad_enabled()
     assert [str(warning.message) for warning in caught] == []
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
-    assert before[:2] == after[:2]
-    assert torch.equal(before[2], after[2])
-    assert before[3] == after[3]
+    assert state() == before
 
 
 @pytest.mark.slow
@@ -95,6 +83,23 @@ def test_importing_the_models_loads_no_engine():
 def copied(family_directory, tmp_path):
     """A Llama directory to damage."""
     return shutil.copytree(family_directory("llama"), tmp_path / "model")
+
+
+def with_weight(directory, name, changed):
+    """Replace one weight by `changed` of it; None for none."""
+    weights = load_file(directory / "model.safetensors")
+    weights[name] = changed(weights.get(name))
+    kept = {name: weight for name, weight in weights.items() if weight is not None}
+    save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def with_config(directory, *, without=(), **change):
+    """Replace fields of config.json, and leave some out."""
+    config = json.loads((directory / "config.json").read_text())
+    kept = {name: value for name, value in config.items() if name not in without}
+    (directory / "config.json").write_text(json.dumps({**kept, **change}))
+    return directory
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -113,23 +118,36 @@ def test_pickled_weights_are_never_read(copied):
         load_model(copied)
 
 
+UP, Q = "model.layers.1.mlp.up_proj.weight", "model.layers.1.self_attn.q_proj.weight"
+
+
 @pytest.mark.parametrize(("value", "kind"), [(float("nan"), "NaN"), (float("inf"), "inf")])
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_broken_weights_are_named_converted_or_not(copied, backend, dtype, value, kind):
-    weights = load_file(copied / "model.safetensors")
-    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
-    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with_weight(copied, UP, lambda weight: weight.index_put_((torch.tensor(3), torch.tensor(4)), torch.tensor(value)))
     message = rf"model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight holds {kind}"
     with pytest.raises(ModelError, match=message):
         load_model(copied, backend, dtype)
 
 
-def test_weights_that_do_not_fill_the_model_are_refused(copied):
-    weights = load_file(copied / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"the weights lack model\.layers\.1\.mlp\.up_proj\.weight"):
-        load_model(copied)
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        (UP, lambda weight: None, r"the weights lack model\.layers\.1\.mlp\.up_proj\.weight"),
+        (
+            "v_head.summary.weight",
+            lambda weight: torch.zeros(1, 32),
+            r"the weights hold v_head\.summary\.weight, which the model does not have",
+        ),
+        *((Q, dtype, r"q_proj\.weight is quantised \(") for dtype in ("int8", "uint8", "int32", "float8_e4m3fn")),
+    ],
+)
+def test_weights_that_are_not_those_of_the_model_are_named(copied, name, changed, message):
+    if isinstance(changed, str):
+        dtype = getattr(torch, changed)
+        changed = lambda weight: weight.to(dtype)  # noqa: E731
+    with pytest.raises(ModelError, match=message):
+        load_model(with_weight(copied, name, changed))
 
 
 def test_a_truncated_file_is_refused(copied):
@@ -139,9 +157,8 @@ def test_a_truncated_file_is_refused(copied):
         load_model(copied)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+UNUSABLE = {
+    "llama": [
         ({"model_type": "nonesuch"}, "config.json cannot be used"),
         ({"num_hidden_layers": 3}, r"the weights lack model\.layers\.2"),
         ({"num_hidden_layers": 1}, r"the weights hold model\.layers\.1.*, which the model does not have \(9 tensors\)"),
@@ -168,12 +185,22 @@ def test_a_truncated_file_is_refused(copied):
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan; it must be a number"),
         ({"rms_norm_eps": -1.0}, "logits of random tokens are not finite"),
     ],
+    "gemma2": [
+        ({"sliding_window": 0}, "does not run on 24 random tokens"),
+        ({"sliding_window": -3}, "does not run on 24 random tokens"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0; it must be a number above 0"),
+        ({"query_pre_attn_scalar": -4}, "query_pre_attn_scalar = -4; it must be a number above 0"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"), [(family, *case) for family, cases in UNUSABLE.items() for case in cases]
 )
-def test_an_unusable_config_is_refused(copied, change, message):
-    config = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(json.dumps({**config, **change}))
+def test_an_unusable_config_is_refused(family_directory, tmp_path, family, change, message):
+    directory = shutil.copytree(family_directory(family), tmp_path / "model")
     with pytest.raises(ModelError, match=message) as error:
-        load_model(copied)
+        load_model(with_config(directory, **change))
     assert "\n" not in str(error.value)
 
 
@@ -188,31 +215,6 @@ def test_a_config_that_is_none_is_refused(copied, content):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sliding_window": 0}, "does not run on 24 random tokens"),
-        ({"sliding_window": -3}, "does not run on 24 random tokens"),
-        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0; it must be a number above 0"),
-        ({"query_pre_attn_scalar": -4}, "query_pre_attn_scalar = -4; it must be a number above 0"),
-    ],
-)
-def test_a_config_whose_model_does_not_run_is_refused(family_directory, tmp_path, change, message):
-    directory = shutil.copytree(family_directory("gemma2"), tmp_path / "model")
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(ModelError, match=message):
-        load_model(directory)
-
-
-def test_a_tensor_that_the_model_does_not_take_is_named(copied):
-    weights = load_file(copied / "model.safetensors")
-    weights["v_head.summary.weight"] = torch.zeros(1, 32)
-    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"the weights hold v_head\.summary\.weight, which the model does not have"):
-        load_model(copied)
-
-
-@pytest.mark.parametrize(
     ("family", "names"),
     [
         ("llama", ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"]),
@@ -222,9 +224,8 @@ def test_a_tensor_that_the_model_does_not_take_is_named(copied):
 )
 def test_buffers_that_older_versions_saved_are_passed_over(family_directory, family_model, tmp_path, family, names):
     directory = shutil.copytree(family_directory(family), tmp_path / "model")
-    weights = load_file(directory / "model.safetensors")
-    weights |= {name: torch.ones(4) for name in names}
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    for name in names:
+        with_weight(directory, name, lambda _: torch.ones(4))
     with torch.no_grad():
         torch.testing.assert_close(load_model(directory)(TOKENS), family_model(family)(TOKENS))
 
@@ -303,23 +304,17 @@ def test_a_hub_model_in_the_cache_loads_offline_and_remembers_its_commit(family_
     assert (origin.name, origin.revision) == ("tiny/llama", "abc123")
 
 
+@pytest.mark.usefixtures("needs_hooked")
 def test_an_architecture_without_recipe_is_refused_as_hooked(family_directory):
-    try:
-        hooked_parts()
-    except ModelError as error:
-        pytest.skip(str(error))
     with pytest.raises(UnsupportedModelError, match=r"Gemma3ForCausalLM .* use backend='bridge'"):
         load_model(family_directory("gemma3"), "hooked")
 
 
+@pytest.mark.usefixtures("needs_hooked")
 def test_a_conversion_that_changes_the_logits_is_refused(tmp_path):
     """TransformerLens drops the biases of a Llama that has them."""
     from families import GROUPED, save_config, with_sizes
 
-    try:
-        hooked_parts()
-    except ModelError as error:
-        pytest.skip(str(error))
     directory = save_config(with_sizes("LlamaConfig", GROUPED, attention_bias=True)(), tmp_path)
     with pytest.raises(UnsupportedModelError, match="its logits differ by"):
         load_model(directory, "hooked")
@@ -329,14 +324,11 @@ def test_a_conversion_that_changes_the_logits_is_refused(tmp_path):
         torch.testing.assert_close(fallback(TOKENS), load_model(directory, "bridge")(TOKENS))
 
 
-def test_hooked_is_refused_on_transformer_lens_4(family_directory):
-    try:
-        hooked_parts()
-    except ModelError:
-        with pytest.raises(ModelError, match=r"no HookedTransformer .*transformer-lens==3\.9\.0"):
-            load_model(family_directory("llama"), "hooked")
-    else:
+def test_hooked_is_refused_on_transformer_lens_4(family_directory, has_hooked):
+    if has_hooked:
         pytest.skip("this TransformerLens has HookedTransformer")
+    with pytest.raises(ModelError, match=r"no HookedTransformer .*transformer-lens==3\.9\.0"):
+        load_model(family_directory("llama"), "hooked")
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -347,24 +339,20 @@ def test_an_unknown_backend_is_refused(family_directory, backend):
 
 
 def test_remote_code_is_off_unless_asked(copied):
-    config = json.loads((copied / "config.json").read_text())
-    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
-    (copied / "config.json").write_text(json.dumps(config))
+    code = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    with_config(copied, model_type="mine", auto_map=code)
     (copied / "code.py").write_text("raise SystemExit('remote code ran')")
     with pytest.raises(ModelError, match=r"config\.json cannot be used"):
         load_model(copied)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "bfloat16", "float8_e4m3fn"])
-def test_the_dtype_that_a_config_names_is_taken_unless_another_is_asked_for(family_directory, tmp_path, dtype):
+def test_the_dtype_that_a_config_names_is_taken_unless_another_is_asked_for(family_directory, copied, dtype):
     """As transformers does; a config that names an impossible one is refused."""
-    shutil.copytree(family_directory("llama"), tmp_path / "model")
-    written = json.loads((tmp_path / "model" / "config.json").read_text())
-    del written["dtype"]
     for name in ("dtype", "torch_dtype"):
-        (tmp_path / "model" / "config.json").write_text(json.dumps(written | {name: dtype}))
+        with_config(copied, without=("dtype", "torch_dtype"), **{name: dtype})
         try:
-            named, asked = (load_model(tmp_path / "model", "bridge", chosen) for chosen in ("auto", "float32"))
+            named, asked = (load_model(copied, "bridge", chosen) for chosen in ("auto", "float32"))
         except ModelError:
             assert dtype in ("int8", "float8_e4m3fn")
             continue
@@ -372,16 +360,6 @@ def test_the_dtype_that_a_config_names_is_taken_unless_another_is_asked_for(fami
         with torch.no_grad():
             tokens = torch.arange(2, 20)[None]
             assert torch.equal(asked(tokens), load_model(family_directory("llama"), "bridge")(tokens))
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn])
-def test_quantised_weights_in_a_file_are_refused(family_directory, tmp_path, dtype):
-    shutil.copytree(family_directory("llama"), tmp_path / "model")
-    weights = load_file(tmp_path / "model" / "model.safetensors")
-    name = next(name for name in weights if name.endswith("q_proj.weight"))
-    save_file(weights | {name: weights[name].to(dtype)}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"q_proj\.weight is quantised \("):
-        load_model(tmp_path / "model")
 
 
 def test_another_default_device_of_torch_changes_nothing_of_what_is_loaded(backend):

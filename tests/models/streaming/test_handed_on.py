@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from captures import captures_of, run
 from families import FAMILIES, SIZES, save_config, with_sizes
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
-from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.streaming.stream import chosen, streaming
 from tl_posgen.models.wrapped import wrap
@@ -23,8 +24,8 @@ def double(scores, hook):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_patterns_are_those_of_hugging_face(family_model, name):
-    model, captures = family_model(name, "bridge"), []
-    run_capture(model, TOKENS, captures.append, needs={"attn_scores", "pattern"})
+    model = family_model(name, "bridge")
+    captures = run(model, TOKENS, {"attn_scores", "pattern"})
     with torch.no_grad(), wrap(model).backend.plain() as plain:
         attentions = plain(TOKENS, output_attentions=True).attentions
     assert len(captures) == 4
@@ -56,10 +57,8 @@ def test_edited_scores_are_used(family_model, name, scale):
 
 
 def test_a_block_of_the_users_own_passes_is_captured(family_model):
-    model, own, captures = family_model("gptj", "bridge"), [], []
-    run_capture(model, TOKENS[:1], own.append)
-    with capturing(model, captures.append), torch.no_grad():
-        model(TOKENS[:1])
+    model = family_model("gptj", "bridge")
+    captures, own = (route(model, TOKENS[:1]) for route in (captures_of, run))
     assert torch.equal(captures[1].q, own[1].q)
     assert wrap(model).streamed.by is None
 
@@ -88,10 +87,10 @@ def test_layers_with_keys_of_their_own_are_measured_beside_others(tmp_path, caps
     windows = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 6}
     embeddings = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64}
     config = with_sizes("Gemma4TextConfig", SIZES, **sizes, **windows, **embeddings)()
-    model, captures = tl_posgen.load_model(save_config(config, tmp_path), "bridge"), []
+    model = tl_posgen.load_model(save_config(config, tmp_path), "bridge")
     assert tl_posgen.check(model)["supported"].tolist() == [True, True, False, False]
     assert "its hook_k does not fire" in capsys.readouterr().out
-    run_capture(model, TOKENS, captures.append, needs={"pattern"}, layers=[0, 1])
+    captures = run(model, TOKENS, {"pattern"}, layers=[0, 1])
     with torch.no_grad(), wrap(model).backend.plain() as plain:
         attentions = plain(TOKENS, output_attentions=True).attentions
     for capture in captures:

@@ -5,12 +5,13 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from families import FAMILIES
+from captures import EVERYTHING, captures_of, run
+from families import ANALYSED, FAMILIES
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
-from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layer_table import check
 from tl_posgen.models.layers.capture import LayerCapture, StreamedCapture
 from tl_posgen.models.loading.load import load_model
@@ -19,27 +20,21 @@ from tl_posgen.models.streaming.stream import LONG, chosen, is_streamed, streami
 from tl_posgen.models.wrapped import wrap
 
 N = 70
-STREAMED = [
-    (name, backend)
-    for name, family in FAMILIES.items()
-    for backend in ("hooked", "bridge")
-    if getattr(family, backend) and not (family.handed_on and backend == "bridge")  # those show scores in no other way
-]
+# those that are handed on show scores in no other way
+STREAMED = [(name, kind) for name, kind in ANALYSED if not (FAMILIES[name].handed_on and kind == "bridge")]
+TOKENS = torch.randint(64, (1, 20), generator=torch.Generator().manual_seed(2))
 
 
 def captured(model, tokens, needs, choice) -> list[LayerCapture]:
-    seen: list[LayerCapture] = []
     with chosen(choice):
-        run_capture(model, tokens, seen.append, needs=frozenset(needs))
-    return seen
+        return run(model, tokens, needs)
 
 
 @pytest.mark.parametrize(("name", "backend"), STREAMED)
 def test_streamed_captures_are_those_of_the_hook_route(name, backend, family_model):
     model = family_model(name, backend)
     tokens = torch.randint(model.cfg.d_vocab, (1, N), generator=torch.Generator().manual_seed(1))
-    needs = {"v", "attn_scores", "pattern", "resid"}
-    own, streamed = (captured(model, tokens, needs, choice) for choice in (False, True))
+    own, streamed = (captured(model, tokens, EVERYTHING, choice) for choice in (False, True))
     assert [one.layer for one in own] == [one.layer for one in streamed]
     for one, other in zip(own, streamed, strict=True):
         assert isinstance(other, StreamedCapture)
@@ -53,7 +48,6 @@ def test_streamed_captures_are_those_of_the_hook_route(name, backend, family_mod
 @pytest.mark.parametrize(("name", "backend"), [("llama", "hooked"), ("llama", "bridge"), ("neox", "bridge")])
 def test_hooks_on_scores_work_as_without_streaming(name, backend, family_model):
     model = family_model(name, backend)
-    tokens = torch.randint(model.cfg.d_vocab, (1, 20), generator=torch.Generator().manual_seed(2))
     calls = []
 
     def double(scores: Tensor, hook) -> Tensor:
@@ -61,92 +55,75 @@ def test_hooks_on_scores_work_as_without_streaming(name, backend, family_model):
         return 2 * scores
 
     hooks = [("blocks.1.attn.hook_attn_scores", double)]
-    own = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    own = model.run_with_hooks(TOKENS, fwd_hooks=hooks)
     with streaming(model):
-        streamed = model.run_with_hooks(tokens, fwd_hooks=hooks)
+        streamed = model.run_with_hooks(TOKENS, fwd_hooks=hooks)
     torch.testing.assert_close(streamed, own, atol=1e-4, rtol=1e-4)
     assert calls == [(20, 20)] * 2
 
 
-def test_a_capture_takes_the_edited_scores_of_a_streamed_pass(backend, family_model):
-    model = family_model("llama", backend)
-    tokens = torch.randint(model.cfg.d_vocab, (1, 20), generator=torch.Generator().manual_seed(2))
-    seen: list[LayerCapture] = []
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_a_capture_takes_the_edited_scores_of_a_streamed_pass(llama, by_rows):
     hooks = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: 2 * scores)]
-    with streaming(model), capturing(model, seen.append), torch.no_grad():
-        model.run_with_hooks(tokens, fwd_hooks=hooks)
-    own, edited = seen
-    assert isinstance(own, StreamedCapture)
-    torch.testing.assert_close(edited.scores(), 2 * edited.scores() / 2)
-    with pytest.raises(UnsupportedModelError, match="hook that edits"):
-        _ = edited.q
-
-
-def test_a_capture_takes_rows_that_were_edited_for_edited_scores(backend, family_model):
-    model = family_model("llama", backend)
-    tokens, seen = torch.randint(model.cfg.d_vocab, (1, 20), generator=torch.Generator().manual_seed(2)), []
-    hooks = replace_scores(model, RowByRow(lambda capture: 2 * capture.scores()), layers=[1])
-    with streaming(model), capturing(model, seen.append), torch.no_grad():
-        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    if by_rows:
+        hooks = replace_scores(llama, RowByRow(lambda capture: 2 * capture.scores()), layers=[1])
+    with streaming(llama):
+        seen = captures_of(llama, TOKENS, frozenset(), hooks=hooks)
     assert [type(one).__name__ for one in seen] == ["StreamedCapture", "EditedCapture"]
+    expected = 2 * captured(llama, TOKENS, frozenset(), False)[1].scores()
+    torch.testing.assert_close(seen[1].scores(), expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(UnsupportedModelError, match="hook that edits"):
+        _ = seen[1].q
 
 
-def test_the_model_is_as_it_was(backend, family_model):
-    model = family_model("llama", backend)
-    tokens = torch.arange(20)[None]
-    before = model(tokens)
-    attributes = [copy.copy(vars(block.attn)).keys() for block in model.blocks]
-    with streaming(model), streaming(model):  # a second one changes nothing
-        model(tokens)
-    with pytest.raises(ZeroDivisionError), streaming(model):
+def test_the_model_is_as_it_was(llama):
+    before = llama(TOKENS)
+    attributes = [copy.copy(vars(block.attn)).keys() for block in llama.blocks]
+    with streaming(llama), streaming(llama):  # a second one changes nothing
+        llama(TOKENS)
+    with pytest.raises(ZeroDivisionError), streaming(llama):
         raise ZeroDivisionError
-    assert wrap(model).streamed.by is None
-    assert [vars(block.attn).keys() for block in model.blocks] == attributes
-    assert torch.equal(model(tokens), before)
+    assert wrap(llama).streamed.by is None
+    assert [vars(block.attn).keys() for block in llama.blocks] == attributes
+    assert torch.equal(llama(TOKENS), before)
 
 
-def test_a_hook_that_fails_leaves_nothing_behind(backend, family_model):
-    model, tokens = family_model("llama", backend), torch.arange(20)[None]
-    points = [getattr(block.attn, name) for block in model.blocks for name in ("hook_attn_scores", "hook_pattern")]
+def test_a_hook_that_fails_leaves_nothing_behind(llama):
+    points = [getattr(block.attn, name) for block in llama.blocks for name in ("hook_attn_scores", "hook_pattern")]
 
     def fail(scores: Tensor, hook) -> Tensor:
         raise ZeroDivisionError
 
     hooks = [("blocks.0.attn.hook_attn_scores", fail)]
     edits = [("blocks.0.attn.hook_attn_scores", lambda scores, hook: 2 * scores)]
-    own = model.run_with_hooks(tokens, fwd_hooks=edits)
-    with streaming(model):
+    own = llama.run_with_hooks(TOKENS, fwd_hooks=edits)
+    with streaming(llama):
         with pytest.raises(ZeroDivisionError):
-            model.run_with_hooks(tokens, fwd_hooks=hooks)
-        torch.testing.assert_close(model.run_with_hooks(tokens, fwd_hooks=edits), own, atol=1e-4, rtol=1e-4)
+            llama.run_with_hooks(TOKENS, fwd_hooks=hooks)
+        torch.testing.assert_close(llama.run_with_hooks(TOKENS, fwd_hooks=edits), own, atol=1e-4, rtol=1e-4)
         with pytest.raises(ZeroDivisionError):
-            model.run_with_hooks(tokens, fwd_hooks=hooks)
+            llama.run_with_hooks(TOKENS, fwd_hooks=hooks)
     assert [len(point._forward_hooks) for point in points] == [0] * 4
 
 
-def test_tokens_are_generated_as_without_streaming(backend, family_model):
+def test_tokens_are_generated_as_without_streaming(llama):
     """Queries then meet keys of earlier passes, which a cache holds."""
-    model, tokens = family_model("llama", backend), torch.arange(2, 22)[None]
     found = []
     for choice in (False, True):
-        with streaming(model) if choice else nullcontext():
-            found.append(model.generate(tokens, max_new_tokens=4, do_sample=False, verbose=False, stop_at_eos=False))
+        with streaming(llama) if choice else nullcontext():
+            found.append(llama.generate(TOKENS, max_new_tokens=4, do_sample=False, verbose=False, stop_at_eos=False))
     assert torch.equal(*found)
 
 
-def test_gradients_flow(backend, family_model):
-    model = family_model("llama", backend)
-    weight = next(one for one in model.parameters() if one.ndim > 1)
+def test_gradients_flow(llama):
+    weight = next(one for one in llama.parameters() if one.ndim > 1)
     found = []
     for choice in (False, True):
-        model.zero_grad()
-        if choice:
-            with streaming(model):
-                model(torch.arange(20)[None]).logsumexp(-1).sum().backward()
-        else:
-            model(torch.arange(20)[None]).logsumexp(-1).sum().backward()
+        llama.zero_grad()
+        with streaming(llama) if choice else nullcontext():
+            llama(TOKENS).logsumexp(-1).sum().backward()
         found.append(weight.grad.clone())
-    model.zero_grad()
+    llama.zero_grad()
     torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-3)
 
 
@@ -223,9 +200,9 @@ def of_losses(model, tokens, choice, hooks) -> Tensor:
         return token_losses(model, tokens, hooks)
 
 
-def test_a_model_is_looked_at_anew_while_it_is_streamed(backend, family_model):
+def test_a_model_is_looked_at_anew_while_it_is_streamed(llama):
     """`check`, and another dtype, inside the block; what follows is streamed again, and nothing is left behind."""
-    model = copy.deepcopy(family_model("llama", backend))
+    model = copy.deepcopy(llama)
     tokens = torch.arange(9)[None]
     before = model(tokens)
     with streaming(model):

@@ -14,6 +14,7 @@ from tl_posgen.models.backends.sites import Sites
 from tl_posgen.models.layers.fused import Attention
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.model import Model
+from tl_posgen.models.same_logits import random_tokens
 from tl_posgen.progress import count
 
 BackendName = Literal["hooked", "bridge"]
@@ -82,6 +83,10 @@ class Backend(ABC):
     @abstractmethod
     def limit(self) -> ContextLimit:
         """Return the longest prompt that the model takes, or for which its geometry holds."""
+
+    def some_tokens(self, n: int) -> Int[Tensor, "1 pos"]:
+        """Return n random tokens, or as many as the model takes, on its device."""
+        return random_tokens(self.model.cfg.d_vocab, self.limit().cut(n), next(self.model.parameters()).device)
 
     def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
         """Return keyword arguments of a forward pass on prompts without padding."""

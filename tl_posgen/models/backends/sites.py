@@ -14,7 +14,8 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.model import Model
 from tl_posgen.rope.rotation import at_least_float32
 
-PARTS = ("resid", "q", "k", "v", "attn_scores", "pattern")
+FORMED = ("attn_scores", "pattern")  # [query, key], which a streamed pass does not form
+PARTS = ("resid", "q", "k", "v", *FORMED)
 
 
 def checked_needs(needs: Iterable[str], known: Sequence[str]) -> frozenset[str]:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.backends.sites import PARTS, checked_needs
+from tl_posgen.models.backends.sites import FORMED, PARTS, checked_needs
 from tl_posgen.models.capture.padding import PadToken, ids_and_mask, masked_spans, spans_of_mask, spans_of_pass
 from tl_posgen.models.capture.reading import proved_capture
 from tl_posgen.models.geometry.probe import Probed
@@ -18,8 +18,6 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, chosen, select_heads
 from tl_posgen.models.wrapped import WrappedModel, wrap
-
-PROOFS = ("attn_scores", "pattern")  # what the scores recomputed from q and k are compared with, where it is held
 
 
 def needed_names(model: Model | WrappedModel, needs: Iterable[str] = frozenset(), layers: Layers = None) -> list[str]:
@@ -181,7 +179,7 @@ def _read(
     """Read the wanted parts of one layer, and those that prove it, with their batch dimension, moved to where the layer
     is, or where they lie."""
     device = next(wrapped.attention(layer.geometry.layer).parameters()).device
-    stored, wanted = set(cache.keys()), layer.sites.names if needs is None else {"q", "k", *PROOFS} | needs
+    stored, wanted = set(cache.keys()), layer.sites.names if needs is None else {"q", "k", *FORMED} | needs
     held = {part: cache[name] for part, name in layer.sites.names.items() if name in stored and part in wanted}
     batched = getattr(cache, "has_batch_dim", True)
     of_prompts = {part: (value if batched else value[None])[prompts] for part, value in held.items()}

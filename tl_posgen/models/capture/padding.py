@@ -8,9 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import row_ranges
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.sites import plain_scores
-from tl_posgen.models.layers.fused import Mask, row_blocks
+from tl_posgen.models.layers import fused
+from tl_posgen.models.layers.fused import Mask
 from tl_posgen.models.layers.geometry import LayerGeometry
 
 WITHOUT_CACHE = "generate with use_past_kv_cache=False"
@@ -140,7 +142,7 @@ def spans_of_rows(geometry: LayerGeometry, mask: Mask, n_prompts: int, n: int) -
     if mask.causal and geometry.window is None:
         return [slice(0, n)] * n_prompts
     found = torch.zeros(n_prompts, n, dtype=torch.bool, device="cpu")
-    for start, stop in row_blocks(1, n, n, torch.device("cpu")):
+    for start, stop in row_ranges(n, n, fused.SCORES_AT_ONCE):
         seen = mask.rows(start, stop)[:, 0]
         position = torch.arange(n, device=seen.device)
         if (seen > geometry.sees(position[start:stop, None] - position)).any():

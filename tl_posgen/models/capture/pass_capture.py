@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.backends.sites import PARTS, checked_needs, hook_points
+from tl_posgen.models.backends.sites import FORMED, PARTS, checked_needs, hook_points
 from tl_posgen.models.capture.padding import (
     PadToken,
     mask_leaves,
@@ -33,7 +33,6 @@ from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.wrapped import WrappedModel
 
 Consumer = Callable[[LayerCapture], None]
-FORMED = ("attn_scores", "pattern")  # by a pass that is not streamed
 EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # where hooks may change scores
 
 

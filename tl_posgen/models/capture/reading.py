@@ -2,12 +2,13 @@
 
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import summable
-from tl_posgen.models.backends.sites import plain_scores
+from tl_posgen.models.backends.sites import FORMED, plain_scores
 from tl_posgen.models.geometry.pass_proof import as_proved
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import without_row_offsets
@@ -43,9 +44,8 @@ def layer_capture(
         inputs=at_least_float32(summable(parts["inputs"])) if "inputs" in needs else None,
     )
     if "attn_scores" in needs:
-        capture.attn_scores = plain_scores(summable(parts["attn_scores"][list(heads)]), parts["q"].dtype)
-        if geometry.alibi_slopes is not None:
-            capture.attn_scores = without_row_offsets(capture.attn_scores, capture.q, capture.k, geometry.scale)
+        plain = plain_scores(summable(parts["attn_scores"][list(heads)]), parts["q"].dtype)
+        capture.attn_scores = without_row_offsets(plain, capture.q, capture.k, geometry)
     return capture
 
 
@@ -57,16 +57,13 @@ def proved_capture(
     prompt: int,
     tokens: Int[Tensor, " pos"] | None,
     span: slice,
-    *,
-    all_scores: bool = True,
-    all_patterns: bool = True,
-    mask_holds: Bool[Tensor, ""] | None = None,
+    **compared: Any,
 ) -> LayerCapture:
-    """Make a `layer_capture`, held against the scores and the pattern among its parts; see `as_proved`."""
+    """Make a `layer_capture`, held against the scores and the pattern among its parts as `compared` says to
+    `as_proved`."""
     capture = layer_capture(probed, parts, heads, needs, prompt, tokens, span)
-    used, pattern = (cut(part, parts[part], span) if part in parts else None for part in ("attn_scores", "pattern"))
-    how = {"all_scores": all_scores, "all_patterns": all_patterns, "mask_holds": mask_holds}
-    return as_proved(capture, used, pattern, parts["q"].dtype, **how)
+    used, pattern = (cut(part, parts[part], span) if part in parts else None for part in FORMED)
+    return as_proved(capture, used, pattern, parts["q"].dtype, **compared)
 
 
 def chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:
@@ -81,4 +78,4 @@ def cut(part: str, value: Tensor, span: slice) -> Tensor:
     """Return a part of one prompt without its padding."""
     if span == slice(None) or span == slice(0, value.shape[-2]):
         return value
-    return value[..., span, span] if part in ("attn_scores", "pattern") else value[..., span, :]
+    return value[..., span, span] if part in FORMED else value[..., span, :]

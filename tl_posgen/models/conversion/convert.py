@@ -13,8 +13,7 @@ from tl_posgen.models.conversion.hooked_config import RECIPES, hooked_settings
 from tl_posgen.models.conversion.source import first_line
 from tl_posgen.models.conversion.weights import MOST_FREED, is_released, release, trim
 from tl_posgen.models.model import Model
-from tl_posgen.models.rounding import rounding_remedy
-from tl_posgen.models.same_logits import logit_error, random_tokens
+from tl_posgen.models.same_logits import logit_error, random_tokens, rounding_remedy
 
 
 def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, tried: "Tried") -> Model:

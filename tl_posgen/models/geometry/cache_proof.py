@@ -9,7 +9,7 @@ from tl_posgen.models.backends.backend import Backend
 from tl_posgen.models.conversion.source import first_line
 from tl_posgen.models.geometry.plain_proof import first_output, without_hooks
 from tl_posgen.models.layers.fused import FAILURES
-from tl_posgen.models.same_logits import logit_error, random_tokens
+from tl_posgen.models.same_logits import how_they_differ
 
 N_TOKENS = 24
 
@@ -17,9 +17,7 @@ N_TOKENS = 24
 def cached_difference(backend: Backend) -> str:
     """Say how the last block's output at the last of a few random tokens differs where the tokens before it come from
     the KV cache, the user's hooks left out; "" if it does not. Compared as in `logit_error`."""
-    model = backend.model
-    weight, n = next(model.parameters()), min(N_TOKENS, backend.limit().tokens or N_TOKENS)
-    tokens, outputs = random_tokens(model.cfg.d_vocab, n, weight.device), list[Tensor]()
+    model, tokens, outputs = backend.model, backend.some_tokens(N_TOKENS), list[Tensor]()
 
     def keep(_module: Any, _args: Any, output: Any) -> None:
         outputs.append(first_output(output)[:, -1:])
@@ -35,6 +33,5 @@ def cached_difference(backend: Backend) -> str:
             return f"it cannot run with one ({first_line(error)})"
         finally:
             handle.remove()
-    expected, actual = outputs[0], outputs[-1]
-    same, error, _ = logit_error(actual, expected, weight.dtype)
-    return "" if same else f"outputs differ by {error:.2g}, the largest being {float(expected.abs().max()):.2g}"
+    differ = how_they_differ(outputs[-1], outputs[0], next(model.parameters()).dtype)
+    return f"outputs {differ}" if differ else ""

@@ -77,8 +77,7 @@ def as_used(
     recomputed = scores_from(q, k, geometry, capture.heads, positions)
     seen = used != -torch.inf
     masked = seen != (recomputed != -torch.inf)
-    if geometry.alibi_slopes is not None:
-        used = without_row_offsets(used, q, k, geometry.scale, positions)
+    used = without_row_offsets(used, q, k, geometry, positions)
     error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
     fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
     fine = fine if mask_holds is None else fine & mask_holds.to(fine.device)
@@ -101,8 +100,7 @@ def as_used(
     if masked.any():
         return EditedCapture(capture, None, why)
     whole = plain_scores(attn_scores[heads].to(capture.device), dtype)
-    if geometry.alibi_slopes is not None:
-        whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry.scale)
+    whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry)
     return EditedCapture(capture, whole, why)
 
 

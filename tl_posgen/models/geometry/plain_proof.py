@@ -12,8 +12,7 @@ from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import original
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import first_line
-from tl_posgen.models.rounding import rounding_remedy
-from tl_posgen.models.same_logits import centred, logit_error, random_tokens
+from tl_posgen.models.same_logits import centred, how_they_differ, rounding_remedy
 
 N_TOKENS = 48
 
@@ -35,10 +34,8 @@ def difference(backend: Backend, origin: Origin) -> str:
 def own_difference(backend: Backend) -> str | None:
     """Say how the model's logits of a few random tokens differ from the plain Hugging Face model's, the user's hooks
     left out; "" if they do not, None where the plain model no longer has the same weights."""
-    model = backend.model
-    n = min(N_TOKENS, backend.limit().tokens or N_TOKENS)
-    weight = next(model.parameters())
-    tokens = random_tokens(model.cfg.d_vocab, n, weight.device)
+    model, tokens = backend.model, backend.some_tokens(N_TOKENS)
+    dtype = next(model.parameters()).dtype
     with torch.no_grad(), without_hooks(model):
         with backend.plain() as plain:
             if plain is None:
@@ -47,16 +44,15 @@ def own_difference(backend: Backend) -> str | None:
                 expected = centred(plain(tokens).logits)
             except RuntimeError as error:
                 return f"the Hugging Face model that it wraps cannot run ({first_line(error)})"
-        actual = centred(model(tokens))
-        same, error, _ = logit_error(actual, expected, weight.dtype)
-        if same:
+        differ = how_they_differ(centred(model(tokens)), expected, dtype)
+        if not differ:
             return ""
-        parting, largest = where_streams_part(backend, tokens), float(expected.abs().max())
+        parting = where_streams_part(backend, tokens)
     return (
         f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: logits "
-        f"differ by {error:.2g}, the largest being {largest:.2g}. What it shows is not that model's attention; load it "
+        f"{differ}. What it shows is not that model's attention; load it "
         'with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to TransformerLens.'
-        + rounding_remedy(weight.dtype)
+        + rounding_remedy(dtype)
     )
 
 

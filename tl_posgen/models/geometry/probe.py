@@ -14,10 +14,9 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend
 from tl_posgen.models.backends.sites import Sites, plain_scores
 from tl_posgen.models.geometry.proof import is_pattern, prove
-from tl_posgen.models.layers.fused import FAILURES, forming
+from tl_posgen.models.layers.fused import FAILURES, Attention, form
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
-from tl_posgen.models.same_logits import random_tokens
 
 SINK = 0.05  # of a row is more than rounding to bfloat16 takes, and less than a sink does at some query
 PROBE_TOKENS = 48  # enough to leave a small window, few enough to cost nothing
@@ -46,7 +45,11 @@ def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
     fired = probe_run(model, backend)
     handed_on = {layer for layer, hooks in fired.items() if "attn_scores" in hooks and is_pattern(hooks["attn_scores"])}
     if handed_on:
-        with suppress(*FAILURES), backend.fused({}, lambda layer: forming(backend.model.blocks[layer].attn)):
+
+        def forming(layer: int) -> Attention:
+            return lambda *given: form(backend.model.blocks[layer].attn, *given)["z"]
+
+        with suppress(*FAILURES), backend.fused({}, forming):
             fired = probe_run(model, backend)
     rotates = any("cos" in hooks for hooks in fired.values())
     layers = range(model.cfg.n_layers)
@@ -80,8 +83,7 @@ def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotat
 
 def probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:
     """Return layer -> hook -> what it carried while the model read a few random tokens."""
-    n = min(PROBE_TOKENS, backend.limit().tokens or PROBE_TOKENS)
-    tokens = random_tokens(model.cfg.d_vocab, n, next(model.parameters()).device)
+    tokens = backend.some_tokens(PROBE_TOKENS)
     fired: dict[int, dict[str, Tensor]] = defaultdict(dict)
     known = model.hook_dict
     places = {

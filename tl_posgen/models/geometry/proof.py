@@ -11,7 +11,7 @@ from tl_posgen.arithmetic import rounding_unit
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.models.rounding import rounding_remedy
+from tl_posgen.models.same_logits import rounding_remedy
 from tl_posgen.rope.rotation import Rope
 
 UNITS = 4.0  # of rounding: in drawn models of 90 tokens at most 1.4 were seen in bfloat16, 3.5 in float32
@@ -119,26 +119,26 @@ def recompute(
 ) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query key"]]:
     """Return the scores by the geometry, and the model's in the same gauge."""
     capture = as_capture(geometry, q, k)
-    if geometry.alibi_slopes is not None:
-        attn_scores = without_row_offsets(attn_scores, capture.rotated_q, capture.rotated_k, geometry.scale)
-    return capture.scores(), attn_scores
+    return capture.scores(), without_row_offsets(attn_scores, capture.rotated_q, capture.rotated_k, geometry)
 
 
 def without_row_offsets(
     attn_scores: Float[Tensor, "head query key"],
     rotated_q: Float[Tensor, "head query d_head"],
     rotated_k: Float[Tensor, "head key d_head"],
-    scale: float,
+    geometry: LayerGeometry,
     rows: Int[Tensor, " query"] | None = None,
 ) -> Float[Tensor, "head query key"]:
-    """Shift each row of ALiBi scores so that distance 0 carries no bias, which softmax cannot tell.
+    """Shift each row of ALiBi scores so that distance 0 carries no bias, which softmax cannot tell; others stay.
 
     Implementations add slope * (j - i), slope * j (Bloom) or slope * (j - n) (MPT): the same attention, and different
     numbers. A row whose own key is masked is left as it is. `rows` are the positions of these queries: all, if left
     out.
     """
+    if geometry.alibi_slopes is None:
+        return attn_scores
     own = torch.arange(rotated_k.shape[1], device=rotated_k.device) if rows is None else rows
-    unbiased = scale * (rotated_q * rotated_k[:, own]).sum(-1)
+    unbiased = geometry.scale * (rotated_q * rotated_k[:, own]).sum(-1)
     offset = attn_scores.gather(-1, own[None, :, None].expand(len(attn_scores), -1, 1))[..., 0] - unbiased
     return attn_scores - offset.where(offset != -torch.inf, 0.0)[..., None]
 

@@ -1,6 +1,6 @@
 """Attention without a [query, key] matrix: torch's fused kernel where it can, else blocks of query rows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from tl_posgen.arithmetic import elements_at_once, summable
+from tl_posgen.arithmetic import elements_at_once, row_ranges, summable
 from tl_posgen.errors import PosgenError
 from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry, in_window
@@ -137,8 +137,8 @@ def attend(
     group, before = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]  # keys of earlier passes
     if mask.causal and finish is None and sinks is None and not edits and q.shape[-1] == v.shape[-1]:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=group > 1)
-    blocks = []
-    for start, stop in row_blocks(q.shape[0] * q.shape[1], q.shape[2], k.shape[2], q.device):
+    blocks, row = [], q.shape[0] * q.shape[1] * k.shape[2]
+    for start, stop in row_ranges(q.shape[2], row, elements_at_once(q.device, SCORES_AT_ONCE)):
         seen = mask.rows(start, stop).to(q.device)
         keys = slice(first_seen(seen), before + stop)
         scores = block_of_scores(q, k, scale, start, keys, finish)
@@ -163,25 +163,14 @@ def block_of_scores(
 
 
 def form(
-    attn: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, finish: Any, sinks: Tensor | None
+    attn: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, finish: Any = None, sinks: Any = None
 ) -> dict[str, Tensor]:
-    """Compute z by way of scores and pattern, each as its hooks leave it."""
-    scores = block_of_scores(q, k, scale, 0, slice(0, k.shape[2]), finish)
-    seen = mask.rows(0, q.shape[2]).to(q.device)
+    """Compute z by way of scores and pattern, each as its hooks leave it; arguments as in `Attention`."""
+    scores = block_of_scores(q, k, scale_of(q, scale), 0, slice(0, k.shape[2]), finish)
+    seen = as_mask(mask, q, k).rows(0, q.shape[2]).to(q.device)
     scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
     pattern = attn.hook_pattern(masked_softmax(scores, None, sinks).to(v.dtype))
     return {"z": per_key_head(pattern, q.shape[1] // k.shape[1], v), "scores": scores, "pattern": pattern}
-
-
-def forming(attn: Any) -> Attention:
-    """Return attention that forms its scores and pattern, each as its hooks leave it."""
-
-    def attention(
-        q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, finish: Any = None, sinks: Any = None, **_: Any
-    ) -> Float[Tensor, "batch head pos d_value"]:
-        return form(attn, q, k, v, scale_of(q, scale), as_mask(mask, q, k), finish, sinks)["z"]
-
-    return attention
 
 
 def scale_of(q: Tensor, scale: float | None) -> float:
@@ -221,12 +210,6 @@ def masked_softmax(
 def per_key_head(x: Tensor, group: int, y: Tensor) -> Tensor:
     """x @ y with a head of y for each `group` consecutive heads of x, none of them copied."""
     return x @ y if group == 1 else (x.unflatten(1, (-1, group)) @ y[:, :, None]).flatten(1, 2)
-
-
-def row_blocks(n_heads: int, n: int, n_keys: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of blocks of query rows whose scores over all keys are formed at once."""
-    step = max(1, elements_at_once(device, SCORES_AT_ONCE) // (n_heads * n_keys))
-    return ((start, min(start + step, n)) for start in range(0, n, step))
 
 
 def first_seen(seen: Bool[Tensor, "#batch 1 row key"]) -> int:

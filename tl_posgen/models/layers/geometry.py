@@ -90,6 +90,10 @@ class ContextLimit(NamedTuple):
     why: str = ""
     lifted_as: Literal["bridge"] | None = None
 
+    def cut(self, n: int) -> int:
+        """Return n, or the longest prompt where that is shorter."""
+        return n if self.tokens is None else min(n, self.tokens)
+
     @property
     def remedy(self) -> str:
         if self.lifted_as is None:

@@ -20,7 +20,7 @@ from tl_posgen.models.conversion.source import MINI, Source, find_source, local_
 from tl_posgen.models.conversion.weights import require_layers, stored_weights
 from tl_posgen.models.loading.devices import usable
 from tl_posgen.models.model import Model
-from tl_posgen.models.same_logits import centred, logit_error, random_tokens
+from tl_posgen.models.same_logits import centred, logit_error
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
 BackendChoice = Literal["auto", "hooked", "bridge"]
@@ -221,7 +221,7 @@ def without_context_limit(model: Model | WrappedModel) -> Model:
         return model
     trust, name = origin.trust_remote_code, origin.directory or origin.name
     other = load_model(name, backend, wrapped.dtype, str(wrapped.device), trust_remote_code=trust)
-    tokens = random_tokens(model.cfg.d_vocab, 24, wrapped.device)
+    tokens = wrapped.backend.some_tokens(24)
     with torch.no_grad():
         own, anew = centred(model(tokens)), centred(other(tokens))
     same, *_ = logit_error(anew, own, wrapped.dtype)

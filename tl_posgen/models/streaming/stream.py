@@ -21,6 +21,7 @@ from tl_posgen.arithmetic import rounding_unit
 from tl_posgen.errors import InputError, PosgenError, UnsupportedModelError
 from tl_posgen.models.backends.sites import is_hooked, take_row_edits
 from tl_posgen.models.conversion.source import first_line
+from tl_posgen.models.geometry.pass_proof import checked_rows
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import UNITS, allowed_error
@@ -29,8 +30,7 @@ from tl_posgen.models.layers.fused import FAILURES, LayerAttention, as_mask, att
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.memory import require_pass_fits
 from tl_posgen.models.model import Model
-from tl_posgen.models.rounding import rounding_remedy
-from tl_posgen.models.same_logits import centred, logit_error, random_tokens
+from tl_posgen.models.same_logits import centred, how_they_differ, rounding_remedy
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
@@ -202,7 +202,7 @@ class Stream:
             q, by = q * (by / geometry.scale), geometry.scale
         attn = self.wrapped.attention(layer)
         if not formed and is_hooked(attn):
-            formed = form(attn, q, k, v, by, mask, finish, sinks)
+            formed = form(attn, q, k, v, mask, by, finish, sinks)
         edits = take_row_edits(attn)
         if formed:
             done = LayerAttention(q, k, v, mask=mask, sinks=sinks, **formed)
@@ -229,7 +229,7 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
     n, n_keys = done.q.shape[2], done.k.shape[2]
     if n != n_keys:
         return  # positions of keys in a cache are its own affair
-    rows = torch.linspace(0, n - 1, min(n, ROWS), device=done.q.device).round().long()
+    rows = checked_rows(n, ROWS).to(done.q.device)
     group = done.q.shape[1] // done.k.shape[1]
     eps = rounding_unit(done.q.dtype, done.q.device)
     for prompt in range(len(done.q)):
@@ -262,10 +262,8 @@ def difference(wrapped: WrappedModel, stream: Stream) -> str:
     They are compared by `logit_error`. Finds out, too, which hook points do not fire.
     """
     model = wrapped.backend.model
-    n = min(N_TOKENS, wrapped.limit.tokens or N_TOKENS)
-    n -= n in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None))
-    weight = next(model.parameters())
-    tokens = random_tokens(model.cfg.d_vocab, n, weight.device)
+    n = wrapped.limit.cut(N_TOKENS)
+    tokens = wrapped.backend.some_tokens(n - (n in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None))))
     seen: set[int] = set()
     with torch.no_grad(), without_hooks(model), wrapped.exclusive("streaming"):
         expected, fired = logits_and_fired(wrapped, tokens)
@@ -279,12 +277,8 @@ def difference(wrapped: WrappedModel, stream: Stream) -> str:
             stream.listeners.clear()
     if left := sorted(set(stream.geometries) - seen):
         return f"layer {left[0]}: its architecture computes attention in a way of its own, which cannot be streamed"
-    same, error, _ = logit_error(actual, expected, weight.dtype)
-    if not same:
-        largest = float(expected.abs().max())
-        return (
-            f"attention of this model cannot be streamed: logits differ by {error:.2g}, the largest being {largest:.2g}"
-        )
+    if differ := how_they_differ(actual, expected, wrapped.dtype):
+        return f"attention of this model cannot be streamed: logits {differ}"
     wrapped.streamed.silent = frozenset(fired - still)
     return ""
 

@@ -7,7 +7,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tl_posgen.arithmetic import double
+from tl_posgen.arithmetic import double, row_ranges
 from tl_posgen.core.measure import HEAD, TOKENS, by_tokens
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
@@ -50,8 +50,7 @@ def residual_sums(part: LayerCapture, fit: ThreeAxisFit) -> list[ResidualSums]:
 
 def head_groups(layer: LayerCapture) -> Iterator[tuple[slice, LayerCapture]]:
     """Yield the capture some heads at a time, so that their sums by token pair fit in memory."""
-    step = max(1, ENTRIES // layer.length**2)
-    parts = (slice(start, start + step) for start in range(0, len(layer.heads), step))
+    parts = (slice(*heads) for heads in row_ranges(len(layer.heads), layer.length**2, ENTRIES))
     return ((heads, layer.of_heads(heads)) for heads in parts)
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.arithmetic import elements_at_once
+from tl_posgen.arithmetic import elements_at_once, row_ranges
 
 ROWS = 64  # rows of one block: small, as an R x R corner of it is copied
 BLOCK = 2**20  # entries of one block over all its heads: keeps temporaries at a few MiB
@@ -14,10 +14,9 @@ BLOCK = 2**20  # entries of one block over all its heads: keeps temporaries at a
 
 def pattern_blocks(n_heads: int, n: int, device: torch.device) -> Iterator[tuple[slice, int, int]]:
     """Yield (heads, start, stop) of every block of an n x n pattern; rows up to stop - 1 see only keys below `stop`."""
-    per_block = max(1, elements_at_once(device, BLOCK) // (ROWS * n))
-    for head in range(0, n_heads, per_block):
-        for start in range(0, n, ROWS):
-            yield slice(head, head + per_block), start, min(start + ROWS, n)
+    for heads in row_ranges(n_heads, ROWS * n, elements_at_once(device, BLOCK)):
+        for start, stop in row_ranges(n, 1, ROWS):
+            yield slice(*heads), start, stop
 
 
 def sums_by_distance(

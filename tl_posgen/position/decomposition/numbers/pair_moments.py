@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tl_posgen.arithmetic import DOUBLE, double, elements_at_once
+from tl_posgen.arithmetic import DOUBLE, double, elements_at_once, row_ranges
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.rope.bilinear_sums import along_diagonals, sums_along_diagonals, weighted_sums_over_band
@@ -154,8 +154,7 @@ def pair_moments_from_rows(
 
 def query_ranges(n_heads: int, n: int, device: torch.device) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of ranges of queries whose scores over all n keys, of all heads, are formed at once."""
-    step = max(1, elements_at_once(device, SCORES_AT_ONCE) // (n_heads * n))
-    return ((start, min(start + step, n)) for start in range(0, n, step))
+    return row_ranges(n, n_heads * n, elements_at_once(device, SCORES_AT_ONCE))
 
 
 def causal_rows(block: Float[Tensor, "head row key"], width: int) -> Float[Tensor, "head row key"]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tl_posgen.cli.options import name_options
-from tl_posgen.models.rounding import rounding_remedy
+from tl_posgen.models.same_logits import rounding_remedy
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -1,0 +1,30 @@
+"""Captures of passes that a test makes itself, and their comparison."""
+
+import torch
+
+from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.layers.capture import LayerCapture
+
+EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
+
+
+def captures_of(model, tokens, needs=EVERYTHING, *, hooks=(), layers=None, heads=None, **options) -> list[LayerCapture]:
+    """Return what is captured of model(tokens, **options), to which hooks are added last."""
+    found = []
+    with torch.no_grad(), capturing(model, found.append, needs, layers, heads), model.hooks(fwd_hooks=list(hooks)):
+        model(tokens, **options)
+    return found
+
+
+def run(model, tokens, needs=EVERYTHING, **options) -> list[LayerCapture]:
+    """Return what `run_capture` captures."""
+    found = []
+    run_capture(model, tokens, found.append, needs, **options)
+    return found
+
+
+def assert_same_parts(found: LayerCapture, expected: LayerCapture, rtol: float = 0.0, atol: float = 0.0) -> None:
+    """Compare all that was captured."""
+    for part in ("q", "k", *sorted(EVERYTHING)):
+        own, other = getattr(found, part), getattr(expected, part)
+        torch.testing.assert_close(own, other, rtol=rtol, atol=atol, msg=lambda words, part=part: f"{part}: {words}")
