@@ -15,11 +15,10 @@ from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.slash.layer_means import at_distance, best_distance, statistics_from_qk, statistics_of, strongest
+from tl_posgen.slash.layer_means import at_distance, best_distance, statistics_from_qk, statistics_of, strongest_named
 from tl_posgen.slash.numbers.ablations import ablate
 from tl_posgen.slash.numbers.slash_scores import SlashStatistics
 
@@ -79,15 +78,14 @@ def bars(data: xr.Dataset) -> list[Any]:
     """Return a bar a condition and head, and a mark at uniform attention."""
     by_thirds = {f"drop {band}, thirds": f"{band} planes dropped" for band in BANDS}
     names = {"unchanged": "unchanged", **WHOLE_KINDS, **by_thirds}
-    places = strongest(data["best_score"].sel(condition="unchanged", drop=True), N_HEADS)
-    heads = [data.sel(layer=layer, head=head) for layer, head in places]
-    x = [f"{head_name(one['layer'], one['head'])}, D = {int(one['best_distance'])}" for one in heads]
+    heads = strongest_named(data, data["best_score"].sel(condition="unchanged", drop=True), N_HEADS)
+    x = list(heads)
     traces: list[Any] = []
     for kind, colour in zip([kind for kind in names if kind in data["condition"]], cycle(COLOURS), strict=False):
-        scores = [float(one["best_score"].sel(condition=kind)) for one in heads]
+        scores = [float(one["best_score"].sel(condition=kind)) for one in heads.values()]
         traces.append(go.Bar(x=x, y=scores, name=names[kind], marker_color=colour))
     marker = {"symbol": "line-ew-open", "size": 40, "color": "black"}
-    uniform = [float(one["best_uniform"]) for one in heads]
+    uniform = [float(one["best_uniform"]) for one in heads.values()]
     return [*traces, go.Scatter(x=x, y=uniform, mode="markers", marker=marker, name="uniform attention")]
 
 
