@@ -49,7 +49,9 @@ class Condition:
         return f"{self.kind} {self.band}, {self.scheme}" if self.band else self.kind
 
     def planes(self, rope: Rope) -> Bool[Tensor, " plane"]:
-        """Return which planes of a layer the band holds."""
+        """Return which planes of a layer it is about: those of its band, or all."""
+        if not self.band:
+            return torch.ones_like(rope.inv_freq, dtype=torch.bool)
         bands = bands_by_thirds(len(rope.inv_freq)) if self.scheme == "thirds" else bands_by_wavelength(rope, self.n)
         return bands[BANDS.index(self.band)]
 
@@ -178,5 +180,4 @@ def ablated_statistics(layer: LayerCapture, condition: Condition) -> SlashStatis
     if condition.kind == "unchanged":
         return layer.once(statistics_of)
     rope = layer.geometry.rope
-    planes = condition.planes(rope) if condition.band else None
-    return statistics_from_qk(layer, *ablate(layer.q, layer.k, rope, condition.kind, planes))
+    return statistics_from_qk(layer, *ablate(layer.q, layer.k, rope, condition.kind, condition.planes(rope)))
