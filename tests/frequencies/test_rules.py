@@ -5,12 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES
 
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies import FrequencyRule
 from tl_posgen.frequencies.numbers.changed_frequencies import base_of, change_elsewhere, fastest_alone
-from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
 N_CTX, FACTORS = 512, [1.0, 1.1, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]
@@ -64,9 +62,6 @@ def test_longrope_divides_by_its_values_at_any_factor(factor):
 def test_closed_formulas():
     plain = Rope(inverse_frequencies(16))
     np.testing.assert_allclose(FrequencyRule("linear", 3)(plain).inv_freq, plain.inv_freq / 3, rtol=1e-6)
-    longrope = FrequencyRule("longrope", 4, N_CTX, FACTORS)(plain)
-    np.testing.assert_allclose(longrope.inv_freq, plain.inv_freq / torch.tensor(FACTORS), rtol=1e-6)
-    assert longrope.scaling == pytest.approx(math.sqrt(1 + math.log(4) / math.log(N_CTX)))
     assert FrequencyRule("yarn", 4, N_CTX)(plain).scaling == pytest.approx(0.1 * math.log(4) + 1)
 
 
@@ -79,22 +74,6 @@ def test_p_rope_is_transformers_proportional_rule(factor, dim, kept):
         FrequencyRule("p_rope", factor)(Rope(inverse_frequencies(dim))).inv_freq, theta, rtol=3e-7
     )
     assert int((theta > 0).sum()) == kept
-
-
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        ("llama_linear", FrequencyRule("linear", 4)),
-        ("llama_yarn", FrequencyRule("yarn", 4, 32)),
-        ("llama3", FrequencyRule("llama3", 8, 32)),
-    ],
-)
-def test_rules_make_what_real_models_have(family_model, backend, name, rule):
-    (plain, *_), (scaled, *_) = (geometry_of(family_model(one, backend)) for one in ("llama", name))
-    found = rule(plain.rope)
-    np.testing.assert_allclose(found.inv_freq, scaled.rope.inv_freq, rtol=1e-6)
-    assert found.scaling == pytest.approx(scaled.rope.scaling)
-    assert FAMILIES[name].hooked
 
 
 def test_a_rule_comes_on_top_of_frequencies_that_are_scaled_already():

@@ -3,14 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from source_vectors import source_vectors
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import scores_from
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.wrapped import wrap
-from tl_posgen.residual.frozen_layer import frozen_layer
-from tl_posgen.residual.residual_sources import residual_sources
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.sources import Sources
 from tl_posgen.stats.rank_correlation import rank_correlation
@@ -31,10 +28,8 @@ def result(mini, prompts):
 
 def keys_of(mini, row):
     """Capture of layer 2, and the embedding's and first MLP's keys together [head, pos, d_head]."""
-    captures, written = [], residual_sources(mini, row, 2)
-    run_capture(mini, row[None], captures.append, {"resid", "inputs"}, layers=[2])
-    vectors = frozen_layer(wrap(mini), captures[0], "key").vectors(written.values)
-    return captures[0], sum(vectors[written.names.index(name)] for name in ("embed", "L0 MLP"))
+    capture, vectors = source_vectors(mini, row, 2, "key")
+    return capture, vectors["embed"] + vectors["L0 MLP"]
 
 
 def slash_score(capture, keys, distance):

@@ -3,15 +3,13 @@
 import pytest
 import torch
 from families import family_cases
+from source_vectors import source_vectors
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import scores_from
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.residual.frozen_layer import frozen_layer
 from tl_posgen.residual.reference import reference_of
-from tl_posgen.residual.residual_sources import residual_sources
 from tl_posgen.rope.rotation import complex_planes, rotate
 from tl_posgen.sources import remove_source
 from tl_posgen.sources.hooks import turned
@@ -36,12 +34,9 @@ def seen_under(model, hooks, layer, head, tokens=TOKENS, what="attn_scores"):
 
 def expected_pattern(model, row, layer, head, names, on, part, means):
     """Attention of one prompt by its captured queries and keys without what sources write."""
-    captures, written = [], residual_sources(model, row, layer)
-    run_capture(model, row[None], captures.append, {"resid", "inputs"}, layers=[layer])
-    (capture,), side = captures, "key" if on == "keys" else "query"
-    frozen = frozen_layer(wrap(model), capture, side)
-    here = [place for place, name in enumerate(frozen.names(written.names)) if name in names]
-    live = frozen.vectors(written.values)[here].sum(0)
+    side = "key" if on == "keys" else "query"
+    capture, vectors = source_vectors(model, row, layer, side)
+    live = sum(vectors[name] for name in names)
     rows = [place for place, name in enumerate(means.sources[side]) if name in names]
     constant = means.source_means[side][rows].sum(0)[:, None]
     gone = {"constant": constant.expand_as(live), "all": live, "varying": live - constant}[part]

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 from families import family_cases
+from source_vectors import part_of, source_vectors
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.capture.capturing import run_capture
-from tl_posgen.models.wrapped import wrap
-from tl_posgen.residual.frozen_layer import frozen_layer
 from tl_posgen.residual.residual_sources import residual_sources
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import complex_planes
@@ -24,22 +22,12 @@ PARTS = {"position": ("d", "qd"), "content": ("k", "qk"), "interaction": ("kd", 
 
 def vectors_of(model, layer):
     """What every source adds to queries and keys of both prompts, by side: names, [source, head, token, plane]."""
-    wrapped, found, geometry = wrap(model), {"q": [], "k": []}, None
-    for row in TOKENS:
-        captures, written = [], residual_sources(model, row, layer)
-        run_capture(model, row[None], captures.append, {"resid", "inputs"}, layers=[layer])
-        geometry = captures[0].geometry
-        for side, word in (("q", "query"), ("k", "key")):
-            frozen = frozen_layer(wrapped, captures[0], word)
-            found[side].append((frozen.names(written.names), frozen.vectors(written.values)))
-    sides = {side: (of[0][0], complex_planes(torch.cat([x[:, :, 1:] for _, x in of], 2), geometry.rope)) for side, of in
-             found.items()}  # fmt: skip
+    captures, *both = zip(*(source_vectors(model, row, layer, "query", "key") for row in TOKENS), strict=True)
+    geometry, sides = captures[0].geometry, {}
+    for side, prompts in zip("qk", both, strict=True):
+        vectors = torch.cat([torch.stack([*one.values()])[:, :, 1:] for one in prompts], 2)
+        sides[side] = tuple(prompts[0]), complex_planes(vectors, geometry.rope)
     return sides, geometry
-
-
-def part_of(x, part, along):
-    mean = x.mean(along, keepdim=True)
-    return {"all": x, "mean": mean.expand_as(x), "rest": x - mean}[part]
 
 
 def brute_shares(sides, geometry, side, term):
@@ -215,14 +203,10 @@ def test_the_mean_token_is_the_mean_embedding_at_every_place(family_model, name,
     if "hook_pos_embed" in model.hook_dict:
         hooks.insert(0, ("hook_pos_embed", lambda value, hook: positions.append(value)))
     with model.hooks(fwd_hooks=hooks):
-        written, captures = residual_sources(model, TOKENS[0], 1), []
-    with model.hooks(fwd_hooks=hooks):
-        run_capture(model, TOKENS[:1], captures.append, {"resid", "inputs"}, layers=[1])
-    frozen = frozen_layer(wrap(model), captures[0], "key")
-    of_mean = dict(zip(frozen.names(written.names), frozen.vectors(written.values)[:, :, 1:].mean(2), strict=True))
+        _, of_mean = source_vectors(model, TOKENS[0], 1, "key")
     sides, geometry = vectors_of(model, 1)
     means = dict(zip(sides["k"][0], sides["k"][1].mean(2), strict=True))
     for source in ("embed", "L0 MLP"):
-        x, y = complex_planes(of_mean[source], geometry.rope), means[source]
+        x, y = complex_planes(of_mean[source][:, 1:].mean(1), geometry.rope), means[source]
         cosine = (x * y.conj()).sum(-1).real / (x.abs().square().sum(-1) * y.abs().square().sum(-1)).sqrt()
         np.testing.assert_allclose(own.sel(layer=1, source=source), cosine, atol=1e-5)

@@ -7,20 +7,15 @@ import xarray as xr
 
 from tl_posgen.report.figures import COLOURS, Panels, at_labels, line, model_label, sides
 from tl_posgen.report.head_figures import head_names, head_points
+from tl_posgen.slash.layer_means import strongest
 
 MOST_HEADS = 6
 
 
-def strongest(data: xr.Dataset) -> list[tuple[int, int]]:
-    """Return the heads whose own mean curve stands out most from its mean, in sd of scores, at most 6."""
-    curve = data["curve"].sel(rule="unchanged")
-    swing = ((curve.max("distance") - curve.mean("distance")) / data["sd"]).transpose("layer", "head")
-    return [(int(layer), int(head)) for layer, head in swing.to_series().dropna().nlargest(MOST_HEADS).index]
-
-
 def draw_curves(result: Any) -> go.Figure:
-    """Draw a(d) and a'(d) of the heads with the highest mean curves."""
-    data, heads = result.own, strongest(result.own)
+    """Draw a(d) and a'(d) of the heads whose own mean curve stands out most from its mean, in sd of scores."""
+    data, own = result.own, result.own["curve"].sel(rule="unchanged", drop=True)
+    heads = strongest((own.max("distance") - own.mean("distance")) / data["sd"], MOST_HEADS)
     panels = Panels(head_names(heads), columns=3)
     rules, largest = data["rule"].values, max(result.measure.factors)
     few = [rule for rule, of in result.measure.labelled.items() if of is None or of.factor in (None, largest)]

@@ -1,6 +1,6 @@
 """Head profiles: one row a head over the three subjects, and how its columns go together over heads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -177,7 +177,8 @@ class Profiles(Measure):
         data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
         shares = variance[[name for name in FROM_VARIANCE if name in variance]]
         data = data.merge(shares).merge(self.on_repeated_tokens(run))
-        data = data.merge(self.of_literature(run)) if more else data
+        if more:
+            data = data.merge(means_of(run, lambda layer: literature_metrics(layer, run.seed)))
         if costs:
             data = data.merge(head_costs(run, some, data["slash_score"], slash["best_distance"], selected))
         data["rho"] = correlations(data)
@@ -185,26 +186,14 @@ class Profiles(Measure):
 
     def on_repeated_tokens(self, run: Run) -> xr.Dataset:
         """Return the three scores of every head, means over prompts of repeated random tokens."""
-        first, sums, period = first_tokens(run.model), run.sums(), self.period
+        first, period = first_tokens(run.model), self.period
         assert period is not None
-        drawn = repeated_prompts(first, period, int(run.model.cfg.d_vocab), self.n_repeated, run.seed)
 
-        def add(layer: LayerCapture) -> None:
+        def scores(layer: LayerCapture) -> Mapping[str, Any]:
             assert layer.pattern is not None
-            sums.add_layer(layer, vars(repeated_scores(layer.pattern, len(first), period)))
+            return vars(repeated_scores(layer.pattern, len(first), period))
 
-        run.capture(add, needs=frozenset({"pattern"}), rows=drawn)
-        return sums.means()
-
-    def of_literature(self, run: Run) -> xr.Dataset:
-        """Return the metrics of other papers, means over prompts."""
-        sums = run.sums()
-
-        def add(layer: LayerCapture) -> None:
-            sums.add_layer(layer, literature_metrics(layer, run.seed))
-
-        run.capture(add, needs=frozenset({"pattern"}))
-        return sums.means()
+        return means_of(run, scores, repeated_prompts(first, period, run.model.cfg.d_vocab, self.n_repeated, run.seed))
 
     def findings(self, own: Numbers) -> list[str]:
         n_heads = int(own.data["interaction"].notnull().sum())
@@ -229,6 +218,13 @@ class Profiles(Measure):
             cells = {scope: f"{number.with_interval:.2f}{inits[scope]}" for scope, number in numbers.items()}
             rows.append({"pair": f"{COLUMNS[a]}, {COLUMNS[b]}", **cells})
         return pd.DataFrame(rows)
+
+
+def means_of(run: Run, values: Callable[[LayerCapture], Mapping[str, Any]], rows: Any = None) -> xr.Dataset:
+    """Return means over prompts (or other rows of token ids) of values of each layer, which has its pattern."""
+    sums = run.sums()
+    run.capture(lambda layer: sums.add_layer(layer, values(layer)), needs=frozenset({"pattern"}), rows=rows)
+    return sums.means()
 
 
 def cost_sentences(own: Numbers, n_heads: int) -> list[str]:

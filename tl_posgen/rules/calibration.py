@@ -1,9 +1,10 @@
 """Calibration: mean queries and mean keys of some prompts, from which every rule of every head is made."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
@@ -14,28 +15,24 @@ from tl_posgen.rules.head_rules import HeadRule
 from tl_posgen.rules.numbers.rule_scores import Means, Weights
 
 
-@dataclass
+@dataclass(frozen=True)
 class Calibration:
     """Means over tokens of all prompts, the first token of each left out.
 
     Attributes:
-        n_distances: tokens of the longest prompt.
         means: of the chosen query heads of each layer.
-        heads: these query heads.
-        groups: by layer, those of every key/value head.
+        groups: by layer, these query heads of every key/value head.
         n_groups: key/value heads of a layer.
     """
 
-    n_distances: int
-    n_groups: int = 0
-    means: dict[int, Means] = field(default_factory=dict)
-    heads: dict[int, list[int]] = field(default_factory=dict)
-    groups: dict[int, dict[int, list[int]]] = field(default_factory=dict)
+    means: Mapping[int, Means]
+    groups: Mapping[int, Mapping[int, list[int]]]
+    n_groups: int
 
     def head_rule(self, layer: int, group: int, rule: Any, budget: int | None) -> HeadRule:
         """Return a rule of one key/value head."""
         heads, means = self.groups[layer][group], self.means[layer]
-        places = [self.heads[layer].index(head) for head in heads]
+        places = [one == group for one, of in self.groups[layer].items() for _ in of]
         own = Means(means.q[places], means.k[places], means.n_distances, means.weights)
         return HeadRule(layer, group, tuple(heads), rule, budget, own)
 
@@ -50,20 +47,18 @@ def calibrate(run: Run, rows: Sequence[Tensor], weights: Weights) -> Calibration
     Args:
         weights: of distances, see `Means`.
     """
-    found, sums, windows = Calibration(max(map(len, rows))), dict[int, list[Tensor]](), dict[int, int]()
+    sums, longest, n_tokens = run.sums(), max(map(len, rows)), sum(len(row) - 1 for row in rows)
 
     def add(capture: LayerCapture) -> None:
-        layer, some = capture.layer, [double(x)[:, 1:].sum(1).cpu() for x in (capture.q, capture.k)]
-        sums[layer] = [one + other for one, other in zip(sums[layer], some, strict=True)] if layer in sums else some
-        found.heads[layer], found.groups[layer] = list(capture.heads), groups_of(capture.geometry, capture.heads)
-        found.n_groups = max(found.n_groups, capture.geometry.n_key_value_heads)
-        windows[layer] = capture.geometry.window or found.n_distances
+        sums.add_layer(capture, {side: double(x)[:, 1:].sum(1) for side, x in (("q", capture.q), ("k", capture.k))})
 
     run.capture(add, rows=rows)
-    n_tokens = sum(len(row) - 1 for row in rows)
-    for layer, (q, k) in sums.items():
-        found.means[layer] = Means(q / n_tokens, k / n_tokens, min(found.n_distances, windows[layer]), weights)
-    return found
+    means, groups = {}, {}
+    for layer, (geometry, heads) in sums.layers.items():
+        q, k = (torch.from_numpy(sums.by_layer(side)[layer].sum) / n_tokens for side in "qk")
+        means[layer] = Means(q, k, min(longest, geometry.window or longest), weights)
+        groups[layer] = groups_of(geometry, heads)
+    return Calibration(means, groups, max(one.n_key_value_heads for one, _ in sums.layers.values()))
 
 
 def groups_of(geometry: LayerGeometry, heads: Sequence[int]) -> dict[int, list[int]]:

@@ -161,7 +161,7 @@ class Rules(Measure):
         run.plan(trial.n_passes)
         found = trial.recalls(trial.odd)
         kept = {name: found.mean(name) for name in ("recall", "mass", "r2", "group_recall", "kept")}
-        data = xr.Dataset(kept | trial.means(found)).merge(trial.rises()).merge(trial.plans())
+        data = xr.Dataset(kept).merge(trial.means(found)).merge(trial.rises()).merge(trial.plans())
         data = data.merge(trial.rises_alone(self.alone)) if self.alone != "none" else data
         data = data.assign_coords(prompt=np.arange(1, len(run.rows), 2))[[n for n in self.variables if n in data]]
         return data.assign_attrs(either_way=int(CHOSEN.get() is not None))  # a metric may move up or down

@@ -42,7 +42,7 @@ class Trial:
     @property
     def n_passes(self) -> int:
         """How many forward passes it takes, one a prompt."""
-        alone = {"none": 0, "layer": len(self.calibration.heads), "head": len(self.places)}[self.measure.alone]
+        alone = {"none": 0, "layer": len(self.calibration.groups), "head": len(self.places)}[self.measure.alone]
         n_budgets = len(self.budgets)
         of_odd = 2 + n_budgets * (1 + len(self.rules) * (1 + alone))
         return len(self.odd) * of_odd + len(self.even) * (3 + self.n_steps * n_budgets)
@@ -60,17 +60,19 @@ class Trial:
         self.run.capture(add, frozenset({"pattern"}), rows)
         return sums
 
-    def means(self, sums: Sums) -> dict[str, xr.DataArray]:
+    def means(self, sums: Sums) -> xr.Dataset:
         """Return the calibration as arrays."""
-        every = self.calibration
-        found: dict[str, dict[int, np.ndarray]] = {"mean_query": {}, "mean_key": {}, "reads": {}}
-        for layer, means in every.means.items():
-            found["mean_query"][layer], found["mean_key"][layer] = means.q.numpy(), means.k.numpy()
-            reads = {head: group for group, heads in every.groups[layer].items() for head in heads}
-            found["reads"][layer] = np.array([reads[head] for head in every.heads[layer]], float)
-        arrays = {name: sums.over_layers(name, values) for name, values in found.items()}
-        n_distances = {layer: means.n_distances for layer, means in every.means.items()}
-        return arrays | {"n_distances": xr.DataArray([*n_distances.values()], {"layer": [*n_distances]})}
+        found = []
+        for layer, means in self.calibration.means.items():
+            geometry, heads = sums.layers[layer]
+            values = {
+                "mean_query": (("head", "component"), means.q.numpy()),
+                "mean_key": (("head", "component"), means.k.numpy()),
+                "reads": ("head", [float(geometry.key_head(head)) for head in heads]),
+                "n_distances": means.n_distances,
+            }
+            found.append(xr.Dataset(values, {"layer": layer, "head": heads, "component": range(means.q.shape[1])}))
+        return sums.join_layers(found)
 
     # Losses
 
@@ -125,7 +127,7 @@ class Trial:
         """Return the cheapest rule of every key/value head at each budget, and what these cost together."""
         sums, untouched = self.recalls(self.even), self.losses(self.even, [])
         recalls = sums.mean("group_recall").mean("prompt").sel(rule=self.measure.in_order).fillna(1)  # all keys kept
-        layers, groups = list(self.calibration.heads), range(self.calibration.n_groups)
+        layers, groups = list(self.calibration.groups), range(self.calibration.n_groups)
         names = np.full((len(self.budgets), len(layers), len(groups)), "", object)
         shares, rises = [], []
         for number, budget in enumerate(self.budgets):

@@ -105,13 +105,15 @@ class BandAblation(Dominance):
         slash, alone = run.found(Slash), run.found(SlashAblation)["score"].sel(tokens="all", drop=True)
         place = slash["best_distance"]
         data = run.grid(lambda condition: self.in_running_model(run, planned[condition], place), condition=[*planned])
+        ropes = [geometry.rope for geometry in geometry_of(run.model)]
+        n_planes = [[int(one.planes(rope).sum()) for rope in ropes] for one in planned.values()]
         parts = {name: [getattr(one, name) for one in planned.values()] for name in ("kind", "scheme", "band")}
         return data.assign_coords({name: ("condition", part) for name, part in parts.items()}).assign(
             dominant=data["dominant"].astype(bool),
             score_alone=at_distance(alone.reindex(condition=data["condition"]), place),
             best_distance=place,
             best_uniform=slash["best_uniform"],
-            n_planes=(("condition", "model_layer"), [planes_of(run.model, one) for one in planned.values()]),
+            n_planes=(("condition", "model_layer"), n_planes),
         )
 
     def in_running_model(self, run: Run, condition: Condition, place: xr.DataArray) -> Mapping[str, Any]:
@@ -125,8 +127,7 @@ class BandAblation(Dominance):
             at_own = score.gather(-1, torch.as_tensor(own, device=score.device)[:, None])[:, 0]
             sums.add_layer(layer, {"profile": score, "uniform": uniform, "score": at_own})
 
-        planes = condition.planes if condition.band else None
-        hooks = [] if condition.kind == "unchanged" else ablate_bands(run.model, condition.kind, planes)
+        hooks = [] if condition.kind == "unchanged" else ablate_bands(run.model, condition.kind, condition.planes)
         loss = run.losses_under(hooks, consumer, needs=frozenset({"pattern"})).mean(-1).numpy()
         dominant = self.dominant_at(sums.mean("profile"), sums.mean("uniform"))
         return {"loss": loss, "score": sums.mean("score"), "dominant": dominant}
@@ -196,9 +197,3 @@ class BandAblation(Dominance):
         shown = data["scheme"].isin(["", scheme]).values
         frame = own.frame(columns, "condition")[shown].reset_index(drop=True)
         return frame.astype({name: int for name in ("slash heads", "kept") if (frame[name] % 1 == 0).all()})
-
-
-def planes_of(model: Any, condition: Condition) -> list[int]:
-    """Return how many planes of each layer a condition is about: those of its band, or all."""
-    ropes = [geometry.rope for geometry in geometry_of(model)]
-    return [int(condition.planes(rope).sum()) if condition.band else len(rope.inv_freq) for rope in ropes]

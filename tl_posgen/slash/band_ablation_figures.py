@@ -7,7 +7,6 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import in_words
-from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import (
     AT_START,
     COLOURS,
@@ -20,7 +19,7 @@ from tl_posgen.report.figures import (
     sides,
 )
 from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
-from tl_posgen.slash.layer_means import strongest
+from tl_posgen.slash.layer_means import strongest_named
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS
 
 N_HEADS = 12  # the strongest, drawn one by one
@@ -69,17 +68,16 @@ def slash_bars(result: Any) -> go.Figure:
 
 def strongest_heads(result: Any) -> go.Figure:
     """Draw the strongest heads, condition by condition."""
-    data, score, heads = result.own, result.own["score"].mean("prompt"), {}
-    for layer, head in strongest(score.sel(condition="unchanged"), N_HEADS):
-        place = {"layer": layer, "head": head}
-        heads[f"{head_name(layer, head)}, D = {int(data['best_distance'].sel(place))}"] = score.sel(place).values
+    data = result.own[["score", "best_distance"]].mean("prompt")
+    heads = strongest_named(data, data["score"].sel(condition="unchanged"), N_HEADS)
+    scores = np.stack([one["score"].values for one in heads.values()], 1)
     words = [in_words(condition, WHOLE_KINDS) for condition in data["condition"].values]
-    grid = xr.DataArray(np.stack([*heads.values()], 1), {"condition": words, "head": [*heads]}, ("condition", "head"))
+    grid = xr.DataArray(scores, {"condition": words, "head": [*heads]}, ("condition", "head"))
     figure = go.Figure(heat(grid, texttemplate="%{z:.2f}"))
     figure.update_yaxes(autorange="reversed", automargin=True)
     figure.update_layout(coloraxis=colour_axis(0.0, float(grid.max())))
     subtitle = "slash score in the running model, each head at its best distance D of the unchanged one"
-    title = f"The strongest slash heads, ablated · {model_label(data)}"
+    title = f"The strongest slash heads, ablated · {model_label(result.own)}"
     return finish(figure, title, subtitle, height=160 + 24 * data.sizes["condition"])
 
 

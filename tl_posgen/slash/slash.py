@@ -32,6 +32,7 @@ from tl_posgen.slash.layer_means import (
     examples,
     statistics_of,
     strongest,
+    strongest_named,
     thresholds,
     where_measured,
 )
@@ -69,15 +70,10 @@ def strongest_heads(result: Any) -> go.Figure:
     inits = (TRAINED, *result.numbers.inits)
     for number, ((_, data, colour), init) in enumerate(zip(both, inits, strict=False)):
         value, low, high = interval_of(at_init(result.dataset["best_score"], init), (0, 1))
-        places = strongest(value, N_STRONGEST)
-        ends = np.array(
-            [[float(one.sel(layer=layer, head=head)) for layer, head in places] for one in (value, low, high)]
-        )
-        heads = [data.sel(layer=layer, head=head) for layer, head in places]
-        names = [
-            f"{head_name(*place)}, D = {int(one['best_distance'])}" for place, one in zip(places, heads, strict=True)
-        ]
-        needed = [float(thresholds(result.measure.kappa, one["best_uniform"])) for one in heads]
+        heads = strongest_named(data.assign(value=value, low=low, high=high), value, N_STRONGEST)
+        names = list(heads)
+        ends = np.array([[float(one[end]) for one in heads.values()] for end in ("value", "low", "high")])
+        needed = [float(thresholds(result.measure.kappa, one["best_uniform"])) for one in heads.values()]
         panels.add(number, ranked_bars(names, ends, [colour] * len(names), ".3f", name="slash score"))
         mark = {"symbol": "line-ns-open", "size": 16, "color": COLOURS[1], "line": {"width": 2}}
         panels.add(number, go.Scatter(x=needed, y=names, mode="markers", marker=mark, name="threshold"))

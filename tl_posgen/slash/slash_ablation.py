@@ -15,11 +15,10 @@ from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.slash.layer_means import at_distance, best_distance, statistics_from_qk, statistics_of, strongest
+from tl_posgen.slash.layer_means import at_distance, best_distance, statistics_from_qk, statistics_of, strongest_named
 from tl_posgen.slash.numbers.ablations import ablate
 from tl_posgen.slash.numbers.slash_scores import SlashStatistics
 
@@ -50,7 +49,9 @@ class Condition:
         return f"{self.kind} {self.band}, {self.scheme}" if self.band else self.kind
 
     def planes(self, rope: Rope) -> Bool[Tensor, " plane"]:
-        """Return which planes of a layer the band holds."""
+        """Return which planes of a layer it is about: those of its band, or all."""
+        if not self.band:
+            return torch.ones_like(rope.inv_freq, dtype=torch.bool)
         bands = bands_by_thirds(len(rope.inv_freq)) if self.scheme == "thirds" else bands_by_wavelength(rope, self.n)
         return bands[BANDS.index(self.band)]
 
@@ -79,15 +80,14 @@ def bars(data: xr.Dataset) -> list[Any]:
     """Return a bar a condition and head, and a mark at uniform attention."""
     by_thirds = {f"drop {band}, thirds": f"{band} planes dropped" for band in BANDS}
     names = {"unchanged": "unchanged", **WHOLE_KINDS, **by_thirds}
-    places = strongest(data["best_score"].sel(condition="unchanged", drop=True), N_HEADS)
-    heads = [data.sel(layer=layer, head=head) for layer, head in places]
-    x = [f"{head_name(one['layer'], one['head'])}, D = {int(one['best_distance'])}" for one in heads]
+    heads = strongest_named(data, data["best_score"].sel(condition="unchanged", drop=True), N_HEADS)
+    x = list(heads)
     traces: list[Any] = []
     for kind, colour in zip([kind for kind in names if kind in data["condition"]], cycle(COLOURS), strict=False):
-        scores = [float(one["best_score"].sel(condition=kind)) for one in heads]
+        scores = [float(one["best_score"].sel(condition=kind)) for one in heads.values()]
         traces.append(go.Bar(x=x, y=scores, name=names[kind], marker_color=colour))
     marker = {"symbol": "line-ew-open", "size": 40, "color": "black"}
-    uniform = [float(one["best_uniform"]) for one in heads]
+    uniform = [float(one["best_uniform"]) for one in heads.values()]
     return [*traces, go.Scatter(x=x, y=uniform, mode="markers", marker=marker, name="uniform attention")]
 
 
@@ -180,5 +180,4 @@ def ablated_statistics(layer: LayerCapture, condition: Condition) -> SlashStatis
     if condition.kind == "unchanged":
         return layer.once(statistics_of)
     rope = layer.geometry.rope
-    planes = condition.planes(rope) if condition.band else None
-    return statistics_from_qk(layer, *ablate(layer.q, layer.k, rope, condition.kind, planes))
+    return statistics_from_qk(layer, *ablate(layer.q, layer.k, rope, condition.kind, condition.planes(rope)))

@@ -8,12 +8,12 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.models.selection import head_name
+from tl_posgen.core.measure import HEAD
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
 from tl_posgen.report.head_figures import thinned
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.head_groups import TITLES, group_boxes, head_groups
-from tl_posgen.slash.layer_means import strongest
+from tl_posgen.slash.layer_means import strongest_named
 
 N_HEADS = 8  # the strongest heads, drawn one by one
 SCHEMES = {"thirds": "by thirds of the planes", "wavelength": "by wavelength"}
@@ -40,16 +40,12 @@ def profiles(result: Any) -> go.Figure:
 def strongest_heads(result: Any, draw: Callable[..., list[go.Scatter]], x_title: str, y_title: str) -> Panels:
     """Return a panel for each of the strongest heads, and the null's head of the same place behind."""
     whole = result.own.sel(tokens="all")
-    places = strongest(whole["best_score"], N_HEADS)
-    heads = [whole.sel(layer=layer, head=head) for layer, head in places]
-    titles = [
-        f"{head_name(*place)}, D = {int(one['best_distance'])}, score {float(one['best_score']):.2f}"
-        for place, one in zip(places, heads, strict=True)
-    ]
-    panels = Panels(titles)
-    for number, (layer, head) in enumerate(places):
+    heads = strongest_named(whole, whole["best_score"], N_HEADS)
+    panels = Panels([f"{name}, score {float(one['best_score']):.2f}" for name, one in heads.items()])
+    for number, one in enumerate(heads.values()):
         for side, data, colour in reversed(sides(result)):
-            panels.add(number, *draw(data.sel(layer=layer, head=head), side, colour, data is result.null))
+            head = data.sel({dim: one[dim].item() for dim in HEAD})
+            panels.add(number, *draw(head, side, colour, data is result.null))
     return panels.axes(x_title, y_title, log_x=True)
 
 

@@ -148,8 +148,7 @@ class SlashTransfer(Dominance):
         chosen = score.sel(distance=sorted(self.distances)).stack(place=HEAD)
         heads = chosen.dropna("place").transpose("source", "tokens", "distance", "place")
         natural, random = torch.from_numpy(heads.values)
-        least = thresholds(self.kappa, uniform).broadcast_like(score.isel(source=0, drop=True))
-        least = least.sel(distance=heads["distance"]).stack(place=HEAD).sel(place=heads["place"])
+        least = thresholds(self.kappa, uniform).sel(distance=heads["distance"], layer=heads["layer"])
         kappa = torch.from_numpy(least.transpose("tokens", "distance", "place").values)
         agreed = vars(agreement(natural, random, kappa))
         r, counts = agreed["pearson"], [agreed.pop(name) for name in ("n_first", "n_second")]

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 import xarray as xr
 
@@ -67,8 +66,7 @@ def checked(sums: Sums, share: xr.DataArray) -> xr.Dataset:
     Args:
         share: [layer, head, source] of position, keys.
     """
-    every = share["source"].values.tolist()
-    found: dict[str, dict[int, np.ndarray]] = {"fall": {}, "constant_energy": {}, "energy": {}}
+    found = []
     for layer, scores in sums.by_layer("slash").items():
         constants, energies = sums.by_layer(f"k {TOKENS[1]}")[layer], sums.by_layer("energy")[layer]
         names = constants.names
@@ -80,16 +78,13 @@ def checked(sums: Sums, share: xr.DataArray) -> xr.Dataset:
             "constant_energy": constants.means.square().sum(-1),
             "energy": energies.of_names(names) / energies.n,
         }
-        for name, value in values.items():
-            whole = np.full((value.shape[1], len(every)), np.nan)
-            whole[:, [every.index(one) for one in names]] = value.mT.numpy()
-            found[name][layer] = whole
-    arrays = {name: sums.over_layers(name, of).assign_coords(source=share["source"]) for name, of in found.items()}
-    several = share.notnull().sum("source") > 1
-    columns = {"share": share, **arrays}
-    fall = spread_of(arrays["fall"].where(several))
+        arrays = {name: (("source", "head"), value.numpy()) for name, value in values.items()}
+        found.append(xr.Dataset(arrays, {"layer": layer, "head": sums.layers[layer][1], "source": list(names)}))
+    data = sums.join_layers(found).reindex(source=share["source"]).transpose(*OF_SOURCE)
+    columns = {"share": share, **data.data_vars}
+    fall = spread_of(data["fall"].where(share.notnull().sum("source") > 1))
     rho = [rank_correlation(spread_of(columns[name]), fall).r for name in PREDICTORS.values()]
-    return xr.Dataset({**arrays, "rho": xr.DataArray(rho, {"predictor": list(PREDICTORS)})})
+    return data.assign(rho=xr.DataArray(rho, {"predictor": list(PREDICTORS)}))
 
 
 def spread_of(array: xr.DataArray) -> torch.Tensor:

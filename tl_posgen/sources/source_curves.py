@@ -1,8 +1,5 @@
 """Curves over distance of the strongest pairs of a query source and a key source."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import torch
 import xarray as xr
@@ -27,14 +24,13 @@ CURVES = {
 }
 
 
-def strongest_pairs(sums: Sums, n_distances: int | None, weights: DistanceWeights) -> dict[str, xr.DataArray]:
-    """Return, by variable of `CURVES`, the pairs of sources whose curves make most of each head's.
+def strongest_pairs(sums: Sums, n_distances: int | None, weights: DistanceWeights) -> xr.Dataset:
+    """Return `CURVES`: the pairs of sources whose curves make most of each head's.
 
     a(d) = sum_st a_st(d) exactly, a_st(d) = scale Re sum_m qbar_s,m conj(kbar_t,m) u_m(d), first token left out.
     """
-    found: dict[str, dict[int, Any]] = {name: {} for name in CURVES}
-    for layer in sums.layers:
-        geometry = sums.layers[layer][0]
+    found = []
+    for layer, (geometry, heads) in sums.layers.items():
         moments, q, k = (sums.by_layer(f"{what} {TOKENS[1]}")[layer] for what in ("moments", "q", "k"))
         n = n_distances or max(sums.lengths.values())
         turn, share = turning(moments, geometry.rope, min(n, geometry.window or n), weights)
@@ -44,11 +40,17 @@ def strongest_pairs(sums: Sums, n_distances: int | None, weights: DistanceWeight
         names = np.array([f"{one} · {other}" for one in q.names for other in k.names], dtype=object)
         if not geometry.rope.rotary_dim:  # a(d) is constant, and what is left of it rounding
             shares = shares * torch.nan
-        values = {"curve": curves, "whole_curve": whole, "pair_share": shares}
-        for name, value in values.items():
-            found[name][layer] = value.cpu().numpy()
-        found["pair_sources"][layer] = np.where(shares.isnan().cpu().numpy(), "", names[places.cpu().numpy()])
-    return arrays(sums, found)
+        curves, whole, shares, places = (one.cpu().numpy() for one in (curves, whole, shares, places))
+        values = {
+            "curve": (("head", "pair", "distance"), curves),
+            "whole_curve": (("head", "distance"), whole),
+            "pair_share": (("head", "pair"), shares),
+            "pair_sources": (("head", "pair"), np.where(np.isnan(shares), "", names[places])),
+        }
+        labels = {"layer": layer, "head": heads, "pair": range(shares.shape[1]), "distance": range(whole.shape[1])}
+        found.append(xr.Dataset(values, labels))
+    data = sums.join_layers(found)
+    return data.assign(pair_sources=data["pair_sources"].fillna(""))
 
 
 def curves_of_pairs(
@@ -72,13 +74,3 @@ def curves_of_pairs(
     places = shares.abs().nan_to_num().topk(min(N_PAIRS, shares.shape[1]), dim=-1).indices
     chosen = products.take_along_dim(places[..., None], 1)
     return shares.take_along_dim(places, 1), places, along_distances(chosen, turn), whole
-
-
-def arrays(sums: Sums, found: Mapping[str, Mapping[int, Any]]) -> dict[str, xr.DataArray]:
-    """Return arrays of layers over all layers; names of pairs as text."""
-    numbers = {name: sums.over_layers(name, values) for name, values in found.items() if name != "pair_sources"}
-    heads = numbers["pair_share"]["head"].values.tolist()
-    names = np.full(numbers["pair_share"].shape, "", dtype=object)
-    for row, (layer, values) in zip(names, found["pair_sources"].items(), strict=True):
-        row[[heads.index(head) for head in sums.layers[layer][1]], : values.shape[1]] = values
-    return {**numbers, "pair_sources": numbers["pair_share"].copy(data=names)}

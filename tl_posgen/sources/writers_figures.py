@@ -10,6 +10,7 @@ import xarray as xr
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, at_labels, line, model_label, sides
 from tl_posgen.report.head_figures import head_names, thinned
+from tl_posgen.slash.layer_means import strongest
 from tl_posgen.sources.source_sums import SIDE_WORDS
 
 N_CURVES, N_HEADS = 6, 12  # heads shown
@@ -17,16 +18,10 @@ LEAST_SHARE = 0.1  # of a line
 ATTENTION, MLP, BIAS = -0.8, -1.6, -2.4  # rows of what is no head
 
 
-def strongest(result: Any, n: int) -> list[tuple[int, int]]:
-    """Return the heads whose scores have most of the usual term, in the model's order."""
-    size = at_labels(result, result.own["mean_square"]).stack(unit=("layer", "head")).dropna("unit")
-    chosen = size["unit"].values[np.argsort(-size.values, kind="stable")[:n]]
-    return sorted((int(layer), int(head)) for layer, head in chosen)
-
-
 def draw_curves(result: Any) -> go.Figure:
-    """Draw the curve of mean query and mean key, and those of its strongest pairs of sources, a panel a head."""
-    heads = strongest(result, N_CURVES)
+    """Draw the curve of mean query and mean key, and those of its strongest pairs of sources, a panel a head of those
+    whose scores have most of the usual term."""
+    heads = sorted(strongest(at_labels(result, result.own["mean_square"]), N_CURVES))
     panels = Panels(head_names(heads), columns=3, row_height=260)
     data = thinned(result.own[["curve", "whole_curve", "pair_sources"]])
     distance, styles = data["distance"].values + 1, dict[str, tuple[str, str]]()
@@ -53,7 +48,8 @@ def style_of(number: int) -> tuple[str, str]:
 def draw_graph(result: Any) -> go.Figure:
     """Draw a line from each source to each head whose term it writes a share of, the width by the share."""
     both = [(side, data) for side, data, _ in sides(result)]
-    panels, heads = Panels([side for side, _ in both], columns=1, row_height=420), strongest(result, N_HEADS)
+    heads = sorted(strongest(at_labels(result, result.own["mean_square"]), N_HEADS))
+    panels = Panels([side for side, _ in both], columns=1, row_height=420)
     for number, (_, data) in enumerate(both):
         shares = at_labels(result, data["share"])
         for layer, head in heads:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from source_vectors import part_of
 
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, weighted_spread
 from tl_posgen.rope.planes import turning_factors
@@ -10,11 +11,6 @@ from tl_posgen.sources.numbers.source_shares import TERMS, source_form, source_w
 
 ROPE = Rope(inverse_frequencies(4, 10.0))  # of six numbers, two do not rotate
 N_DISTANCES = 7
-
-
-def part_of(x, part, along):
-    mean = x.mean(along, keepdim=True)
-    return {"all": x, "mean": mean.expand_as(x), "rest": x - mean}[part]
 
 
 @pytest.mark.parametrize("side", ["q", "k"])
