@@ -1,6 +1,6 @@
 """Sums over prompts of what a measure computed layer by layer: memory does not grow with the number of prompts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -193,3 +193,9 @@ class Sums:
             if values
         }
         return xr.Dataset({name: self.over_layers(name, values, dims) for name, values in arrays.items()})
+
+    def join_layers(self, found: Iterable[xr.Dataset]) -> xr.Dataset:
+        """Return datasets of layers, each with the coordinate `layer`, as one over all layers and heads; else NaN."""
+        heads = sorted({head for _, of_layer in self.layers.values() for head in of_layer})
+        whole: Any = xr.concat(list(found), "layer", data_vars="all", join="outer")
+        return whole.reindex(layer=sorted(self.layers), **({"head": heads} if "head" in whole.dims else {}))

@@ -247,7 +247,7 @@ def coupling_scores(
     with Parts.kept_in(keep) as parts:
         models = (Pretrained(name, backend, dtype, device, tokenizer=tokenizer) for name in names)
         each = [Coupling(k=k)(model, prompts, keep=parts, progress=False, **cut) for model in models]
-    sizes = pd.DataFrame([found.own.attrs for found in each])[list(SIZES)]
+    sizes = pd.DataFrame([found.own.attrs for found in each], columns=list(SIZES))
     sides = {
         init: dataset_of(table, [quantities_of(found, init) for found in each], sizes, score)
         for init in (TRAINED, *map(str, null_seeds))

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
-from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.formatting import format_number
+from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, Within
 from tl_posgen.core.run import Run
