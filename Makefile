@@ -20,7 +20,9 @@ NOT_ON_BRIDGE = $(TESTS_OF_NUMBERS) $(patsubst %,tests/%.py,test_imports test_do
 	models/layers/test_fused models/geometry/test_compared_rows report/test_circuits report/test_heads \
 	report/test_hostile_pages report/test_looks report/test_page report/test_terminal slash/test_slash_toy studies/test_curves \
 	studies/test_executors)
-ON_BRIDGE = tests $(NOT_ON_BRIDGE:%=--ignore=%)
+# on 4.3.0 every measure, hook and encoding is run by tests/core, tests/hooks and others; what one measure finds is tested on 3.9.0
+SUBJECTS = $(patsubst %,tests/%,position slash coupling joining rules frequencies sources)
+ON_BRIDGE = tests $(patsubst %,--ignore=%,$(NOT_ON_BRIDGE) $(if $(SLOW),,$(SUBJECTS)))
 # bytecode of what is imported is written when it is, and not for the 20,000 files that are not
 PIP = -m pip install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE =
@@ -49,10 +51,10 @@ study: $(VENV)/installed ## the small study of many checkpoints, into a new dire
 # shapes are checked at every call on 4.3.0; on 3.9.0, to save time, in the numbers, and in the quick stage in the tests
 # which that suite leaves out
 CHECKED = $(shell echo $(patsubst %.py,tl_posgen/%,$(filter-out %__init__.py,$(NUMBERS))) beartype/beartype | tr '/ ' '.,')
-SHAPES_IN = $(shell echo $(NOT_ON_BRIDGE) | tr ' ' ',')
+SHAPES_IN = $(shell echo $(NOT_ON_BRIDGE) $(SUBJECTS) | tr ' ' ',')
 EVERY = -m 'not screenshot and not soak'
 
-test: $(VENV)/installed-dev ## lint, and every test of under two seconds on TransformerLens 3.9.0, side by side
+test: $(VENV)/installed-dev ## lint, and the quick tests on TransformerLens 3.9.0, side by side
 	$(MAKE) --jobs 2 lint test-quick
 
 test-quick: $(VENV)/installed-dev
@@ -60,9 +62,9 @@ test-quick: $(VENV)/installed-dev
 	@command -v chromium google-chrome > /dev/null || echo "not tested: pages in a browser, as there is neither chromium nor google-chrome"
 
 test-slow: $(VENV)/installed-dev ## the longer tests: commands, pages, notebooks, Ray, peaks of memory, trained models
-	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m slow --jaxtyping-packages=$(CHECKED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m "slow and not screenshot and not soak" --jaxtyping-packages=$(CHECKED)
 
-test-bridge: $(BRIDGE_VENV)/installed-dev ## what depends on the backend, on 4.3.0 and Colab's versions, and the first notebook; SLOW=1: the longer tests too
+test-bridge: $(BRIDGE_VENV)/installed-dev ## what depends on the backend, on 4.3.0 and Colab's versions, and the first notebook; SLOW=1: the longer tests and each measure's own too
 	OMP_NUM_THREADS=1 $(BRIDGE_VENV)/bin/python $(ALL_TESTS) $(if $(SLOW),$(EVERY)) -rfE $(ON_BRIDGE)
 	OMP_NUM_THREADS=1 $(BRIDGE_VENV)/bin/python $(PYTEST) tests/test_examples.py -m slow -k 01_first_look
 

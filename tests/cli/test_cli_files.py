@@ -16,6 +16,8 @@ from tl_posgen.core import registry
 from tl_posgen.core.store import Parts, read_datasets
 from tl_posgen.errors import OutputError
 
+pytestmark = pytest.mark.longer
+
 FILES = ["index.html", "results.nc", "summary.json"]
 SHORT = ("--length", "32", "--prompts", "1", "--measures", "mean_key", "--no-null")
 
@@ -58,7 +60,6 @@ def test_tables_that_cannot_be_printed_come_after_the_page(command, monkeypatch,
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == FILES
 
 
-@pytest.mark.longer
 def test_a_terminal_that_lacks_characters_shows_others(command, monkeypatch, tmp_path):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
@@ -160,7 +161,6 @@ def test_the_command_leaves_the_handlers_of_its_process_alone(command):
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-@pytest.mark.longer
 def test_a_report_of_another_run_is_replaced_only_by_force(command, tmp_path):
     out = tmp_path / "report"
     assert command("analyze", *SHORT, "--out", out)[0] == 0

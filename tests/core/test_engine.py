@@ -17,6 +17,8 @@ from tl_posgen.models.wrapped import WrappedModel
 from tl_posgen.position import LengthExtrapolation, ThreeAxis, Variance
 from tl_posgen.slash import Slash
 
+pytestmark = pytest.mark.longer
+
 TOKENS = torch.arange(60)[None] + 300
 QUICK = {"null_seeds": (), "progress": False}
 
@@ -140,7 +142,6 @@ LONGER = LengthExtrapolation(inside=16, times=2, conditions=("interpolation",))
 RUNNING = ["loss", "slash", "slash_transfer", LONGER]  # each runs the model, prompt by prompt
 
 
-@pytest.mark.longer
 @pytest.mark.parametrize(("measures", "seeds", "most"), [(None, (0,), 5), (RUNNING, (), 8)])
 def test_a_model_is_wrapped_as_often_however_many_the_prompts(small_model, alice, monkeypatch, measures, seeds, most):
     """The wrapped model is handed on: no forward pass wraps it again."""
@@ -246,7 +247,6 @@ def test_several_random_inits_stand_beside_the_model_with_their_spread(mini, ali
     assert slash.numbers("best_score").of_inits.spread == pytest.approx(np.std(means, ddof=1))
 
 
-@pytest.mark.longer
 def test_the_same_analysis_gives_the_same_numbers(small_model, alice):
     options = {"length": 24, "n_prompts": 2, "progress": False}
     first, second = (tl_posgen.analyze(small_model, alice, **options).summary() for _ in range(2))

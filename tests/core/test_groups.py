@@ -15,6 +15,8 @@ from tl_posgen.core.groups import PromptGroups, total
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.stats.intervals import FEWEST, MOST_GROUPS, jackknife_interval, prompts_per_group
 
+pytestmark = pytest.mark.longer
+
 QUICK = {"null_seeds": (), "progress": False}
 N_PROMPTS = 7  # three groups of two, the last one of one
 KINDS = [registry.find(name) for name in registry.BUILT_IN]

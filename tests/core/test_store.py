@@ -20,6 +20,8 @@ from tl_posgen.models.tokens import bundled_text
 from tl_posgen.progress import Passes
 from tl_posgen.slash import Slash
 
+pytestmark = pytest.mark.longer
+
 CUT = {"length": 12, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}
 MEASURES = ("mean_key", "slash", "slash_transfer", "loss", "plane_sufficiency")
 SHARED = 3  # of the files: of the model and two random inits
@@ -179,7 +181,6 @@ def test_a_damaged_part_is_named_with_the_remedy(small_model, tmp_path):
         tl_posgen.analyze(small_model, bundled_text(), **run)
 
 
-@pytest.mark.longer
 def test_a_full_disk_does_not_stop_the_analysis(small_model, tmp_path, monkeypatch, capsys):
     def full(directory, files):
         raise OutputError("parts: cannot write there (No space left on device); choose another place")

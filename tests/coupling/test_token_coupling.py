@@ -9,6 +9,8 @@ from tl_posgen.coupling.jacobians import residual_jacobians
 from tl_posgen.coupling.token_coupling import KINDS
 from tl_posgen.errors import InputError
 
+pytestmark = pytest.mark.longer
+
 APART = ~np.eye(3, dtype=bool)
 
 

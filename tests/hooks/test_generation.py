@@ -22,6 +22,8 @@ from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 from tl_posgen.rope.splits import split_scores
 from tl_posgen.slash.numbers.ablations import ablate
 
+pytestmark = pytest.mark.longer
+
 
 def written(model, hooks, cached, tokens, n_new=3, **options):
     """Return the prompt and the model's greedy continuation."""

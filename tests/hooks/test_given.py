@@ -9,6 +9,8 @@ import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import token_losses
 
+pytestmark = pytest.mark.longer
+
 TOKENS = torch.arange(3, 43).view(2, 20)
 HOOK = "blocks.1.attn.hook_z"
 

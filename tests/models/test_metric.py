@@ -10,6 +10,8 @@ from tl_posgen.models.metric import CHOSEN, Metric
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import BandAblation
 
+pytestmark = pytest.mark.longer
+
 TEXT = "The White Rabbit put on his spectacles and looked at the King, and the King at the Queen. " * 3
 CUT = {"length": 32, "n_prompts": 2, "null_seeds": (), "progress": False}
 THIRDS = BandAblation(schemes=("thirds",))
@@ -52,7 +54,6 @@ def test_a_value_of_a_prompt_stands_at_each_of_its_targets(mini):
     torch.testing.assert_close(torch.tensor(own["loss"].values), expected)
 
 
-@pytest.mark.longer
 def test_titles_sentences_and_provenance_name_the_metric(small_model):
     result = THIRDS(small_model, TEXT, metric=doubled, heads=["1.2"], **CUT)
     assert result.provenance["metric"] == "doubled"

@@ -11,6 +11,8 @@ from tl_posgen.report.columns import NO_NUMBER, as_text
 from tl_posgen.report.tables import compact
 from tl_posgen.report.terminal import print_own
 
+pytestmark = pytest.mark.longer
+
 
 @pytest.fixture(scope="module")
 def report(alice):

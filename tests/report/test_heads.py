@@ -14,6 +14,8 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.report.heads import LONGEST, heads_of, quantised
 
+pytestmark = pytest.mark.longer
+
 
 @pytest.fixture(scope="module")
 def report(mini, alice):

@@ -19,6 +19,8 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rules import HeadRule, Rules, RuleTable, apply_rules
 from tl_posgen.rules.head_rules import WORDS
 
+pytestmark = pytest.mark.longer
+
 CUT = {"length": 40, "n_prompts": 4, "progress": False}
 BUDGET = 6
 CHOSEN = ("window", "sinks", "slashes", "mean_query", "position_and_content")

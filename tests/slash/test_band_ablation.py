@@ -16,6 +16,8 @@ from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import BandAblation, ablate_bands
 from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 
+pytestmark = pytest.mark.longer
+
 CUT = {"length": 64, "n_prompts": 2}
 
 
@@ -33,7 +35,6 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
         np.testing.assert_allclose(result.own.loss.sel(condition=condition), expected, rtol=1e-5)
 
 
-@pytest.mark.longer
 def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(family_model, alice):
     few = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
     model, measure = family_model("llama"), BandAblation(schemes=["thirds"])

@@ -17,6 +17,8 @@ from tl_posgen.slash import Cone
 from tl_posgen.slash.cone import axis_agreement
 from tl_posgen.slash.head_groups import group_mean, in_groups
 
+pytestmark = pytest.mark.longer
+
 LAYER = 3
 VARIANTS = [("all", 0), ("without first", 1)]
 TOKENS = torch.arange(2, 26)[None]

@@ -14,6 +14,8 @@ from tl_posgen.models import geometry_of
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
 from tl_posgen.slash.head_groups import GROUPS, n_heads, n_slash_heads
 
+pytestmark = pytest.mark.longer
+
 PER_HEAD = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation")
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
 QUICK = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
@@ -34,7 +36,6 @@ def per_head(dataset):
     return {name: one for name, one in dataset.data_vars.items() if {"layer", "head"} <= set(one.dims)}
 
 
-@pytest.mark.longer
 @pytest.mark.parametrize("name", PER_HEAD)
 def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(small, name):
     some, whole = small((0,), PAIRS)[name].own, small()[name].own

@@ -9,6 +9,8 @@ import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.slash import Slash
 
+pytestmark = pytest.mark.longer
+
 KNOWN = {
     "bundled": (256, {(1, 2): 0.359, (3, 1): 0.432}, 0.005),
     "stories": (512, {(1, 3): 0.66, (3, 6): 0.65, (1, 6): 0.52}, 0.05),

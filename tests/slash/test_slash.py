@@ -10,6 +10,8 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import Slash, SlashTransfer, slash_heads
 from tl_posgen.slash.numbers.slash_scores import uniform_scores
 
+pytestmark = pytest.mark.longer
+
 CUT = {"length": 64, "n_prompts": 2}
 
 

@@ -11,6 +11,8 @@ from tl_posgen.slash.numbers.ablations import ablate
 from tl_posgen.slash.numbers.slash_scores import slash_statistics_from_qk
 from tl_posgen.slash.slash_ablation import BAND_KINDS, WHOLE_KINDS, conditions
 
+pytestmark = pytest.mark.longer
+
 QUIET = {"null_seeds": (), "progress": False}
 
 

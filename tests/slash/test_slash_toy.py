@@ -8,6 +8,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.slash import slash_toy
 from tl_posgen.slash.toy_model import ShallowTransformer, ToySettings, draw_prompts
 
+pytestmark = pytest.mark.longer
+
 TASK = {"n_tokens": 12, "n_features": 3, "batch": 4, "steps": 1, "every": 1, "seeds": (0, 1)}
 SETTINGS = {**TASK, "d_head": 8, "rope_base": 100.0, "init_std": 1.0}
 

@@ -12,6 +12,8 @@ from tl_posgen.rope.rotation import rotate
 from tl_posgen.sources import Sources
 from tl_posgen.stats.rank_correlation import rank_correlation
 
+pytestmark = pytest.mark.longer
+
 QUIET = {"null_seeds": (), "progress": False}
 AT = {"tokens": "without first", "side": "k", "term": "position"}
 

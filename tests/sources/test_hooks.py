@@ -14,6 +14,8 @@ from tl_posgen.rope.rotation import complex_planes, rotate
 from tl_posgen.sources import remove_source
 from tl_posgen.sources.hooks import turned
 
+pytestmark = pytest.mark.longer
+
 TOKENS = torch.randint(2, 60, (3, 14), generator=torch.manual_seed(0))
 TEXT = torch.randint(2, 60, (2, 16), generator=torch.manual_seed(1))
 MLP = ("L0 MLP", "L0 MLP bias")

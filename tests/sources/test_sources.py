@@ -14,6 +14,8 @@ from tl_posgen.rope.rotation import complex_planes
 from tl_posgen.sources import Sources
 from tl_posgen.sources.numbers.source_shares import TERMS
 
+pytestmark = pytest.mark.longer
+
 TOKENS = torch.randint(2, 60, (2, 9), generator=torch.manual_seed(0))
 QUIET = {"null_seeds": (), "progress": False}
 EVERY = {"terms": tuple(TERMS), "sides": ("k", "q")}

@@ -16,6 +16,8 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import AcrossPrompts
 from tl_posgen.position.decomposition.numbers.position_shares import row_centred
 
+pytestmark = pytest.mark.longer
+
 N = 14
 OUT = {"tokens": "without first"}
 QUIET = {"null_seeds": (), "progress": False}

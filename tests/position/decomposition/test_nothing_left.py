@@ -12,6 +12,8 @@ from tl_posgen.position.decomposition import AcrossPrompts, Residual
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.layer_residuals import residual_sums
 
+pytestmark = pytest.mark.longer
+
 QUIET = {"null_seeds": (), "progress": False}
 SHARES = ("top_share", "effective_rank", "spectrum", "energy_share", "pair_share")
 

@@ -15,6 +15,8 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition import AcrossPrompts, MeanKey, Residual, ThreeAxis
 from tl_posgen.report.caveats import ENCODINGS as WHERE
 
+pytestmark = pytest.mark.longer
+
 MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]
 ENCODINGS = {"gpt2": "absolute", "bloom": "alibi"}
 CAVEATS = {"gpt2": set(MEASURES), "bloom": set(MEASURES[:-1])}

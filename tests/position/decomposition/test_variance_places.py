@@ -14,6 +14,8 @@ from tl_posgen.position.decomposition import AcrossPrompts, Variance
 from tl_posgen.position.decomposition.variance import FEWEST_PROMPTS
 from tl_posgen.report.tables import compact
 
+pytestmark = pytest.mark.longer
+
 OUT = {"tokens": "without first"}
 
 

@@ -16,6 +16,8 @@ from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.position.distance.numbers.distance_table import table_energies
 from tl_posgen.position.distance.one_distance import curve_under_intervention
 
+pytestmark = pytest.mark.longer
+
 CUT = {"length": 40, "n_prompts": 2, "progress": False}
 OUT = {"tokens": "without first"}
 

@@ -19,6 +19,8 @@ from tl_posgen.position.length.length_figures import WORDS
 from tl_posgen.position.length.numbers.output_drift import OutputMoments, output_drift
 from tl_posgen.position.length.numbers.output_plane import output_plane
 
+pytestmark = pytest.mark.longer
+
 OPTIONS = {"inside": 16, "times": 3, "n_global": 2, "block": 4, "n_blocks": 1}
 CUT = {"length": 16, "n_prompts": 2, "progress": False}
 QUIET = {**CUT, "null_seeds": ()}
@@ -127,7 +129,6 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
     assert float(edited.sel(condition="lm_infinite")) not in others.values
 
 
-@pytest.mark.longer
 def test_streamed_passes_give_the_same(mini, alice, result):
     """The untouched model's by rows; layers whose scores are edited form them, and the others do not."""
     with chosen(True):

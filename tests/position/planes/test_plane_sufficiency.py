@@ -14,6 +14,8 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.planes import Planes, PlaneSufficiency
 from tl_posgen.position.planes.plane_sufficiency import correlation, kinds_of_weights, pooled, r_and_rho
 
+pytestmark = pytest.mark.longer
+
 CUT = {"length": 64, "n_prompts": 2, "progress": False}
 REST = TOKENS[1]
 KINDS = ["trained", "random init", "shuffled"]
@@ -43,7 +45,6 @@ def test_numbers_are_those_of_the_planes(mini, alice, kinds, kind):
     np.testing.assert_allclose(kinds[kind]["interaction"], found["share"].sel(part="interaction"))
 
 
-@pytest.mark.longer
 def test_random_inits_are_those_of_their_seeds_and_the_seed_shuffles(mini, alice):
     other = PlaneSufficiency()(mini, alice, null_seeds=(4, 5), seed=3, **CUT)
     models = ((other.nulls[1], "own", random_like(mini, 5)), (other.own, "shuffled", shuffled_like(mini, seed=3)))
@@ -52,7 +53,6 @@ def test_random_inits_are_those_of_their_seeds_and_the_seed_shuffles(mini, alice
     assert other.nulls[0]["std"].sel(weights="shuffled").isnull().all()
 
 
-@pytest.mark.longer
 def test_without_null_seeds_there_is_no_random_init(mini, alice, result):
     alone = PlaneSufficiency()(mini, alice, null_seeds=(), layers=[0, 1], **CUT)
     assert "random init" in result.findings()[0]

@@ -12,6 +12,8 @@ from tl_posgen.position.substitution.numbers.split_maps import split_maps
 from tl_posgen.position.substitution.split_examples import MAPS, PARTS
 from tl_posgen.rope.rotation import rotate
 
+pytestmark = pytest.mark.longer
+
 CUT = {"length": 80, "n_prompts": 2, "progress": False}
 
 
