@@ -229,6 +229,30 @@ def test_a_measure_of_ones_own_is_followed_by_its_first_numbers(checkpoints, ali
     assert found.kinds == ["means"]
 
 
+def test_an_interrupted_run_keeps_its_finished_checkpoints(checkpoints, tmp_path, alice):
+    measured = []
+
+    @dataclass(frozen=True)
+    class InterruptedOnce(Weight):
+        """weight = mean W_E^2"""
+
+        def of_model(self, run):
+            measured.append(run)
+            if len(measured) == 2:
+                raise KeyboardInterrupt
+            return super().of_model(run)
+
+    asked = {"measures": ["three_axis", InterruptedOnce()], "null_seeds": (), "keep": tmp_path, **OPTIONS}
+    with pytest.raises(KeyboardInterrupt):
+        emergence(checkpoints, alice, **asked)
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert any("-step0-" in path.name for path in kept)
+    found = emergence(checkpoints, alice, **asked)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    whole = emergence(checkpoints, alice, measures="three_axis", null_seeds=(), **OPTIONS)
+    xr.testing.assert_equal(found.sel()["three_axis_r"], whole.sel()["three_axis_r"])
+
+
 def test_bad_input_is_refused(checkpoints, tmp_path, alice):
     for wrong in ([], [checkpoints[0], checkpoints[0]], [tmp_path / "nowhere"]):
         with pytest.raises(InputError):
