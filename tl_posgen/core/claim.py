@@ -124,7 +124,7 @@ class Criterion:
 
     @property
     def margin(self) -> str:
-        """How far the number is from the nearest of its thresholds."""
+        """Distance of the number from the nearest of its thresholds, in words."""
         if math.isnan(self.value):
             return f"{self.quantity} not defined"
         words = f"{self.quantity} {self.value:.{self.digits}f}"

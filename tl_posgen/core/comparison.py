@@ -252,7 +252,7 @@ class Comparison(Measure):
         largest = AtHead(int(layer), int(head), Number(float(changes[layer, head])))
         lost = int(mean_of(one).notnull().any("report").sum()) - len(changes)
         left_out = f"; {counted(lost, 'head')} defined on one side only, left out" if lost else ""
-        average = f"{mean.with_interval:+.3f} on average{mean.beside:+.3f}"
+        average = f"{mean.with_interval:+.3f} on average{mean.null_in_brackets:+.3f}"
         return f"{label}: {average}{heads}; most in {largest:+.3f}{left_out}."
 
     def table(self, own: Numbers) -> pd.DataFrame:

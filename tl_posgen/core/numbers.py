@@ -55,7 +55,7 @@ class Number:
     spread: float | None = None
 
     def __format__(self, form: str) -> str:
-        return f"{self.with_interval:{form}}{self.beside:{form}}"
+        return f"{self.with_interval:{form}}{self.null_in_brackets:{form}}"
 
     def __float__(self) -> float:
         return self.value
@@ -89,7 +89,7 @@ class Number:
         return Formatted(lambda form: f"random init {self.of_inits.with_interval:{form}}" if self.inits else "")
 
     @property
-    def beside(self) -> Formatted:
+    def null_in_brackets(self) -> Formatted:
         """The random inits in brackets, as they follow the model's number: " (random init 0.35 ± 0.07)"."""
         return Formatted(lambda form: in_brackets(f"{self.null:{form}}"))
 

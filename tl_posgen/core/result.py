@@ -94,13 +94,13 @@ class Result:
 
     @cached_property
     def sentences(self) -> list[str]:
-        """What was found, the headline first; none where it holds by construction."""
+        """Findings in words, the headline first; none where it holds by construction."""
         meaningful = not self.encodings or set(self.encodings) - self.measure.without_meaning
         return list(self.measure.findings(self.numbers)) if meaningful else []
 
     @property
     def notes(self) -> list[str]:
-        """What the model's encoding and hooks make of it."""
+        """Effects of the model's encoding and of hooks on the result, in words."""
         return [*([self.caveat] if self.caveat else []), *(f"{self.name}: {one}" for one in self.warnings)]
 
     @cached_property
@@ -110,7 +110,7 @@ class Result:
 
     @property
     def warnings(self) -> list[str]:
-        """What is said of edited scores or patterns, hooks, a missing proof, a random init with the model's weights."""
+        """Warnings about edited scores or patterns, hooks, a missing proof, a random init with the model's weights."""
         attrs, found = self.dataset.attrs, []
         if layers := listed(attrs.get("edited_layers", [])):
             found.append(f"measured from scores that are not those of q and k, in layer {layers}. {attrs['edited']}")

@@ -65,7 +65,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class LayerForecast:
-    """What moments of one layer say of its scores under all conditions."""
+    """Scores of one layer under all conditions, forecast from its moments."""
 
     moments: TripleMoments
     geometry: LayerGeometry

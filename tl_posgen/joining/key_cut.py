@@ -161,8 +161,8 @@ class KeyCut(Measure):
         less = own.number(less_control(own.array("rise", share=shares[0])))
         lines = [
             f"With keys cut to their mean direction and {shares[0]:.0%} of the rest, which takes {taken.plain:.0%} of "
-            f"their squared norm, the loss changes by {rise.with_interval:+.3f} nats{rise.beside:+.3f}. With the mean "
-            "key and what lies along a random direction kept, as much taken, it changes by "
+            f"their squared norm, the loss changes by {rise.with_interval:+.3f} nats{rise.null_in_brackets:+.3f}. "
+            "With the mean key and what lies along a random direction kept, as much taken, it changes by "
             f"{control.with_interval:+.3f}; the difference is {less.with_interval:+.3f}."
         ]
         kept = ", ".join(f"{share:.0%}" for share in shares)

@@ -198,7 +198,7 @@ class Profiles(Measure):
     def findings(self, own: Numbers) -> list[str]:
         n_heads = int(own.data["interaction"].notnull().sum())
         highest = [
-            f"{COLUMNS[name]} {own.extreme(name):.2f}{own.number(own.array(name).max(HEAD)).beside:.2f}"
+            f"{COLUMNS[name]} {own.extreme(name):.2f}{own.number(own.array(name).max(HEAD)).null_in_brackets:.2f}"
             for name in ("slash_score", *REPEATED)
         ]
         on_text, *on_repeated = highest

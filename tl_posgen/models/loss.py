@@ -59,7 +59,7 @@ def judged(
 ) -> Float[Tensor, "prompt target"]:
     """Return the loss of each next token, or the values of the metric that was chosen in its place, float64."""
     metric = CHOSEN.get()
-    return losses_of(logits, tokens) if metric is None else metric.of(logits, tokens)
+    return losses_of(logits, tokens) if metric is None else metric.values(logits, tokens)
 
 
 def losses_of(

@@ -30,14 +30,14 @@ class Metric:
         >>> def confidence(logits, tokens):
         ...     return logits[:, :-1].softmax(-1).amax(-1)
         >>> import torch
-        >>> Metric("largest probability", confidence).of(torch.zeros(2, 5, 8), torch.zeros(2, 5, dtype=int))[0]
+        >>> Metric("largest probability", confidence).values(torch.zeros(2, 5, 8), torch.zeros(2, 5, dtype=int))[0]
         tensor([0.1250, 0.1250, 0.1250, 0.1250], dtype=torch.float64)
     """
 
     name: str
     value: Judge
 
-    def of(
+    def values(
         self, logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
     ) -> Float[Tensor, "prompt target"]:
         """Return the values in float64, that of a whole prompt at each of its targets.

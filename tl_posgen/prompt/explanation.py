@@ -45,7 +45,7 @@ class Explanation:
 
     @property
     def note(self) -> str:
-        """What the terms do not hold in this layer, such as position where nothing rotates; "" if nothing."""
+        """A part of the scores that the terms of this layer lack, such as position where nothing rotates; else ""."""
         return self.data.attrs["note"]
 
     @cached_property

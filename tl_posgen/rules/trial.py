@@ -41,7 +41,7 @@ class Trial:
 
     @property
     def n_passes(self) -> int:
-        """How many forward passes it takes, one a prompt."""
+        """Number of forward passes that it takes, one a prompt."""
         alone = {"none": 0, "layer": len(self.calibration.groups), "head": len(self.places)}[self.measure.alone]
         n_budgets = len(self.budgets)
         of_odd = 2 + n_budgets * (1 + len(self.rules) * (1 + alone))

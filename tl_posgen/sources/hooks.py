@@ -204,7 +204,7 @@ def turned(
 
 
 class LiveSources:
-    """What sources write into queries or keys in the pass that runs."""
+    """Vectors that sources write into queries or keys in the pass that runs."""
 
     def __init__(self, wrapped: WrappedModel, last: int, names: Mapping[int, set[str]], side: Side):
         self.wrapped, self.names, self.reader = wrapped, names, SourceReader(wrapped, last)

@@ -1,4 +1,4 @@
-"""What each source adds to queries or keys, summed over tokens and prompts, and the passes that it is read from."""
+"""Sum what each source adds to queries or keys over tokens and prompts, and the passes that it is read from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which correlations of a trained model go beyond those of its random inits."""
+"""Find the correlations of a trained model that go beyond those of its random inits."""
 
 from statistics import NormalDist
 

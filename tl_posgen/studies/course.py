@@ -134,10 +134,10 @@ class Emergence(Measure):
         steps, names, form = own.data["step"].values, own.data["checkpoint"].values, curve.form
         first, last = (self.number(own, curve, names[place]) for place in (0, -1))
         if len(steps) < 2:
-            return f"is {last.with_interval:{form}} at step {steps[0]}{last.beside:{form}}"
+            return f"is {last.with_interval:{form}} at step {steps[0]}{last.null_in_brackets:{form}}"
         ends = (
             f"goes from {first.with_interval:{form}} at step {steps[0]} to {last.with_interval:{form}} at step "
-            f"{steps[-1]}{last.beside:{form}}"
+            f"{steps[-1]}{last.null_in_brackets:{form}}"
         )
         values = values_of(own, curve)
         if not np.isfinite(values).all():

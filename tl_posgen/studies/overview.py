@@ -150,7 +150,7 @@ class Overview(Measure):
         inits = tuple(float(at_the_end(per_job(own, curve, init), own).mean()) for init in own.inits)
         size = r_with_size(own, curve)
         with_size = "" if size is None else f"; with ln parameters r = {size:.2f}"
-        return f"{curve.sentence} {course}{Number(0.0, inits=inits).beside:{form}}{with_size}."
+        return f"{curve.sentence} {course}{Number(0.0, inits=inits).null_in_brackets:{form}}{with_size}."
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a finished job: every curve, heads averaged."""

@@ -51,7 +51,7 @@ def resolved(number: Number, form: str = ".1%") -> str:
 def resolved_beside_null(number: Number) -> str:
     """Return a share with its interval and its random inits."""
     noise = number.of_inits.value < 0
-    return resolved(number) + (f" (random init {NOT_RESOLVED})" if noise else f"{number.beside:.1%}")
+    return resolved(number) + (f" (random init {NOT_RESOLVED})" if noise else f"{number.null_in_brackets:.1%}")
 
 
 def draw_maps(result: Any) -> go.Figure:

@@ -183,7 +183,7 @@ class DummyDistance(Measure):
         refits = {d0: own("refit_r", d0=d0, **OUT) for d0 in d0s}
         defined = [d0 for d0, one in refits.items() if one] or d0s
         extremes = dict.fromkeys(pick(defined, key=lambda d0: refits[d0].value) for pick in (min, max))
-        ends = [f"{refits[d0].plain:.2f}{refits[d0].beside:.2f} at {d0:g}" for d0 in extremes]
+        ends = [f"{refits[d0].plain:.2f}{refits[d0].null_in_brackets:.2f} at {d0:g}" for d0 in extremes]
         refitted = "lowest {}, highest {}".format(*ends) if len(ends) > 1 else ends[0]
         most, least = (own.extreme("key_part_r", largest, **OUT) for largest in (True, False))
         at = {d0: own("loss_at", d0=d0) for d0 in d0s}
@@ -199,7 +199,7 @@ class DummyDistance(Measure):
             f"distance ({best:g}), and {own('loss_beyond', limit=limit).plain:.3f} with distances above {limit:g} seen "
             f"as {limit:g}.",
             f"Where each distance's mean is taken away the key part correlates with the table at "
-            f"{r.with_interval:.3f}{r.beside:.3f}, most in {most:.3f}, least in {least:.3f}.",
+            f"{r.with_interval:.3f}{r.null_in_brackets:.3f}, most in {most:.3f}, least in {least:.3f}.",
             *agreement_findings(own),
         ]
 

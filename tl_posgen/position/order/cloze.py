@@ -48,7 +48,7 @@ class EncodedItem:
 
 
 class Row(NamedTuple):
-    """What the model reads for one choice of an item."""
+    """Tokens that the model reads for one choice of an item."""
 
     item: int
     choice: int

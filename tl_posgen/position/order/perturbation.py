@@ -238,9 +238,9 @@ class Perturbation(Measure):
         ]
         return [
             f"A cloze of {n} passages of the text{cloze.fewer_of_inits(n) if own.inits else ''}, {least:.0%} of the "
-            f"context moved: accuracy {in_order.plain:.0%}{in_order.beside:.0%}; chance {1 / N_CHOICES:.0%}. With "
-            f"{most:.0%} moved, accuracy "
-            f"and change of the right choice's log-likelihood (nats a token): {'; '.join(parts)}."
+            f"context moved: accuracy {in_order.plain:.0%}{in_order.null_in_brackets:.0%}; chance {1 / N_CHOICES:.0%}. "
+            f"With {most:.0%} moved, accuracy and change of the right choice's log-likelihood (nats a token): "
+            f"{'; '.join(parts)}."
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""How far predictions under hooks are from those of the unchanged model: the loss, and the KL between them."""
+"""Compare predictions under hooks with those of the unchanged model: the loss, and the KL between them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Where a token stands, in its queries and keys: their covariance that prompts share, and the shares it has in w."""
+"""Place of a token in its queries and keys: their covariance that prompts share, and the shares it has in w."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
