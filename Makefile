@@ -62,7 +62,7 @@ test-quick: $(VENV)/installed-dev
 	@command -v chromium google-chrome > /dev/null || echo "not tested: pages in a browser, as there is neither chromium nor google-chrome"
 
 test-slow: $(VENV)/installed-dev ## the longer tests: commands, pages, notebooks, Ray, peaks of memory, trained models
-	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m "slow and not screenshot and not soak" --jaxtyping-packages=$(CHECKED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m "slow and not screenshot and not soak" --durations=40 --jaxtyping-packages=$(CHECKED)
 
 test-bridge: $(BRIDGE_VENV)/installed-dev ## what depends on the backend, on 4.3.0 and Colab's versions, and the first notebook; SLOW=1: the longer tests and each measure's own too
 	OMP_NUM_THREADS=1 $(BRIDGE_VENV)/bin/python $(ALL_TESTS) $(if $(SLOW),$(EVERY)) -rfE $(ON_BRIDGE)
