@@ -226,13 +226,11 @@ class WhatIfRope(Measure):
         return {"moments": TripleMoments.from_qk(q, k, layer.geometry.rope, first_token=False)}
 
     def finish(self, sums: Sums) -> xr.Dataset:
-        found: dict[str, dict[int, Any]] = {}
-        for layer, moments in sums.by_layer("moments").items():
-            forecast = LayerForecast(moments, sums.layers[layer][0], self.conditions(sums.seed))
-            for name, values in forecast.variables().items():
-                found.setdefault(name, {})[layer] = values.cpu().numpy()
-        data = {name: sums.over_layers(name, of) for name, of in found.items()}
-        return xr.Dataset(data, attrs={"first": list(self.labelled)[1]})
+        forecasts = {
+            layer: LayerForecast(moments, sums.layers[layer][0], self.conditions(sums.seed)).variables()
+            for layer, moments in sums.by_layer("moments").items()
+        }
+        return sums.variables_of(forecasts).assign_attrs(first=list(self.labelled)[1])
 
     def of_model(self, run: Run) -> xr.Dataset:
         data, conditions = run.data, self.conditions(run.seed)
