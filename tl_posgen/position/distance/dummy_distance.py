@@ -23,7 +23,6 @@ from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.distance.dummy_distance_figures import (
     OUT,
     PARTS,
-    TABLE_LABELS,
     draw_agreement,
     draw_curves,
     draw_losses,
@@ -32,7 +31,13 @@ from tl_posgen.position.distance.dummy_distance_figures import (
 )
 from tl_posgen.position.distance.hooks import at_dummy_distance, check_distance, require_distances, training_length
 from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
-from tl_posgen.position.distance.one_distance import TABLE, curve_under_intervention, refit_r, table_examples
+from tl_posgen.position.distance.one_distance import (
+    TABLE,
+    TABLE_LABELS,
+    curve_under_intervention,
+    refit_r,
+    table_examples,
+)
 from tl_posgen.report.head_figures import head_map
 
 LIMITS = (1, 2, 4, 8, 16, 32, 64, 128)

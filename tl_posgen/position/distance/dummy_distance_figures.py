@@ -8,12 +8,12 @@ import xarray as xr
 
 from tl_posgen.core.result import Result
 from tl_posgen.models.selection import parse_head
+from tl_posgen.position.distance.one_distance import TABLE_LABELS
 from tl_posgen.report.figures import COLOURS, DIVERGING, Panels, colour_axis, heat, line, model_label, sides
 from tl_posgen.report.head_figures import layer_curves, thinned
 
 OUT = {"tokens": "without first"}
 PARTS = ("distance", "key", "distance × key")
-TABLE_LABELS = {"example": ("most", "least"), "query_shown": ("last query", "mean over queries")}
 TITLES = {"without first": "first token out", "all": "all tokens"}
 
 

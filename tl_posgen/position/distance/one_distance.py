@@ -14,7 +14,6 @@ from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.layer_fits import fit_capture, fits_of
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
-from tl_posgen.position.distance.dummy_distance_figures import TABLE_LABELS
 from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.position.distance.numbers.distance_table import distance_table
 from tl_posgen.report.head_figures import thinned
@@ -24,6 +23,7 @@ from tl_posgen.rope.scores_at import unturned
 from tl_posgen.stats.agreement import pearson
 
 TABLE = ("example", "query_shown", "table_distance", "key")
+TABLE_LABELS = {"example": ("most", "least"), "query_shown": ("last query", "mean over queries")}
 
 
 def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head distance"]:
