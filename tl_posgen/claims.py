@@ -14,8 +14,8 @@ from tl_posgen.core import registry
 from tl_posgen.core.claim import Claim, judged, judgement_of
 from tl_posgen.core.engine import analyze, refusals, supported
 from tl_posgen.core.measure import Measure
+from tl_posgen.core.null_models import NullModels, check_seed
 from tl_posgen.core.options import fits, require
-from tl_posgen.core.random_inits import RandomInits, check_seed
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
@@ -51,6 +51,7 @@ def judge_claims(
     consecutive: bool = False,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
+    shuffled_seeds: Sequence[int] | None = None,
     keep: str | os.PathLike | None = "claims",
     stability: bool = False,
     progress: bool = True,
@@ -62,7 +63,7 @@ def judge_claims(
         prompts: one text, long enough for four prompts of four times the training length, for the claims on length.
         papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024).
         checkpoints: directories of the same model in training, in order; without them claims on training stay open.
-        length, n_prompts, consecutive, seed, null_seeds: as in `analyze`.
+        length, n_prompts, consecutive, seed, null_seeds, shuffled_seeds: as in `analyze`.
         keep: directory for finished parts, None for none. A later run with the same weights, text and settings takes
             them up.
         stability: judge again at half and at twice the prompts: the column "again" has both verdicts. With fewer than
@@ -102,7 +103,7 @@ def judge_claims(
         raise InputError(f"stability: half and twice the prompts need n_prompts of 2 or more, not {n_prompts}")
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
     run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    run |= {"seed": seed, "progress": progress, "null_seeds": RandomInits(model, null_seeds)}
+    run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(model, null_seeds, shuffled_seeds)}
     with Parts.kept_in(None if keep is None else Path(keep) / "parts") as parts:
         judged_on = partial(results_for, model, prompts, checkpoints=checkpoints, keep=parts)
         results, reasons = judged_on(claims, run)

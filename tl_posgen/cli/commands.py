@@ -16,6 +16,7 @@ Heads = Annotated[
 ]
 
 LOADING = ("backend", "dtype", "device", "revision", "tokenizer")
+NULLS = ("null_seeds", "shuffled_seeds", "no_null")
 PAGE = ("out", "force", "full")
 TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive")
 READING = tuple(field.name for field in fields(Setup) if field.name not in PAGE)
@@ -75,7 +76,7 @@ def measures(full: Annotated[bool, typer.Option("--full", help="Also the source 
     print_known_measures(full=full)
 
 
-@command(without=(*TEXT, "seed", "null_seeds", "no_null", *PAGE))
+@command(without=(*TEXT, "seed", *NULLS, *PAGE))
 def check(setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
     from tl_posgen.models.layer_table import check as run
@@ -83,7 +84,7 @@ def check(setup: Setup) -> None:
     run(setup.pretrained().load())
 
 
-@command(without=("model", *TEXT, *LOADING, "null_seeds", "no_null"))
+@command(without=("model", *TEXT, *LOADING, *NULLS))
 def toy(
     setup: Setup,
     distance: Annotated[int, typer.Option(help="How many positions later the label is shown.", min=1)] = 3,
@@ -98,7 +99,7 @@ def toy(
     setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
 
 
-@command(without=("model", "revision", "prompt"), length=64)
+@command(without=("model", "revision", "prompt", "shuffled_seeds"), length=64)
 def coupling_scores(
     setup: Setup,
     scores: Annotated[Path, typer.Argument(help="CSV with columns model, score [, d_model, n_layers, parameters].")],
@@ -114,7 +115,7 @@ def coupling_scores(
     setup.present(found, parts=parts)
 
 
-@command(without=("model", "revision", "prompt"))
+@command(without=("model", "revision", "prompt", "shuffled_seeds"))
 def emerge(
     setup: Setup,
     checkpoints: Annotated[list[str], typer.Argument(help="Checkpoint directories or Hub revisions, in order.")],
@@ -132,7 +133,7 @@ def emerge(
     setup.present(found, parts=parts)
 
 
-@command(without=("length", "prompts", "consecutive", "seed", "null_seeds", "no_null"))
+@command(without=("length", "prompts", "consecutive", "seed", *NULLS))
 def explain(
     setup: Setup,
     prompt: Annotated[str, typer.Option(help="The prompt that is explained; --text is the reference beside it.")],

@@ -53,7 +53,10 @@ class Setup:
     null_seeds: Annotated[
         str | None, typer.Option(help="Seeds of the randomly initialised models, such as 0-2; 0 if left out.")
     ] = None
-    no_null: Annotated[bool, typer.Option("--no-null", help="Skip the randomly initialised models.")] = False
+    shuffled_seeds: Annotated[
+        str | None, typer.Option(help="Seeds of models of shuffled weights; 0 for what one pass gives if left out.")
+    ] = None
+    no_null: Annotated[bool, typer.Option("--no-null", help="Skip the null models.")] = False
     out: Annotated[str, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = "report"
     force: Annotated[bool, typer.Option("--force", help="Replace another run's report in --out.")] = False
     full: Annotated[bool, typer.Option("--full", help="Print all, not three sentences and one table.")] = False
@@ -67,18 +70,22 @@ class Setup:
         given = [f"--{one}" for one in ("text", "prompt", "dataset") if getattr(self, one) is not None]
         if len(given) > 1:
             raise InputError(f"{' and '.join(given)} contradict each other; give one of them")
-        if self.no_null and self.null_seeds is not None:
-            raise InputError("--no-null and --null-seeds contradict each other; give one of them")
+        for option, given_seeds in (("--null-seeds", self.null_seeds), ("--shuffled-seeds", self.shuffled_seeds)):
+            if self.no_null and given_seeds is not None:
+                raise InputError(f"--no-null and {option} contradict each other; give one of them")
 
     @property
     def cut(self) -> dict[str, Any]:
         """Settings that every measure takes: how the text is cut, seeds, random inits."""
         written = "0" if self.null_seeds is None else self.null_seeds
         null_seeds = [] if self.no_null else parse_indices(written, "--null-seeds")
-        cut = {"length": self.length, "n_prompts": self.prompts, "consecutive": self.consecutive}
+        cut: dict[str, Any] = {"length": self.length, "n_prompts": self.prompts, "consecutive": self.consecutive}
         if self.prompt is not None:
             cut = {"length": None, "n_prompts": None, "consecutive": False}
-        return {**cut, "seed": self.seed, "null_seeds": null_seeds}
+        cut |= {"seed": self.seed, "null_seeds": null_seeds}
+        if self.shuffled_seeds is not None:
+            cut["shuffled_seeds"] = parse_indices(self.shuffled_seeds, "--shuffled-seeds")
+        return cut
 
     @property
     def place(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Forward passes that are the user's own: measured while they run, or from a cache."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,8 +8,8 @@ from tl_posgen.core import registry
 from tl_posgen.core.engine import Measures, require_prompts, supported
 from tl_posgen.core.feed import Feed, one_pass
 from tl_posgen.core.measure import Measure
+from tl_posgen.core.null_models import NullModels, check_seed
 from tl_posgen.core.numbers import TRAINED
-from tl_posgen.core.random_inits import RandomInits, check_seed
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import result_of
 from tl_posgen.errors import InputError
@@ -73,31 +73,32 @@ class Attached:
         self.where: dict[str, Any] = {"layers": layers, "heads": heads}
         self.feed = Feed(measures, seed=seed)
 
-    def report(self, *, null_seeds: Sequence[int] = ()) -> Report:
-        """Return what was found. With null_seeds the same tokens also go, unhooked, through random inits."""
+    def report(self, *, null_seeds: Sequence[int] = (), shuffled_seeds: Sequence[int] = ()) -> Report:
+        """Return what was found. With seeds the same tokens also go, unhooked, through random inits and models of
+        shuffled weights."""
         n_layers = len(select_heads(self.model, **self.where))
-        sides = [self.feed.datasets(self.model, model_label(self.model), n_layers)]
-        rows, random_inits = self.feed.known_prompts(), RandomInits(self.model, null_seeds)
-        if null_seeds and len(rows) < len(self.feed.prompts):
+        sides = {TRAINED: self.feed.datasets(self.model, model_label(self.model), n_layers)}
+        rows, nulls = self.feed.known_prompts(), NullModels(self.model, null_seeds, shuffled_seeds)
+        if nulls and len(rows) < len(self.feed.prompts):
             raise InputError("null_seeds: some forward passes were not given token ids; run the null yourself")
-        for label, other in random_inits.models():
-            sides.append(one_pass(other, rows, self.measures, **self.where, label=label, seed=self.seed))
-        return attached_report(self.measures, sides, self.feed, self.model, random_inits, self.seed)
+        made = {}
+        for init, (title, other) in zip(nulls, nulls.models(), strict=True):
+            made[init] = one_pass(other, rows, self.measures, **self.where, label=title, seed=self.seed)
+        sides |= {init: made[init] for init in [*map(str, nulls.seeds), *made]}  # random inits first
+        return attached_report(self.measures, sides, self.feed, nulls, self.seed)
 
 
 def attached_report(
-    measures: Sequence[Measure], sides: Sequence[Any], feed: Feed, model: Any, random_inits: Sequence[int], seed: int
+    measures: Sequence[Measure], sides: Mapping[str, Any], feed: Feed, nulls: NullModels, seed: int
 ) -> Report:
-    """Return the report of captured prompts: the model's datasets first, then those of its random inits."""
+    """Return the report of captured prompts: datasets by label along init, the model's first."""
+    model = nulls.wrapped
     for measure in measures:
         require_prompts(measure, model, feed.captured_prompts())
     measures = [measure.prepare(model, feed.captured_prompts()) for measure in measures]
-    provenance = provenance_of(model, feed.known_prompts(), random_inits, seed) | feed.counted()
-    inits = [TRAINED, *map(str, random_inits)]
+    provenance = provenance_of(model, feed.known_prompts(), nulls.seeds, nulls.shuffled, seed) | feed.counted()
     results = {
-        measure.name: result_of(
-            measure, {init: side[measure.name] for init, side in zip(inits, sides, strict=True)}, provenance
-        )
+        measure.name: result_of(measure, {init: side[measure.name] for init, side in sides.items()}, provenance)
         for measure in measures
     }
     return Report(results, provenance)
@@ -130,4 +131,5 @@ def analyze_cache(
     feed = Feed(measured, seed=seed)
     for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
         feed(capture)
-    return attached_report(measured, [feed.datasets(model, model_label(model))], feed, model, (), seed)
+    sides = {TRAINED: feed.datasets(model, model_label(model))}
+    return attached_report(measured, sides, feed, NullModels(model, ()), seed)

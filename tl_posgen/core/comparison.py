@@ -24,11 +24,13 @@ from tl_posgen.core.numbers import (
     interval_of,
     leave_one_out,
     mean_of,
+    mean_of_nulls,
 )
 from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
+from tl_posgen.models.provenance import null_label
 from tl_posgen.report.figures import DIVERGING, Panels, equality, model_label, plain, sides
 from tl_posgen.report.head_figures import head_points, map_panels
 from tl_posgen.stats.intervals import FEWEST, difference_interval
@@ -96,7 +98,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     if paired and "loss" in first and "loss" in second:
         losses = [one["loss"].own["loss"].reset_coords(drop=True) for one in (first, second)]
         data["loss"] = xr.concat(losses, xr.Variable("report", np.array(SIDES)))
-    inits = [f"{after} - {before}", *("random init" for _ in data["init"].values[1:])]
+    inits = [f"{after} - {before}", *(null_label(str(one)) for one in data["init"].values[1:])]
     data = data.assign_coords(init_label=("init", inits))
     data = measure.describe(data.assign_attrs(first=before, second=after, paired=int(paired)))
     provenance = {"model": f"{after} beside {before}", "first": first.provenance, "second": second.provenance}
@@ -215,9 +217,11 @@ class Comparison(Measure):
         array = own.dataset["value"].sel(number=number).mean(HEAD)
         value, low, high = self.change(own, at_init(array, TRAINED))
         differences = mean_of(array).sel(report="second") - mean_of(array).sel(report="first")
-        inits = tuple(float(differences.sel(init=one)) for one in own.inits)
-        found = Number(float(value), float(low), float(high), inits)
-        return found.of_inits if own.is_null else found
+        inits, shuffled = (
+            tuple(float(differences.sel(init=one)) for one in labels) for labels in (own.inits, own.shuffled)
+        )
+        found = Number(float(value), float(low), float(high), inits, shuffled=shuffled)
+        return mean_of_nulls(found.by_null.get(own.of, ())) if own.is_null else found
 
     def findings(self, own: Numbers) -> list[str]:
         kind = "paired by prompt" if own.attrs["paired"] else "of two sets of prompts"

@@ -17,9 +17,9 @@ from tl_posgen.core import registry
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.finished import check_after, require_options, require_same
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.numbers import TRAINED
+from tl_posgen.core.null_models import NullModels, check_seed, check_seeds, null_models_of
+from tl_posgen.core.numbers import SHUFFLED, TRAINED
 from tl_posgen.core.options import require
-from tl_posgen.core.random_inits import RandomInits, check_seed, check_seeds, random_inits_of
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result, contiguous, result_of
 from tl_posgen.core.run import Run
@@ -56,6 +56,7 @@ def analyze(
     consecutive: bool = False,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
+    shuffled_seeds: Sequence[int] | None = None,
     fwd_hooks: Hooks = (),
     metric: Any = None,
     after: Mapping[str, Result] | None = None,
@@ -71,7 +72,7 @@ def analyze(
             what is loaded here makes room for its random inits when it has been measured.
         prompts: a text, texts, token ids [batch, pos], or what a Hugging Face tokenizer returns. A text is tokenised
             with the tokenizer's own special tokens. Padding is left out, see `tl_posgen.models.tokens.to_prompts`.
-        measures: names, or measures with options such as `ThreeAxis(ridge=1)`; three_axis, variance, mean_key and
+        measures: names, or measures with options such as `ThreeAxis(ridge=1)`; variance, three_axis, mean_key and
             attention_examples if left out.
         layers: restrict the analysis; all if left out.
         heads: names or pairs, "L3H1", "3.1" or (3, 1); or indices, meant in every chosen layer; or a frame with columns
@@ -83,6 +84,9 @@ def analyze(
         seed: of random draws.
         null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on; () for
             none.
+        shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.shuffled_like`, that
+            everything is repeated on; () for none. If left out, one beside random inits, for the measures that share a
+            single pass: a model of shuffled weights predicts nothing that an intervention could take away.
         fwd_hooks: hooks under which everything is measured, as TransformerLens takes them: (name of a hook point or a
             function that chooses names, hook) each; the random inits under the same. Beside the report of the intact
             model, `tl_posgen.compare` shows what they change.
@@ -117,8 +121,10 @@ def analyze(
     """
     # refused without a model
     seed, known, asked = check_seed(seed), check_after(after), registry.requested(measures)
-    if not isinstance(null_seeds, RandomInits):
+    if not isinstance(null_seeds, NullModels):
         check_seeds(null_seeds)
+    if shuffled_seeds is not None:
+        check_seeds(shuffled_seeds, "shuffled_seeds")
     require("streaming", streaming, bool | None)
     require("consecutive", consecutive, bool)
     metric = as_metric(metric)
@@ -138,14 +144,14 @@ def analyze(
         if metric is not None:
             raise InputError("keep: another run cannot know what a metric does; give one of them")
     matrices = max((measure.matrices for measure in to_measure), default=0)
-    passes = Passes(shown=progress, models=1 + len(null_seeds))
+    nulls = null_models_of(wrapped, null_seeds, shuffled_seeds)
+    passes = Passes(shown=progress, models=1 + len(nulls.seeds))
     with wrapped.exclusive("analyze"), chosen(streaming, matrices), judged_by(metric), passes, keeping as parts:
         to_measure = supported(to_measure, model, skip_unsupported)
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
         rows = rows_of_measures(to_measure, known, wrapped, prompts, cut)
-        random_inits = random_inits_of(wrapped, null_seeds)
         chosen_heads = select_heads(model, layers, heads)
-        provenances = provenances_of(wrapped, rows, random_inits, seed)
+        provenances = provenances_of(wrapped, rows, nulls, seed)
         details = references(chosen_heads, layers, heads) | hooked | drawn(**cut)
         details |= {} if metric is None else {"metric": metric.name}
         for name, result in known.items():
@@ -156,31 +162,32 @@ def analyze(
             depends_on = configuration_of(wrapped, prompts, **cut, **which, seed=seed, streaming=streaming)
         where = {"layers": layers, "heads": heads}
         analysis = Analysis(
-            wrapped, prompts, rows, where, seed, fwd_hooks, random_inits, in_place, passes, parts, depends_on, metric
+            wrapped, prompts, rows, where, seed, fwd_hooks, nulls, in_place, passes, parts, depends_on, metric
         )
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
 
         # the passes
         results = analysis.results(prepared, known, {name: one | details for name, one in provenances.items()})
-        if random_inits is not null_seeds:
-            random_inits.let_go()
+        if nulls is not null_seeds:
+            nulls.let_go()
         if in_place:
             release(model)
     found = {measure.name: results[measure.name] for measure in asked if measure.name in results}
-    first = next(iter(found.values())).provenance
+    first = dict(next(iter(found.values())).provenance)
+    first["shuffled_seeds"] = max((one.provenance["shuffled_seeds"] for one in found.values()), key=len)
     return Report(found, {name: value for name, value in first.items() if name != "options"})
 
 
 @dataclass
 class Analysis:
-    """An analysis once everything is checked: its measures of the model, then of each random init, part by part.
+    """An analysis once everything is checked: its measures of the model, then of each null model, part by part.
 
     Attributes:
         wrapped, prompts: as `analyze` was given them, the model loaded.
         rows: token ids of every prompt, by measure.
         where, seed: layers and heads; of draws.
         hooks: under which all passes run.
-        random_inits, in_place: the null models, and whether each may take the model's place.
+        null_models, in_place: the null models, and whether each may take the model's place.
         passes, parts, depends_on: the bar; where finished parts are kept, and all that they depend on.
         metric: in the place of the loss.
         trained: datasets of the model itself, by measure; empty while they are made.
@@ -192,7 +199,7 @@ class Analysis:
     where: Mapping[str, Any]
     seed: int
     hooks: Hooks
-    random_inits: RandomInits
+    null_models: NullModels
     in_place: bool
     passes: Passes
     parts: Parts
@@ -206,18 +213,25 @@ class Analysis:
         """Return the result of every measure by name, those known before too."""
         self.trained = self.datasets(measures, None, {name: one.own for name, one in known.items()})
         sides = {TRAINED: self.trained}
-        with_null = [measure for measure in measures if measure.has_null]
-        for number, seed in enumerate(self.random_inits):
-            before = {name: one.nulls[number] for name, one in known.items() if one.nulls}
-            sides[str(seed)] = self.datasets(with_null, seed, before)
+        for init in self.null_models:
+            before = {name: one.sel(init=init) for name, one in known.items() if init in one.numbers.nulls}
+            if asked := [measure for measure in measures if self.is_measured(measure, init)]:
+                sides[init] = self.datasets(asked, init, before)
         found = dict(known)
+        in_order = sorted(sides, key=lambda init: init.startswith(SHUFFLED))  # random inits before shuffled weights
         for measure in measures:
-            each = {init: side[measure.name] for init, side in sides.items() if measure.name in side}
-            found[measure.name] = result_of(measure, each, provenances[measure.name])
+            each = {init: sides[init][measure.name] for init in in_order if measure.name in sides[init]}
+            seeds = [int(init.removeprefix(SHUFFLED)) for init in each if init.startswith(SHUFFLED)]
+            found[measure.name] = result_of(measure, each, {**provenances[measure.name], "shuffled_seeds": seeds})
         return found
 
+    def is_measured(self, measure: Measure, init: str) -> bool:
+        """Return whether a measure is repeated on this null model."""
+        by_default = measure.is_fed and not measure.runs_model
+        return measure.has_null and (by_default or self.null_models.for_runs or not init.startswith(SHUFFLED))
+
     def datasets(
-        self, measures: Sequence[Measure], init: int | None, before: Mapping[str, xr.Dataset]
+        self, measures: Sequence[Measure], init: str | None, before: Mapping[str, xr.Dataset]
     ) -> dict[str, xr.Dataset]:
         """Return the dataset of every measure for one model, by name: the shared pass, then those that run it."""
         label = self.label(init)
@@ -240,7 +254,7 @@ class Analysis:
         self,
         name: str,
         measures: Sequence[Measure],
-        init: int | None,
+        init: str | None,
         read: Mapping[str, xr.Dataset],
         make: Callable[[], Mapping[str, xr.Dataset]],
     ) -> dict[str, xr.Dataset]:
@@ -252,24 +266,24 @@ class Analysis:
         if self.parts.directory is None:
             return stored_alike()
         more = {"tokens": content(self.rows[measures[0].name]), "after": content(read)}
-        more |= {} if init is None else {"random_init": init}
+        more |= {} if init is None else {"null_model": init}
         return self.parts.datasets(f"{name} {self.label(init)}", measures, {**self.depends_on, **more}, stored_alike)
 
-    def label(self, init: int | None) -> str:
-        """Return the name of the model, or of a random init."""
+    def label(self, init: str | None) -> str:
+        """Return the name of the model, or of a null model."""
         return model_label(self.wrapped) if init is None else null_label(init)
 
     def title(self, label: str) -> str:
         """Return the label as titles have it: with the metric that is called the loss."""
         return label if self.metric is None else f"{label}, loss = {self.metric.name}"
 
-    def built(self, init: int | None) -> tuple[str, WrappedModel]:
-        """Return (label, model) of an init; a label says where a random init has the very weights of the model."""
+    def built(self, init: str | None) -> tuple[str, WrappedModel]:
+        """Return (title, model) of an init; a title says where a random init has the very weights of the model."""
         if init is None:
             return self.label(None), self.wrapped
-        return self.random_inits.build(init, in_place=self.in_place)
+        return self.null_models.build(init, in_place=self.in_place)
 
-    def feed(self, measures: Sequence[Measure], init: int | None) -> dict[str, xr.Dataset]:
+    def feed(self, measures: Sequence[Measure], init: str | None) -> dict[str, xr.Dataset]:
         """Return the datasets of measures that share one pass."""
         rows = self.rows[measures[0].name]
         if init is None:
@@ -279,7 +293,7 @@ class Analysis:
             how = {**self.where, "label": self.title(label), "intervals": init is None, "seed": self.seed}
             return one_pass(wrapped, rows, measures, **how)
 
-    def run(self, measure: Measure, init: int | None, read: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
+    def run(self, measure: Measure, init: str | None, read: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
         """Return the dataset of a measure that runs the model."""
         label, wrapped = self.built(init)
         run = Run(
@@ -317,11 +331,11 @@ def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[
 
 
 def provenances_of(
-    wrapped: WrappedModel, rows: Mapping[str, Sequence[Tensor]], random_inits: RandomInits, seed: int
+    wrapped: WrappedModel, rows: Mapping[str, Sequence[Tensor]], nulls: NullModels, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Return, by measure, what is needed to run the same analysis again; computed once for prompts that are shared."""
     lists = {id(one): one for one in rows.values()}
-    found = {key: provenance_of(wrapped, one, random_inits, seed) for key, one in lists.items()}
+    found = {key: provenance_of(wrapped, one, nulls.seeds, nulls.shuffled, seed) for key, one in lists.items()}
     return {name: found[id(one)] for name, one in rows.items()}
 
 

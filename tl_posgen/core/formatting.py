@@ -51,6 +51,22 @@ def counted(n: int | float, what: str) -> str:
     return f"{n:g} {what}{'' if n == 1 else 's'}"
 
 
+def in_ranges(numbers: Sequence[int]) -> str:
+    """Return ascending whole numbers with neighbours joined.
+
+    Example:
+        >>> in_ranges([0, 1, 2, 5, 7, 8])
+        '0 to 2, 5, 7, 8'
+    """
+    runs: list[list[int]] = []
+    for one in numbers:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
 def format_bound(values: Sequence[float], digits: int = 3) -> str:
     """Return the largest of some values, rounded up so that it holds as a bound.
 

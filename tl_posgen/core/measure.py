@@ -45,6 +45,7 @@ class Variable:
         interval: whether it is also computed without each group of prompts, for a 95 % interval over prompts. For
             smooth functions of sums over prompts, see `tl_posgen.stats.intervals`.
         bounds: the range of its values, (-1, 1) of a correlation, which its interval does not leave; None for none.
+        judged: whether sentences say where it is not above its nulls: of what training is said to make high.
         compared: whether comparisons of two reports hold it; not a yardstick, which no model can change.
         holds: "token ids" where the tokens' texts are to be stored too, as `<name>_text`.
     """
@@ -58,6 +59,7 @@ class Variable:
     interval: bool = False
     bounds: tuple[int | float, int | float] | None = None
     holds: str = ""
+    judged: bool = False
     compared: bool = True
 
     @property
@@ -127,6 +129,7 @@ class Measure:
         token_view: its token-level picture.
         caveats: its meaning for a model whose encoding is "absolute", "alibi" or "none", where that differs.
         without_meaning: encodings whose numbers hold by construction; nothing is concluded from them.
+        n_headlines: how many of its sentences a reader of a report sees before those of other measures.
         usual_prompts: how many prompts its command takes if not told.
     """
 
@@ -150,6 +153,7 @@ class Measure:
     token_view: ClassVar[TokenView | None] = None
     caveats: ClassVar[Mapping[str, str]] = {}
     without_meaning: ClassVar[frozenset[str]] = frozenset()
+    n_headlines: ClassVar[int] = 1
     usual_prompts: ClassVar[int] = 4
 
     def __init_subclass__(cls) -> None:

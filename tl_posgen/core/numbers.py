@@ -3,14 +3,14 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tl_posgen.core.formatting import Formatted, format_number, in_brackets
+from tl_posgen.core.formatting import Formatted, format_number, in_brackets, in_ranges
 from tl_posgen.core.measure import ENDS, TOKENS
 from tl_posgen.errors import InputError
 from tl_posgen.models.selection import head_name
@@ -19,7 +19,9 @@ from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_i
 if TYPE_CHECKING:
     from tl_posgen.core.measure import Measure
 
-TRAINED = "trained"  # label of the model itself along the dim "init"; random inits have their seeds
+TRAINED = "trained"  # label of the model itself along the dim "init"; random inits have their seeds there
+SHUFFLED = "shuffled "  # in front of the seed: label of shuffled weights along that dim
+NULLS = {"random init": "inits", "shuffled": "shuffled"}  # kinds of null models, and the fields of a Number
 ALL = "all"  # label of all prompts along the dim "group"; the others leave one group out
 SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
 KEPT = ("init", "group", "end", *SAMPLED)
@@ -30,15 +32,18 @@ MOST_SHOWN = 20  # labels that a message lists
 
 @dataclass(frozen=True)
 class Number:
-    """A value, the ends of its 95 % interval (NaN for none), and the values of the random inits.
+    """A value, the ends of its 95 % interval (NaN for none), and the values of the null models.
 
-    Formatted as "0.917 [0.905, 0.929] (random init 0.350 ± 0.071)": the interval is over prompts; the random inits are
-    given by their mean and, from two seeds on, their standard deviation.
+    Formatted as "0.917 [0.905, 0.929] (random init 0.350 ± 0.071, shuffled 0.410)": the interval is over prompts; the
+    random inits, and the models of shuffled weights, are given by their mean and, from two seeds on, their standard
+    deviation.
 
     Attributes:
         value, low, high: of the model.
-        inits: a value for each random init.
-        spread: of a mean over random inits, their standard deviation; None elsewhere.
+        inits, shuffled: a value for each random init, and for each model of shuffled weights.
+        spread: of a mean over null models, their standard deviation; None elsewhere.
+        judged: whether brackets say where the number is not above its nulls: where its interval (over prompts; the
+            nulls are taken as they are) reaches the highest of them.
 
     Example:
         >>> r = Number(0.917, 0.905, 0.929, (0.3, 0.4))
@@ -53,6 +58,8 @@ class Number:
     high: float = np.nan
     inits: tuple[float, ...] = ()
     spread: float | None = None
+    shuffled: tuple[float, ...] = ()
+    judged: bool = False
 
     def __format__(self, form: str) -> str:
         return f"{self.with_interval:{form}}{self.null_in_brackets:{form}}"
@@ -84,33 +91,75 @@ class Number:
         return Formatted(text)
 
     @property
+    def by_null(self) -> dict[str, tuple[float, ...]]:
+        """The values of the null models by kind, of the kinds that there are."""
+        return {kind: one for kind, name in NULLS.items() if (one := getattr(self, name))}
+
+    @property
+    def nulls(self) -> tuple[float, ...]:
+        """The values of all null models."""
+        return (*self.inits, *self.shuffled)
+
+    @property
     def null(self) -> Formatted:
-        """The random inits: "random init 0.35 ± 0.07"; "" without one, which a result says once."""
-        return Formatted(lambda form: f"random init {self.of_inits.with_interval:{form}}" if self.inits else "")
+        """The null models: "random init 0.35 ± 0.07, shuffled 0.41"; "" without one, which a result says once."""
+
+        def text(form: str) -> str:
+            return ", ".join(f"{kind} {mean_of_nulls(one).with_interval:{form}}" for kind, one in self.by_null.items())
+
+        return Formatted(text)
 
     @property
     def null_in_brackets(self) -> Formatted:
-        """The random inits in brackets, as they follow the model's number: " (random init 0.35 ± 0.07)"."""
-        return Formatted(lambda form: in_brackets(f"{self.null:{form}}"))
+        """The null models in brackets, as they follow the model's number: " (random init 0.35, shuffled 0.41)"."""
+        return Formatted(lambda form: in_brackets(f"{self.null:{form}}", self.not_above if self.judged else ""))
 
     @property
     def null_range(self) -> str:
-        """The random inits of a count: "random init 0 to 2"; "" without one."""
-        ends = [f"{end(self.inits):g}" for end in (min, max) if self.inits]
-        return f"random init {' to '.join(dict.fromkeys(ends))}" if ends else ""
+        """The null models of a count: "random init 0 to 2, shuffled 0"; "" without one."""
+        ends = {kind: dict.fromkeys(f"{end(one):g}" for end in (min, max)) for kind, one in self.by_null.items()}
+        return ", ".join(f"{kind} {' to '.join(one)}" for kind, one in ends.items())
+
+    @property
+    def not_above(self) -> str:
+        """The kinds of null models that do as well: "not above random init"; "" where none does."""
+        own = self.value if self.low != self.low else self.low
+        names = [kind for kind, one in self.by_null.items() if own <= np.nanmax([-np.inf, *one])]
+        return f"not above {' or '.join(names)}" if names else ""
 
     @property
     def of_inits(self) -> "Number":
         """The mean over the random inits for which it is defined, and their standard deviation."""
-        known = [one for one in self.inits if one == one]
-        spread = float(np.std(known, ddof=1)) if len(known) > 1 else None
-        return Number(float(np.mean(known)) if known else np.nan, spread=spread)
+        return mean_of_nulls(self.inits)
+
+    @property
+    def of_shuffled(self) -> "Number":
+        """The mean over the models of shuffled weights, and their standard deviation."""
+        return mean_of_nulls(self.shuffled)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return value, low, high and inits, JSON-ready: None where not defined."""
+        """Return value, low, high, inits and shuffled, JSON-ready: None where not defined."""
         ends = {"value": self.value, "low": self.low, "high": self.high}
         found: dict[str, Any] = {name: one if np.isfinite(one) else None for name, one in ends.items()}
-        return found | {"inits": [one if np.isfinite(one) else None for one in self.inits]}
+        lists = {"inits": self.inits, "shuffled": self.shuffled}
+        return found | {name: [x if np.isfinite(x) else None for x in one] for name, one in lists.items()}
+
+
+def mean_of_nulls(values: Sequence[float]) -> Number:
+    """Return the mean of the values that are defined, with their standard deviation where there are several."""
+    known = [one for one in values if one == one]
+    spread = float(np.std(known, ddof=1)) if len(known) > 1 else None
+    return Number(float(np.mean(known)) if known else np.nan, spread=spread)
+
+
+def shuffled_label(seed: int) -> str:
+    """Return the label of shuffled weights along the dim init.
+
+    Example:
+        >>> shuffled_label(0)
+        'shuffled 0'
+    """
+    return f"{SHUFFLED}{seed}"
 
 
 @dataclass(frozen=True)
@@ -134,20 +183,21 @@ class Numbers:
     Args:
         measure: of the result.
         dataset: with the dim init, "trained" first, and the dim group where there are intervals.
+        of: whose numbers these are: "trained", or the means over "random init" or "shuffled".
 
     Attributes:
         data: the model's own dataset, all prompts: for options, counts and attributes.
         attrs: its attributes.
-        is_null: whether these are the numbers of the random inits.
     """
 
-    def __init__(self, measure: "Measure", dataset: xr.Dataset, *, is_null: bool = False):
-        self.measure, self.dataset, self.is_null = measure, dataset, is_null
+    def __init__(self, measure: "Measure", dataset: xr.Dataset, *, of: str = TRAINED):
+        self.measure, self.dataset, self.of = measure, dataset, of
         self.attrs = dataset.attrs
         self.data = one_side(dataset)
 
     def __call__(self, name: str, **labels: Any) -> Number:
-        return self.number(self.array(name, **labels), self._bounds(name))
+        number = self.number(self.array(name, **labels), self._bounds(name))
+        return replace(number, judged=name in self.measure.variables and self.measure.variables[name].judged)
 
     def __contains__(self, name: str) -> bool:
         return name in self.dataset
@@ -157,19 +207,50 @@ class Numbers:
         return variable.bounds if variable else None
 
     @property
+    def nulls(self) -> list[str]:
+        """Labels of all null models along init: random inits, then shuffled weights."""
+        return [str(one) for one in self.dataset["init"].values if one != TRAINED] if "init" in self.dataset else []
+
+    @property
     def inits(self) -> list[str]:
         """Labels of the random inits."""
-        return [str(one) for one in self.dataset["init"].values if one != TRAINED] if "init" in self.dataset else []
+        return [one for one in self.nulls if not one.startswith(SHUFFLED)]
+
+    @property
+    def shuffled(self) -> list[str]:
+        """Labels of the shuffled weights."""
+        return [one for one in self.nulls if one.startswith(SHUFFLED)]
+
+    @property
+    def is_null(self) -> bool:
+        """Whether these are numbers of null models."""
+        return self.of != TRAINED
 
     @property
     def of_inits(self) -> "Numbers":
         """These numbers of the random inits: their means and standard deviations."""
-        return Numbers(self.measure, self.dataset, is_null=True)
+        return Numbers(self.measure, self.dataset, of="random init")
+
+    @property
+    def of_shuffled(self) -> "Numbers":
+        """These numbers of the shuffled weights."""
+        return Numbers(self.measure, self.dataset, of="shuffled")
+
+    @property
+    def by_null(self) -> dict[str, "Numbers"]:
+        """These numbers of the null models by kind, of the kinds that there are."""
+        known = (("random init", self.inits, self.of_inits), ("shuffled", self.shuffled, self.of_shuffled))
+        return {kind: numbers for kind, labels, numbers in known if labels}
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels along init of the models that these are numbers of."""
+        return {"random init": self.inits, "shuffled": self.shuffled}.get(self.of, [TRAINED])
 
     @property
     def side(self) -> xr.Dataset:
-        """The dataset of the model, or of the first random init: for tables of what has no mean over random inits."""
-        return one_side(self.dataset, self.inits[0]) if self.is_null and self.inits else self.data
+        """The dataset of the model, or of the first null model: for tables of what has no mean over several."""
+        return one_side(self.dataset, self.labels[0]) if self.labels else self.data
 
     def array(self, name: str, **labels: Any) -> xr.DataArray:
         """Return a variable at these labels and the usual ones, with its dims init, group and prompt: expressions of
@@ -201,11 +282,32 @@ class Numbers:
         if any(array.sizes[dim] > 1 for dim in over):
             array = without_ends(array)
         array = mean_over(array.astype(float), over)
-        seeds = self.inits if "init" in array.dims else ()
-        columns = [*interval_of(at_init(array, TRAINED), bounds), *(mean_of(at_init(array, one)) for one in seeds)]
+        known = [one for one in self.nulls if one in array["init"].values] if "init" in array.dims else []
+        columns = [*interval_of(at_init(array, TRAINED), bounds), *(mean_of(at_init(array, one)) for one in known)]
         rows = zip(*(one.transpose(*places).values.ravel().tolist() for one in columns), strict=True)
-        found = [Number(own, low, high, tuple(inits)) for own, low, high, *inits in rows]
-        return [one.of_inits for one in found] if self.is_null else found
+        n = sum(one in self.inits for one in known)  # which come first
+        found = [Number(own, low, high, tuple(null[:n]), shuffled=tuple(null[n:])) for own, low, high, *null in rows]
+        return [mean_of_nulls(one.by_null.get(self.of, ())) for one in found] if self.is_null else found
+
+    def along(self, array: xr.DataArray, dim: str, bounds: Bounds | None = None) -> list[Number]:
+        """Return the `number` at each label of a dim."""
+        return self._numbers(array, (dim,), bounds)
+
+    def layers_not_above(self, name: str, **labels: Any) -> str:
+        """Return "; not above random init in layers 2 to 29" for each kind of null models where the answer changes with
+        depth; "" where it does not."""
+        array = self.array(name, **labels)
+        numbers = self.along(array, "layer", self._bounds(name))
+        found = []
+        for kind in next(iter(numbers)).by_null if numbers else ():
+            below = [
+                int(layer)
+                for layer, one in zip(array["layer"].values, numbers, strict=True)
+                if one and replace(one, **{other: () for name, other in NULLS.items() if name != kind}).not_above
+            ]
+            if 0 < len(below) < len(numbers):
+                found.append(f"; not above {kind} in layer{'' if len(below) == 1 else 's'} {in_ranges(below)}")
+        return "".join(found)
 
     def intervals(self, name: str, **labels: Any) -> xr.Dataset:
         """Return value, low and high of a variable of the model at every place, for figures and tables; means over
@@ -231,9 +333,9 @@ class Numbers:
         return data.to_dataframe(dim_order=list(rows)).reset_index()[[*rows, *columns]]
 
     def of_side(self, array: xr.DataArray) -> xr.DataArray:
-        """Return the model's part of an array, or the mean over random inits."""
+        """Return the model's part of an array, or the mean over these null models."""
         if self.is_null and "init" in array.dims:
-            return array.sel(init=self.inits).mean("init")
+            return array.sel(init=self.labels).mean("init")
         return at_init(array, TRAINED)
 
     def summary(self) -> list[dict[str, Any]]:

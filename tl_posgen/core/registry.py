@@ -11,7 +11,7 @@ from tl_posgen.core.options import require
 from tl_posgen.errors import InputError
 
 GROUP = "tl_posgen.measures"  # entry point group; an entry's name is the measure's
-DEFAULT = ("three_axis", "variance", "mean_key", "attention_examples")
+DEFAULT = ("variance", "three_axis", "mean_key", "attention_examples")
 BUILT_IN = {  # name -> module:Class
     "three_axis": "tl_posgen.position.decomposition.three_axis:ThreeAxis",
     "variance": "tl_posgen.position.decomposition.variance:Variance",

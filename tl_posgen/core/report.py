@@ -16,6 +16,7 @@ from tl_posgen.core import registry
 from tl_posgen.core.files import as_path, require_free, write_together, write_whole
 from tl_posgen.core.measure import DEFINED, Measure
 from tl_posgen.core.netcdf import netcdf_bytes, read_attributes, read_netcdf, readable
+from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
@@ -83,13 +84,15 @@ class Report(Mapping[str, Result]):
         return [*chain.from_iterable(told), *self.warned()]
 
     def headlines(self, most: int = MOST_SENTENCES) -> list[str]:
-        """Return the sentences that a reader sees first: of each result its first one, then the second ones; of those
-        that stand behind a measure that reads them, none."""
-        told, read = [], set[str]()
+        """Return the sentences that a reader sees first: of each result its first one (or `n_headlines`), then the
+        others in turn; of those that stand behind a measure that reads them, none."""
+        first, told, read = [], [], set[str]()
         for name, result in self.results.items():
-            told += [] if name in read else [result.sentences]
+            n = result.measure.n_headlines
+            first += [] if name in read else result.sentences[:n]
+            told += [] if name in read else [result.sentences[n:]]
             read |= {kind.name for kind in result.measure.after}
-        return [one for row in zip_longest(*told) for one in row if one is not None][:most]
+        return [*first, *(one for row in zip_longest(*told) for one in row if one is not None)][:most]
 
     def notes(self) -> list[str]:
         """Return what the model's encoding and hooks make of the results, each once behind the measures that share it;
@@ -113,16 +116,17 @@ class Report(Mapping[str, Result]):
         return [f"{', '.join(names)}: {warning}" for warning, names in warned.items()]
 
     def without_null(self) -> list[str]:
-        """Return that no random init was measured, where measures have one."""
+        """Return that no null model was measured, where measures have one."""
         missing = any(one.measure.has_null for one in self.results.values())
         missing = missing and not any(one.nulls for one in self.results.values())
-        return ["No random init was measured."] if missing else []
+        return ["No null model was measured."] if missing else []
 
-    def frame(self, *, null: bool = False) -> pd.DataFrame:
-        """Return a row a head with the headlines of every per-head result; `null=True`: of the first random init."""
+    def frame(self, of: str = TRAINED) -> pd.DataFrame:
+        """Return a row a head with the headlines of every per-head result: of the model, or of the first "random init"
+        or "shuffled" weights."""
         from tl_posgen.report.tables import head_table
 
-        return head_table(self.results, null=null)
+        return head_table(self.results, of)
 
     def heads(self, name: str, top: int = 5, by: str | None = None) -> pd.DataFrame:
         """Return the `top` heads of a result, see `Result.heads`; interventions and measures take it as `heads=`."""

@@ -29,7 +29,8 @@ class Result:
 
     Attributes:
         measure: with the options that it was measured with.
-        dataset: labelled arrays. Along `init` stand the model ("trained") and each random init (its seed); along
+        dataset: labelled arrays. Along `init` stand the model ("trained"), each random init (its seed) and each
+            model of shuffled weights ("shuffled 0"); along
             `group` all prompts ("all") and, of variables with an interval, all but one group of prompts.
         provenance: model, versions, dtype, seeds, options, prompt hash.
     """
@@ -73,13 +74,20 @@ class Result:
 
     @cached_property
     def nulls(self) -> tuple[xr.Dataset, ...]:
-        """The arrays of every random init."""
-        return tuple(self._of_init(init) for init in self.numbers.inits)
+        """The arrays of every null model."""
+        return tuple(self._of_init(init) for init in self.numbers.nulls)
+
+    @cached_property
+    def sides(self) -> dict[str, xr.Dataset]:
+        """The arrays of the model, "trained", and of the first null model of each kind, "random init" and "shuffled",
+        which figures draw."""
+        first = {TRAINED: [TRAINED], "random init": self.numbers.inits, "shuffled": self.numbers.shuffled}
+        return {kind: self._of_init(labels[0]) for kind, labels in first.items() if labels}
 
     @property
     def null(self) -> xr.Dataset | None:
-        """The arrays of the first random init, which figures draw; None without one."""
-        return self.nulls[0] if self.nulls else None
+        """The arrays of the first random init; None without one."""
+        return self.sides.get("random init")
 
     # Words
 
@@ -183,9 +191,10 @@ class Result:
         known = [column for column, low in found["low"].items() if low.notnull().any()]
         return {f"{column}, {end}": found[end][column] for column in known for end in found}
 
-    def headline_frame(self, *, null: bool = False) -> pd.DataFrame | None:
-        """Return the per-head headlines under the names that reports give them; None for rows that are no heads."""
-        data = self.null if null else self.own
+    def headline_frame(self, of: str = TRAINED) -> pd.DataFrame | None:
+        """Return the per-head headlines under the names that reports give them, of the model or of the first null model
+        of a kind; None for rows that are no heads."""
+        data = self.sides.get(of)
         if tuple(self.measure.rows) != HEAD or data is None:
             return None
         chosen = {"tokens": TOKENS[0], **self.measure.usual()}
@@ -228,12 +237,13 @@ class Result:
             found = {name: (f"{self.name}_{name}", one) for name, one in plain.items()}
         return {name: one for name, one in found.items() if set(HEAD) <= set(self.own[name].dims)}
 
-    def table(self, *, null: bool = False) -> pd.DataFrame | None:
-        """Return the short table of the measure, or of its random inits; None where it has none.
+    def table(self, of: str = TRAINED) -> pd.DataFrame | None:
+        """Return the short table of the model, of its random inits ("random init") or of its shuffled weights
+        ("shuffled"); None where the measure has none.
 
         With a metric in the place of the loss its columns speak of the metric.
         """
-        table = self.measure.table(self.numbers.of_inits if null else self.numbers)
+        table = self.measure.table(self.numbers.by_null.get(of, self.numbers))
         if table is None or not self.provenance.get("metric"):
             return table
         return table.rename(columns=lambda name: re.sub(r"\bloss\b", "metric", str(name)))

@@ -37,9 +37,9 @@ class Run:
         rows: token ids of every prompt.
         where: {"layers": ..., "heads": ...} as the user chose them, for hooks and captures.
         seed: of draws.
-        init: seed of the random init; None for the model itself.
+        init: label of the null model along the dim init; None for the model itself.
         before: datasets of this model by the name of the measure.
-        trained: of a random init, what this measure found of the model itself: heads that all of them show.
+        trained: of a null model, what this measure found of the model itself: heads that all of them show.
     """
 
     measure: "Measure"
@@ -48,7 +48,7 @@ class Run:
     rows: Sequence[Int[Tensor, " _"]]
     where: Mapping[str, Any]
     seed: int = 0
-    init: int | None = None
+    init: str | None = None
     label: str = ""
     before: Mapping[str, xr.Dataset] = field(default_factory=dict)
     planner: Callable[..., None] = lambda each, once=0, purpose="": None

@@ -41,8 +41,8 @@ PATHS_SHOWN = {  # variable -> meaning of red
 
 
 def on_both_sides(number: Number, form: str) -> list[str]:
-    """Return the value of the model and, where there is one, of its first random init."""
-    return [format_number(value, form) for value in (number.value, *number.inits[:1])]
+    """Return the value of the model, and of its first null model of each kind."""
+    return [format_number(value, form) for value in (number.value, *number.inits[:1], *number.shuffled[:1])]
 
 
 def coupling_map(result: Any) -> go.Figure:

@@ -14,9 +14,9 @@ from tqdm.auto import tqdm
 from tl_posgen.core.engine import drawn
 from tl_posgen.core.formatting import format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
+from tl_posgen.core.null_models import check_seed, check_seeds
 from tl_posgen.core.numbers import TRAINED, Number, Numbers
 from tl_posgen.core.options import Count, Each, require
-from tl_posgen.core.random_inits import check_seed, check_seeds
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
@@ -242,7 +242,7 @@ def coupling_scores(
     check_counts(length, n_prompts)
     by_width = width_dataset(widths)
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    cut |= {"seed": seed, "null_seeds": null_seeds}
+    cut |= {"seed": seed, "null_seeds": null_seeds, "shuffled_seeds": ()}
     names = tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress)
     with Parts.kept_in(keep) as parts:
         models = (Pretrained(name, backend, dtype, device, tokenizer=tokenizer) for name in names)

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.core.null_models import check_seed
 from tl_posgen.core.options import Share, require
-from tl_posgen.core.random_inits import check_seed
 from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, replace_scores, scores_with
 from tl_posgen.joining.numbers.mean_direction import mean_direction, share_of_equal_energy, shrink_rest

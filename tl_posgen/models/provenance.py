@@ -27,8 +27,10 @@ def model_label(model: Model | WrappedModel) -> str:
 SAME_WEIGHTS = ", the model's own weights"  # of a null whose seed also made the model
 
 
-def null_label(seed: int) -> str:
-    return f"random init (seed {seed})"
+def null_label(init: int | str) -> str:
+    """Return the name of a null model by its label along the dim init: a random init's seed, or "shuffled 0"."""
+    kind, _, seed = str(init).rpartition(" ")
+    return f"{'shuffled weights' if kind else 'random init'} (seed {seed})"
 
 
 def encoding_of(model: Model | WrappedModel) -> str:
@@ -93,6 +95,7 @@ def provenance_of(
     model: Model | WrappedModel,
     tokens: Sequence[Int[Tensor, " _"]],
     null_seeds: Sequence[int] = (),
+    shuffled_seeds: Sequence[int] = (),
     seed: int | None = None,
 ) -> dict[str, Any]:
     """Return what is needed to run the same analysis again, JSON-ready."""
@@ -116,6 +119,7 @@ def provenance_of(
         "parameters": sum(parameter.numel() for parameter in wrapped.model.parameters()),
         "seed": seed,
         "null_seeds": list(null_seeds),
+        "shuffled_seeds": list(shuffled_seeds),
         "mask": "causal, and the window of each layer that has one",
         "versions": dict(versions()),
     }

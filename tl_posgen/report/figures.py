@@ -1,4 +1,4 @@
-"""Figure primitives: shared layout, head maps, small multiples, curves by layer; the model next to its random init."""
+"""Figure primitives: shared layout, head maps, small multiples, curves by layer; the model next to its null models."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +13,7 @@ from plotly.subplots import make_subplots
 
 COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6b", "#8b5fa8", "#c79a2b", "#4aa3b5", "#b0567d", "#6b7280")
 NULL_COLOUR = "#9ca3af"
+SHUFFLED_COLOUR = "#d8b88a"
 SCALE = "Viridis"
 MARKS = sample_colorscale(SCALE, [0.25, 0.4, 0.55, 0.7, 0.85])  # of lines and points: seen on white and on black
 DIVERGING = "RdBu"
@@ -42,9 +43,10 @@ def model_label(dataset: xr.Dataset) -> str:
 
 
 def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
-    """Return (label, dataset, colour) of the model and, where there is one, of its first random init."""
-    own = (model_label(result.own), result.own, COLOURS[0])
-    return [own] if result.null is None else [own, (model_label(result.null), result.null, NULL_COLOUR)]
+    """Return (label, dataset, colour) of the model, and of its first random init and first shuffled weights, where
+    there are any."""
+    colours = {"trained": COLOURS[0], "random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
+    return [(model_label(data), data, colours[kind]) for kind, data in result.sides.items()]
 
 
 def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420) -> go.Figure:

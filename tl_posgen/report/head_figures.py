@@ -9,7 +9,18 @@ import xarray as xr
 from jaxtyping import Float, Real
 
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.figures import COLOURS, Panels, at_labels, colour_axis, heat, model_label, model_name, sides
+from tl_posgen.report.figures import (
+    COLOURS,
+    Panels,
+    at_labels,
+    colour_axis,
+    heat,
+    line,
+    line_with_intervals,
+    model_label,
+    model_name,
+    sides,
+)
 
 FEW = 12  # an axis of so few whole numbers labels them all
 N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
@@ -50,7 +61,8 @@ def head_map(
 
     def figure(result: Any) -> go.Figure:
         labels: dict[str, str] = {}
-        sides: list[dict[str, xr.DataArray]] = [{}, {}]
+        known = [data for _, data, _ in sides(result)]
+        found: list[dict[str, xr.DataArray]] = [{} for _ in known]
         for one in names:
             name, at = (one, {}) if isinstance(one, str) else one
             column = ", ".join(
@@ -60,22 +72,21 @@ def head_map(
                 ]
             )
             labels[column] = column
-            for side, data in zip(sides, (result.own, result.null), strict=True):
-                if data is not None and name in data:
+            for side, data in zip(found, known, strict=True):
+                if name in data:
                     side[column] = at_labels(result, data[name], at)
-        own, null = (xr.Dataset(side) for side in sides)
         heading = f"{title} · {model_label(result.own)}"
-        beside = null.assign_attrs(model=model_name(result.null)) if len(null) else None
-        own = own.assign_attrs(model=model_name(result.own))
+        shown = [
+            xr.Dataset(side, attrs={"model": model_name(data)}) for side, data in zip(found, known, strict=True) if side
+        ]
         words = subtitle.format(**{**result.own.attrs, **result.measure.options()})
-        return head_maps(own, beside, labels, title=heading, subtitle=words, limits=limits)
+        return head_maps(shown, labels, title=heading, subtitle=words, limits=limits)
 
     return figure
 
 
 def head_maps(
-    dataset: xr.Dataset,
-    null: xr.Dataset | None,
+    models: Sequence[xr.Dataset],
     measures: Mapping[str, str],
     *,
     title: str,
@@ -83,10 +94,9 @@ def head_maps(
     limits: tuple[int | float, int | float] | None = None,
 ) -> go.Figure:
     """Draw layer x head maps on one colour scale: a column per variable (variable -> label), a row per model."""
-    both = [dataset] if null is None else [dataset, null]
-    shown = {name: label for name, label in measures.items() if name in dataset}
-    titles = [f"{label} · {model_label(data)}" for data in both for label in shown.values()]
-    arrays = [data[name] for data in both for name in shown]
+    shown = {name: label for name, label in measures.items() if name in models[0]}
+    titles = [f"{label} · {model_label(data)}" for data in models for label in shown.values()]
+    arrays = [data[name] for data in models for name in shown]
     if limits is None:
         limits = (min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays))
     panels = map_panels(titles, arrays, colour_axis(*limits), columns=len(shown), horizontal_spacing=0.06)
@@ -121,7 +131,7 @@ def layer_curves(
     beside: Callable[[xr.Dataset, Any], list[go.Scatter]] = lambda data, layer: [],
     at: Mapping[str, Any] | None = None,
 ) -> go.Figure:
-    """Draw one panel per layer and one line per head, with the random init's heads in grey behind them.
+    """Draw one panel per layer and one line per head, with the null models' heads behind them.
 
     Args:
         log_x: x is along + 1, on a logarithmic axis, and long curves are thinned.
@@ -135,7 +145,7 @@ def layer_curves(
         chosen = at_labels(result, whole[measure], at).to_dataset(name=measure)
         data = (thinned(chosen, along, share) if log_x else chosen)[measure].transpose("layer", "head", along)
         x, curves = data[along].values + (1 if log_x else 0), data.values.astype(np.float32)
-        columns.append((side, whole is result.null, colour, data["head"].values, x, curves))
+        columns.append((side, whole is not result.own, colour, data["head"].values, x, curves))
     for number, layer in enumerate(layers):
         for side, is_null, colour, heads, x, curves in columns:
             if is_null:
@@ -175,6 +185,32 @@ def curve(
         "showlegend": None,
         "hovertemplate": hover_of(f"layer {layer}, {name}", along),
     }
+
+
+def by_layer(panels: Mapping[str, Sequence[tuple]], *, title: str, subtitle: str = "") -> Callable:
+    """Return a figure for `Measure.figures`: means over heads by layer with intervals, the null models' broken.
+
+    Args:
+        panels: title -> curves (name, variable [, labels]); or (name, function of the `Numbers` that gives an array).
+    """
+
+    def figure(result: Any) -> go.Figure:
+        own, layers = result.numbers, [int(layer) for layer in result.own["layer"].values]
+        drawn = Panels(list(panels), columns=3, row_height=280)
+        for number, curves in enumerate(panels.values()):
+            for (name, variable, *labels), colour in zip(curves, COLOURS, strict=False):
+                array = variable(own) if callable(variable) else own.array(variable, **dict(*labels))
+                numbers = own.along(array, "layer")
+                ends = [[getattr(one, end) for one in numbers] for end in ("value", "low", "high")]
+                drawn.add(number, line_with_intervals(layers, ends, name, colour))
+                for (kind, null), dash in zip(own.by_null.items(), ("dash", "dot"), strict=False):
+                    values = [one.value for one in null.along(array, "layer")]
+                    drawn.add(number, line(layers, values, f"{name}, {kind}", colour, dash=dash, showlegend=False))
+        broken = [f"{dash}: {kind}" for kind, dash in zip(own.by_null, ("dashed", "dotted"), strict=False)]
+        words = "; ".join(filter(None, [subtitle, "mean over heads, 95 % intervals over prompts", *broken]))
+        return drawn.axes("layer").finish(f"{title} · {model_label(result.own)}", words)
+
+    return figure
 
 
 def hover_of(name: str, along: str) -> str:

@@ -12,35 +12,36 @@ from tl_posgen.core.result import Result
 
 MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row per layer
 MOST_COLUMNS = 9  # of numbers there
+NULLS = {"random init": "null_seeds", "shuffled": "shuffled_seeds"}  # kinds of null models, and their provenance
 
 
-def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataFrame:
+def head_table(results: Mapping[str, Result], of: str = TRAINED) -> pd.DataFrame:
     """Return one row per head: the headlines of each measure, or all per-head numbers of a measure without any."""
     table = pd.DataFrame(columns=list(HEAD))
     for result in results.values():
-        frame = result.headline_frame(null=null)
+        frame = result.headline_frame(of)
         if frame is not None:
             table = frame if table.empty else table.merge(frame, on=list(HEAD), how="outer")
     return table
 
 
-def compact(result: Result, *, null: bool = False) -> pd.DataFrame:
+def compact(result: Result, of: str = TRAINED) -> pd.DataFrame:
     """Return a table for a terminal: the result's own short table, or its headlines under their labels.
 
     Large models get means over the heads of a layer.
     """
-    table = short_table(result, null=null)
+    table = short_table(result, of)
     if table is not None:
         return table
-    frame = labelled(result, result.frame(init=result.numbers.inits[0] if null else TRAINED))
+    frame = labelled(result, result.frame(init=result.numbers.by_null[of].labels[0] if of != TRAINED else TRAINED))
     if tuple(frame.columns[:2]) == HEAD and len(frame) > MOST_HEADS:
         frame = pd.DataFrame(frame.groupby("layer", as_index=False).mean()).assign(head="all")
     return frame.iloc[:, : MOST_COLUMNS + len(result.measure.rows)]
 
 
-def short_table(result: Result, *, null: bool = False) -> pd.DataFrame | None:
+def short_table(result: Result, of: str = TRAINED) -> pd.DataFrame | None:
     """Return the result's own short table with conditions called as figures call them; None where it has none."""
-    table = result.table(null=null)
+    table = result.table(of)
     return None if table is None else with_words(result, table)
 
 
@@ -75,9 +76,9 @@ def summary_of(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> 
     for row in heads:
         row |= {"layer": int(row["layer"] or 0), "head": int(row["head"] or 0)}
     summary = {name: provenance.get(name) for name in ("model", "backend", "length", "prompts", "versions")}
-    summary |= {"heads": heads, "mean": jsonable(head_means(table)), "null": None}
-    null_table, seeds = head_table(results, null=True), provenance.get("null_seeds") or []
-    if len(null_table):
-        summary["null"] = {"seed": seeds[0] if seeds else None, "mean": jsonable(head_means(null_table))}
+    summary |= {"heads": heads, "mean": jsonable(head_means(table))}
+    for kind, seeds in NULLS.items():
+        null, known = head_table(results, kind), provenance.get(seeds)
+        summary[kind] = {"seed": known[0] if known else None, "mean": jsonable(head_means(null))} if len(null) else None
     summary["measures"] = {name: result.as_summary() for name, result in results.items()}
     return summary

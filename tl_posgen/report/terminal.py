@@ -13,6 +13,7 @@ from rich.padding import Padding
 from tl_posgen.core.claim import SHOWN
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD
+from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
@@ -29,7 +30,7 @@ from tl_posgen.report.columns import (
     with_whole_numbers,
 )
 from tl_posgen.report.figures import model_name
-from tl_posgen.report.tables import compact, head_means
+from tl_posgen.report.tables import NULLS, compact, head_means
 
 MOST_COLUMNS = 15  # of the table of all measures; with more columns each measure has its own table
 MOST_LINES = 38  # of the default output; the path of the page takes two more
@@ -125,7 +126,7 @@ def print_lead(console: Console, most: int | None = None, *, lead: pd.DataFrame)
 
 
 def print_heads(console: Console, most: int | None = None, *, report: Report) -> dict[str, int]:
-    """Print the headlines of every measure, one row per head, with the mean and the random init's mean below."""
+    """Print the headlines of every measure, one row per head, with the mean and the null models' means below."""
     rows = frame = report.frame()
     heading = f"{report.provenance.get('model', 'model')}: {counted(len(frame), 'head')}"
     if most is not None and most < len(frame):
@@ -133,9 +134,11 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
         heading += f", the {most} of highest {title(frame.columns[2])}"
     short_names, legend = headings(report)
     records = [row | {name: int(row[name]) for name in HEAD} for row in with_whole_numbers(rows).to_dict("records")]
-    foot = {"bold": {"layer": "mean", "head": ""} | head_means(frame)}
-    if report.provenance.get("null_seeds"):
-        foot["dim"] = {"layer": "null", "head": ""} | head_means(report.frame(null=True))
+    foot = {"mean": {"layer": "mean", "head": ""} | head_means(frame)}
+    for kind, seeds in NULLS.items():
+        if report.provenance.get(seeds):
+            foot[kind] = {"layer": kind.split()[0], "head": ""} | head_means(report.frame(kind))
+    styles = ["bold" if name == "mean" else "dim" for name in foot]
     columns: dict[str, list[str]] = {}
     for name in map(str, rows.columns):
         values = [row.get(name, "") for row in (*records, *foot.values())]
@@ -144,7 +147,7 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
             short(v) if isinstance(v, float) else f"{v}" for v in values
         ]
     wide = table_width({name: widest([name, *cells]) for name, cells in columns.items()}, list(columns)) > console.width
-    left_out = print_columns(console, columns, heading, 2, tuple(foot), legend, 1 if wide else 2, whole=most is None)
+    left_out = print_columns(console, columns, heading, 2, styles, legend, 1 if wide else 2, whole=most is None)
     return {"row": len(frame) - len(rows), "column": left_out}
 
 
@@ -166,29 +169,28 @@ def has_table(result: Result) -> bool:
     return bool(set(compact(result).columns) - set(result.measure.rows))
 
 
-def print_own(console: Console, most: int | None = None, *, result: Result, null: bool = False) -> dict[str, int]:
-    """Print the short table of a result, or of its random init."""
-    table, name = compact(result, null=null), title(result.name)
-    side = f"null, {model_name(result.null)}" if null and result.null is not None else model_name(result.own)
+def print_own(console: Console, most: int | None = None, *, result: Result, of: str = TRAINED) -> dict[str, int]:
+    """Print the short table of the model, or of its null models of a kind."""
+    table, name = compact(result, of), title(result.name)
+    side = model_name(result.sides[of])
     return print_frame(console, table, f"{name}: {side}", result.measure.legend, most)
 
 
 def print_result(console: Console, result: Result) -> None:
-    """Print the short table of a result, then that of its random init, or a sentence if that is flat."""
+    """Print the short table of a result, then those of its null models, or a sentence of one that is flat."""
     if not has_table(result):
         return
     print_own(console, result=result)
-    if result.null is None:
-        return
-    if flat := flat_null(compact(result), compact(result, null=True)):
-        console.print(f"{title(result.name)}: null, {model_name(result.null)}: {flat}", highlight=False)
-        console.print()
-    else:
-        print_own(console, result=result, null=True)
+    for kind in list(result.sides)[1:]:
+        if flat := flat_null(compact(result), compact(result, kind)):
+            console.print(f"{title(result.name)}: {model_name(result.sides[kind])}: {flat}", highlight=False)
+            console.print()
+        else:
+            print_own(console, result=result, of=kind)
 
 
 def flat_null(own: pd.DataFrame, null: pd.DataFrame) -> str:
-    """Return a random init's table in words if its first number hardly changes from row to row, else "".
+    """Return a null model's table in words if its first number hardly changes from row to row, else "".
 
     Example:
         >>> own = pd.DataFrame({"condition": ["unchanged", "no_rope"], "loss": [3.4, 4.4]})

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_posgen.core.null_models import check_seed
 from tl_posgen.core.options import Count, require
-from tl_posgen.core.random_inits import check_seed
 from tl_posgen.core.report import load
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores

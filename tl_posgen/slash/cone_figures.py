@@ -25,8 +25,8 @@ def axis_map(
 ) -> go.Figure:
     """Draw head maps of what W_Q and W_K do with the axis, all tokens."""
     both = [data[name].sel(tokens="all").to_dataset("side").assign_attrs(data.attrs) for _, data, _ in sides(result)]
-    null, heading = both[1] if len(both) > 1 else None, f"{title} · {model_label(result.own)}"
-    return head_maps(both[0], null, labels, title=heading, subtitle=subtitle, limits=limits)
+    heading = f"{title} · {model_label(result.own)}"
+    return head_maps(both, labels, title=heading, subtitle=subtitle, limits=limits)
 
 
 def cosines(result: Any) -> go.Figure:

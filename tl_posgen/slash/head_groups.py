@@ -11,7 +11,7 @@ import xarray as xr
 
 from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import Number, Numbers
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, model_label
+from tl_posgen.report.figures import COLOURS, Panels, sides
 from tl_posgen.report.head_figures import head_names
 
 TITLES = {"all": "all tokens", "without first": "first token left out"}  # of labels of the dim tokens
@@ -111,8 +111,7 @@ def head_groups(result: Any, tokens: str) -> list[Group]:
         ("slash-dominant heads", COLOURS[1], some(result.own, "dominant")),
         ("other heads", COLOURS[0], some(result.own, "other")),
     ]
-    if result.null is not None:
-        found.append((model_label(result.null), NULL_COLOUR, some(result.null, *GROUPS)))
+    found += [(label, colour, some(data, *GROUPS)) for label, data, colour in sides(result)[1:]]
     return [group for group in found if group[2].sizes["place"]]
 
 

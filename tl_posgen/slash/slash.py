@@ -67,8 +67,8 @@ def strongest_heads(result: Any) -> go.Figure:
     rows = min(N_STRONGEST, result.own.sizes["layer"] * result.own.sizes["head"])
     panels = Panels([side for side, _, _ in both], columns=2, row_height=60 + 24 * rows, horizontal_spacing=0.14)
     tops = [result.measure.kappa]
-    inits = (TRAINED, *result.numbers.inits)
-    for number, ((_, data, colour), init) in enumerate(zip(both, inits, strict=False)):
+    inits = (TRAINED, *result.numbers.inits[:1], *result.numbers.shuffled[:1])
+    for number, ((_, data, colour), init) in enumerate(zip(both, inits, strict=True)):
         value, low, high = interval_of(at_init(result.dataset["best_score"], init), (0, 1))
         heads = strongest_named(data.assign(value=value, low=low, high=high), value, N_STRONGEST)
         names = list(heads)

@@ -45,7 +45,7 @@ def strongest_heads(result: Any, draw: Callable[..., list[go.Scatter]], x_title:
     for number, one in enumerate(heads.values()):
         for side, data, colour in reversed(sides(result)):
             head = data.sel({dim: one[dim].item() for dim in HEAD})
-            panels.add(number, *draw(head, side, colour, data is result.null))
+            panels.add(number, *draw(head, side, colour, data is not result.own))
     return panels.axes(x_title, y_title, log_x=True)
 
 

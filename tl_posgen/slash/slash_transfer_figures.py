@@ -33,7 +33,7 @@ def scatter(result: Any) -> go.Figure:
         at = {"tokens": tokens, "distance": distance}
         for side, data, colour in sides(result):
             heads = data["score"].sel(at).stack(place=HEAD).dropna("place")
-            look = {"color": colour, "size": 7, "symbol": "x-thin-open" if data is result.null else "circle"}
+            look = {"color": colour, "size": 7, "symbol": "x-thin-open" if data is not result.own else "circle"}
             hover = f"D = {distance}<br>text %{{x:.3f}}, random tokens %{{y:.3f}}"
             text, random_tokens = (heads.sel(source=source) for source in SOURCES)
             panels.add(panel, head_points(text, random_tokens, hover, name=side, marker=look))
@@ -50,7 +50,7 @@ def maps(result: Any) -> go.Figure:
     rows = [
         (side, one, number)
         for side, data, _ in sides(result)
-        for number, one in enumerate(examples(data)[: 1 if data is result.null else N_HEADS])
+        for number, one in enumerate(examples(data)[: 1 if data is not result.own else N_HEADS])
     ]
     titles = [map_title(side, one, source) for side, one, _ in rows for source in SOURCES]
     panels = Panels(titles, columns=2, row_height=480, horizontal_spacing=0.08)

@@ -14,9 +14,9 @@ from tqdm.auto import tqdm
 from tl_posgen.core import registry
 from tl_posgen.core.engine import Measures, analyze, drawn
 from tl_posgen.core.measure import Measure
+from tl_posgen.core.null_models import NullModels, check_seed, check_seeds
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
-from tl_posgen.core.random_inits import RandomInits, check_seed, check_seeds
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
 from tl_posgen.models.conversion.weights import release
@@ -95,11 +95,11 @@ def emergence(
     last = run.models[-1].load(precise=any(measure.precise for measure in asked))
     check_numbers(last, length, n_prompts)
     tokens = prompts_of_one_length(last, prompts, length, n_prompts, consecutive=consecutive)
-    provenance = provenance_of(last, list(tokens), null_seeds, seed)
+    provenance = provenance_of(last, list(tokens), null_seeds, seed=seed)
     options = {measure.name: measure.options() for measure in asked}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
     provenance |= drawn(length, n_prompts, consecutive)
-    random_inits = RandomInits(last, null_seeds)
+    random_inits = NullModels(last, null_seeds)
     with Parts.kept_in(keep) as parts:
         measured = partial(numbers_of_model, tokens=tokens, measures=asked, seed=seed, parts=parts)
         nulls = [measured(model) for _, model in random_inits.models(in_place=True)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.files import write_together
-from tl_posgen.core.random_inits import RandomInits
+from tl_posgen.core.null_models import NullModels
 from tl_posgen.core.report import Report, load_provenance
 from tl_posgen.core.store import part_path, read_part, write_part
 from tl_posgen.errors import InputError, OutputError
@@ -78,7 +78,7 @@ class Job:
         """Return the report of `analyze`, without measures that this model cannot be asked for."""
         study = self.study
         cut = {"length": study.length, "n_prompts": study.n_prompts, "consecutive": study.consecutive}
-        cut |= {"seed": study.seed, "null_seeds": null_seeds}
+        cut |= {"seed": study.seed, "null_seeds": null_seeds, "shuffled_seeds": ()}
         several = len(study.measures) > 1
         report = analyze(model, self.text.words, measures=study.asked, skip_unsupported=several, progress=False, **cut)
         return Report(report, report.provenance | {"job": list(self.place), "study": study.settings})
@@ -138,7 +138,7 @@ def attempt(jobs: Sequence[Job], out: Path, expected: Mapping[str, str]) -> Iter
                     raise InputError(f"this worker has {versions()}, and the study was begun with {dict(expected)}")
                 if loaded is None and job.study.keeps_models:
                     model = job.weights.pretrained.load(precise=job.study.precise)
-                    loaded = model, RandomInits(model, job.study.null_seeds)
+                    loaded = model, NullModels(model, job.study.null_seeds)
                 report = job.measure(*(loaded or (job.weights.pretrained, job.study.null_seeds)))
                 write_part(path, report.as_bytes())
             path.with_suffix(".json").unlink(missing_ok=True)

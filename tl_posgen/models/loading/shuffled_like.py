@@ -41,19 +41,22 @@ def shuffled_like(model: Model | WrappedModel, seed: int) -> Model:
     require_seed(seed)
     wrapped = wrap(model)
     null = copy_of(wrapped)
-    generator = torch.Generator().manual_seed(seed)
-    weights = dict(null.named_parameters())
-    with torch.no_grad():
-        for name, weight in weights.items():
-            if is_matrix(name, weight) and not is_joint(weight, weights.values()):
-                order = torch.randperm(weight.numel(), generator=generator, device="cpu").to(weight.device)
-                weight.copy_(weight.flatten()[order].view_as(weight))
+    shuffle(null, seed)
     wrap(null).remember_origin(replace(wrapped.origin, seed=seed, initialisation=RULE), proved=True)
     return null
 
 
-def shuffled_label(seed: int) -> str:
-    return f"shuffled weights (seed {seed})"
+def shuffle(model: Model, seed: int, *, undo: bool = False) -> None:
+    """Put the entries of every weight matrix of this very model in random order, or back from that order."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, weight in weights.items():
+            if is_matrix(name, weight) and not is_joint(weight, weights.values()):
+                order = torch.randperm(weight.numel(), generator=generator, device="cpu").to(weight.device)
+                flat = weight.flatten()
+                shuffled = torch.empty_like(flat).index_copy_(0, order, flat) if undo else flat[order]
+                weight.copy_(shuffled.view_as(weight))
 
 
 def copy_of(wrapped: WrappedModel) -> Model:

@@ -1,22 +1,28 @@
 """The mean-key split: how far each head's scores are f(q, i - j) + g(q, k) at a dummy distance."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative
+from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.decomposition.layer_fits import moments_of
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
 from tl_posgen.report.head_figures import head_map, layer_curves
 
+FAR = 1000  # the distance of the source
 DIMS = ("tokens", *HEAD, "d0")
 WITHIN = "the mean of each row removed: all that softmax sees"
 EXACT = "nothing rotates, so f + g is the score itself and r = 1 by construction. This measure does not carry over."
-CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1)}
+CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1), "judged": True}
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class MeanKey(Measure):
     Without the first token it is left out as query, as key and of the mean key. Numbers are means over prompts.
 
     Args:
-        d0: the headline dummy distance, in tokens.
+        d0: the headline dummy distance, in tokens; if left out, the largest that the windows of all layers and the
+            longest prompt allow (1000 in `attach`, which knows no prompt before).
         distances: further dummy distances.
 
     Source: reconstructed from the public code of the first author of Han & Ji 2025 (arXiv 2503.13305),
@@ -39,11 +46,11 @@ class MeanKey(Measure):
     Example:
         >>> result = MeanKey(d0=8)("mini", "Down, down, down.", null_seeds=())
         >>> result.sel()["d0"].values.tolist()
-        [0, 8, 64, 1000]
+        [0, 8, 64]
     """
 
-    d0: NonNegative = 1000
-    distances: Sequence[NonNegative] = (0, 64, 1000)
+    d0: NonNegative | None = None
+    distances: Sequence[NonNegative] = (0, 64)
 
     question = "Does one mean key carry the position part?"
     variables = {
@@ -58,13 +65,25 @@ class MeanKey(Measure):
     @property
     def all_distances(self) -> list[int | float]:
         """Every dummy distance, ascending."""
-        return sorted({self.d0, *self.distances})
+        return sorted({self.headline, *self.distances})
+
+    @property
+    def headline(self) -> int | float:
+        """The headline dummy distance."""
+        return FAR if self.d0 is None else self.d0
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "MeanKey":
+        if self.d0 is not None:
+            return self
+        windows = [one.geometry.window for one in wrap(model).found() if isinstance(one, Probed)]
+        reach = min(max(map(len, tokens)), *(window for window in windows if window), math.inf)
+        return replace(self, d0=int(reach) - 1)
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"d0": self.all_distances}
 
     def usual(self) -> Mapping[str, Any]:
-        return {"d0": self.d0}
+        return {"d0": self.headline}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         geometry = layer.geometry
@@ -80,8 +99,8 @@ class MeanKey(Measure):
 
     def findings(self, own: Numbers) -> list[str]:
         return [
-            f"Each query with the head's mean key, plus content as at distance {self.d0:g}, correlates with the scores "
-            f"at {own('r'):.3f}."
+            f"Each query with the head's mean key, plus content as at distance {self.headline:g}, correlates with the "
+            f"scores at {own('r'):.3f}."
         ]
 
     figures = {

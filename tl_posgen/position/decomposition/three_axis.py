@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
@@ -18,14 +19,14 @@ from tl_posgen.position.decomposition.layer_fits import ALIKE, fit_capture, weig
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, ThreeAxisFit
 from tl_posgen.report.figures import finish, sides
-from tl_posgen.report.head_figures import head_map, head_names, layer_curves
+from tl_posgen.report.head_figures import by_layer, head_map, head_names, layer_curves
 
 BOTH = ("tokens", *HEAD)
 HIGH = 0.95  # Han & Ji 2025 report .959 for a sum of position and semantics; of which fit is not known
 MEAN = "mean over prompts; level and slope by the gauge"
 WITHIN = "the mean of each row removed from W and from the fit: all that softmax sees"
 NOISE = "reached by chance by iid Gaussian scores on these pairs; weighted by attention, by the scores shuffled"
-CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1)}
+CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1), "judged": True}
 GAUGES = {
     "flat_keys": "sum b = sum c = 0, c without a linear trend",
     "flat_distance": "sum b = sum c = 0, a without a linear trend",
@@ -37,7 +38,7 @@ def correlations(fit: ThreeAxisFit) -> dict[str, Any]:
     """Return r, r within rows, and the sums of squares that r over all heads and prompts is made of."""
     total = fit.tss.where(~fit.r.isnan(), float("nan"))
     explained = fit.r.square() * total
-    found = {"r": fit.r, "r_within_rows": fit.r_within_rows, "r_per_prompt": fit.r}
+    found = {"r": fit.r, "r_within_rows": fit.r_within_rows, "r_per_prompt": fit.r, "std": fit.std_within_rows}
     return found | {"total": total, "explained": explained}
 
 
@@ -57,12 +58,12 @@ def draw_curves(result: Any) -> go.Figure:
 
 
 def draw_heads(result: Any) -> go.Figure:
-    """Draw r of every head over its layer, the model's beside that of a random init."""
+    """Draw r of every head over its layer, the model's beside those of its null models."""
     figure = go.Figure()
     for number, (name, dataset, colour) in enumerate(sides(result)):
         r = dataset["r"].sel(tokens="all").transpose(*HEAD).to_series()
         names = head_names(r.index)
-        layers = [layer - 0.12 + 0.24 * number for layer, _ in r.index]
+        layers = [layer - 0.2 + 0.2 * number for layer, _ in r.index]
         figure.add_scatter(x=layers, y=r.tolist(), text=names, name=name, mode="markers", marker_color=colour)
     figure.add_hline(HIGH, line_dash="dot", line_width=1)
     figure.update_xaxes(title_text="layer", tickvals=sorted(set(result.own["layer"].values.tolist())))
@@ -109,11 +110,18 @@ class ThreeAxis(Measure):
     question = "Are the scores position + query + key?"
     variables = {
         "r": Variable(
-            "r of position + query + key", "", "Pearson's r of W and the fit", BOTH, "three_axis_r", "r", **CORRELATION
+            "r of position + query + key",
+            "",
+            "Pearson's r of W and the fit",
+            BOTH,
+            "three_axis_r",
+            "r-3",
+            **CORRELATION,
         ),
         "r_within_rows": Variable(
-            "r within rows", "", WITHIN, BOTH, "three_axis_r_within_rows", "r-row", **CORRELATION
+            "r within rows", "", WITHIN, BOTH, "three_axis_r_within_rows", "r-3 row", **CORRELATION
         ),
+        "std": Variable("std within rows", "logits", "of W: the size of what softmax sees", BOTH, interval=True),
         "r_per_prompt": Variable("r of each prompt", "", "", ("tokens", "prompt", *HEAD)),
         "r_pooled": Variable("pooled r", "", "one correlation over the entries of all heads and prompts", ("tokens",)),
         "iid_r": Variable("r of noise", "", NOISE, HEAD),
@@ -161,11 +169,13 @@ class ThreeAxis(Measure):
         if not own("r"):
             return [f"Whether scores are position + query + key cannot be said: {own.attrs['not_defined']}."]
         weighted = "" if own.attrs["weighting"] == ALIKE else f" ({own.attrs['weighting']})"
-        n_heads = int(own.data["r"].sel(tokens="all").notnull().sum())
+        size, n_heads = own("std"), int(own.data["r"].sel(tokens="all").notnull().sum())
         return [
-            f"Scores correlate with position + query + key at r = {own('r'):.3f}{weighted}, mean over "
-            f"{counted(n_heads, 'head')}; without the first token {own('r', tokens='without first'):.3f}.",
-            f"Within rows, which is all that softmax sees, r = {own('r_within_rows'):.3f}. Highest: "
+            f"Three separate curves, a(distance) + b(query) + c(key), make a narrower sum: r = {own('r'):.3f}{weighted}, "
+            f"mean over {counted(n_heads, 'head')}{own.layers_not_above('r')}; without the first token "
+            f"{own('r', tokens='without first'):.3f}.",
+            f"Within rows, which is all that softmax sees, r = {own('r_within_rows'):.3f}, of scores with a standard "
+            f"deviation of {size.with_interval:.2f} logits{size.null_in_brackets:.2f}. Highest r: "
             f"{own.extreme('r_within_rows'):.3f}; lowest: {own.extreme('r_within_rows', largest=False):.3f}.",
             self.over_heads(own),
         ]
@@ -175,7 +185,10 @@ class ThreeAxis(Measure):
         r, every = own.side["r"].sel(tokens="all"), mean_of(own.array("r"))
         low, first, median, third, high = r.quantile((0, 0.25, 0.5, 0.75, 1)).values
         ends = [own.number(every.min(HEAD)), own.number(every.max(HEAD))]
-        inits = "; random init {:.3f} to {:.3f}".format(*(end.of_inits.plain for end in ends)) if ends[0].inits else ""
+        low_nulls, high_nulls = (end.by_null for end in ends)
+        inits = "".join(
+            f"; {kind} {np.nanmean(low_nulls[kind]):.3f} to {np.nanmean(one):.3f}" for kind, one in high_nulls.items()
+        )
         return (
             f"Over heads r goes from {low:.3f} to {high:.3f}, quartiles {first:.3f}, {median:.3f} and "
             f"{third:.3f}{inits}. Over {HIGH}: {int((r > HIGH).sum())} of {counted(int(r.notnull().sum()), 'head')}."
@@ -187,6 +200,11 @@ class ThreeAxis(Measure):
             title="Three-axis fit",
             subtitle="correlation of the scores with a(i-j) + b(i) + c(j), {weighting}; "
             "within rows is what softmax can see",
+        ),
+        "depth": by_layer(
+            {"correlation": [("r of position + query + key", "r"), ("r within rows", "r_within_rows")]}
+            | {"std of scores within rows, logits": [("scores", "std")]},
+            title="Three-axis fit by layer",
         ),
         "heads": draw_heads,
         "curves": draw_curves,

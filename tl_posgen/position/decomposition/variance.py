@@ -9,6 +9,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
@@ -33,28 +34,40 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     variance_shares,
 )
 from tl_posgen.position.decomposition.variance_figures import draw_atlas, draw_places, draw_shares
-from tl_posgen.report.head_figures import head_map
+from tl_posgen.report.head_figures import by_layer, head_map
 
 DIMS = ("tokens", *HEAD)
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 OF_VISIBLE = "as a share of what softmax can see (q left out)"
 OF_W = "of Var w over all (query, key, distance); q: query, k: key, d: distance, qk: only both together; they sum to 1"
+OF_SIZE = "standard deviation between keys and distances of one query: of w, and of its parts"
+SIZES = ("scores", *PARTS)
 FEWEST_PROMPTS = 8  # for shares by place
 WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bounded by 0; they sum to `share`"
 NO_TURN = "nothing rotates, so"
 
 
+def three_axis_r(own: Numbers) -> xr.DataArray:
+    """Return sqrt(q + k + d): the correlation of w with the best a(d) + b(q) + c(k)."""
+    return own.array("three_axis_share") ** 0.5
+
+
 @dataclass(frozen=True)
 class Variance(Measure):
-    r"""Var w(q, k, d) = shares of q, k, d, qk, qd, kd, qkd over all triples (query, key, distance) of the corpus.
+    r"""r = corr(w, best f(q, d) + g(q, k)), and Var w = shares of q, k, d, qk, qd, kd, qkd, over all (query, key,
+    distance).
 
-    Exact variance decomposition of the scores of every query with every key at every distance, first token left out.
-    They are position f(q, d) + content g(q, k) exactly when the shares kd and qkd are zero.
+    How close scores are to position + content, of every query with every key at every distance, first token left out:
+    the correlation with the best such sum, the shares of position, of content and of what needs both (interaction), and
+    their sizes in logits. A mean over few prompts holds chance, which counts as position: compare reports of equal
+    numbers of prompts only, as the null models here are.
 
     w(q_i, k_j, d) is the score that query i would give key j at distance d. The seven shares sum to 1. Softmax does not
     see q, so `position` = d + qd, `content` = k + qk and `interaction` = kd + qkd are shares of what is left without
-    it. A head is f(q, d) + g(q, k) exactly where interaction is zero. Numbers are those without the first token, unless
-    tokens="all" is asked for. Moments add up exactly over any number of prompts; memory does not grow.
+    it. A head is f(q, d) + g(q, k) exactly where interaction is zero; r = sqrt(1 - kd - qkd) is the upper end of all such
+    sums. The abstract of the paper gives .959 for "an approximation of the arithmetic sum" of both, by an estimator that
+    is not public. Numbers are those without the first token, unless tokens="all" is asked for. Moments add up exactly
+    over any number of prompts; memory does not grow.
 
     A soft cap is not part of w: the decomposition is of the scores before it. ALiBi is, as part of d.
 
@@ -86,8 +99,15 @@ class Variance(Measure):
     absolute: bool = False
 
     usual_prompts = 16
+    n_headlines = 2
     question = "How much is position, how much is content, how much is neither?"
     variables = {
+        "additive_r": Variable(
+            *("r of the best position + content", "", "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)"),
+            *(DIMS, "additive_r", "r"),
+            **SHARE,
+            judged=True,
+        ),
         "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", DIMS, "position_share", "pos", **SHARE),
         "absolute": Variable(
             "share of the key's place",
@@ -101,12 +121,12 @@ class Variance(Measure):
         "places_alone": Variable(
             *("share of places alone", "", f"what places of query and key determine, {OF_VISIBLE}", DIMS), interval=True
         ),
-        "content": Variable("content", "", f"k + qk, {OF_VISIBLE}", DIMS, **SHARE),
-        "interaction": Variable("interaction", "", f"kd + qkd, {OF_VISIBLE}", DIMS, **SHARE),
-        "share": Variable("share of the variance", "", OF_W, (*DIMS, "part"), "share", **SHARE),
-        "additive_r": Variable(
-            "additive r", "", "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)", DIMS, **SHARE
+        "content": Variable("content", "", f"k + qk, {OF_VISIBLE}", DIMS, "content_share", "cont", **SHARE),
+        "interaction": Variable(
+            "interaction", "", f"kd + qkd, {OF_VISIBLE}", DIMS, "interaction_share", "inter", **SHARE
         ),
+        "size": Variable("std within rows", "logits", OF_SIZE, (*DIMS, "of"), "std", "std", interval=True),
+        "share": Variable("share of the variance", "", OF_W, (*DIMS, "part"), **SHARE),
         "three_axis_share": Variable("share of three axes", "", "q + k + d: what a(d) + b(q) + c(k) can explain", DIMS),
         "mean_energy": Variable(
             "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD), **SHARE
@@ -120,10 +140,22 @@ class Variance(Measure):
     figures = {
         "places": draw_places,
         "atlas": draw_atlas,
-        "shares": draw_shares,
         "map": head_map(
-            *PARTS, title="Position, content, interaction", subtitle="shares of the variance that softmax can see"
+            *("additive_r", *PARTS),
+            title="Position + content",
+            subtitle="r: correlation with the best f(query, distance) + g(query, key); position, content, interaction: "
+            "shares of the variance that softmax can see; first token left out",
         ),
+        "depth": by_layer(
+            {
+                "correlation": [("position + content", "additive_r"), ("three axes", three_axis_r)],
+                "std within rows, logits": [(of, "size", {"of": of}) for of in SIZES],
+                "share of what softmax sees": [(part, part) for part in PARTS],
+            },
+            title="Position + content by layer",
+            subtitle="over all (query, key, distance), first token left out",
+        ),
+        "shares": draw_shares,
     }
     caveats = {
         "absolute": f"{NO_TURN} d, qd, kd and qkd are zero by construction: position is inside q and k, and the seven "
@@ -140,7 +172,7 @@ class Variance(Measure):
             object.__setattr__(self, "without_meaning", frozenset())
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"part": COMPONENTS, "place": list(PLACES)}
+        return {"part": COMPONENTS, "place": list(PLACES), "of": SIZES}
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return [kind for kind in self.figures if kind != "places" or "by_place" in data]
@@ -156,7 +188,7 @@ class Variance(Measure):
         return self
 
     def usual(self) -> Mapping[str, Any]:
-        return {"tokens": "without first"}
+        return {"tokens": "without first", "of": "scores"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         both = moments_with_and_without_first(layer)
@@ -190,11 +222,17 @@ class Variance(Measure):
     def findings(self, own: Numbers) -> list[str]:
         found = [self.of_places(own)] if "absolute" in own else []
         if not found or any(own(part).value for part in ("position", "interaction")):  # else zero by construction
-            parts = ", ".join(f"{part} {own(part):.0%}" for part in PARTS)
-            found.append(
-                f"Of the score variance that softmax can see: {parts}. Most position: {own.extreme('position'):.3f}; "
-                f"most interaction: {own.extreme('interaction'):.3f}."
-            )
+            n = counted(int(own.data["additive_r"].sel(tokens="without first").notnull().sum()), "head")
+            size, parts = own("size"), ", ".join(f"{part} {own(part):.0%}" for part in PARTS)
+            sizes = ", ".join(f"{part} {own('size', of=part):.2f}" for part in PARTS)
+            found += [
+                "Scores correlate with the best position + content, f(query, distance) + g(query, key), at r = "
+                f"{own('additive_r'):.3f}, mean over {n}, first token left out{own.layers_not_above('additive_r')}.",
+                "Softmax sees how the scores of one query differ: by a standard deviation of "
+                f"{size.with_interval:.2f} logits{size.null_in_brackets:.2f}. Of this variance: {parts}.",
+                f"In logits: {sizes}. Most position: {own.extreme('position'):.3f}; most interaction: "
+                f"{own.extreme('interaction'):.3f}.",
+            ]
         return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
 
     def of_places(self, own: Numbers) -> str:
@@ -237,10 +275,12 @@ def shares_of(
 def values_of(moments: TripleMoments, shares: VarianceShares, geometry: LayerGeometry) -> dict[str, Tensor]:
     """Return the variables [head], or with one axis more, of a layer; no parts where each token sees itself alone."""
     visible = shares.within_rows
+    parts = [visible.total, *(visible.total * visible.share(*components) for components in PARTS.values())]
     seen = torch.nan if geometry.window == 1 else 1.0
     return {
         **{part: seen * visible.share(*components) for part, components in PARTS.items()},
         **{"share": shares.shares, "additive_r": shares.additive_r, "three_axis_share": shares.three_axis_share},
+        "size": seen * torch.stack(parts, -1).clamp(min=0).sqrt(),
         "mean_energy": torch.stack([moments.q.mean_energy, moments.k.mean_energy]),
         "variance": shares.total,
     }

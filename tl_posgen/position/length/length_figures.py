@@ -126,7 +126,7 @@ def curves(result: Any, along: str, reduce: Callable[[xr.Dataset], xr.DataArray]
     """Return one line per condition; the random init's are grey, with a dash style per condition."""
     traces = []
     for side, data, _ in reversed(sides(result)):
-        is_null = data is result.null
+        is_null = data is not result.own
         for number, condition in enumerate(str(condition) for condition in data["condition"].values):
             values = reduce(data.sel(condition=condition))
             name = f"{side}, {WORDS[condition]}" if is_null else WORDS[condition]

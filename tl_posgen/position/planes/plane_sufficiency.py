@@ -13,11 +13,12 @@ import xarray as xr
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.formatting import counted, format_number
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS, Measure, Variable
-from tl_posgen.core.numbers import Numbers, one_side
+from tl_posgen.core.numbers import Numbers, one_side, shuffled_label
 from tl_posgen.core.options import Distances, Positive
 from tl_posgen.core.run import Run
-from tl_posgen.models.loading.shuffled_like import shuffled_label, shuffled_like
+from tl_posgen.models.loading.shuffled_like import shuffled_like
 from tl_posgen.models.model import Model
+from tl_posgen.models.provenance import null_label
 from tl_posgen.position.planes.planes import EPS, Planes
 from tl_posgen.position.planes.rope_layers import require_rope
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, line, model_label
@@ -146,7 +147,7 @@ class PlaneSufficiency(Measure):
 
         each = [measured(run.model, run.label)]
         if run.init is None:
-            each.append(measured(shuffled_like(run.model, run.seed), shuffled_label(run.seed)))
+            each.append(measured(shuffled_like(run.model, run.seed), null_label(shuffled_label(run.seed))))
         heads = xr.concat(each, "weights", data_vars="all", combine_attrs="override")
         heads = heads.assign_coords(weights=list(WEIGHTS[: len(each)]))
         heads = heads.transpose("group", *ROW, ..., missing_dims="ignore")

@@ -43,9 +43,9 @@ def fit_pair_weights(
     refuse_long(pairs.n_tokens)
     found = [_fit_head(*both, head, pairs, ridge) for head, both in enumerate(zip(scores, weights, strict=True))]
     theta, numbers = torch.stack([theta for theta, _ in found], 1), torch.stack([x for _, x in found], 1)
-    r, within, mean, tss = numbers
+    r, within, mean, tss, std = numbers
     curves = pairs.spread(in_gauge(theta, pairs, mean, gauge))
-    return ThreeAxisFit(r, within, *curves, tss, torch.full_like(r, torch.nan), pairs, iterations=1)
+    return ThreeAxisFit(r, within, *curves, tss, std, torch.full_like(r, torch.nan), pairs, iterations=1)
 
 
 def refuse_long(n_tokens: int) -> None:
@@ -58,8 +58,8 @@ def refuse_long(n_tokens: int) -> None:
 
 def _fit_head(
     scores: Float[Tensor, "query key"], weights: Real[Tensor, "query key"], head: int, pairs: CausalPairs, ridge: float
-) -> tuple[Float[Tensor, "axis=3 size"], Float[Tensor, " 4"]]:
-    """Return a, b and c of one head in corner coordinates, and (r, r within rows, mean, TSS)."""
+) -> tuple[Float[Tensor, "axis=3 size"], Float[Tensor, " 5"]]:
+    """Return a, b and c of one head in corner coordinates, and (r, r within rows, mean, TSS, std within rows)."""
     rows, keys = slice(pairs.first_query, None), slice(pairs.first_key, pairs.n_tokens - pairs.first_distance)
     index = torch.arange(pairs.size, device=scores.device)
     distance = index[:, None] - index
@@ -86,7 +86,8 @@ def _fit_head(
         if (p * own.square()).sum() > rounding_of(tss, total, mean):
             r[number] = _correlation(p, own, _centred(fitted, p, dims))
     theta[1] = theta[1].flip(-1)
-    return theta, torch.stack([*r, mean, tss])
+    within = (p * _centred(w, p, (1,)).square()).sum() / total
+    return theta, torch.stack([*r, mean, tss, within.sqrt()])
 
 
 def _solve(p: Float[Tensor, "query key"], w: Float[Tensor, "query key"], ridge: float) -> Float[Tensor, "axis=3 size"]:

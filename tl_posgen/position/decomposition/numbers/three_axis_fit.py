@@ -35,6 +35,7 @@ class ThreeAxisFit:
         r_within_rows: correlation within rows: each row less its mean, which does not affect softmax.
         a, b, c: float64.
         tss: weighted sum of (W - mean)^2.
+        std_within_rows: standard deviation of W within rows, in logits: the size of what softmax sees.
         iid_r: r of iid Gaussian scores by chance on these pairs, with these weights; NaN for weights per pair.
         pairs: the pairs that counted, and their weights.
         iterations: number of conjugate-gradient steps.
@@ -46,6 +47,7 @@ class ThreeAxisFit:
     b: Float[Tensor, "head query"]
     c: Float[Tensor, "head key"]
     tss: Float[Tensor, " head"]
+    std_within_rows: Float[Tensor, " head"]
     iid_r: Float[Tensor, " head"]
     pairs: CausalPairs
     iterations: int
@@ -56,7 +58,7 @@ class ThreeAxisFit:
 
     def of_heads(self, part: slice) -> "ThreeAxisFit":
         """Return the fits of some heads."""
-        per_head = ("r", "r_within_rows", "a", "b", "c", "tss", "iid_r")
+        per_head = ("r", "r_within_rows", "a", "b", "c", "tss", "std_within_rows", "iid_r")
         return replace(self, **{name: getattr(self, name)[part] for name in per_head})
 
     def fitted(
@@ -106,7 +108,8 @@ def fit_three_axis(
     r, within = _correlations(moments, counts, centred, theta)
     curves = pairs.spread(in_gauge(theta, pairs, mean, gauge))
     chance = torch.full_like(r, iid_r(pairs))
-    return ThreeAxisFit(r, within, *curves, moments.tss, chance, pairs, iterations)
+    std = (moments.within_rows / pairs.total).sqrt()
+    return ThreeAxisFit(r, within, *curves, moments.tss, std, chance, pairs, iterations)
 
 
 @lru_cache(maxsize=64)

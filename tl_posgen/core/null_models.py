@@ -1,0 +1,121 @@
+"""Null models of one model: random inits and shuffled weights, a seed each, built when they are needed."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tl_posgen.core.numbers import SHUFFLED, shuffled_label
+from tl_posgen.core.options import fits
+from tl_posgen.errors import InputError
+from tl_posgen.models.conversion.weights import release
+from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.loading.shuffled_like import shuffle, shuffled_like
+from tl_posgen.models.model import Model
+from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
+from tl_posgen.models.wrapped import WrappedModel, wrap
+
+
+class NullModels(Sequence[str]):
+    """Sequence of the labels that null models have along `init`; each model is built when it is needed.
+
+    Those of shuffled weights come first, as they are made of the trained weights, whose memory the random inits may
+    take.
+
+    Args:
+        seeds: of random inits, labelled "0", "1", ..
+        shuffled: seeds of shuffled weights, labelled "shuffled 0", ..; None for one beside random inits, of what a single
+            pass gives.
+
+    Example:
+        >>> from tl_posgen.models.loading.load import load_model
+        >>> nulls = NullModels(load_model("mini"), [0], [0])
+        >>> list(nulls), [label for label, _ in nulls.models()]
+        (['shuffled 0', '0'], ['shuffled weights (seed 0)', 'random init (seed 0)'])
+    """
+
+    def __init__(self, model: Model | WrappedModel, seeds: Sequence[int], shuffled: Sequence[int] | None = ()):
+        self.wrapped, self.seeds = wrap(model), check_seeds(seeds)
+        self.for_runs = shuffled is not None  # whether measures that run the model have shuffled weights too
+        self.shuffled = check_seeds(self.seeds[:1] and (0,) if shuffled is None else shuffled, "shuffled_seeds")
+        self.labels = [*map(shuffled_label, self.shuffled), *map(str, self.seeds)]
+        self._fingerprint = ""
+        self._held: tuple[str, str, WrappedModel] | None = None  # the last one that was built
+        self._undo: int | None = None  # seed by which the model's own weights are shuffled now
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.labels[index]
+
+    def models(self, *, in_place: bool = False) -> Iterator[tuple[str, Any]]:
+        """Yield (title, model) of each, in the place of the one before: use it before the next is asked for. The title
+        says where a random init has the very weights of the model.
+
+        Args:
+            in_place: in the place of the model itself, which is of no use afterwards. Only for one that is ours.
+        """
+        for label in self.labels:
+            title, wrapped = self.build(label, in_place=in_place)
+            yield title, wrapped.model
+
+    def build(self, label: str, *, in_place: bool = False) -> tuple[str, WrappedModel]:
+        """Return (title, wrapped model) of one label, as `models` yields it."""
+        if self._held is None or self._held[0] != label:
+            self.let_go()
+            build = self._shuffled if label.startswith(SHUFFLED) else self._random_init
+            self._held = label, *build(int(label.removeprefix(SHUFFLED)), in_place)
+        return self._held[1:]
+
+    def _random_init(self, seed: int, in_place: bool) -> tuple[str, WrappedModel]:
+        if not self._fingerprint and self._undo is None:
+            self._fingerprint = fingerprint(self.wrapped)
+        if in_place:
+            release(self.wrapped.model)
+        made = wrap(random_like(self.wrapped, seed))
+        same = fingerprint(made) == self._fingerprint
+        return f"{null_label(str(seed))}{SAME_WEIGHTS if same else ''}", made
+
+    def _shuffled(self, seed: int, in_place: bool) -> tuple[str, WrappedModel]:
+        if not in_place:
+            return null_label(shuffled_label(seed)), wrap(shuffled_like(self.wrapped, seed))
+        self._fingerprint = self._fingerprint or fingerprint(self.wrapped)
+        if self._undo is not None:
+            shuffle(self.wrapped.model, self._undo, undo=True)
+        shuffle(self.wrapped.model, seed)
+        self._undo = seed
+        return null_label(shuffled_label(seed)), self.wrapped
+
+    def let_go(self) -> None:
+        """Give the memory of the last one back."""
+        if self._held is not None and self._held[2].model is not self.wrapped.model:
+            release(self._held[2].model)
+        self._held = None
+
+
+def null_models_of(model: WrappedModel, seeds: Sequence[int], shuffled: Sequence[int] | None) -> NullModels:
+    """Return null models of these seeds; those given where they are of this model, and not of its weights on another
+    backend, say."""
+    if not isinstance(seeds, NullModels):
+        return NullModels(model, [*seeds], shuffled)
+    if seeds.wrapped.model is model.model:
+        return seeds
+    return NullModels(model, seeds.seeds, seeds.shuffled if seeds.for_runs else None)
+
+
+MOST = 2**32  # torch generators read 32 bits of a seed: larger ones would share their draws
+
+
+def check_seeds(seeds: Any, name: str = "null_seeds") -> list[int]:
+    """Return seeds as a list; InputError for anything else than a sequence of different integers."""
+    if not fits(seeds, Sequence[int]) or not all(0 <= seed < MOST for seed in seeds):
+        raise InputError(f"{name}={seeds!r}: give whole numbers below 2^32, such as (0,) or (0, 1, 2), or () for none")
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"{name}={list(seeds)}: each seed may stand only once")
+    return [int(seed) for seed in seeds]
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed of draws; InputError for anything else than a whole number, 0 to 2^32 - 1."""
+    if not fits(seed, int) or not 0 <= seed < MOST:
+        raise InputError(f"seed = {seed!r}: give a whole number, 0 or more, below 2^32")
+    return int(seed)
