@@ -22,8 +22,8 @@ class NullModels(Sequence[str]):
 
     Args:
         seeds: of random inits, labelled "0", "1", ..
-        shuffled: seeds of shuffled weights, labelled "shuffled 0", ..; None for one beside random inits, of what a single
-            pass gives.
+        shuffled: seeds of shuffled weights, labelled "shuffled 0", ..; None for one beside random inits, for what a
+            single pass gives.
 
     Example:
         >>> from tl_posgen.models.loading.load import load_model

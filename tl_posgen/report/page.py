@@ -30,6 +30,10 @@ MOST_VALUES = 64  # a longer list of the provenance is shown as its length
 MOST_SECTIONS = 5  # that are open; of more, all but the first are folded
 MOST_ROWS = 200  # of a long table
 HEADROOM = 54  # pixels above a figure's panels, for their titles
+NULLS = {
+    "random init": "for a randomly initialised model of the same shape (random init)",
+    "shuffled": "for the trained weights with the entries of every matrix in random order (shuffled)",
+}
 TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 WITHOUT_FIRST = re.compile("without (the )?first token")
@@ -102,8 +106,8 @@ def _beside(results: Mapping[str, Result], sections: Sequence[Mapping[str, Any]]
     shown = [text for one in sections for text in (*one["findings"], *(figure["spec"] for figure in one["figures"]))]
     without_first = any(WITHOUT_FIRST.search(text) for text in shown)
     parts = ["without the first token, often an attention sink"] if without_first else []
-    if any(result.nulls for result in results.values()):
-        parts.append("for a randomly initialised model of the same shape (random init)")
+    kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
+    parts += [words for kind, words in NULLS.items() if kind in kinds]
     also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
     return " ".join([*also, *Report(results, {}).without_null()])
 

@@ -171,9 +171,9 @@ class ThreeAxis(Measure):
         weighted = "" if own.attrs["weighting"] == ALIKE else f" ({own.attrs['weighting']})"
         size, n_heads = own("std"), int(own.data["r"].sel(tokens="all").notnull().sum())
         return [
-            f"Three separate curves, a(distance) + b(query) + c(key), make a narrower sum: r = {own('r'):.3f}{weighted}, "
-            f"mean over {counted(n_heads, 'head')}{own.layers_not_above('r')}; without the first token "
-            f"{own('r', tokens='without first'):.3f}.",
+            "Three separate curves, a(distance) + b(query) + c(key), make a narrower sum: "
+            f"r = {own('r'):.3f}{weighted}, mean over {counted(n_heads, 'head')}{own.layers_not_above('r')}; without "
+            f"the first token {own('r', tokens='without first'):.3f}.",
             f"Within rows, which is all that softmax sees, r = {own('r_within_rows'):.3f}, of scores with a standard "
             f"deviation of {size.with_interval:.2f} logits{size.null_in_brackets:.2f}. Highest r: "
             f"{own.extreme('r_within_rows'):.3f}; lowest: {own.extreme('r_within_rows', largest=False):.3f}.",

@@ -64,10 +64,10 @@ class Variance(Measure):
 
     w(q_i, k_j, d) is the score that query i would give key j at distance d. The seven shares sum to 1. Softmax does not
     see q, so `position` = d + qd, `content` = k + qk and `interaction` = kd + qkd are shares of what is left without
-    it. A head is f(q, d) + g(q, k) exactly where interaction is zero; r = sqrt(1 - kd - qkd) is the upper end of all such
-    sums. The abstract of the paper gives .959 for "an approximation of the arithmetic sum" of both, by an estimator that
-    is not public. Numbers are those without the first token, unless tokens="all" is asked for. Moments add up exactly
-    over any number of prompts; memory does not grow.
+    it. A head is f(q, d) + g(q, k) exactly where interaction is zero; r = sqrt(1 - kd - qkd) is the upper end of all
+    such sums. The abstract of the paper gives .959 for "an approximation of the arithmetic sum" of both, by an
+    estimator that is not public. Numbers are those without the first token, unless tokens="all" is asked for. Moments
+    add up exactly over any number of prompts; memory does not grow.
 
     A soft cap is not part of w: the decomposition is of the scores before it. ALiBi is, as part of d.
 
