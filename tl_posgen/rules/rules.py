@@ -174,12 +174,14 @@ class Rules(Measure):
         return [say(own, budget) for budget in budgets for say in said]
 
     def recall_sentence(self, own: Numbers, budget: int) -> str:
-        """Return which rule recalls most, beside drawn keys."""
+        """Return which rule recalls most and what it costs, beside drawn keys."""
+        rises = {rule: own("rise", rule=rule, budget=budget) for rule in (*self.in_order, "drawn")}
         recalls = {rule: own("recall", rule=rule, budget=budget) for rule in (*self.in_order, "drawn")}
         best = max(self.in_order, key=lambda rule: recalls[rule].value)
         return (
-            f"Of the attention in the best {budget} keys, {WORDS[best]} recalls {recalls[best]:.3f}, the most of the "
-            f"rules; drawn keys recall {recalls['drawn']:.3f}, means over heads."
+            f"Of the attention in the best {budget} keys, {WORDS[best]} recalls {recalls[best]:.3f}, the most "
+            f"(mean over heads), and with it in every head the loss changes by {rises[best]:+.3f} nats; drawn keys "
+            f"recall {recalls['drawn']:.3f} and change it by {rises['drawn']:+.3f}."
         )
 
     def plan_sentence(self, own: Numbers, budget: int) -> str:
@@ -205,12 +207,16 @@ class Rules(Measure):
         )
 
     def without_first_sentence(self, own: Numbers, budget: int) -> str:
-        """Return the recall of attention to all keys but the first."""
+        """Return the recall of attention to all keys but the first, and what each rule costs."""
         recalls = ", ".join(
-            f"{WORDS[rule]} {own('recall', rule=rule, budget=budget, tokens='without first').plain:.3f}"
+            f"{WORDS[rule]} {own('recall', rule=rule, budget=budget, tokens='without first').plain:.3f} "
+            f"({own('rise', rule=rule, budget=budget).plain:+.3f} nats)"
             for rule in self.labels()["rule"][:-1]
         )
-        return f"Recall of the best {budget} keys without the attention to the first key: {recalls}."
+        return (
+            f"Recall of the best {budget} keys without the attention to the first key, and the change of the loss with "
+            f"the rule in every head: {recalls}."
+        )
 
     def counts(self, data: xr.Dataset, budget: int) -> dict[str, int]:
         """Return how many key/value heads the plan gives each rule."""

@@ -34,11 +34,16 @@ def draw_recall(result: Any) -> go.Figure:
             panels.add(number, dots)
     panels.axes("", "recall").figure.update_layout(boxmode="group").update_yaxes(range=[0, 1.03])
     names = [WORDS[rule] for rule in rules]
-    broken = ["<br>".join(textwrap.wrap(name, 10)) for name in names]
-    panels.figure.update_xaxes(tickvals=names, ticktext=broken, tickangle=0, tickfont_size=10)
+    for row, budget in enumerate(budgets, 1):
+        rises = result.own["rise"].sel(budget=budget, rule=rules).mean("prompt").values
+        broken = [
+            "<br>".join([*textwrap.wrap(name, 10), f"{rise:+.2f} nats"])
+            for name, rise in zip(names, rises, strict=True)
+        ]
+        panels.figure.update_xaxes(tickvals=names, ticktext=broken, tickangle=0, tickfont_size=10, row=row)
     subtitle = (
         "attention in the keys that a rule keeps / attention in as many best keys, on prompts it was not calibrated "
-        "on; a dot a head, the boxes are quartiles"
+        "on; a dot a head, the boxes are quartiles; below the names: the rise of the loss with the rule in every head"
     )
     return panels.finish(f"Recall of rules · {model_label(result.own)}", subtitle)
 
