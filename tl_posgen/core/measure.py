@@ -129,7 +129,7 @@ class Measure:
         token_view: its token-level picture.
         caveats: its meaning for a model whose encoding is "absolute", "alibi" or "none", where that differs.
         without_meaning: encodings whose numbers hold by construction; nothing is concluded from them.
-        n_headlines: how many of its sentences a reader of a report sees before those of other measures.
+        n_headlines: how many of its sentences stand before those of other measures, and how many figures a page opens.
         usual_prompts: how many prompts its command takes if not told.
     """
 

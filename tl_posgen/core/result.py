@@ -81,8 +81,8 @@ class Result:
     def sides(self) -> dict[str, xr.Dataset]:
         """The arrays of the model, "trained", and of the first null model of each kind, "random init" and "shuffled",
         which figures draw."""
-        first = {TRAINED: [TRAINED], "random init": self.numbers.inits, "shuffled": self.numbers.shuffled}
-        return {kind: self._of_init(labels[0]) for kind, labels in first.items() if labels}
+        nulls = {"random init": self.numbers.inits, "shuffled": self.numbers.shuffled}
+        return {TRAINED: self.own} | {kind: self._of_init(labels[0]) for kind, labels in nulls.items() if labels}
 
     @property
     def null(self) -> xr.Dataset | None:

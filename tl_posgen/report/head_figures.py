@@ -197,15 +197,20 @@ def by_layer(panels: Mapping[str, Sequence[tuple]], *, title: str, subtitle: str
     def figure(result: Any) -> go.Figure:
         own, layers = result.numbers, [int(layer) for layer in result.own["layer"].values]
         drawn = Panels(list(panels), columns=3, row_height=280)
+        names = dict.fromkeys(name for curves in panels.values() for name, *_ in curves)
+        colours = dict(zip(names, COLOURS, strict=False))
         for number, curves in enumerate(panels.values()):
-            for (name, variable, *labels), colour in zip(curves, COLOURS, strict=False):
+            for name, variable, *labels in curves:
+                colour = colours[name]
                 array = variable(own) if callable(variable) else own.array(variable, **dict(*labels))
                 numbers = own.along(array, "layer")
                 ends = [[getattr(one, end) for one in numbers] for end in ("value", "low", "high")]
                 drawn.add(number, line_with_intervals(layers, ends, name, colour))
                 for (kind, null), dash in zip(own.by_null.items(), ("dash", "dot"), strict=False):
                     values = [one.value for one in null.along(array, "layer")]
-                    drawn.add(number, line(layers, values, f"{name}, {kind}", colour, dash=dash, showlegend=False))
+                    drawn.add(
+                        number, line(layers, values, f"{name}, {kind}", colour, dash=dash, width=1, showlegend=False)
+                    )
         broken = [f"{dash}: {kind}" for kind, dash in zip(own.by_null, ("dashed", "dotted"), strict=False)]
         words = "; ".join(filter(None, [subtitle, "mean over heads, 95 % intervals over prompts", *broken]))
         return drawn.axes("layer").finish(f"{title} · {model_label(result.own)}", words)

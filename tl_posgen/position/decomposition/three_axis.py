@@ -195,16 +195,16 @@ class ThreeAxis(Measure):
         )
 
     figures = {
+        "depth": by_layer(
+            {"correlation": [("r of position + query + key", "r"), ("r within rows", "r_within_rows")]}
+            | {"std of scores within rows, logits": [("scores", "std")]},
+            title="Three-axis fit by layer",
+        ),
         "map": head_map(
             *("r", ("r", {"tokens": "without first"}), "r_within_rows"),
             title="Three-axis fit",
             subtitle="correlation of the scores with a(i-j) + b(i) + c(j), {weighting}; "
             "within rows is what softmax can see",
-        ),
-        "depth": by_layer(
-            {"correlation": [("r of position + query + key", "r"), ("r within rows", "r_within_rows")]}
-            | {"std of scores within rows, logits": [("scores", "std")]},
-            title="Three-axis fit by layer",
         ),
         "heads": draw_heads,
         "curves": draw_curves,

@@ -140,12 +140,6 @@ class Variance(Measure):
     figures = {
         "places": draw_places,
         "atlas": draw_atlas,
-        "map": head_map(
-            *("additive_r", *PARTS),
-            title="Position + content",
-            subtitle="r: correlation with the best f(query, distance) + g(query, key); position, content, interaction: "
-            "shares of the variance that softmax can see; first token left out",
-        ),
         "depth": by_layer(
             {
                 "correlation": [("position + content", "additive_r"), ("three axes", three_axis_r)],
@@ -154,6 +148,12 @@ class Variance(Measure):
             },
             title="Position + content by layer",
             subtitle="over all (query, key, distance), first token left out",
+        ),
+        "map": head_map(
+            *("additive_r", *PARTS),
+            title="Position + content",
+            subtitle="r: correlation with the best f(query, distance) + g(query, key); position, content, interaction: "
+            "shares of the variance that softmax can see; first token left out",
         ),
         "shares": draw_shares,
     }
