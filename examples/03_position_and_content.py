@@ -41,7 +41,7 @@ replaced.table().round(3)
 # The same of the random init, whose loss no attention changes:
 
 # %%
-replaced.table(null=True).round(3)
+replaced.table("random init").round(3)
 
 # %%
 print(*replaced.findings(), sep="\n")

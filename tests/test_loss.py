@@ -54,20 +54,21 @@ def test_prompts_of_several_lengths_each_have_their_own_mean(mini):
 
 
 def test_the_sentence_and_the_title_show_the_mean_beside_the_nulls(result):
-    own, nulls = float(result.own["loss"].mean()), [float(null["loss"].mean()) for null in result.nulls]
+    own, *nulls, shuffled = (float(one["loss"].mean()) for one in (result.own, *result.nulls))
     assert result.findings() == [
-        f"Loss: {own:.3f} (random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f}) nats per token."
+        f"Loss: {own:.3f} (random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f}, shuffled {shuffled:.3f}) nats "
+        "per token."
     ]
     assert own < min(nulls) - 1
     assert f"mean over 3 prompts; over all positions {own:.3f}" in result.plot().layout.title.text
 
 
 def test_the_curve_is_the_mean_over_prompts(result):
-    own, null = result.plot().data
+    own, null, shuffled = result.plot().data
     np.testing.assert_allclose(own.y, result.own["token_loss"].mean("prompt"))
     np.testing.assert_allclose(null.y, result.null["token_loss"].mean("prompt"))
     assert own.x.tolist() == list(range(1, 32))
-    assert null.name == "random init (seed 0)"
+    assert (null.name, shuffled.name) == ("random init (seed 0)", "shuffled weights (seed 0)")
 
 
 def test_hooks_of_somebody_elses_pass_give_no_logits(mini):

@@ -39,7 +39,8 @@ def test_analyze_takes_it_by_name_beside_ours(mini, alice):
 def test_its_sentence_has_its_number_and_its_null(mini, alice):
     result = tl_posgen.analyze(mini, alice, measures="figures", **CUT)["figures"]
     sentence, caveat = result.findings()
-    own, null = re.findall(r"\d+%", sentence)
+    own, null, shuffled = re.findall(r"\d+%", sentence)
+    assert shuffled == f"{float(result.sides['shuffled']['share'].mean()):.0%}"
     assert own == f"{float(result.own['share'].mean()):.0%}"
     assert null == f"{float(result.null['share'].mean()):.0%}"
     assert caveat.endswith("keys are taken before they rotate.")

@@ -105,7 +105,7 @@ def test_one_bar_stays_for_all_measures_and_models(small_model, capsys):
     assert shown[1] == ""
     last = shown[0].split("\r")[-1]
     assert "random init (seed 0): 100%" in last
-    assert " 9/9 " in last  # three prompts and an example of two models, and one pass to choose the example
+    assert " 12/12 " in last  # three prompts of three models, an example of two, and one pass to choose the example
     assert "about" not in last
 
 

@@ -74,7 +74,7 @@ def claims(part: Part) -> Mapping[str, Any]:
         keep=KEPT / f"claims-{part.model}",
         null_seeds=part.settings["null_seeds"],
         stability=part.settings.get("stability", False),
-        **CUT,
+        **{name: part.settings.get(name, value) for name, value in CUT.items()},
     )
 
 

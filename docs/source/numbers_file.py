@@ -10,7 +10,7 @@ from typing import Any
 from tl_posgen.core.numbers import Number
 
 NUMBERS = Path(__file__).parents[1] / "numbers.json"
-OF_NUMBER = ("name", "value", "low", "high", "inits", "spread")  # keys of an entry that are no labels
+OF_NUMBER = ("name", "value", "low", "high", "inits", "shuffled", "spread")  # keys of an entry that are no labels
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ def place_of(result: str, entry: Mapping[str, Any]) -> str:
 def number_from(entry: Mapping[str, Any]) -> Number:
     """Return the number of an entry; NaN where it is not defined."""
     ends = (known(entry.get(key)) for key in ("value", "low", "high"))
-    inits = tuple(map(known, entry.get("inits", ())))
+    inits, shuffled = (tuple(map(known, entry.get(name, ()))) for name in ("inits", "shuffled"))
     if "spread" in entry:
         return NumberOfInits(*ends, inits, spread_of_inits=entry["spread"])
-    return Number(*ends, inits)
+    return Number(*ends, inits, shuffled=shuffled)
 
 
 def known(value: float | None) -> float:

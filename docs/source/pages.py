@@ -35,6 +35,7 @@ DOCS, ROOT = HERE.parent, HERE.parents[1]
 FAMILIES = DOCS / "families.json"
 
 SMALL = ("mini", "stories260K", "babyllama105")
+REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 PAIRED = [f"{name} {kind}" for name in SMALL for kind in ("joining", "literature")]  # whose pairs of columns are told
 MOST_UNTOLD = 4  # pairs that are named although they are told on no model
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
@@ -84,6 +85,11 @@ def with_interval(number: Number, digits: int = 3, form: str = "p") -> str:
 def beside(number: Number, digits: int = 2, form: str = "p") -> str:
     """Return .78 (.40 ± .02): a number and its random inits."""
     return f"{FORMS[form](number, digits)} ({with_interval(number.of_inits, digits, form)})"
+
+
+def nulls(number: Number, digits: int = 2, form: str = "p") -> str:
+    """Return .80, .81: the mean of random inits and that of shuffled weights, where there are any."""
+    return ", ".join(FORMS[form](one, digits) for one in (number.of_inits, number.of_shuffled) if one)
 
 
 def beside_with_interval(number: Number, digits: int = 2, form: str = "p") -> str:
@@ -145,7 +151,7 @@ def excerpt(printed: str) -> str:
     """Three findings, the ends of a table with a row a head, and its means, as a command printed them."""
     lines = [line.rstrip() for line in printed.splitlines()]
     top = next(number for number, line in enumerate(lines) if line.split()[:2] == ["L", "H"])
-    ends = [line for line in lines if line.split()[:1] in (["mean"], ["null"])]
+    ends = [line for line in lines if line.split()[:1] in (["mean"], ["random"], ["shuffled"])]
     table = lines[top : lines.index(ends[0])]
     heads = [line for line in table if line.split()[:1] and line.split()[0].isdigit()]
     start = next(number for number, line in enumerate(lines) if line.startswith("•"))
@@ -179,7 +185,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {**FORMS, "sci": scientific, "quoted": quoted, "excerpt": excerpt}
+    made.filters |= {**FORMS, "sci": scientific, "quoted": quoted, "excerpt": excerpt, "nulls": nulls}
     made.filters |= {"beside": beside, "with_interval": with_interval, "beside_with_interval": beside_with_interval}
     made.filters["interval_of_percent"] = interval_of_percent
 
@@ -202,6 +208,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
     made.globals |= {
         "result": result,
         "part": lambda name: numbers[name],
+        "real": REAL,
         "pairs": PAIRS,
         "literature_pairs": LITERATURE_PAIRS,
         "column_labels": COLUMNS,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ SHARED = ROOT.parent / "shared"
 BUILD = ROOT / "build"  # not in the repository
 KEPT = BUILD / "numbers"  # a second run goes on from it, pictures are drawn from it
 EXAMPLES = ROOT / "examples"
+REAL = Path(os.environ.get("TL_POSGEN_REAL_MODELS", BUILD / "real_models"))
 TRAINED = BUILD / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1251 --seed SEED
 CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
 NULL: dict[str, Any] = {"null_seeds": (0,)}
@@ -24,8 +26,14 @@ MODELS = {
     "stories260K": ("models/stories260K", "text/tinystories.txt"),
     "babyllama105": ("models/babyllama105", "text/tinystories.txt"),
     "atome_vanilla_1m": ("models/atome_vanilla_1m", "text/tinystories.txt"),
+    "SmolLM2-135M-Instruct": ("SmolLM2-135M-Instruct.Q4_1.gguf", "text/wikitext2.txt"),
+    "Gemma 3 270M": ("gemma-3-270m-q4_k_m.gguf", "text/wikitext2.txt"),
 }
-TEXTS = {None: "Alice's Adventures in Wonderland", "text/tinystories.txt": "TinyStories"}
+TEXTS = {
+    None: "Alice's Adventures in Wonderland",
+    "text/tinystories.txt": "TinyStories",
+    "text/wikitext2.txt": "WikiText-2",
+}
 OTHERS = 8  # prompts that a width is chosen on, not those that are reported
 
 
@@ -54,17 +62,21 @@ class Part:
     @property
     def missing(self) -> str:
         """What lies outside the repository and is not there; "" where nothing lacks."""
-        directory = MODELS[self.model][0] if self.model else None
-        needed = [SHARED / directory] if directory else []
+        needed = [path_of(self.model)] if self.model and MODELS[self.model][0] else []
         needed += [TRAINED / str(seed) for seed in self.settings.get("training_seeds", ())]
         needed += [BUILD / "encodings" / f"rope-{seed}" / "qwen2" for seed in self.settings.get("rope_seeds", ())]
-        return ", ".join(str(one) for one in needed if not one.is_dir())
+        return ", ".join(str(one) for one in needed if not one.exists())
+
+
+def path_of(name: str) -> Path:
+    """Return where a model that is not bundled lies: what `make real-models` made, or the shared directory."""
+    inside = str(MODELS[name][0])
+    return next(REAL.rglob(inside), REAL / inside) if inside.endswith(".gguf") else SHARED / inside
 
 
 @cache
 def model_of(name: str) -> Any:
-    directory = MODELS[name][0]
-    return tl_posgen.load_model(str(SHARED / directory) if directory else name)
+    return tl_posgen.load_model(str(path_of(name)) if MODELS[name][0] else name)
 
 
 @cache

@@ -36,6 +36,9 @@ SEEDS = {
     "null_seeds": (0, 1, 2, 3, 4),
 }
 CLAIMED = {"null_seeds": (0, 1, 2)}
+REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
+REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
+REAL_CLAIMED = {"length": 128, "n_prompts": 4}
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {"measures": ("plane_perturbation",), "length": 128, "n_prompts": 8, "null_seeds": (0, 1)}
 JOINING = {
@@ -77,11 +80,13 @@ BENCHMARKS = {
 }
 PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
-    "demo results": Part("mini", {"length": 512, "measures": ("three_axis", "variance", "mean_key", "loss")}, analysis),
+    "demo results": Part("mini", {"length": 512, "measures": ("variance", "three_axis", "mean_key", "loss")}, analysis),
     "measures": Part("mini", {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
     "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
     "stories260K claims": Part("stories260K", CLAIMED, claims),
     "babyllama105 claims": Part("babyllama105", CLAIMED, claims),
+    **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in REAL},
+    **{f"{name} claims": Part(name, {**REAL_CLAIMED, "null_seeds": (0,)}, claims) for name in REAL},
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
     "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),

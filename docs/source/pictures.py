@@ -27,7 +27,8 @@ class Picture(NamedTuple):
 
 
 PICTURES = {
-    "atlas": Picture("demo results", "variance", "atlas", 760),
+    "atlas": Picture("SmolLM2-135M-Instruct analysis", "variance", "atlas", 760),
+    "depth": Picture("SmolLM2-135M-Instruct analysis", "variance", "depth", 1160),
     "distances": Picture("stories260K distance", "dummy_distance", "agreement", 860),
     "tables": Picture("stories260K distance", "dummy_distance", "tables", 860),
     "correlation": Picture("stories260K weighted", "substitution", "correlation", 860),

@@ -22,7 +22,7 @@ from tl_posgen.report.tables import compact, labelled
 CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}  # 18: places are no labels of numbers
 ENGINE = {"init", "group"}  # dims that the engine makes
 WITH_A_LABEL = re.compile(r"_(low|high|q|k|all|without_first_token|with_first_token|left_out|\d+)$")
-NUMBER = ("value", "low", "high", "inits")  # of an entry of the summary, behind its name and labels
+NUMBER = ("value", "low", "high", "inits", "shuffled")  # of an entry of the summary, behind its name and labels
 SHOWN = 12  # of these that are compared
 ENCODING_NAMES = {*ENCODINGS, "rotary"}
 
@@ -58,9 +58,11 @@ def loaded(of_measure, tmp_path_factory):
     return cache(lambda name: tl_posgen.load(of_measure(name).save(directory / f"{name}.nc"))[name])
 
 
-def with_inits(result, n):
-    """The result as it is with the first n random inits."""
-    return replace(result, dataset=result.dataset.isel(init=slice(0, n + 1)))
+def with_inits(result, n, *, shuffled=False):
+    """The result as it is with the first n random inits, and with shuffled weights or without."""
+    numbers = result.numbers
+    kept = ["trained", *numbers.inits[:n], *(numbers.shuffled if shuffled else ())]
+    return replace(result, dataset=result.dataset.sel(init=kept))
 
 
 def concludes(result):
@@ -133,8 +135,10 @@ def test_no_name_of_a_variable_has_a_label_in_it(result):
     assert not [name for name in names if WITH_A_LABEL.search(name)]
 
 
-def test_random_inits_are_labelled_by_their_seeds(result):
-    inits = ["0", "1"] if result.measure.has_null else []
+def test_null_models_are_labelled_by_their_seeds(result):
+    measure = result.measure
+    shuffled = ["shuffled 0"] if measure.is_fed and not measure.runs_model else []  # unless asked for
+    inits = ["0", "1", *shuffled] if measure.has_null else []
     assert result.dataset["init"].values.tolist() == ["trained", *inits]
     assert len(result.dataset["init_label"]) == 1 + len(inits)
     assert len(result.nulls) == len(inits)
@@ -164,15 +168,23 @@ def test_findings_are_sentences_with_any_number_of_random_inits(result, n):
         assert not re.search(r"\bnan\b|\binf\b|None|[{}]|\[\]|  ", sentence), sentence
         assert sentence.endswith((".", ")")), sentence
         assert "random init" not in sentence or n or "no random init" in sentence, sentence
+        assert "shuffled" not in sentence or result.name == "plane_sufficiency", sentence  # which shuffles itself
     assert n == 2 or not any("±" in sentence for sentence in found)
 
 
-def test_random_inits_change_none_of_the_models_own_numbers(result):
+def test_sentences_stand_beside_shuffled_weights_alone_too(result):
+    found = with_inits(result, 0, shuffled=True).findings()
+    told = [one for one in found if "shuffled" in one]
+    assert bool(told) == bool(result.numbers.shuffled and concludes(result)) or result.name == "plane_sufficiency"
+    assert not [one for one in found if "random init" in one and "no random init" not in one]
+
+
+def test_null_models_change_none_of_the_models_own_numbers(result):
     alone = with_inits(result, 0)
     xr.testing.assert_equal(alone.own, result.own)
     for name, array in result.own.data_vars.items():
         if array.dtype.kind == "f" and name in result.measure.variables:
-            one, other = (side.numbers(name).as_dict() | {"inits": []} for side in (alone, result))
+            one, other = (side.numbers(name).as_dict() | {"inits": [], "shuffled": []} for side in (alone, result))
             assert one == other, name
 
 
@@ -215,7 +227,7 @@ def test_the_frame_has_its_rows_and_a_column_a_headline(result):
             assert [column for column in frame.columns if str(column).split(", ")[0] == name], name
     every = result.frame(every=True)
     assert set(frame.columns) <= set(every.columns)
-    for init in result.numbers.inits:
+    for init in result.numbers.nulls:
         assert result.frame(init=init).columns[: len(rows)].tolist() == rows
     headlines = result.headline_frame()
     assert headlines is None or headlines.columns[:2].tolist() == list(HEAD)
@@ -248,7 +260,7 @@ def test_labels_select_and_wrong_ones_are_refused_in_one_line(result):
             assert is_one_line(error.value)
 
 
-def test_the_table_is_that_of_the_model_and_of_its_random_inits(result, loaded):
+def test_the_table_is_that_of_the_model_and_of_its_null_models(result, loaded):
     own = result.table()
     if own is None:
         return
@@ -257,8 +269,9 @@ def test_the_table_is_that_of_the_model_and_of_its_random_inits(result, loaded):
     alone = with_inits(result, 0).table()  # without the rows about random inits
     assert alone.columns.tolist() == own.columns.tolist()
     assert len(alone) <= len(own)
-    null = result.table(null=True)
-    assert null is None or len(null)
+    for kind in result.numbers.by_null:
+        null = result.table(kind)
+        assert null is None or len(null)
 
 
 @pytest.mark.slow

@@ -253,7 +253,43 @@ def test_random_inits_without_a_value_are_left_out():
     number = Number(1.0, inits=(1.0, math.nan, 2.0))
     assert (number.of_inits.value, number.of_inits.spread) == (1.5, pytest.approx(np.std([1, 2], ddof=1)))
     assert Number(1.0, inits=(math.nan,)).of_inits.value != Number(1.0, inits=(math.nan,)).of_inits.value
-    assert number.as_dict() == {"value": 1.0, "low": None, "high": None, "inits": [1.0, None, 2.0]}
+    assert number.as_dict() == {"value": 1.0, "low": None, "high": None, "inits": [1.0, None, 2.0], "shuffled": []}
+
+
+def test_a_number_stands_beside_both_kinds_of_null_models():
+    number = Number(0.5, 0.4, 0.6, (0.1, 0.3), shuffled=(0.45,))
+    assert f"{number:.2f}" == "0.50 [0.40, 0.60] (random init 0.20 ± 0.14, shuffled 0.45)"
+    assert (number.nulls, number.not_above) == ((0.1, 0.3, 0.45), "not above shuffled")
+    assert number.as_dict()["shuffled"] == [0.45]
+    assert Number(3.0, inits=(0.0, 2.0), shuffled=(1.0,)).null_range == "random init 0 to 2, shuffled 1"
+
+
+@given(
+    st.floats(-1, 1), st.floats(0, 1), st.lists(st.floats(-1, 1), max_size=3), st.lists(st.floats(-1, 1), max_size=2)
+)
+def test_a_judged_number_says_where_a_null_does_as_well(value, half, inits, shuffled):
+    number = Number(value, value - half, value + half, tuple(inits), shuffled=tuple(shuffled), judged=True)
+    for kind, nulls in (("random init", inits), ("shuffled", shuffled)):
+        assert (kind in number.not_above) == (bool(nulls) and value - half <= max(nulls, default=0))
+    assert (number.not_above in f"{number:.3f}") or not number.nulls
+    assert "not above" not in f"{Number(0.5, inits=(0.6,)):.1f}"
+    assert Number(0.5, inits=(math.nan, 0.6), judged=True).not_above == "not above random init"
+
+
+def test_layers_are_named_where_the_answer_changes_with_depth():
+    class Judged(Measure):
+        variables = {"r": Variable("r", judged=True)}
+
+    r = xr.DataArray(np.full((4, 5, 2), 0.5), dims=("init", "layer", "head"))
+    r = r.assign_coords(init=["trained", "0", "1", "shuffled 0"], layer=range(5), head=range(2))
+    r.loc[{"init": "0", "layer": [1, 2, 3]}] = 0.6  # and as high as the model in layers 0 and 4
+    own = Numbers(Judged(), r.to_dataset(name="r"))
+    assert own.layers_not_above("r") == ""  # nowhere above
+    assert f"{own('r'):.2f}".endswith("not above random init or shuffled)")
+    r.loc[{"init": ["0", "1", "shuffled 0"], "layer": [0]}] = 0.4
+    own = Numbers(Judged(), r.to_dataset(name="r"))
+    assert own.layers_not_above("r") == "; not above random init in layers 1 to 4; not above shuffled in layers 1 to 4"
+    assert [one.value for one in own.of_shuffled.along(own.array("r"), "layer")] == [0.4, 0.5, 0.5, 0.5, 0.5]
 
 
 def test_a_signed_change_has_an_unsigned_spread():

@@ -70,7 +70,7 @@ def test_the_frame_has_a_row_a_head_and_a_column_a_headline(declared):
     assert declared.frame(intervals=True).equals(frame)  # it has none
     assert declared.frame(init=0)["r"].tolist() == np.arange(12.0, 18).tolist()
     assert declared.headline_frame().columns.tolist() == ["layer", "head", "someones_r"]
-    assert declared.headline_frame(null=True)["someones_r"].tolist() == np.arange(12.0, 18).tolist()
+    assert declared.headline_frame("random init")["someones_r"].tolist() == np.arange(12.0, 18).tolist()
 
 
 def test_rows_can_be_something_else_than_heads():

@@ -88,16 +88,17 @@ def test_every_number_of_the_table_of_heads_is_printed_whole(capsys, monkeypatch
     numbers = [short(value) for name in frame.columns[2:] for value in frame[name]]
     assert not set(numbers) - set(tables.split())
     assert max(map(len, tables.splitlines())) <= width
-    parts = [len(re.findall(rf"^ +{word} ", tables, re.MULTILINE)) for word in ("L", "mean", "null")]
-    assert parts == [2 if width == 60 else 1] * 3
+    parts = [len(re.findall(rf"^ +{word} ", tables, re.MULTILINE)) for word in ("L", "mean", "random", "shuffled")]
+    assert parts == [1] * 4
 
 
 def test_a_measure_without_a_null_leaves_its_cells_of_the_null_empty(capsys, monkeypatch, report):
     alone = report["mean_key"].dataset.sel(init=["trained"])
     one = {"variance": report["variance"], "mean_key": replace(report["mean_key"], dataset=alone)}
     text = printed(capsys, monkeypatch, 120, print_report, tl_posgen.Report(one, report.provenance))
-    (mean,), (null,) = (re.findall(rf"^ +{word} +(.*)$", text, re.MULTILINE) for word in ("mean", "null"))
-    assert len(null.split()) == len(mean.split()) - 1
+    found = [re.findall(rf"^ +{word} +(.*)$", text, re.MULTILINE) for word in ("mean", "random", "shuffled")]
+    mean, *nulls = (len(row.split()) for (row,) in found)
+    assert nulls == [mean - 1] * 2
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -106,7 +107,7 @@ def test_the_table_is_shown_where_a_measures_sentences_fail(capsys, report, full
         def findings(self, own):
             raise KeyError("no such number")
 
-    one = {"broken": replace(report["mean_key"], measure=Broken())}
+    one = {"broken": replace(report["mean_key"], measure=Broken(d0=23))}
     for show in (print_report, print_measures):
         with pytest.raises(KeyError, match="no such number"):
             show(tl_posgen.Report(one, report.provenance), full=full)
@@ -123,7 +124,7 @@ def test_two_columns_of_one_short_heading_are_both_shown(capsys, monkeypatch, re
     text = printed(capsys, monkeypatch, 120, print_report, tl_posgen.Report(one, report.provenance))
     assert ".777" in text
     heading = next(line.split() for line in text.splitlines() if line.split()[:2] == ["L", "H"])
-    assert heading == ["L", "H", "r", "r-row", "own", "share"]
+    assert heading == ["L", "H", "r-3", "r-3", "row", "r"]
 
 
 def test_no_headline_is_left_out_of_a_measures_table(report):
@@ -131,7 +132,7 @@ def test_no_headline_is_left_out_of_a_measures_table(report):
     shown = compact(result).columns[2:]
     declared = [one.label for name, one in result.measure.variables.items() if one.headline and name in result.own]
     assert list(dict.fromkeys(name.split(", ")[0] for name in shown)) == declared
-    assert len(shown) == 1 + result.own.sizes["part"]
+    assert len(shown) == 5
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -176,7 +177,7 @@ def test_a_null_that_says_nothing_is_one_sentence(capsys, monkeypatch, report):
     assert flat_null(own, own.assign(loss=[7.0, 7.001])) == "loss 7.000 to 7.001 in all 2 rows."
     assert flat_null(own, own.assign(loss=[7.0, 7.1])) == ""
     assert flat_null(own, own.iloc[:1]) == ""
-    assert text.count("null, random init") == len([one for one in report.values() if one.nulls])
+    assert text.count(": random init (seed 0)") == len([one for one in report.values() if one.nulls])
 
 
 @pytest.mark.parametrize("width", WIDTHS)

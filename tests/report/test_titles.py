@@ -41,7 +41,10 @@ def test_names_that_users_give_are_no_markup(alice):
     report = tl_posgen.analyze("mini", alice, progress=False, **options)
     compared = tl_posgen.compare(report, report, names=(name, "plain"))["comparison"]
     named = [
-        replace(one, dataset=one.dataset.assign_coords(init_label=("init", [name, f"{name}, random init"])))
+        replace(
+            one,
+            dataset=one.dataset.assign_coords(init_label=("init", [name, f"{name}, random init", f"{name}, shuffled"])),
+        )
         for one in report.values()
     ]
     for result in (compared, *named):

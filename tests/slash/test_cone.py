@@ -277,9 +277,9 @@ def test_table_and_sentences_hold_the_means_of_each_group_of_heads_beside_the_nu
     assert without_first.startswith("Without the first token r1 of Q and K is 0.")
     assert ranks.split("a share r1 of ")[1].startswith(f"{r1[0]:.3f} and {r1[1]:.3f} in {n} slash-dominant heads, ")
     q, k = null["r1"].mean(("layer", "head")).values
-    assert f"(random init {q:.3f} and {k:.3f} in 16 heads, none slash-dominant)" in ranks
+    assert f"(random init {q:.3f} and {k:.3f} in 16 heads, none slash-dominant; shuffled " in ranks
     gain, of_null = (float(one["gain"].sel(side="k").mean()) for one in (data, null))
-    assert f"{gain:.2f} (random init {of_null:.2f})" in axis
+    assert f"{gain:.2f} (random init {of_null:.2f}, shuffled " in axis
     measured, alone, rest = heads["best_score"].mean("place").sel(input=["measured", "axis only", "off axis"]).values
     uniform = float(heads["best_uniform"].mean())
     assert first["axis only"] == pytest.approx(alone)

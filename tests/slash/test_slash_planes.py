@@ -119,7 +119,7 @@ def test_boxes_hold_every_head(result):
         "match": result.own[["correlation", "chance_correlation"]].to_array(),
     }
     for kind, values in expected.items():
-        traces = [trace for trace in result.plot(kind=kind).data if trace.name != "random init (seed 0)"]
+        traces = [trace for trace in result.plot(kind=kind).data if "(seed 0)" not in trace.name]
         shown = np.concatenate([trace.y for trace in traces])
         np.testing.assert_allclose(np.sort(shown), np.sort(values.values.ravel()))
 
@@ -132,7 +132,7 @@ def test_a_model_that_turns_nothing_has_no_planes_to_draw_and_says_so(of_family)
 
 
 def test_the_sentences_tell_the_numbers_beside_the_null(result):
-    data, null = (one.sel(tokens="all") for one in (result.own, result.null))
+    data = result.own.sel(tokens="all")
     dominant = data["dominant"].values
     lift, edge, *predictions = result.findings()
     for at, sentence in (("best", lift), ("edge", edge)):
@@ -142,14 +142,16 @@ def test_the_sentences_tell_the_numbers_beside_the_null(result):
     assert "above the mean logit by" in lift
     row = result.table().query("measure == 'edge' and `bands by` == 'thirds'").iloc[0]
     assert f"by thirds of the planes high {row['high']:.2f}, " in edge
-    largest = float(abs(result.null["bands"].sel(at=["best", "edge"]).mean(("layer", "head"))).max())
-    assert f"In the random init no band lifts it by more than {format_bound([largest])}" in edge
+    largest = [float(abs(one["bands"].sel(at=["best", "edge"]).mean(("layer", "head"))).max()) for one in result.nulls]
+    bounds = [format_bound([one]) for one in largest]
+    assert f"in null models, mean over heads: random init {bounds[0]}, shuffled {bounds[1]} logits." in edge
     r, chance = (data[name].values[dominant].mean() for name in ("correlation", "chance_correlation"))
     assert (
         f"correlate with the measured ones at {r:.3f} (with the other heads measured: {chance:.3f})" in predictions[0]
     )
-    of_null = [float(null[name].mean()) for name in ("correlation", "chance_correlation")]
-    assert predictions[-1].endswith(f" Random init: {of_null[0]:.3f} and {of_null[1]:.3f}.")
+    for kind, one in list(result.sides.items())[1:]:
+        of_null = [float(one.sel(tokens="all")[name].mean()) for name in ("correlation", "chance_correlation")]
+        assert f" {kind.capitalize()}: {of_null[0]:.3f} and {of_null[1]:.3f}." in predictions[-1]
 
 
 def test_chance_is_over_the_heads_measured_and_of_one_head_not_defined(mini, alice):
@@ -168,4 +170,4 @@ def test_no_bound_is_told_as_nothing(result):
     whole = result.dataset
     lifted = whole.assign(bands=whole["bands"].where(whole["init"] == "trained", 2e-5))
     told = result.measure.findings(Numbers(result.measure, lifted))[1]
-    assert told.endswith("no band lifts it by more than 0.001 logits, mean over heads.")
+    assert told.endswith("mean over heads: random init 0.001, shuffled 0.001 logits.")

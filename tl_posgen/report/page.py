@@ -61,6 +61,7 @@ def fill_page(
     """Return the page of these sections, under these words: title, beside, findings."""
     environment = Environment(loader=PackageLoader("tl_posgen.report", "."), autoescape=True)
     templates = {name: plotly.io.templates[one].to_plotly_json() for name, one in TEMPLATES.items()}
+    sections = [{"n_open": 1, **one} for one in sections]
     is_folded = len(sections) > MOST_SECTIONS
     unfolded = sections[:1] if is_folded else sections
     return environment.get_template("page.html.j2").render(

@@ -157,12 +157,12 @@ class Cone(Dominance):
     # Words
 
     def findings(self, own: Numbers) -> list[str]:
-        random = in_brackets(f"random init {in_groups(own.of_inits, 'r1')}" if own.inits else "")
+        nulls = in_brackets(*(f"{kind} {in_groups(null, 'r1')}" for kind, null in own.by_null.items()))
         rank = " and ".join(f"{own('spearman', side=side).plain:.2f}" for side in "qk")
         agree = own("axis_agreement")
         shared = f"; prompts agree on it to {agree:.2f}" if agree else ""
         return [
-            f"Q and K before RoPE have in their first singular direction a share r1 of {in_groups(own, 'r1')}{random}: "
+            f"Q and K before RoPE have in their first singular direction a share r1 of {in_groups(own, 'r1')}{nulls}: "
             f"1 is rank one. Over heads r1 has with the slash score a rank correlation of {rank}.",
             f"Attention inputs have mean cosine {own('cosine'):.2f} with their axis{shared}. r1 of the inputs is "
             f"{own('r1_h'):.2f}; W_Q amplifies the axis {own('gain', side='q'):.2f} times, W_K "

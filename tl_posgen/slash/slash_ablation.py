@@ -11,6 +11,7 @@ import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
 
+from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
@@ -162,10 +163,10 @@ class SlashAblation(Measure):
         head = own.data.sel(layer=best.layer, head=best.head)
         scores = head["best_score"].to_series()
         parts = [f"{words} {scores[kind]:.3f}" for kind, words in WHOLE_KINDS.items() if kind in scores]
-        of_inits = own.number(own.array("best_score").max(HEAD)).of_inits
-        random = f" (strongest of the random init {of_inits.plain:.3f})" if own.inits else ""
+        strongest = own.number(own.array("best_score").max(HEAD))
+        nulls = in_brackets(f"strongest of {strongest.null:.3f}" if strongest.nulls else "")
         lines = [
-            f"The strongest, {best:.3f} at D = {int(head['best_distance'])}{random}, with its own layer ablated: "
+            f"The strongest, {best:.3f} at D = {int(head['best_distance'])}{nulls}, with its own layer ablated: "
             f"{', '.join(parts)}, uniform attention {float(head['best_uniform']):.3f}."
         ]
         if not turns(own.data):

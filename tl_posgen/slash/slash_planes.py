@@ -153,11 +153,10 @@ class SlashPlanes(Dominance):
             f"On their best diagonal slash-dominant heads stand above {ABOVE[at]} by {self.lift(own, at)}."
             for at in PLACES
         ]
-        if own.inits:
-            bands = abs(own.dataset["bands"].sel(at=list(PLACES)).mean(HEAD))
-            largest = own.number(bands.max([dim for dim in bands.dims if dim != "init"]))
-            most = format_bound(largest.inits)
-            lines[-1] += f" In the random init no band lifts it by more than {most} logits, mean over heads."
+        bands = abs(own.dataset["bands"].sel(at=list(PLACES)).mean(HEAD))
+        largest = own.number(bands.max([dim for dim in bands.dims if dim != "init"]))
+        if most := ", ".join(f"{kind} {format_bound(values)}" for kind, values in largest.by_null.items()):
+            lines[-1] += f" The most that any band lifts it in null models, mean over heads: {most} logits."
         return lines + self.of_the_prediction(own)
 
     def lift(self, own: Numbers, at: str) -> str:
@@ -185,9 +184,9 @@ class SlashPlanes(Dominance):
                     f"correlate with the measured ones at {r:.3f} (with the other heads measured: {chance:.3f}); the "
                     f"peak is right in {peak:.0%} (predicted from another head: {chance_peak:.0%})."
                 )
-        if own.inits:
-            r, chance = (own.of_inits(name).plain for name in ("correlation", "chance_correlation"))
-            lines[-1] += f" Random init: {r:.3f} and {chance:.3f}."
+        for kind, null in own.by_null.items():
+            r, chance = (null(name).plain for name in ("correlation", "chance_correlation"))
+            lines[-1] += f" {kind.capitalize()}: {r:.3f} and {chance:.3f}."
         return lines
 
     def table(self, own: Numbers) -> pd.DataFrame:

@@ -25,12 +25,17 @@ def test_r_is_that_of_q_and_k_before_rope(capture, collected):
 
 def test_maps_are_at_the_headline_distance_and_curves_reach_every_one(result):
     figure = result.plot("map")
-    np.testing.assert_array_equal(figure.data[0].z, result.own["r"].sel(tokens="all", d0=1000))
-    np.testing.assert_array_equal(figure.data[3].z, result.null["r"].sel(tokens="without first", d0=1000))
-    assert "d0 = 1000 " in figure.layout.title.text
-    trained = result.plot("curves").data[1]
-    assert trained.x.tolist() == [1, 65, 1001]
+    np.testing.assert_array_equal(figure.data[0].z, result.own["r"].sel(tokens="all", d0=63))
+    np.testing.assert_array_equal(figure.data[3].z, result.null["r"].sel(tokens="without first", d0=63))
+    assert "d0 = 63 " in figure.layout.title.text
+    trained = result.plot("curves").data[2]
+    assert trained.x.tolist() == [1, 64, 65]
     np.testing.assert_allclose(trained.y, result.sel(tokens="all", layer=0, head=0)["r"])
+
+
+def test_the_headline_is_the_largest_distance_that_the_prompts_and_every_window_allow(mini, prompts):
+    assert MeanKey().prepare(mini, list(prompts)).d0 == prompts.shape[1] - 1
+    assert MeanKey(d0=7).prepare(mini, list(prompts)).d0 == 7
 
 
 def test_the_sentence_names_the_distance(mini, prompts):

@@ -19,7 +19,9 @@ HIGHEST = [  # that sentences name, with its head
     *(("three_axis", "r", ".3f", labels) for labels in (ALL, OUT)),
     ("three_axis", "r_within_rows", ".3f", ALL),
     *(("variance", part, ".0%", OUT) for part in ("position", "content", "interaction")),
-    ("mean_key", "r", ".3f", ALL | {"d0": 1000}),
+    ("variance", "additive_r", ".3f", OUT),
+    *(("variance", "size", ".2f", OUT | {"of": part}) for part in ("position", "content", "interaction")),
+    ("mean_key", "r", ".3f", ALL | {"d0": 63}),
     ("residual", "share", ".0%", ALL),
     ("residual", "top_share", ".0%", OUT),
     ("residual", "effective_rank", ".1f", OUT),
@@ -28,9 +30,10 @@ HIGHEST = [  # that sentences name, with its head
 ])  # fmt: skip
 def test_sentences_show_means_over_heads_beside_those_of_the_null(report, name, key, form, labels):
     result = report[name]
-    own, *nulls = (float(data[key].sel(labels).mean()) for data in (result.own, *result.nulls))
+    own, *nulls, shuffled = (float(data[key].sel(labels).mean()) for data in (result.own, *result.nulls))
     low, high = (f"{getattr(result.numbers(key, **labels), end):{form}}" for end in ("low", "high"))
-    expected = f"{own:{form}} [{low}, {high}] (random init {np.mean(nulls):{form}} ± {np.std(nulls, ddof=1):{form}})"
+    random = f"random init {np.mean(nulls):{form}} ± {np.std(nulls, ddof=1):{form}}"
+    expected = f"{own:{form}} [{low}, {high}] ({random}, shuffled {shuffled:{form}}"
     assert any(expected in sentence for sentence in result.findings())
 
 
@@ -42,11 +45,11 @@ def test_sentences_name_the_head_where_it_is_highest(report):
 
 
 def test_the_headlines_keep_their_names(report):
-    shares = ("q", "k", "d", "qk", "qd", "kd", "qkd")
-    axes, parts = ["three_axis_r", "three_axis_r_within_rows"], ["position_share", *(f"share_{one}" for one in shares)]
+    axes = ["three_axis_r", "three_axis_r_within_rows"]
+    parts = ["additive_r", *(f"{part}_share" for part in ("position", "content", "interaction")), "std"]
     named = [*axes, *parts, "mean_key_r", "residual_share", "residual_std"]
     assert report.frame().columns[: 2 + len(named)].tolist() == ["layer", "head", *named]
-    assert [short for short, _ in report["variance"].headline_labels().values()] == ["pos", *shares]
+    assert [short for short, _ in report["variance"].headline_labels().values()] == ["r", "pos", "cont", "inter", "std"]
 
 
 @pytest.mark.parametrize("name", ["three_axis", "variance", "mean_key"])

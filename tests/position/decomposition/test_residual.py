@@ -214,16 +214,16 @@ def test_maps_show_trained_and_null_shares(result):
 @pytest.mark.parametrize(("kind", "name", "last"), [("spectrum", "spectrum", 7), ("distances", "energy_ratio", 31)])
 def test_curves_have_a_line_a_head_and_its_null(result, kind, name, last):
     traces = result.plot(kind).data
-    assert len(traces) == 4 + 16
-    shown = traces[1].x.astype(int) - 1
-    np.testing.assert_allclose(traces[1].y, result.own[name].sel(OUT).sel(layer=0, head=0).values[shown])
+    assert len(traces) == 2 * 4 + 16
+    shown = traces[2].x.astype(int) - 1
+    np.testing.assert_allclose(traces[2].y, result.own[name].sel(OUT).sel(layer=0, head=0).values[shown])
     assert shown[-1] == last
 
 
 def test_token_bars_are_the_pairs_of_the_heads_that_leave_most(result):
     bars = result.plot("tokens").data
     layer, head = result.own["share"].sel(OUT).to_series().sort_values(ascending=False).index[0]
-    assert len(bars) == 2 * 4
+    assert len(bars) == 3 * 4
     here = result.sel(layer=layer, head=head, **OUT)
     np.testing.assert_array_equal(bars[0].x, here["pair_residual"])
     assert bars[0].text[0] == f"×{float(here['pair_count'][0]):.0f}, {float(here['pair_share'][0]):.1%}"
@@ -248,7 +248,7 @@ def test_table_and_sentence_name_the_strongest_pair_of_the_heads_that_leave_most
     assert row["query token"] == repr(here["pair_token_text"].sel(side="q").item())
     assert row["share"] == pytest.approx(float(here["pair_share"]))
     assert f"query {row['query token']} on key {row['key token']}, " in result.findings()[3]
-    of_null = result.table(null=True)
+    of_null = result.table("random init")
     assert of_null["left"][0] == pytest.approx(float(result.null["share"].sel(OUT).max()))
 
 

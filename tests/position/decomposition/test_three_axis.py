@@ -146,15 +146,15 @@ def test_shuffled_scores_are_the_same_in_another_order(capture):
 
 def test_the_map_shows_trained_and_null_r_side_by_side(result):
     names = [("r", "all"), ("r", "without first"), ("r_within_rows", "all")]
-    shown = [side[name].sel(tokens=tokens) for side in (result.own, result.null) for name, tokens in names]
+    shown = [side[name].sel(tokens=tokens) for side in result.sides.values() for name, tokens in names]
     for heatmap, array in zip(result.plot("map").data, shown, strict=True):
         np.testing.assert_array_equal(heatmap.z, array)
 
 
 def test_curves_are_a_of_every_head_with_the_nulls_behind(result):
     traces = result.plot("curves").data
-    assert len(traces) == 4 + 16
-    null, trained = traces[0], traces[1]
+    assert len(traces) == 2 * 4 + 16
+    null, trained = traces[1], traces[2]
     np.testing.assert_array_equal(trained.x - 1, np.arange(64)[np.isin(np.arange(64), trained.x - 1)])
     assert trained.x[-1] == 64
     np.testing.assert_allclose(trained.y, result.own["a"].sel(layer=0, head=0, distance=trained.x - 1))
@@ -169,21 +169,21 @@ def test_the_curves_say_what_their_gauge_is(mini, prompts):
 
 
 def test_the_spread_over_heads_is_said_and_drawn(result):
-    r, null = (one["r"].sel(tokens="all").values for one in (result.own, result.null))
+    r, *nulls = (one["r"].sel(tokens="all").values for one in result.sides.values())
     low, first, median, third, high = np.quantile(r, [0, 0.25, 0.5, 0.75, 1])
     said = result.findings()[2]
     assert f"from {low:.3f} to {high:.3f}, quartiles {first:.3f}, {median:.3f} and {third:.3f}; random init" in said
     assert said.endswith(f"Over 0.95: {(r > 0.95).sum()} of {r.size} heads.")
     drawn = result.plot("heads").data
-    for trace, values in zip(drawn, (r, null), strict=True):
+    for trace, values in zip(drawn, (r, *nulls), strict=True):
         np.testing.assert_allclose(trace.y, values.flatten())
         assert [round(x) for x in trace.x] == np.repeat(result.own["layer"].values, r.shape[1]).tolist()
 
 
 def test_prompts_have_a_line_a_head_and_a_null_in_grey_named_once(result):
     traces = result.plot("prompts").data
-    assert len(traces) == 4 + 16
-    np.testing.assert_allclose(traces[1].y, result.own["r_per_prompt"].sel(tokens="all", layer=0, head=0))
+    assert len(traces) == 2 * 4 + 16
+    np.testing.assert_allclose(traces[2].y, result.own["r_per_prompt"].sel(tokens="all", layer=0, head=0))
     null = [trace for trace in traces if trace.name == "random init (seed 0)"]
     assert {trace.line.color for trace in null} == {"#9ca3af"}
     assert sum(trace.showlegend for trace in null) == 1
@@ -196,7 +196,7 @@ def test_reference_values_of_the_mini_model(report):
     r, share = report["three_axis"].numbers, report["variance"].numbers
     found = [r("r"), r("r", **OUT), r("r_within_rows"), r("r_pooled"), report["mean_key"].numbers("r")]
     found += [report["residual"].numbers("share"), report["across_prompts"].numbers("position", **OUT)]
-    expected = [0.7856, 0.7712, 0.7221, 0.8593, 0.5943, 0.4537, 0.2797]
+    expected = [0.7856, 0.7712, 0.7221, 0.8593, 0.9020, 0.4537, 0.2797]
     assert [number.value for number in found] == pytest.approx(expected, abs=1e-4)
     assert [r(name).inits[0] for name in ("r", "r_within_rows")] == pytest.approx([0.6163, 0.5191], abs=1e-4)
     layers = report["three_axis"].sel(tokens="all")["r"].mean("head")
@@ -247,5 +247,5 @@ def test_scores_that_rounding_made_say_nothing():
             block.attn.W_Q.mul_(1e-40)
     report = analyze(model, torch.arange(5, 45)[None], **QUICK)
     assert report["three_axis"].own["r"].isnull().all()
-    assert "the scores of every head are constant" in report.findings()[0]
+    assert "the scores of every head are constant" in report["three_axis"].findings()[0]
     assert "attention_examples" in report  # and nothing was lost

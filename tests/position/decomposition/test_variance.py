@@ -49,7 +49,7 @@ def test_distances_and_weights_are_those_asked_for(capture, collected):
 
 
 def test_the_atlas_has_a_point_a_head_between_position_content_and_interaction(result):
-    null, trained = result.plot("atlas").data
+    _, null, trained = result.plot("atlas").data
     assert (trained.name, null.name) == ("mini", "random init (seed 0)")
     for corner, part in zip("abc", ("position", "content", "interaction"), strict=True):
         np.testing.assert_array_equal(getattr(trained, corner), result.own[part].sel(OUT).values.ravel())
@@ -64,8 +64,33 @@ def test_bars_and_maps_show_the_shares_of_every_head(result):
     assert bars[0].x[5] == "L1H1"
     np.testing.assert_array_equal(bars[2].y, result.own["share"].sel(OUT | {"part": "qk"}).values.ravel())
     np.testing.assert_array_equal(bars[13].y, result.null["share"].sel(OUT | {"part": "qkd"}).values.ravel())
-    np.testing.assert_array_equal(maps[1].z, result.own["content"].sel(OUT))
-    np.testing.assert_array_equal(maps[5].z, result.null["interaction"].sel(OUT))
+    np.testing.assert_array_equal(maps[0].z, result.own["additive_r"].sel(OUT))
+    np.testing.assert_array_equal(maps[2].z, result.own["content"].sel(OUT))
+    np.testing.assert_array_equal(maps[7].z, result.null["interaction"].sel(OUT))
+    np.testing.assert_array_equal(maps[9].z, result.sides["shuffled"]["position"].sel(OUT))
+
+
+def test_sizes_are_those_of_the_shares_that_softmax_sees(result):
+    for data in result.sides.values():
+        size = data["size"].sel(OUT)
+        seen = data["variance"].sel(OUT) * (1 - data["share"].sel(OUT | {"part": "q"}, drop=True))
+        np.testing.assert_allclose(size.sel(of="scores"), seen**0.5, rtol=1e-9)
+        for part in ("position", "content", "interaction"):
+            np.testing.assert_allclose(size.sel(of=part), (seen * data[part].sel(OUT)) ** 0.5, rtol=1e-9, atol=1e-12)
+
+
+def test_the_figure_by_layer_has_means_over_heads_beside_both_nulls(result):
+    traces = {trace.name: trace for trace in result.plot("depth").data}
+    sides = {"position + content": "trained", "position + content, random init": "random init"}
+    sides |= {"position + content, shuffled": "shuffled"}
+    for name, kind in sides.items():
+        data = result.dataset["additive_r"].sel(OUT)
+        labels = {"trained": "trained", "random init": ["0", "1"], "shuffled": "shuffled 0"}[kind]
+        expected = data.sel(init=labels, group="all").mean(
+            [d for d in ("init", "head") if d in data.sel(init=labels).dims]
+        )
+        np.testing.assert_allclose(traces[name].y, expected if kind != "random init" else expected, rtol=1e-6)
+    assert {traces[name].line.dash for name in sides} == {"solid", "dash", "dot"}
 
 
 def test_two_tokens_say_nothing_of_what_varies(mini):

@@ -132,7 +132,7 @@ def test_functions_are_drawn_with_every_head_made_for_them_and_heads_as_points(r
 
 def test_rows_of_the_tables(result):
     assert len(result.frame()) == len(result.table()) == 15
-    null = result.table(null=True)
+    null = result.table("random init")
     assert len(null) == 4
     mean = np.mean([one["head_additive_r"].mean("head") for one in result.nulls], 0)
     np.testing.assert_allclose(null["head_additive_r"], mean)

@@ -135,7 +135,7 @@ def test_a_layer_without_rope_among_others_has_no_numbers(family_model):
 
 def test_phases_have_a_marker_a_plane_of_the_extreme_heads(result):
     figure = result.plot("phases")
-    assert [trace.name for trace in figure.data] == ["queries", "keys"] * 6
+    assert [trace.name for trace in figure.data] == ["queries", "keys"] * 9
     heads = [result.sel(part=part, tokens="all")["share"].to_series().idxmax() for part in PARTS]
     titles = [f"most {part}: L{layer}H{head} · mini" for part, (layer, head) in zip(PARTS, heads, strict=True)]
     assert [note.text for note in figure.layout.annotations][:3] == titles
@@ -147,7 +147,7 @@ def test_phases_have_a_marker_a_plane_of_the_extreme_heads(result):
 
 def test_magnitudes_are_drawn_by_wavelength_trained_beside_null(result):
     traces, expected = result.plot("magnitude").data, result.sel(tokens="without first")["magnitude"].mean("head")
-    assert len(traces) == 2 * 2 * 4
+    assert len(traces) == 3 * 2 * 4
     np.testing.assert_allclose(traces[1].y, expected.sel(side="q", layer=1))
     np.testing.assert_allclose(traces[1].x, result.own["wavelength"].sel(layer=1))
     np.testing.assert_allclose(traces[4].y, expected.sel(side="k", layer=0))
@@ -155,7 +155,7 @@ def test_magnitudes_are_drawn_by_wavelength_trained_beside_null(result):
 
 def test_shares_have_a_row_a_head_and_a_column_a_plane(result):
     maps = result.plot("shares").data
-    assert [np.shape(panel.z) for panel in maps] == [(16, 16)] * 4
+    assert [np.shape(panel.z) for panel in maps] == [(16, 16)] * 6
     expected = result.sel(tokens="without first", part="content", layer=0, head=3)["share_by_plane"]
     np.testing.assert_allclose(maps[1].z[3], expected)  # Llama's planes are already in order of wavelength
 

@@ -364,7 +364,7 @@ def test_the_table_ends_with_the_searched_splits(result):
     assert table["condition"].iloc[-1] == "searched: content alone"
     unchanged = result.own["loss"].sel(condition="unchanged").mean()
     assert table.set_index("condition")["loss"]["unchanged"] == pytest.approx(float(unchanged))
-    assert not result.table(null=True)["condition"].str.startswith("searched").any()
+    assert not result.table("random init")["condition"].str.startswith("searched").any()
 
 
 def test_a_layer_too_deep_and_a_search_of_one_prompt_are_refused(mini, alice):
