@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tl_posgen.core.random_inits import RandomInits
+from tl_posgen.core.null_models import NullModels
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loss import token_losses
@@ -257,7 +257,7 @@ def main() -> None:
         model = load_model(name)
         text = bundled_text() if name == "mini" else read_text(SHARED / "text" / "tinystories.txt")
         tokens = torch.stack(list(to_prompts(model, text, length=LENGTH, n_prompts=options.prompts)))
-        for weights, one in (("trained", model), ("random init", next(RandomInits(model, [0]).models())[1])):
+        for weights, one in (("trained", model), ("random init", next(NullModels(model, [0]).models())[1])):
             for row in measure(kinds_of(one, tokens), options.prompts, options.samples):
                 rows.append({"model": Path(name).name, "weights": weights, **row})
     data = pd.DataFrame(rows)

@@ -56,8 +56,8 @@ def test_prompts_of_several_lengths_each_have_their_own_mean(mini):
 def test_the_sentence_and_the_title_show_the_mean_beside_the_nulls(result):
     own, *nulls, shuffled = (float(one["loss"].mean()) for one in (result.own, *result.nulls))
     assert result.findings() == [
-        f"Loss: {own:.3f} (random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f}, shuffled {shuffled:.3f}) nats "
-        "per token."
+        f"Loss: {own:.3f} (random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f}, shuffled {shuffled:.3f}) "
+        "nats per token."
     ]
     assert own < min(nulls) - 1
     assert f"mean over 3 prompts; over all positions {own:.3f}" in result.plot().layout.title.text

@@ -11,7 +11,7 @@ from families import VOCAB, save_family
 from safetensors.torch import load_file, save_file
 
 import tl_posgen
-from tl_posgen.core.random_inits import RandomInits
+from tl_posgen.core.null_models import NullModels
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.weights import is_released
 from tl_posgen.models.loading.load import Pretrained, open_model
@@ -84,7 +84,7 @@ def test_a_random_init_in_the_place_of_the_model_has_the_very_weights_of_a_fresh
     directory = family_directory("llama")
     model = tl_posgen.load_model(directory, backend)
     fresh = [dict(random_like(model, seed).named_parameters()) for seed in (0, 3)]
-    inits = RandomInits(model, (0, 3)).models(in_place=True)
+    inits = NullModels(model, (0, 3)).models(in_place=True)
     for (_, made), expected in zip(inits, fresh, strict=True):
         assert is_released(model)
         own = dict(made.named_parameters())

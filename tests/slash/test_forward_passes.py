@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tl_posgen
-from tl_posgen.core import random_inits
+from tl_posgen.core import null_models
 from tl_posgen.models import geometry_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
@@ -49,7 +49,7 @@ def prove(model):
 def test_every_prompt_goes_through_once_and_every_random_init_is_built_once(
     family_model, alice, monkeypatch, passes, watch
 ):
-    llama, built, random_like = family_model("llama"), [], random_inits.random_like
+    llama, built, random_like = family_model("llama"), [], null_models.random_like
     prove(llama)
 
     def count(model, seed):
@@ -59,7 +59,7 @@ def test_every_prompt_goes_through_once_and_every_random_init_is_built_once(
         watch(made, seed)
         return made
 
-    monkeypatch.setattr(random_inits, "random_like", count)
+    monkeypatch.setattr(null_models, "random_like", count)
     watch(llama, "own")
     options = (Slash(), SlashPlanes(), Cone(), SlashTransfer(), BandAblation())
     report = tl_posgen.analyze(llama, alice, measures=options, null_seeds=(5,), progress=False, **CUT)

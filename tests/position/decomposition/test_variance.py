@@ -81,16 +81,13 @@ def test_sizes_are_those_of_the_shares_that_softmax_sees(result):
 
 def test_the_figure_by_layer_has_means_over_heads_beside_both_nulls(result):
     traces = {trace.name: trace for trace in result.plot("depth").data}
-    sides = {"position + content": "trained", "position + content, random init": "random init"}
-    sides |= {"position + content, shuffled": "shuffled"}
-    for name, kind in sides.items():
-        data = result.dataset["additive_r"].sel(OUT)
-        labels = {"trained": "trained", "random init": ["0", "1"], "shuffled": "shuffled 0"}[kind]
-        expected = data.sel(init=labels, group="all").mean(
-            [d for d in ("init", "head") if d in data.sel(init=labels).dims]
-        )
-        np.testing.assert_allclose(traces[name].y, expected if kind != "random init" else expected, rtol=1e-6)
-    assert {traces[name].line.dash for name in sides} == {"solid", "dash", "dot"}
+    data = result.dataset["additive_r"].sel(OUT | {"group": "all"}).mean("head")
+    expected = {"": data.sel(init="trained"), ", random init": data.sel(init=["0", "1"]).mean("init")}
+    expected[", shuffled"] = data.sel(init="shuffled 0")
+    for words, dash in zip(expected, ("solid", "dash", "dot"), strict=True):
+        trace = traces[f"position + content{words}"]
+        np.testing.assert_allclose(trace.y, expected[words])
+        assert trace.line.dash == dash
 
 
 def test_two_tokens_say_nothing_of_what_varies(mini):
