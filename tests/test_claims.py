@@ -10,7 +10,7 @@ import xarray as xr
 import tl_posgen
 from tl_posgen.claims import CUT as OF_A_RUN
 from tl_posgen.claims import PAPERS, judge_claims, measure_with, with_prompts
-from tl_posgen.core.claim import Criterion, Verdict, highest, joint_verdict, judged, lowest
+from tl_posgen.core.claim import Criterion, Verdict, joint_verdict, judged, or_lacking
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.errors import InputError
 from tl_posgen.report.page import render_page
@@ -66,9 +66,11 @@ def test_every_claim_has_a_row_with_numbers_a_null_and_a_criterion_or_says_why_n
     for column in ("measured", "null"):
         assert measured[column].str.contains(r"\d").all()
     assert (table["measured"] != table["null"]).all()
-    r = float(results["three_axis"].own["r"].sel(tokens="without first").mean())
-    assert f"{r:.3f}" in table.loc["position 1", "measured"]
-    assert table.loc["position 1", "verdict"] == Criterion("r", r, held=0.95, partly=0.75).verdict
+    r = float(results["variance"].own["additive_r"].sel(tokens="without first").mean())
+    assert f"additive r {r:.3f}" in table.loc["position 1", "measured"]
+    assert table.loc["position 1", "null"].startswith("random init: additive r ")
+    assert "; shuffled: additive r " in table.loc["position 1", "null"]
+    assert table.loc["position 1", "verdict"] == "open"  # two prompts have no interval
 
 
 def test_names_are_unique():
@@ -91,14 +93,16 @@ def test_a_claim_without_its_results_is_open(results):
         (0.5, {"held": 0.9, "partly": 0.5}, "partly"),
         (0.49, {"held": 0.9, "partly": 0.5}, "not held"),
         (math.nan, {"held": 0.9, "partly": 0.5}, "open"),
-        (0.9, {"held": math.nan}, "open"),
         (0.9, {"held": 0.9, "sign": -1}, "held"),
         (0.91, {"held": 0.9, "sign": -1, "otherwise": "detectable"}, "detectable"),
-        (0.95, {"held": 0.9, "beyond": [0.1, 0.95]}, "not held"),
-        (0.95, {"held": 0.9, "beyond": [0.1, math.nan]}, "open"),
-        (0.8, {"held": 0.9, "beyond": [0.1, 0.7], "otherwise": "partly"}, "partly"),
-        (0.4, {"beyond": [0.4, 0.6], "sign": -1, "otherwise": "held"}, "not held"),
-        (0.3, {"beyond": [0.4, 0.6], "sign": -1, "otherwise": "held"}, "held"),
+        (0.95, {"held": 0.9, "beyond": {"random init": [0.1], "shuffled": [0.95]}}, "not held"),
+        (0.95, {"held": 0.9, "beyond": {"random init": [0.1, math.nan]}}, "open"),
+        (0.8, {"held": 0.9, "beyond": {"random init": [0.1, 0.7]}, "otherwise": "partly"}, "partly"),
+        (0.4, {"beyond": {"random init": [0.4, 0.6]}, "sign": -1, "otherwise": "held"}, "not held"),
+        (0.95, {"held": 0.9, "beyond": {"random init": [0.8]}, "end": 0.8}, "not held"),  # the interval reaches it
+        (0.95, {"held": 0.9, "beyond": {"random init": [0.8]}, "end": math.nan}, "open"),
+        (0.95, {"held": 0.9, "beyond": {}}, "open"),
+        (0.3, {"beyond": {"random init": [0.4, 0.6]}, "sign": -1, "otherwise": "held"}, "held"),
     ],
 )
 def test_thresholds_are_reached_at_their_value_and_nulls_exceeded(value, thresholds, verdict):
@@ -106,10 +110,18 @@ def test_thresholds_are_reached_at_their_value_and_nulls_exceeded(value, thresho
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict"), [((0.9, 0.6), "partly"), ((0.9, 0.1), "detectable"), ((0.1, 0.2), "not held")]
+    ("values", "verdict"), [((0.9, 0.6), "partly"), ((0.9, 0.1), "not held"), ((0.9, math.nan), "open")]
 )
 def test_of_several_numbers_the_least_decides(values, verdict):
-    assert joint_verdict(Criterion("r", value, held=0.9, partly=0.5) for value in values) == verdict
+    assert joint_verdict([Criterion("r", value, held=0.9, partly=0.5) for value in values]) == verdict
+
+
+def test_some_numbers_beyond_their_nulls_are_detectable_where_the_claim_knows_it():
+    beyond = {"random init": [0.2]}
+    assert (
+        joint_verdict([Criterion("r", value, 0.9, 0.5, beyond, otherwise="detectable") for value in (0.9, 0.1)])
+        == "detectable"
+    )
 
 
 def test_a_claim_with_prompts_of_its_own_is_scaled():
@@ -117,9 +129,14 @@ def test_a_claim_with_prompts_of_its_own_is_scaled():
     assert [with_prompts(claim, times).options["substitution"]["n_prompts"] for times in (0.5, 2.0)] == [8, 32]
 
 
-def test_what_no_random_init_has_leaves_a_claim_open():
-    assert (highest([0.1, 0.3]), lowest([0.1, 0.3])) == (0.3, 0.1)
-    assert all(math.isnan(one) for values in ([], [0.1, math.nan]) for one in (highest(values), lowest(values)))
+def test_a_null_that_lacks_what_is_measured_does_not_do_as_well():
+    beyond = or_lacking({"random init": [math.nan]})
+    share = Criterion("share", 0.9, 0.8, beyond=beyond, end=0.85)
+    assert (share.verdict, share.margin) == (
+        "held",
+        "share 0.90, +0.10 from 0.80 (low end 0.85, no null model has any)",
+    )
+    assert Criterion("share", 0.9, 0.8, beyond=or_lacking({}), end=0.85).verdict == "open"
 
 
 @pytest.mark.slow
@@ -230,7 +247,7 @@ def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypa
     found = judge_claims(small_model, alice, null_seeds=(), **run)
     rows = found["claims"].frame()[:4]
     assert set(rows["null"]) == {""}
-    assert found["claims"].findings() == ["Without a random init, the claims that are judged against one are open."]
+    assert found["claims"].findings() == ["Without null models, the claims that are judged against them are open."]
     assert set(rows["verdict"]) == {"open"}
     assert all(not result.nulls for result in found.values())
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from made_up import around, dataset_of, result_of
+from made_up import NOT_HELD, around, dataset_of, result_of, verdicts_beside_nulls
 
-from tl_posgen.core.claim import each_init, judgement_of
+from tl_posgen.core.claim import each_null, judgement_of
 from tl_posgen.coupling import Coupling, TokenCoupling
 from tl_posgen.coupling.claims import CLAIMS, OF_TOKENS
 from tl_posgen.studies.course import Emergence
@@ -143,8 +143,10 @@ def test_training_is_judged_by_its_first_last_and_furthest_checkpoint(number, va
     assert found.measured.startswith(f"{words} {first:.3f} [{first - half:.3f}, {first + half:.3f}] at")
     assert found.measured.endswith(f"{last + half:.3f}] at step 20")
     assert found.null == "step 0 is the random initialisation"
-    assert found.margin.startswith(f"{end} end at last {last + (half if end == 'high' else -half):.3f}, ")
-    assert (f"at last {last:.2f}, {last - 0.9:+.2f} from 0.90" in found.margin) == (number == 5)
+    half = half if end == "high" else -half
+    from_first = f"({end} end {last + half:.3f}, {last - first + 2 * half:+.3f} from step 0 {first - half:.3f})"
+    of_least = f", {last - 0.9:+.3f} from 0.900" if number == 5 else ""
+    assert found.margin == f"at last {last:.3f}{of_least} {from_first}"
 
 
 def test_one_checkpoint_is_no_training_and_only_step_zero_is_the_random_init():
@@ -168,14 +170,14 @@ def test_claims_on_real_results_have_their_numbers(of_mini):
         f"coupling {own('coupling').plain:.3f}, random bases {random:.3f}, left with right {swapped:.3f}; signed "
         f"{signed:.3f}, random bases {random_signed:.3f}, {own('negative_share').plain:.0%} of the diagonal negative"
     )
-    assert words[1].null == f"line-shape score {own('line_shape_score').inits[0]:.2f} over 4 layers"
+    assert words[1].null == f"random init: line-shape score {own('line_shape_score').inits[0]:.2f} over 4 layers"
     r2, distance = (own(name).plain for name in ("growth_r2", "expodistance"))
     assert words[2].measured == f"R² of ln |x| against depth {r2:.2f}, expodistance {distance:.2f}"
 
 
 def test_the_interval_of_each_random_init_is_that_of_its_own_prompts(result):
     """High ends over random inits that a claim compares with: Student's interval over four prompts, by hand."""
-    for seed, one in zip(("0", "1"), each_init(result.numbers), strict=True):
+    for seed, one in zip(("0", "1"), each_null(result.numbers)["random init"], strict=True):
         values = result.sel(init=seed)["line_shape_score"].values
         half = 3.182446 * values.std(ddof=1) / 2
         number = one("line_shape_score")
@@ -204,3 +206,16 @@ def between(low, chance=0.02, **of_kind):
 )
 def test_coupling_between_tokens_must_clear_random_bases_and_every_random_init(own, inits, verdict):
     assert judge(6, own, *inits, measure=TokenCoupling(k=30)).verdict == verdict
+
+
+BEYOND = {  # by claim: numbers beyond all thresholds, and a random init that is far from them
+    1: result_of(Coupling(k=30), numbers(), FAR),
+    2: result_of(Coupling(k=30), numbers(), FAR),
+    3: result_of(Coupling(k=30), numbers(), FAR),
+    5: result_of(TokenCoupling(k=30), between(0.3), between(0.1)),
+}
+
+
+@pytest.mark.parametrize("claim", [one for one in CLAIMS if one.needs != ("emergence",)][:4], ids=lambda one: one.name)
+def test_no_claim_holds_where_a_null_does_as_well(claim):
+    assert verdicts_beside_nulls(claim, BEYOND[claim.number]) == NOT_HELD

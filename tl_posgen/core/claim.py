@@ -1,17 +1,17 @@
-"""A claim of a paper: a predicate over numbers, its words, and the same words for random inits."""
+"""A claim of a paper: a predicate over numbers, its words, and the same words for null models."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import Measure, Variable
-from tl_posgen.core.numbers import TRAINED, Numbers
+from tl_posgen.core.numbers import NULLS, TRAINED, Number, Numbers
 from tl_posgen.core.result import Result
 
 Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small
@@ -20,7 +20,7 @@ SHOWN = ("claim", *COLUMNS[:-1])  # in a table; criteria are long
 
 
 class Judgement(NamedTuple):
-    """A verdict, the numbers that it rests on in words, the same words for the random inits, and its margin."""
+    """A verdict, the numbers that it rests on in words, the same words for each kind of null models, and its margin."""
 
     verdict: Verdict
     measured: str
@@ -28,10 +28,12 @@ class Judgement(NamedTuple):
     margin: str = ""
 
     def decided_by(self, *criteria: "Criterion") -> "Judgement":
-        """Return the judgement with the margins of the numbers that decide; open where one of them is not defined."""
-        is_open = any(one.verdict == "open" for one in criteria)
-        margin = "; ".join(one.margin for one in criteria)
-        return self._replace(verdict="open" if is_open else self.verdict, margin=margin)
+        """Return the judgement with the margins of the numbers that decide; open where one of them is not defined, and
+        not held where a null does as well in one."""
+        verdicts = [one.verdict for one in criteria]
+        as_good = any(one.is_beyond is False for one in criteria)
+        verdict: Verdict = "open" if "open" in verdicts else "not held" if as_good else self.verdict
+        return self._replace(verdict=verdict, margin="; ".join(one.margin for one in criteria))
 
 
 @dataclass(frozen=True)
@@ -65,53 +67,72 @@ class Claim:
 class Criterion:
     """A number that decides a verdict, and all that it is compared with: the verdict and its margin follow.
 
+    Where a null does as well the verdict is "not held", whatever thresholds the number reaches: it then does not tell
+    the model from one that has learned nothing.
+
     Attributes:
         quantity: what the margin calls it.
-        value: the number.
+        value: the number, which thresholds are for.
         held, partly: thresholds of these verdicts; None for no such verdict.
-        beyond: numbers, such as those of the random inits, each of which it has to exceed; None for no such test.
-        otherwise: the verdict that no threshold gives, beyond those numbers.
+        beyond: numbers by the name of a null, such as `Number.by_null`, each of which has to be exceeded; None for no
+            such test.
+        end: what has to exceed them: the end of the number's interval; None for the number itself.
+        otherwise: the verdict that no threshold gives, beyond the nulls.
         sign: 1 where larger is better; -1 where smaller is.
-        alone: whether it alone decides: its margin then says which verdict lies past the nearest threshold.
         digits: of the margin.
 
     Example:
-        >>> r = Criterion("r", 0.93, held=0.95, partly=0.75)
+        >>> r = Criterion("r", 0.93, 0.95, 0.75, {"random init": [0.8], "shuffled": [0.4]}, end=0.91)
         >>> r.verdict, r.margin
-        ('partly', 'r 0.93, -0.02 from 0.95')
-        >>> [Criterion("r", value, held=0.9, partly=0.6, alone=True).margin for value in (0.93, 0.88)]
-        ['r 0.93, +0.03 from 0.90; below that partly', 'r 0.88, -0.02 from 0.90; from there on held']
-        >>> undefined = Criterion("r", math.nan, held=0.95), Criterion("r", 0.8, beyond=[])
+        ('partly', 'r 0.93, -0.02 from 0.95 (low end 0.91, +0.11 from random init 0.80)')
+        >>> Criterion("r", 0.98, 0.95, beyond={"random init": [0.98], "shuffled": [0.4]}, end=0.97).verdict
+        'not held'
+        >>> undefined = Criterion("r", math.nan, held=0.95), Criterion("r", 0.8, beyond={})
         >>> [(one.verdict, one.margin) for one in undefined]
-        [('open', 'r not defined'), ('open', 'r 0.80, threshold not defined')]
+        [('open', 'r not defined'), ('open', 'r 0.80, null models not defined')]
     """
 
     quantity: str
     value: float
     held: float | None = None
     partly: float | None = None
-    beyond: Sequence[float] | None = None
+    beyond: Mapping[str, Sequence[float]] | None = None
+    end: float | None = None
     otherwise: Verdict = "not held"
     sign: int = 1
-    alone: bool = False
     digits: int = 2
 
+    @classmethod
+    def of(cls, quantity: str, number: Number, held: float | None = None, **how: Any) -> "Criterion":
+        """Return the criterion of a number whose interval has to lie beyond each of its nulls, all kinds."""
+        end = number.high if how.get("sign") == -1 else number.low
+        return cls(quantity, number.value, held, **{"beyond": number.by_null, "end": end, **how})
+
     @cached_property
-    def null(self) -> float | None:
-        """The number of `beyond` that is hardest to exceed, NaN of none or an undefined one; None without the test."""
-        return None if self.beyond is None else self.sign * highest(self.sign * one for one in self.beyond)
+    def null(self) -> tuple[str, float]:
+        """Name and value of the null that is hardest to exceed; NaN of none or an undefined one."""
+        nulls = [(name, one) for name, each in (self.beyond or {}).items() for one in each]
+        undefined = [(name, one) for name, one in nulls if math.isnan(one)]
+        return max(undefined or nulls, key=lambda one: self.sign * one[1], default=("null models", math.nan))
 
     @property
-    def thresholds(self) -> list[float]:
-        """Every number that the value is compared with; NaN for one that is not defined."""
-        return [one for one in (self.held, self.partly, self.null) if one is not None]
+    def reached(self) -> float:
+        """What has to exceed every null."""
+        return self.value if self.end is None else self.end
+
+    @property
+    def is_beyond(self) -> bool | None:
+        """Whether the number exceeds every null; None where that is not asked, or not defined."""
+        if self.beyond is None or math.isnan(self.reached) or math.isnan(self.null[1]):
+            return None
+        return self.sign * self.reached > self.sign * self.null[1]
 
     @property
     def verdict(self) -> Verdict:
-        """The best verdict whose threshold is reached; open where a number is not defined."""
-        if any(math.isnan(one) for one in (self.value, *self.thresholds)):
+        """The best verdict whose threshold is reached, beyond the nulls; open where a number is not defined."""
+        if math.isnan(self.value) or (self.beyond is not None and self.is_beyond is None):
             return "open"
-        if self.null is not None and self.sign * self.value <= self.sign * self.null:
+        if self.is_beyond is False:
             return "not held"
         if self.held is not None and self.sign * self.value >= self.sign * self.held:
             return "held"
@@ -124,56 +145,68 @@ class Criterion:
 
     @property
     def margin(self) -> str:
-        """Distance of the number from the nearest of its thresholds, in words."""
+        """Distance of the number from the nearest threshold, and from the null that is hardest to exceed, in words."""
+        form = f".{self.digits}f"
+        words = f"{self.quantity} {format_number(self.value, form)}"
         if math.isnan(self.value):
-            return f"{self.quantity} not defined"
-        words = f"{self.quantity} {self.value:.{self.digits}f}"
-        known = [one for one in self.thresholds if not math.isnan(one)]
-        if not known:
-            return f"{words}, threshold not defined"
-        nearest = min(known, key=lambda one: abs(one - self.value))
-        words += f", {self.value - nearest:+.{self.digits}f} from {nearest:.{self.digits}f}"
-        if not self.alone:
             return words
-        above, below = ("held", "partly") if nearest == self.held else ("partly", "not held")
-        return f"{words}; below that {below}" if self.value >= nearest else f"{words}; from there on {above}"
+        if thresholds := [one for one in (self.held, self.partly) if one is not None]:
+            nearest = min(thresholds, key=lambda one: abs(one - self.value))
+            words += f", {self.value - nearest:+{form}} from {nearest:{form}}"
+        if self.beyond is None:
+            return words
+        name, null = self.null
+        beside = f"{self.reached - null:+{form}} from {name} {null:{form}}"
+        if not math.isfinite(null):
+            beside = "no null model has any" if null == null else f"{name} not defined"
+        if self.end is None:
+            return f"{words}, {beside}"
+        name = "low end" if self.sign > 0 else "high end"
+        return (
+            f"{words} ({name} not defined)" if math.isnan(self.end) else f"{words} ({name} {self.end:{form}}, {beside})"
+        )
 
 
-def joint_verdict(criteria: Iterable[Criterion]) -> Verdict:
-    """Return the verdict of numbers that should all hold: that of the least; "detectable" where only some are beyond
-    their nulls."""
+def joint_verdict(criteria: Sequence[Criterion]) -> Verdict:
+    """Return the verdict of numbers that should all hold: that of the least; where they know "detectable", this if only
+    some are beyond their nulls."""
     verdicts: set[Verdict] = {one.verdict for one in criteria}
-    if len(verdicts) > 1 and "not held" in verdicts:
+    some = "not held" in verdicts and len(verdicts) > 1 and "open" not in verdicts
+    if some and any(one.otherwise == "detectable" for one in criteria):
         return "detectable"
     return max(verdicts, key=get_args(Verdict).index)
 
 
-def judgement(verdict: Verdict, words: Callable[..., str], *results: Result, by: Sequence[Criterion] = ()) -> Judgement:
-    """Return a judgement whose words are made of the model's numbers, and once more of the random inits'.
+def judgement(
+    verdict: Verdict, words: Callable[..., str], *results: Result, by: Sequence[Criterion] = (), margin: str = ""
+) -> Judgement:
+    """Return a judgement whose words are made of the model's numbers, and once more of those of each kind of nulls.
 
     Args:
         words: from the `Numbers` of each result to a phrase.
-        by: what decides, which gives the margin; where one of these is not defined, the verdict is open.
+        by: what decides, each of which is needed, and gives the margin: see `Judgement.decided_by`.
+        margin: in words, where `verdict` is all that decides.
     """
-    known = all(result.numbers.inits for result in results)
-    null = words(*(result.numbers.of_inits for result in results)) if known else ""
-    return Judgement(verdict, words(*(result.numbers for result in results)), null).decided_by(*by)
+    own = [result.numbers for result in results]
+    kinds = [kind for kind in NULLS if all(kind in one.by_null for one in own)]
+    null = "; ".join(f"{kind}: {words(*(one.by_null[kind] for one in own))}" for kind in kinds)
+    found = Judgement(verdict, words(*own), null, margin)
+    return found.decided_by(*by) if by else found
 
 
-def each_init(own: Numbers) -> list[Numbers]:
-    """Return the numbers of every random init as if it were the model: with intervals of its own."""
-    alone = (own.dataset.sel(init=[one]).assign_coords(init=[TRAINED]) for one in own.inits)
-    return [Numbers(own.measure, dataset) for dataset in alone]
+def each_null(own: Numbers) -> dict[str, list[Numbers]]:
+    """Return, by kind, the numbers of every null model as if it were the model: with intervals of its own."""
+
+    def alone(label: str) -> Numbers:
+        return Numbers(own.measure, own.dataset.sel(init=[label]).assign_coords(init=[TRAINED]))
+
+    return {kind: [alone(label) for label in one.labels] for kind, one in own.by_null.items()}
 
 
-def highest(values: Iterable[float]) -> float:
-    """Return the highest of the random inits' values; NaN, which leaves a claim open, of none or an undefined one."""
-    return float(np.max([*values] or [math.nan]))
-
-
-def lowest(values: Iterable[float]) -> float:
-    """Return the lowest of the random inits' values; NaN of none or an undefined one."""
-    return float(np.min([*values] or [math.nan]))
+def or_lacking(by_null: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Return the nulls, -inf for one without a value, for what a null model need not have, such as slash-dominant
+    heads: where it lacks them it does not do as well."""
+    return {kind: [-math.inf if math.isnan(one) else one for one in each] for kind, each in by_null.items()}
 
 
 def first_checkpoint(step: int) -> str:
@@ -216,7 +249,7 @@ def judged(
 
 
 def judgement_of(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str]) -> Judgement:
-    """Return the claim's own judgement; open where what it needs is missing, or there is no random init."""
+    """Return the claim's own judgement; open where what it needs is missing, or there is no null."""
     lacking = [name for name in claim.needs if name not in results]
     if lacking or claim.judge is None:
         why = "; ".join(reasons.get(name, f"{name} cannot be had of this model") for name in lacking)
@@ -229,9 +262,10 @@ def judgement_of(claim: Claim, results: Mapping[str, Result], reasons: Mapping[s
 class Claims(Measure):
     """Verdicts on the claims of the papers.
 
-    A row a claim, in our words: the verdict, how far the deciding number is from the nearest threshold, the numbers it
-    rests on, and the same numbers for a randomly initialised model; where it was asked for, the verdicts at half and at
-    twice the prompts. The criteria are ours and stand beside the verdicts.
+    A row a claim, in our words: the verdict, how far the deciding number is from the nearest threshold and from the
+    null that is hardest to exceed, the numbers it rests on, and the same numbers of null models: random inits and, for
+    what a single pass gives, shuffled weights. Where one of them does as well, the claim is not held. Where it was
+    asked for, the verdicts at half and at twice the prompts. The criteria are ours and stand beside the verdicts.
 
     Source: the claims: the papers; how each is measured and judged: ours
     """
@@ -242,17 +276,20 @@ class Claims(Measure):
     variables = {
         "says": Variable("claim", "", "in our words", ("claim",), "says"),
         "verdict": Variable("verdict", "", "held, partly, detectable, not held, or open", ("claim",), "verdict"),
-        "margin": Variable("margin", "", "of what decides, from the nearest threshold", ("claim",), "margin"),
+        "margin": Variable("margin", "", "of what decides, from threshold and null", ("claim",), "margin"),
         "again": Variable("again", "", "verdicts at half, at twice the prompts", ("claim",), "again"),
         "measured": Variable("measured", "", "the numbers it rests on", ("claim",), "measured"),
-        "null": Variable("random init", "", "the same numbers of a random init", ("claim",), "null"),
+        "null": Variable("null models", "", "the same numbers of null models", ("claim",), "null"),
         "criterion": Variable("criterion", "", "from when on we say it held; ours", ("claim",), "criterion"),
     }
-    legend = "margin: how far what decides is from the nearest threshold; null: the same numbers of random inits"
+    legend = (
+        "margin: how far what decides is from the nearest threshold, and from the null that is hardest to exceed; "
+        "null: the same numbers of null models"
+    )
 
     def findings(self, own: Numbers) -> list[str]:
         missing = not own.data["null"].values.all()
-        return ["Without a random init, the claims that are judged against one are open."] if missing else []
+        return ["Without null models, the claims that are judged against them are open."] if missing else []
 
     def table(self, own: Numbers) -> pd.DataFrame:
         return pd.DataFrame({name: own.data[name].values for name in SHOWN if name in own.data})

@@ -55,7 +55,7 @@ def analyze(
     n_prompts: int | None = None,
     consecutive: bool = False,
     seed: int = 0,
-    null_seeds: Sequence[int] = (0,),
+    null_seeds: Sequence[int] | NullModels = (0,),
     shuffled_seeds: Sequence[int] | None = None,
     fwd_hooks: Hooks = (),
     metric: Any = None,

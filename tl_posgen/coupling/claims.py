@@ -1,15 +1,14 @@
 """Coupling of residual Jacobians: the claims of Aubry et al. 2024 (arXiv 2407.07810)."""
 
-from dataclasses import replace
 from functools import partial
 
 from tl_posgen.core.claim import (
     Claim,
     Criterion,
     Judgement,
-    each_init,
+    Verdict,
+    each_null,
     first_checkpoint,
-    highest,
     joint_verdict,
     judgement,
 )
@@ -35,11 +34,16 @@ def alignment(coupling: Result) -> Judgement:
 
 
 def low_end(result: Result, quantity: str, **labels: str) -> Criterion:
-    """Return the lower end of a coupling, which has to be above random bases and the intervals of all random inits."""
+    """Return the lower end of a coupling, which has to be above random bases and the intervals of all null models."""
     own = result.numbers
-    nulls = [own("chance", **labels).value, *(one("coupling", **labels).high for one in each_init(own))]
+    beyond = {"random bases": [own("chance", **labels).value], **ends_of_nulls(own, "coupling", "high", **labels)}
     low = own("coupling", **labels).low
-    return Criterion(quantity, low, held=0.2, partly=0.1, beyond=nulls, otherwise="detectable", digits=3)
+    return Criterion(quantity, low, 0.2, 0.1, beyond, otherwise="detectable", digits=3)
+
+
+def ends_of_nulls(own: Numbers, name: str, end: str, **labels: str) -> dict[str, list[float]]:
+    """Return one end of the interval that a number has in each null model, by kind."""
+    return {kind: [getattr(one(name, **labels), end) for one in each] for kind, each in each_null(own).items()}
 
 
 def straightness(coupling: Result) -> Judgement:
@@ -48,10 +52,9 @@ def straightness(coupling: Result) -> Judgement:
         return f"line-shape score {own('line_shape_score').with_interval:.2f} over {layers} layers"
 
     own = coupling.numbers
-    number, lows = own("line_shape_score"), [one("line_shape_score").low for one in each_init(own)]
-    score = Criterion("score", number.value, held=1.25, otherwise="partly", sign=-1)
-    high = Criterion("high end", number.high, beyond=lows, otherwise="held", sign=-1)
-    return judgement(score.verdict if high.holds else "not held", words, coupling, by=[score, high])
+    lows = ends_of_nulls(own, "line_shape_score", "low")
+    score = Criterion.of("score", own("line_shape_score"), 1.25, beyond=lows, otherwise="partly", sign=-1)
+    return judgement(score.verdict, words, coupling, by=[score])
 
 
 def growth(coupling: Result) -> Judgement:
@@ -61,11 +64,10 @@ def growth(coupling: Result) -> Judgement:
 
     if coupling.own.sizes["state"] < 3:
         return Judgement("open", "one layer: a line through two states is exact", "not measured")
-    number, highs = coupling.numbers("growth_r2"), [one("growth_r2").high for one in each_init(coupling.numbers)]
-    r2 = Criterion("R²", number.value, held=EXPONENTIAL, otherwise="detectable")
-    low = Criterion("low end", number.low, beyond=highs, otherwise="held")
-    of_size = "partly" if r2.holds and highest(number.inits) >= EXPONENTIAL else r2.verdict
-    return judgement(of_size if low.holds else "not held", words, coupling, by=[r2, low])
+    own, number = coupling.numbers, coupling.numbers("growth_r2")
+    r2 = Criterion.of("R²", number, EXPONENTIAL, beyond=ends_of_nulls(own, "growth_r2", "high"), otherwise="detectable")
+    is_part = r2.holds and max(number.nulls) >= EXPONENTIAL
+    return judgement("partly" if is_part else r2.verdict, words, coupling, by=[r2])
 
 
 def over_training(emergence: Result, name: str, words: str, sign: int = 1, least: float | None = None) -> Judgement:
@@ -74,16 +76,15 @@ def over_training(emergence: Result, name: str, words: str, sign: int = 1, least
     if len(over) < 2:
         return Judgement("open", f"{words} was not measured at two checkpoints or more", "not measured")
     numbers = [*over.values()]
-    end, end_of_first = ("low", "high")[::sign]
-    first, last = getattr(numbers[0], end_of_first), getattr(numbers[-1], end)
-    by = [Criterion(f"{end} end at last", last, beyond=[first], otherwise="held", sign=sign, digits=3)]
-    if least is not None:
-        by.append(Criterion("at last", numbers[-1].value, held=least, otherwise="detectable"))
-    verdict = by[-1].verdict if by[0].holds else "not held"
+    end_of_first = "high" if sign > 0 else "low"
+    first = {f"step {next(iter(over))}": [getattr(numbers[0], end_of_first)]}
+    otherwise: Verdict = "held" if least is None else "detectable"
+    last = Criterion.of("at last", numbers[-1], least, beyond=first, otherwise=otherwise, sign=sign, digits=3)
+    verdict = last.verdict
     if verdict == "held" and max(sign * one.value for one in numbers) != sign * numbers[-1].value:
         verdict = "partly"
     course = ", ".join(f"{one.with_interval:.3f} at step {step}" for step, one in over.items())
-    return Judgement(verdict, f"{words} {course}", first_checkpoint(next(iter(over)))).decided_by(*by)
+    return Judgement(verdict, f"{words} {course}", first_checkpoint(next(iter(over)))).decided_by(last)
 
 
 def between_tokens(token_coupling: Result) -> Judgement:
@@ -96,8 +97,7 @@ def between_tokens(token_coupling: Result) -> Judgement:
         return f"coupling of {own.data.sizes['token']} tokens within layers: {'; '.join(parts)}"
 
     lows = [low_end(token_coupling, f"{words} low end", kind=kind) for kind, words in OF_TOKENS.items()]
-    from_nulls = [replace(one, held=None, partly=None) for one in lows]  # in the margin
-    return judgement(joint_verdict(lows), words, token_coupling, by=from_nulls)
+    return judgement(joint_verdict(lows), words, token_coupling, margin="; ".join(one.margin for one in lows))
 
 
 CLAIMS = [
@@ -105,8 +105,8 @@ CLAIMS = [
         "coupling",
         1,
         "Top singular vectors of residual Jacobians align across layers, left with right; not at random init.",
-        "95% interval above random bases and above random init's: detectable; and its lower end at least .2: held, .1: "
-        "partly",
+        "95% interval above random bases and above those of all null models: detectable; and its lower end at least "
+        ".2: held, .1: partly",
         ("coupling",),
         alignment,
     ),
@@ -114,7 +114,7 @@ CLAIMS = [
         "coupling",
         2,
         "Token trajectories are close to straight lines; not at random init.",
-        "95% interval below random init's: partly; and line-shape score at most 1.25: held",
+        "95% interval below those of all null models: partly; and line-shape score at most 1.25: held",
         ("coupling",),
         straightness,
     ),
@@ -122,8 +122,8 @@ CLAIMS = [
         "coupling",
         3,
         "Norms grow exponentially with depth; not at random init.",
-        "95% interval of the exponential's R² above random init's: detectable; and R² at least .9: partly; and random "
-        "init's below .9: held; open with one layer",
+        "95% interval of the exponential's R² above those of all null models: detectable; and R² at least .9: partly; "
+        "and all of theirs below .9: held; open with one layer",
         ("coupling",),
         growth,
     ),
@@ -131,7 +131,8 @@ CLAIMS = [
         "coupling",
         4,
         "Coupling rises during training.",
-        "95% interval of the last checkpoint above that of the first: partly; and no checkpoint higher: held",
+        "95% interval of the last checkpoint above that of the first, which is the null: partly; and no checkpoint "
+        "higher: held",
         ("emergence",),
         partial(over_training, name="coupling_coupling", words="coupling"),
         OF_COUPLING,
@@ -140,8 +141,8 @@ CLAIMS = [
         "coupling",
         "4b",
         "Token trajectories become straighter during training.",
-        "95% interval of the last checkpoint's line-shape score below that of the first: partly; and no checkpoint "
-        "lower: held",
+        "95% interval of the last checkpoint's line-shape score below that of the first, which is the null: partly; "
+        "and no checkpoint lower: held",
         ("emergence",),
         partial(over_training, name="coupling_line_shape_score", words="line-shape score", sign=-1),
         OF_COUPLING,
@@ -150,8 +151,8 @@ CLAIMS = [
         "coupling",
         "4c",
         "The growth of norms with depth becomes exponential during training.",
-        "95% interval of the last checkpoint's R² above that of the first: detectable; and R² at least .9: partly; and "
-        "no checkpoint higher: held",
+        "95% interval of the last checkpoint's R² above that of the first, which is the null: detectable; and R² at "
+        "least .9: partly; and no checkpoint higher: held",
         ("emergence",),
         partial(over_training, name="coupling_growth_r2", words="R² of ln |x| against depth", least=EXPONENTIAL),
         OF_COUPLING,
@@ -160,8 +161,8 @@ CLAIMS = [
         "coupling",
         5,
         "Top singular vectors align across the tokens of a layer; not at random init.",
-        "95% intervals above random bases and above random init's, of one kind or more: detectable; of all three, and "
-        "every lower end at least .2: held, .1: partly",
+        "95% intervals above random bases and above those of all null models, of one kind or more: detectable; of all "
+        "three, and every lower end at least .2: held, .1: partly",
         ("token_coupling",),
         between_tokens,
     ),

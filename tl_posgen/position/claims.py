@@ -4,26 +4,44 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from tl_posgen.core.claim import Claim, Criterion, Judgement, first_checkpoint, highest, judgement, lowest
+from tl_posgen.core.claim import Claim, Criterion, Judgement, first_checkpoint, judgement, or_lacking
 from tl_posgen.core.measure import in_words
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.position.decomposition.across_prompts import resolved
+from tl_posgen.position.decomposition.variance import SIZES
 from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES, fewer_of_inits
 from tl_posgen.position.substitution.substituted_loss import WORTHLESS
 from tl_posgen.position.substitution.substitution_figures import SEARCHED, WORDS
 
 OUT: Mapping[str, Any] = {"tokens": "without first"}
+CLOSE: Mapping[str, Any] = {"held": 0.95, "partly": 0.75}  # a correlation, or a share recovered
 SLIGHT = 0.02  # of accuracy
 HARDLY = 0.1  # nats
 INSIDE = 0.9  # of heads
+RECOVERED = {"recovered": "share of the loss", "kl_recovered": "share of the KL"}
 JUDGED_SEARCHES = ("free", "position", "shuffled")
 JUDGED_RATIOS = (0.0, 0.05, 0.1, 0.2)  # shares of words moved that the criteria name
 AXES = ("three_axis", "mean_query", "k_q_simplify")  # splits without the query, or fits of three axes
 MOVED = {"words": "words", "positions": "index", "position_part": "features"}
+
+
+def rotates(result: Result) -> bool:
+    """Return whether some layer rotates q and k: elsewhere the sum is the score by construction."""
+    return not result.encodings or bool(set(result.encodings) - set(result.measure.caveats))
+
+
+def position_and_content(variance: Result) -> Judgement:
+    def words(own: Numbers) -> str:
+        scores, *parts = (f"{of} {own('size', of=of).with_interval:.2f}" for of in SIZES)
+        return (
+            f"additive r {own('additive_r').with_interval:.3f}, first token left out; standard deviation within rows, "
+            f"in logits: {scores}, of which {', '.join(parts)}"
+        )
+
+    r = Criterion.of("additive r", variance.numbers("additive_r"), **CLOSE, digits=3)
+    return judgement(r.verdict if rotates(variance) else "open", words, variance, by=[r])
 
 
 def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
@@ -34,22 +52,20 @@ def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
             f"{split('r').with_interval:.3f}"
         )
 
-    r = three_axis.numbers("r", **OUT)
-    exact = Criterion("r", r.value, held=0.95, partly=0.75, alone=True, digits=3)
-    verdict = exact.verdict if not r.inits or r.value > highest(r.inits) else "open"
-    return judgement(verdict, words, three_axis, mean_key, by=[exact])
+    r = Criterion.of("r", three_axis.numbers("r", **OUT), **CLOSE, digits=3)
+    return judgement(r.verdict, words, three_axis, mean_key, by=[r])
 
 
-def two_axes(variance: Result, substitution: Result) -> Judgement:
+def two_axes(substitution: Result) -> Judgement:
     measure = substitution.measure
     fitted = [str(one) for one in substitution.own["condition"].values if str(one).startswith(AXES)]
 
-    def words(shares: Numbers, losses: Numbers) -> str:
+    def words(losses: Numbers) -> str:
         def recovered(condition: str) -> str:
             return f"{losses('recovered', condition=condition).with_interval:.0%}"
 
-        worth, r = measure.worth(losses), shares("additive_r").with_interval
-        found = f"additive r {r:.3f}; attention is worth {worth.with_interval:.2f} nats"
+        worth = measure.worth(losses)
+        found = f"attention is worth {worth.with_interval:.2f} nats"
         if worth.value < WORTHLESS:
             return f"{found}, so there is nothing to recover"
         of_axes = ", ".join(f"{in_words(name, WORDS)} {recovered(name)}" for name in fitted)
@@ -64,16 +80,18 @@ def two_axes(variance: Result, substitution: Result) -> Judgement:
         return f"{found}; searched: " + ", ".join(f"{SEARCHED[one]} {share:.0%}" for one, share in searched.items())
 
     own = substitution.numbers
-    each = {name: own(name, condition="query_profile").value for name in ("recovered", "kl_recovered")}
+    shares = {name: own(name, condition="query_profile") for name in RECOVERED}
     encodings = set(substitution.encodings)
     meaningless = bool(encodings) and encodings <= measure.without_meaning
-    least = math.nan if meaningless else min(each.values())  # NaN where attention is worth nothing
-    by = [Criterion("least share", least, held=0.95, partly=0.75)]
+    least = math.nan if meaningless else min(one.value for one in shares.values())  # NaN where attention has no worth
+    beyond = {name: or_lacking(one.by_null) for name, one in shares.items()}
     if "search_recovered" in own:
-        low, high = own("recovered", condition="query_profile").low, own("search_recovered", family="shuffled").high
-        by.append(Criterion("low end of profile", low, beyond=[high], otherwise="held"))
-    verdict = by[0].verdict if by[-1].verdict != "not held" else "not held"
-    return judgement(verdict, words, variance, substitution, by=by)
+        beyond["recovered"]["a search over shuffled q and k"] = [own("search_recovered", family="shuffled").high]
+    of_least = Criterion("least share", least, **CLOSE)
+    of_each = [
+        Criterion.of(RECOVERED[name], one, beyond=beyond[name], otherwise="held") for name, one in shares.items()
+    ]
+    return judgement(of_least.verdict, words, substitution, by=[of_least, *of_each])
 
 
 def controlled_distance(dummy_distance: Result) -> Judgement:
@@ -91,10 +109,8 @@ def controlled_distance(dummy_distance: Result) -> Judgement:
             f"distance against c, r {again or 'not defined'}"
         )
 
-    r = dummy_distance.numbers("key_part_r", **OUT)
-    of_key = Criterion("r", r.value, held=0.95, partly=0.75, beyond=r.inits, digits=3)
-    rotates = not dummy_distance.encodings or set(dummy_distance.encodings) - set(dummy_distance.measure.caveats)
-    return judgement(of_key.verdict if rotates else "open", words, dummy_distance, by=[of_key])
+    r = Criterion.of("r", dummy_distance.numbers("key_part_r", **OUT), **CLOSE, digits=3)
+    return judgement(r.verdict if rotates(dummy_distance) else "open", words, dummy_distance, by=[r])
 
 
 def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:
@@ -107,16 +123,18 @@ def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:
 
     own = plane_sufficiency.numbers
     r, interaction = own("pearson", **OUT), own("interaction", **OUT)
-    nulls = [*r.inits, own("pearson", weights="shuffled", **OUT).value]
-    foretold = Criterion("r, low end", r.low, beyond=nulls, otherwise="held")
-    apart = Criterion("interaction", interaction.value, held=0.5 * lowest(interaction.inits), sign=-1)
-    verdict = "not held" if not apart.holds else "held" if foretold.holds else "open"
+    shuffled_here = own("pearson", weights="shuffled", **OUT).value
+    halves = {f"half of {kind}": [one / 2 for one in each] for kind, each in interaction.by_null.items()}
+    by = [
+        Criterion.of("r", r, beyond={**r.by_null, "weights shuffled here": [shuffled_here]}, otherwise="held"),
+        Criterion.of("interaction", interaction, beyond=halves, otherwise="held", sign=-1),
+    ]
     error = any_distance.own["error"].sel(planes="inverse DFT").max()
-    null = f"random init: {words(own.of_inits) if own.inits else 'not measured'}; shuffled: {words(own, 'shuffled')}"
-    if apart.holds and foretold.verdict == "not held":
-        null += "; plane scores tell heads apart no better than without training: they do not show what makes the split"
-    measured = f"trained: {words(own)}; any function of distance is possible (error {float(error):.0e})"
-    return Judgement(verdict, measured, null).decided_by(foretold, apart)
+    found = judgement("held", words, plane_sufficiency, by=by)
+    return found._replace(
+        measured=f"{found.measured}; any function of distance is possible (error {float(error):.0e})",
+        null=f"{found.null}; weights shuffled here: {words(own, 'shuffled')}" if found.null else "",
+    )
 
 
 def word_order(perturbation: Result) -> Judgement:
@@ -137,18 +155,13 @@ def word_order(perturbation: Result) -> Judgement:
     own = perturbation.numbers
     at_few, at_more, at_many = (own("change", condition="words", ratio=ratio) for ratio in (few, above, many))
     index, features = (own("change", condition=one, ratio=many).value for one in MOVED if one != "words")
-    larger = max(index, features)
-    apart = abs(index - features) / larger if larger > 0 else math.nan
-    kept = Criterion(f"words at {few:.0%}", at_few.value, held=HARDLY, sign=-1)
-    alike = Criterion("index and features apart", apart, held=0.25, sign=-1)
-    are_alike = alike.holds or index == features == 0
-    if at_many.inits and not at_many.value > highest(at_many.inits):
-        verdict = "not held"  # order matters no more than at random init
-    elif kept.holds and at_more.value > HARDLY and are_alike:
-        verdict = "held"
-    else:
-        verdict = "partly" if kept.holds or are_alike else "not held"
-    return judgement(verdict, words, perturbation)._replace(margin=f"{kept.margin}; {alike.margin}")
+    apart = abs(index - features) / (max(abs(index), abs(features)) or 1.0)
+    kept = Criterion(f"words at {few:.0%}", at_few.value, HARDLY, sign=-1)
+    alike = Criterion("index and features apart", apart, 0.25, sign=-1)
+    matters = Criterion.of(f"words at {many:.0%}", at_many, otherwise="held")
+    whole = kept.holds and at_more.value > HARDLY and alike.holds
+    verdict = "held" if whole else "partly" if kept.holds or alike.holds else "not held"
+    return judgement(verdict, words, perturbation, by=[kept, alike, matters])
 
 
 def ratios_of(perturbation: Result) -> tuple[float, float, float]:
@@ -182,8 +195,9 @@ def downstream(perturbation: Result) -> Judgement:
     still = Criterion(f"high end at {above:.0%}", at_more.high, held=-SLIGHT, digits=3)
     of_more = "partly" if still.holds else "held"
     verdict = "not held" if at_few.high < -SLIGHT else of_more if kept.holds else "open"
-    known = whole.value > np.maximum(1 / N_CHOICES, highest(whole.inits))  # not of NaN
-    found = judgement(verdict if known else "open", words, perturbation, by=[kept, still])
+    beyond = {"chance": [1 / N_CHOICES], **whole.by_null} if whole.nulls else {}
+    accuracy = Criterion.of("accuracy in order", whole, beyond=beyond, otherwise="held", digits=3)
+    found = judgement(verdict, words, perturbation, by=[kept, still, accuracy])
     n_items = own.data.sizes["item"]
     return found._replace(
         measured=f"cloze of {n_items} items{fewer_of_inits(n_items)}: {found.measured}; chance {1 / N_CHOICES:.1%}"
@@ -210,14 +224,19 @@ def length_claim(length_extrapolation: Result) -> Judgement:
     if "lm_infinite" not in conditions:
         return judgement("open", words, length_extrapolation)
     windowed, vanilla = (measure.beyond(own, one)["within_noise"] for one in ("lm_infinite", "vanilla"))
-    by = [Criterion("LM-Infinite", windowed.value, held=INSIDE), Criterion("unchanged", vanilla.value, held=INSIDE)]
+    gains = {
+        kind: [one - unchanged for one, unchanged in zip(each, vanilla.by_null[kind], strict=True)]
+        for kind, each in windowed.by_null.items()
+    }
+    gain = windowed.value - vanilla.value
+    by = [
+        Criterion("LM-Infinite", windowed.value, INSIDE),
+        Criterion("unchanged", vanilla.value, INSIDE),
+        Criterion("more with LM-Infinite", gain, beyond=gains, otherwise="held"),
+    ]
     held = by[0].holds and not by[1].holds
-    verdict = "held" if held else "partly" if windowed.value > vanilla.value else "not held"
-    found = judgement(verdict, words, length_extrapolation, by=by)
-    if vanilla.of_inits.value >= INSIDE:
-        why = "unchanged, at most a tenth of heads leave theirs: only a trained model can show the claim"
-        return found._replace(null=f"{found.null}; {why}")
-    return found
+    verdict = "held" if held else "partly" if gain > 0 else "not held"
+    return judgement(verdict, words, length_extrapolation, by=by)
 
 
 def left_over(residual: Result, across_prompts: Result) -> Judgement:
@@ -245,19 +264,29 @@ CLAIMS = [
     Claim(
         "position",
         1,
-        "Scores are close to a(i-j) + b(i) + c(j), with a correlation above .95.",
-        "r without the first token, mean over heads: .95 held, .75 partly; open where a random init has as much",
+        "Scores are close to a sum of position and content, f(q, i-j) + g(q, k), with a correlation of .959.",
+        "r with the best such sum, an upper end, as the paper's estimator is not public; first token left out, mean "
+        "over heads: .95 held, .75 partly; open where nothing rotates and every score is such a sum",
+        ("variance",),
+        position_and_content,
+    ),
+    Claim(
+        "position",
+        "1b",
+        "Scores are close to a(i-j) + b(i) + c(j), a narrower sum, with a correlation above .95.",
+        "r without the first token, mean over heads: .95 held, .75 partly",
         ("three_axis", "mean_key"),
         three_axes,
     ),
     Claim(
         "position",
         2,
-        "Scores are f(q, i-j) + g(q, k): position and content are apart.",
+        "The model can run on f(q, i-j) + g(q, k): position and content are apart.",
         "shares recovered, of the loss and of the KL of predictions, when the model runs on each query's profile, "
-        "which is not fitted: both 95 % held, 75 % partly; not held where the interval of the first reaches that of a "
-        "split searched over shuffled q and k",
-        ("variance", "substitution"),
+        "which is not fitted: both 95 % held, 75 % partly; the first also above the interval of a split searched over "
+        "shuffled q and k; open where attention is worth nothing, and a null model whose attention is worth nothing "
+        "does not do as well",
+        ("substitution",),
         two_axes,
         {"substitution": {"n_prompts": 16, "head_costs": False}},
     ),
@@ -266,7 +295,7 @@ CLAIMS = [
         3,
         "At a dummy distance the key part stays as it is and the position part shifts.",
         "r of the key part with the scores at all distances up to the prompt's, each distance's mean removed, first "
-        "token left out, mean over heads, above every random init: .95 held, .75 partly; open where nothing rotates",
+        "token left out, mean over heads: .95 held, .75 partly; open where nothing rotates",
         ("dummy_distance",),
         controlled_distance,
     ),
@@ -274,9 +303,8 @@ CLAIMS = [
         "position",
         4,
         "Magnitude and phase of trained q and k in RoPE's planes make the split possible; random init lacks them.",
-        "first token left out, plane scores tell heads apart better than under shuffled and random weights (95% "
-        "interval of r above both), and the trained interaction is at most half of random init's; the second alone "
-        "leaves it open, the first alone does not hold",
+        "first token left out, plane scores tell heads apart better than in null models and under shuffled weights "
+        "(95% interval of r above each), and the trained interaction is less than half of every null model's: held",
         ("plane_sufficiency", "any_distance"),
         planes,
     ),
@@ -285,9 +313,9 @@ CLAIMS = [
         5,
         "Swapping up to 5 % of the words hardly matters, more than 10 % does (figures of a third-party summary); index "
         "and features are alike.",
-        "words: at most .1 nats at 5 % and more at 10 %, at 20 % more than at random init; there index and features "
-        "within a quarter of the larger; "
-        "partly: at most .1 nats at 5 %, or the two alike",
+        "words: at most .1 nats at 5 % and more at 10 %, and at 20 % index and features within a quarter of the "
+        "larger: held; at most .1 nats at 5 %, or the two alike: partly; what has to be beyond the null is words at "
+        "20 %",
         ("perturbation",),
         word_order,
     ),
@@ -297,8 +325,8 @@ CLAIMS = [
         "Downstream scores hardly change with up to 5 % of the words swapped, and do with more than 10 % (figures of a "
         "third-party summary).",
         "cloze accuracy falls by at most 2 points at 5 % and by more at 10 %, by the ends of the 95% intervals of the "
-        "change, item by item: held; the first alone: partly; open where the interval holds both, or accuracy is not "
-        "above random init's and chance",
+        "change, item by item: held; the first alone: partly; open where the interval holds both; what has to be "
+        "beyond the null, and chance, is accuracy in order",
         ("perturbation",),
         downstream,
         {"perturbation": {"ratios": JUDGED_RATIOS, "n_draws": 2, "n_cloze": 2000, "cloze_conditions": ("words",)}},
@@ -308,7 +336,8 @@ CLAIMS = [
         6,
         "With LM-Infinite the attention output stays in its training distribution beyond the training length.",
         "heads whose outputs stay within the noise level of as many prompts, and .05 of the variance inside: 90 % with "
-        "LM-Infinite and fewer without: held; more: partly",
+        "LM-Infinite and fewer without: held; more: partly; what has to be beyond the null is how many more (a count "
+        "of heads, without an interval)",
         ("length_extrapolation",),
         length_claim,
         {"length_extrapolation": {"length": None}},

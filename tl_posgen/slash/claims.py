@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 
-from tl_posgen.core.claim import Claim, Criterion, Judgement, Verdict, each_init, joint_verdict, judgement
+from tl_posgen.core.claim import Claim, Criterion, Judgement, Verdict, joint_verdict, judgement, or_lacking
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.numbers import Number, Numbers, leave_one_out
 from tl_posgen.core.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES
 from tl_posgen.slash.cone import INPUTS
-from tl_posgen.slash.head_groups import count, group_mean, in_groups, n_heads
+from tl_posgen.slash.head_groups import count, group_mean, in_groups, mean_of_slash_heads, n_heads
 from tl_posgen.slash.numbers.slash_scores import LONG, long_distances
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS
 from tl_posgen.slash.slash_toy import FEATURES
+from tl_posgen.stats.intervals import FEWEST
 
 OUT = {"tokens": "without first"}
 
@@ -28,20 +29,28 @@ def random_tokens(slash_transfer: Result) -> Judgement:
             parts.append(f"D = {at}: r {r.with_interval:.2f}, {natural:.3g} and {count(random)}{overlap}")
         return f"over heads, {'; '.join(parts)}"
 
-    own = slash_transfer.numbers
-    where_dominant = own.array("pearson").where(own.array("n_dominant") > 0)
-    least = own.number(where_dominant.min("short_distance")).value
-    r = Criterion("least r of scores on text and on random tokens", least, held=0.9, partly=0.6, alone=True)
-    return judgement(r.verdict, words, slash_transfer, by=[r])
+    own, counts = slash_transfer.numbers, slash_transfer.numbers.data["n_dominant"]
+    found = counts.sel(tokens="all", source="natural")
+    rs = {at: own("pearson", short_distance=at) for at in found["short_distance"].values[found.values > 0]}
+    by = [Criterion.of(f"r at D = {at}", r, 0.9, partly=0.6) for at, r in rs.items()]
+    if not by:
+        return judgement("open", words, slash_transfer, margin="no head is slash-dominant")
+    return judgement(joint_verdict(by), words, slash_transfer, by=by)
 
 
 def rank_one(cone: Result) -> Judgement:
     def words(own: Numbers) -> str:
         return f"r1 of Q and K {in_groups(own, 'r1', form='.2f')}"
 
-    least = min(group_mean(cone.numbers, "r1", "dominant", side=side).value for side in "qk")
-    r1 = Criterion("least r1", least, held=0.9, partly=0.7, alone=True)
-    return judgement(r1.verdict, words, cone, by=[r1])
+    def criterion(side: str) -> Criterion:
+        heads, dominant = own("r1", side=side), group_mean(own, "r1", "dominant", side=side)
+        of_dominant = or_lacking(dominant.by_null)
+        beyond = {kind: [*each, *of_dominant[kind]] for kind, each in heads.by_null.items()}
+        return Criterion.of(f"r1 of {side.upper()}", dominant, 0.9, partly=0.7, beyond=beyond)
+
+    own = cone.numbers
+    by = [criterion(side) for side in "qk"]
+    return judgement(joint_verdict(by), words, cone, by=by)
 
 
 def on_a_cone(cone: Result) -> Judgement:
@@ -49,7 +58,7 @@ def on_a_cone(cone: Result) -> Judgement:
         return f"cosine of the inputs with their axis {own('cosine').with_interval:.2f}, mean over layers"
 
     cosine = cone.numbers("cosine")
-    low = Criterion("low end", cosine.low, held=0.7, beyond=cosine.inits, otherwise="partly")
+    low = Criterion("low end", cosine.low, 0.7, beyond=cosine.by_null, otherwise="partly")
     return judgement(low.verdict, words, cone, by=[low])
 
 
@@ -60,10 +69,10 @@ def onto_the_axis(cone: Result) -> Judgement:
 
     def low_end(side: str) -> Criterion:
         gain, name = cone.numbers("gain", side=side), f"low end of {side.upper()}"
-        return Criterion(name, gain.low, held=2.0, partly=1.5, beyond=gain.inits, otherwise="detectable")
+        return Criterion(name, gain.low, 2.0, 1.5, gain.by_null, otherwise="detectable")
 
     lows = [low_end(side) for side in "qk"]
-    return judgement(joint_verdict(lows), words, cone, by=lows)
+    return judgement(joint_verdict(lows), words, cone, margin="; ".join(one.margin for one in lows))
 
 
 def of_the_axis(cone: Result) -> Judgement:
@@ -81,12 +90,15 @@ def of_the_axis(cone: Result) -> Judgement:
             f"{ratios[1]:.2f} times"
         )
 
-    ratios = [measure.ratio_above_uniform(cone.numbers, part).value for part in INPUTS[1:]]
-    alone = Criterion("axis alone", ratios[0], held=0.75, partly=0.4)
-    rest = Criterion("the rest", ratios[1], held=0.25, sign=-1)
-    is_part = alone.verdict != "not held" and alone.value > rest.value
+    own = cone.numbers
+    ratios = [measure.ratio_above_uniform(own, part).value for part in INPUTS[1:]]
+    more = measure.ratio_above_uniform(own, INPUTS[1], less=INPUTS[2])
+    alone = Criterion("axis alone", ratios[0], 0.75, 0.4)
+    rest = Criterion("the rest", ratios[1], 0.25, sign=-1)
+    apart = Criterion.of("more than the rest", more, beyond=or_lacking(more.by_null), otherwise="held")
+    is_part = alone.verdict != "not held" and more.value > 0
     verdict = "held" if alone.holds and rest.holds else "partly" if is_part else "not held"
-    return judgement(verdict, words, cone, by=[alone, rest])
+    return judgement(verdict, words, cone, by=[alone, rest, apart])
 
 
 def frequencies(band_ablation: Result) -> Judgement:
@@ -109,7 +121,7 @@ def frequencies(band_ablation: Result) -> Judgement:
     known: dict[str, Verdict] = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
     shares = {scheme: shares_left(band_ablation, scheme) for scheme in known}
     margins = [f"{scheme}: {', '.join(share.margin for share in each)}" for scheme, each in shares.items()]
-    found = judgement(combined([*known.values()]), words, band_ablation)._replace(margin="; ".join(margins))
+    found = judgement(combined([*known.values()]), words, band_ablation, margin="; ".join(margins))
     if len({*known.values()}) > 1:
         each = ", ".join(f"{one} by {scheme}" for scheme, one in known.items())
         return found._replace(measured=f"the two ways of making bands disagree: {each}; {found.measured}")
@@ -137,7 +149,9 @@ def frequencies_by(band_ablation: Result, scheme: str) -> Verdict:
     planes = [own.data["n_planes"].sel(condition=f"drop {band}, {scheme}").any() for band in BANDS]
     if not measure.n_heads(own).value or not all(planes):
         return "open"
-    high, medium, low, low_alone = shares_left(band_ablation, scheme)
+    high, medium, low, low_alone, more = shares_left(band_ablation, scheme)
+    if not more.holds:
+        return more.verdict
     if low.holds and low_alone.holds and high.verdict == medium.verdict == "not held":
         return "held"
     of_others = 1 - (high.value + medium.value) / 2
@@ -145,14 +159,18 @@ def frequencies_by(band_ablation: Result, scheme: str) -> Verdict:
 
 
 def shares_left(band_ablation: Result, scheme: str) -> list[Criterion]:
-    """Return the shares of the unchanged slash score that are left without each band, and on the low one alone."""
-    measure, own = band_ablation.measure, band_ablation.numbers
-
-    def left(condition: str) -> float:
-        return measure.slash_score(own, f"{condition}, {scheme}").value / measure.slash_score(own).value
-
-    dropped = [Criterion(f"without {band}", left(f"drop {band}"), held=0.75) for band in BANDS]
-    return [*dropped, Criterion("low alone", left("keep low"), held=0.25, sign=-1)]
+    """Return the shares of the unchanged slash score that are left without each band, and on the low one alone; and how
+    much more is left without the low band than without the others, which has to be beyond the nulls."""
+    own, scores = band_ablation.numbers, mean_of_slash_heads(band_ablation.dataset)
+    scores = leave_one_out(scores) if scores.sizes["prompt"] >= FEWEST else scores.mean("prompt")
+    left = scores / scores.sel(condition="unchanged")
+    high, medium, low = dropped = [left.sel(condition=f"drop {band}, {scheme}", drop=True) for band in BANDS]
+    low_alone = own.number(left.sel(condition=f"keep low, {scheme}"))
+    return [
+        *(Criterion(f"without {band}", own.number(one).value, 0.75) for band, one in zip(BANDS, dropped, strict=True)),
+        Criterion("low alone", low_alone.value, 0.25, sign=-1),
+        Criterion.of("more without low than without others", own.number(low - (high + medium) / 2), otherwise="held"),
+    ]
 
 
 def training(slash_toy: Result) -> Judgement:
@@ -166,9 +184,10 @@ def training(slash_toy: Result) -> Judgement:
         f"{measure.distance}: {means[0]} on trained features (least {least[0]:.2f}), {means[1]} on unseen ones (least "
         f"{least[1]:.2f}); r1 of Q {r1_q:.2f}, of K {r1_k:.2f}"
     )
-    start, uniform = own("score", features="trained", step=0).plain, own("uniform", distance=measure.distance).plain
-    null = f"before training {start:.3f}, uniform attention {uniform:.3f}"
-    by = [Criterion(f"least, {name}", one, held=0.5) for name, one in zip(("trained", "unseen"), least, strict=True)]
+    start, uniform = own("score", features="trained", step=0), own("uniform", distance=measure.distance)
+    null = f"before training {start.plain:.3f}, uniform attention {uniform.plain:.3f}"
+    beyond = {"before training": [start.value], "uniform attention": [uniform.value]}
+    by = [Criterion(f"least, {name}", one, 0.5, beyond=beyond) for name, one in zip(FEATURES, least, strict=True)]
     verdict = "not held" if not by[0].holds else "held" if by[1].holds else "partly"
     return Judgement(verdict, measured, null).decided_by(*by)
 
@@ -185,8 +204,7 @@ def far_away(slash: Result) -> Judgement:
     far = own.data["uniform"].sel(distance=list(long_distances(own.data.sizes["distance"])))
     if not (far > 0).any():
         return Judgement("open", f"windows end before {LONG} tokens", "not measured")
-    of_inits = [n_far(one).value for one in each_init(own)]
-    heads = Criterion("heads", n_far(own).value, beyond=of_inits, otherwise="held", digits=0)
+    heads = Criterion("heads", n_far(own).value, beyond=n_far(own).by_null, otherwise="held", digits=0)
     return judgement(heads.verdict, words, slash, by=[heads])
 
 
@@ -200,7 +218,7 @@ CLAIMS = [
         "slash",
         1,
         "Slash-dominant heads belong to the model: the same heads, with like scores, on random tokens.",
-        "least correlation of scores over heads, at the distances where heads are dominant: .9 held, .6 partly",
+        "correlation of scores over heads, at every distance where heads are dominant: .9 held, .6 partly",
         ("slash_transfer",),
         random_tokens,
     ),
@@ -208,7 +226,8 @@ CLAIMS = [
         "slash",
         2,
         "Queries and keys of slash-dominant heads are almost of rank one before RoPE.",
-        "share of the first singular direction in dominant heads, Q and K: .9 held, .7 partly",
+        "share of the first singular direction in dominant heads, Q and K: .9 held, .7 partly; a null model's is that "
+        "of all its heads, and of its dominant ones where it has any",
         ("cone",),
         rank_one,
     ),
@@ -216,8 +235,8 @@ CLAIMS = [
         "slash",
         "3a",
         "Inputs of the attention lie on a cone.",
-        "95% interval of the mean cosine with their axis above random init's: partly; and its lower end at least .7: "
-        "held",
+        "95% interval of the mean cosine with their axis above every null model's: partly; and its lower end at least "
+        ".7: held",
         ("cone",),
         on_a_cone,
     ),
@@ -225,8 +244,8 @@ CLAIMS = [
         "slash",
         "3b",
         "W_Q and W_K project onto the axis of the cone.",
-        "95% interval of the axis's gain above random init's, of one or both: detectable; of both, and each lower end "
-        "at least 2: held, 1.5: partly",
+        "95% interval of the axis's gain above every null model's, of one or both: detectable; of both, and each lower "
+        "end at least 2: held, 1.5: partly",
         ("cone",),
         onto_the_axis,
     ),
@@ -236,7 +255,8 @@ CLAIMS = [
         "With only the part of the inputs along the cone's axis in W_Q and W_K, slash-dominant heads keep their slash; "
         "with only the rest they lose it.",
         "dominant heads' slash score above uniform: with the axis part alone at least .75 times the measured and with "
-        "the rest at most .25 times: held; .4 times and more than with the rest: partly",
+        "the rest at most .25 times: held; .4 times and more than with the rest: partly; what has to be beyond the "
+        "null is how much more; a null model without dominant heads does not do as well",
         ("cone",),
         of_the_axis,
     ),
@@ -247,7 +267,8 @@ CLAIMS = [
         "without the low band three quarters of the slash score are left, without the high and without the medium one "
         "less, on the low one alone at most a quarter: held; the others cost a quarter in the mean, and the low one at "
         "most half of that: partly. By thirds and by wavelength, or by one of them where the other has a band without "
-        "a plane; where they disagree, partly if one holds, else not held",
+        "a plane; where they disagree, partly if one holds, else not held. What has to be beyond the null is how much "
+        "more is left without the low band than without the others, in its own dominant heads, or all if it has none",
         ("band_ablation",),
         frequencies,
     ),
@@ -255,7 +276,8 @@ CLAIMS = [
         "slash",
         5,
         "Gradient descent makes slash-dominant heads in a shallow RoPE transformer, and they generalise.",
-        "slash score at the end at least .5 in every seed: partly; and on unseen features: held; a toy, not this model",
+        "slash score at the end at least .5 in every seed: partly; and on unseen features: held; a toy, not this "
+        "model, whose nulls are the score before training and that of uniform attention",
         ("slash_toy",),
         training,
     ),
@@ -264,7 +286,7 @@ CLAIMS = [
         6,
         "Some heads are slash-dominant at long distances.",
         "heads dominant at some distance from 50 tokens to half the prompt, without the first token, which many heads "
-        "attend to from everywhere: more than in any random init: held",
+        "attend to from everywhere: more than in any null model (a count, without an interval): held",
         ("slash",),
         far_away,
     ),

@@ -187,16 +187,20 @@ class Cone(Dominance):
         words = f"Biases hold up to {share:.0%} of the energy of Q or K; without them r1 is "
         return [f"{words}{in_groups(own, 'r1_input')}."] if share > 0 else []
 
-    def ratio_above_uniform(self, own: Numbers, part: str) -> Number:
+    def ratio_above_uniform(self, own: Numbers, part: str, less: str | None = None) -> Number:
         """Return the ratio of the dominant heads' slash scores above uniform attention, with a part of the inputs alone
         to measured; it may exceed 1.
 
         Not defined where the measured one is no higher than WORTHLESS.
+
+        Args:
+            less: another part, whose ratio is taken off.
         """
         score, uniform = own.array("best_score", input=None), own.array("best_uniform")
         above = mean_over_group(own, score - uniform, "dominant")
-        alone, measured = (above.sel(input=one) for one in (part, "measured"))
-        return own.number(alone / measured.where(measured > WORTHLESS))
+        measured = above.sel(input="measured")
+        ratio = above / measured.where(measured > WORTHLESS)
+        return own.number(ratio.sel(input=part) - (0 if less is None else ratio.sel(input=less)))
 
     def table(self, own: Numbers) -> pd.DataFrame:
         data = own.dataset

@@ -74,7 +74,7 @@ class Job:
             matrices=max(measure.matrices for measure in study.asked),
         )
 
-    def measure(self, model: Any, null_seeds: Sequence[int]) -> Report:
+    def measure(self, model: Any, null_seeds: Sequence[int] | NullModels) -> Report:
         """Return the report of `analyze`, without measures that this model cannot be asked for."""
         study = self.study
         cut = {"length": study.length, "n_prompts": study.n_prompts, "consecutive": study.consecutive}
