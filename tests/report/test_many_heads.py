@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 from made_up import dataset_of, result_of
 
-from tl_posgen.report.figures import COLOURS, MOST_NAMES, Panels, colours_of, finish, line
+from tl_posgen.report.figures import COLOURS, Panels, colours_of, finish, line
 from tl_posgen.report.head_figures import MOST_CURVES, head_rows, layer_curves, map_panels, said_of_rows
 from tl_posgen.report.unknown import unknown_measure
 
@@ -26,6 +26,11 @@ def test_ticks_of_given_places_are_thinned_with_their_texts():
     axis = finish(go.Figure().update_xaxes(**ticks), "r").layout.xaxis
     assert axis.tickvals == tuple(range(0, 48, 3))
     assert axis.ticktext == tuple(f"L{number}" for number in range(0, 48, 3))
+
+
+def test_a_column_a_layer_has_its_place():
+    panels = Panels([f"layer {number}" for number in range(48)], columns=48)
+    assert len({axis.domain for axis in panels.figure.select_xaxes()}) == 48
 
 
 def test_colours_differ_and_are_a_scale_where_there_are_many():
@@ -64,7 +69,6 @@ def test_rows_are_heads_and_of_many_heads_their_layers_means():
 
 def test_a_tall_figure_has_a_colour_bar_that_is_seen_at_once():
     array = xr.DataArray(np.zeros((48, 40)), dims=("layer", "head"))
-    one = map_panels(["r"], [array], {"cmin": 0}).finish("r")
-    two = map_panels(["r", "r"], [array] * 2, {"cmin": 0}, columns=1).finish("r")
-    assert one.layout.height > 800 > MOST_NAMES
-    assert two.layout.coloraxis.colorbar.len == 400
+    tall, low = (map_panels(["r"], [one], {"cmin": 0}).finish("r") for one in (array, array[:4]))
+    assert (tall.layout.height, tall.layout.coloraxis.colorbar.len) == (840, 400)
+    assert (low.layout.height, low.layout.coloraxis.colorbar.len) == (310, 170)

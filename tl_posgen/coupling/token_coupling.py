@@ -37,9 +37,8 @@ def map_of_kind(kind: str) -> Callable[[Any], go.Figure]:
     def figure(result: Any) -> go.Figure:
         layers, ks = evenly(result.own["layer"].values), result.own["k"].values
         rows = list(product(ks, sides(result)))
-        titles = [*(f"layer {layer}" for layer in layers), *[""] * (len(layers) * (len(rows) - 1))]
-        names = [f"{side}, K = {k}" for k, (side, *_) in rows]
-        panels = Panels(titles, columns=len(layers), row_height=210, horizontal_spacing=0.03, row_titles=names)
+        titles = [f"layer {layer} · {side}, K = {k}" for k, (side, *_) in rows for layer in layers]
+        panels = Panels(titles, row_height=210)
         maps = [
             data["coupling"].sel(kind=kind, k=k, layer=layer).mean("prompt").transpose("token", "token_2")
             for (k, (_, data, _)), layer in product(rows, layers)

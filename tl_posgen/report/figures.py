@@ -70,14 +70,15 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
     return figure
 
 
-def evenly(values: Sequence[Any], most: int = MOST_NAMES) -> list[Any]:
+def evenly(values: Iterable[Any], most: int = MOST_NAMES) -> list[Any]:
     """Return at most so many of some values, evenly spread from the first one on.
 
     Example:
         >>> evenly(range(48)), evenly("abc")
         ([0, 6, 12, 18, 24, 30, 36, 42], ['a', 'b', 'c'])
     """
-    return list(values)[:: -(-len(values) // most) or 1]
+    every = list(values)
+    return every[:: -(-len(every) // most) or 1]
 
 
 def colours_of(n: int) -> list[str]:
@@ -119,10 +120,10 @@ class Panels:
         self.n_rows = max(1, -(-len(titles) // self.n_columns))
         self.row_height = row_height
         subplots = subplots if titles else {}  # their specs are of no panel
-        spacing: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": 70 / (row_height * self.n_rows)}
-        self.figure = make_subplots(
-            rows=self.n_rows, cols=self.n_columns, subplot_titles=list(titles), **(spacing | subplots)
-        )
+        given: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": 70 / (row_height * self.n_rows)}
+        given |= subplots
+        given["horizontal_spacing"] = min(given["horizontal_spacing"], 0.5 / self.n_columns)
+        self.figure = make_subplots(rows=self.n_rows, cols=self.n_columns, subplot_titles=list(titles), **given)
         self.figure.update_annotations(font_size=12)
         self._named: set[str] = set()
 
@@ -159,8 +160,8 @@ class Panels:
             place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 14}}
             self.figure.add_annotation(text=NOTHING, **place)
         height = 140 + self.row_height * self.n_rows
-        if height > 2 * COLOUR_BAR:
-            bar = {"lenmode": "pixels", "len": COLOUR_BAR, "y": 1, "yanchor": "top"}
+        if self.figure.layout.coloraxis.to_plotly_json():  # the page may make the figure taller
+            bar = {"lenmode": "pixels", "len": min(COLOUR_BAR, height - 140), "y": 1, "yanchor": "top"}
             self.figure.update_layout(coloraxis_colorbar=bar)
         return finish(self.figure, title, subtitle, height=height)
 

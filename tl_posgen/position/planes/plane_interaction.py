@@ -68,8 +68,7 @@ def matrices(result: Any) -> go.Figure:
     both, matrix = sides(result), result.own["matrix"]
     known = [layer for layer in matrix["layer"].values if bool(matrix.sel(layer=layer).notnull().any())]
     layers = evenly(known)
-    titles = [f"layer {layer}" for layer in layers] + [""] * (len(layers) * (len(both) - 1))
-    panels = Panels(titles, columns=len(layers), row_height=220, row_titles=[side for side, *_ in both])
+    panels = Panels([f"layer {layer} · {side}" for side, _, _ in both for layer in layers], row_height=220)
     arrays = [data["matrix"].sel(layer=layer, drop=True) for _, data, _ in both for layer in layers]
     for panel, array in enumerate(arrays):
         panels.add(panel, heat(array.transpose("plane", "plane_2")))
