@@ -103,5 +103,5 @@ ranked.head(3).round(3)
 # `write` makes a page that opens with no network, `results.nc` and `summary.json`; `load` gives the report back.
 
 # %%
-report.write("report")
-print(tl_posgen.load("report"))
+report.write("report-01")
+print(tl_posgen.load("report-01"))

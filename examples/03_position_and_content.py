@@ -92,4 +92,4 @@ examples["split_examples"].plot()
 # %%
 from tl_posgen import Report
 
-Report({replaced.name: replaced}, replaced.provenance).write("report")
+Report({replaced.name: replaced}, replaced.provenance).write("report-03")

@@ -85,4 +85,4 @@ disturbed.show()
 # %%
 from tl_posgen import Report
 
-Report({result.name: result for result in (controlled, disturbed)}, controlled.provenance).write("report")
+Report({result.name: result for result in (controlled, disturbed)}, controlled.provenance).write("report-04")

@@ -119,4 +119,4 @@ toy.plot("maps")
 # ## Keep it
 
 # %%
-report.write("report")
+report.write("report-05")

@@ -97,4 +97,4 @@ for name, options in {"whole": {"share": 1}, "cut": {"share": 0}, "control": {"s
 # ## Keep it
 
 # %%
-report.write("report")
+report.write("report-06")

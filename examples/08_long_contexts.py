@@ -120,4 +120,4 @@ print(torch.equal(*both))
 # %%
 from tl_posgen import Report
 
-Report({found.name: found}, found.provenance).write("report")
+Report({found.name: found}, found.provenance).write("report-08")

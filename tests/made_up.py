@@ -27,6 +27,16 @@ def result_of(measure: Measure, own: xr.Dataset, *inits: xr.Dataset, **provenanc
     return Result(measure, joined(measure, sides, ["made up", *map(str, range(len(inits)))]), provenance)
 
 
+def grown(result: Result, n_layers: int = 48, n_heads: int = 40) -> Result:
+    """The result as if its model had so many layers and heads: its own, again and again."""
+    sizes = {**dict.fromkeys(("layer", "layer_2", "model_layer"), n_layers), "state": n_layers + 1}
+    data = result.dataset
+    for dim, n in (sizes | dict.fromkeys(("head", "key_value_head"), n_heads)).items():
+        if dim in data.dims:
+            data = data.isel({dim: np.arange(n) % data.sizes[dim]}).assign_coords({dim: np.arange(n)})
+    return replace(result, dataset=data)
+
+
 def around(value: float, half: float) -> list[float]:
     """A value and the ends of its interval, along the dim "end"."""
     return [value, value - half, value + half]

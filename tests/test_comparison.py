@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 
 import tl_posgen
-from tl_posgen.core.numbers import intervals_of
+from tl_posgen.core.numbers import interval_of, intervals_of
 from tl_posgen.core.report import Report
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
@@ -161,6 +161,34 @@ def nearly(report):
     """The report with numbers that rounding changes."""
     results = {name: replace(one, dataset=one.dataset + 1e-5) for name, one in report.items()}
     return Report(results, report.provenance)
+
+
+def test_of_models_of_different_shape_each_ones_own_means_are_compared(small_model, tmp_path, command):
+    cut = {"length": 18, "n_prompts": 4, "null_seeds": (0,), "progress": False, "measures": ["variance"]}
+    both = [tl_posgen.analyze(model, bundled_text(), **cut) for model in ("mini", small_model)]
+    assert [len(one.frame()) for one in both] == [16, 8]
+    report = tl_posgen.compare(*both, names=("mini", "small"))
+    result = report["comparison"]
+    own = [one["variance"].numbers("position") for one in both]
+    change = result.measure.mean_change(result.numbers, "variance.position")
+    assert change.value == pytest.approx(own[1].value - own[0].value, abs=1e-12)
+    assert change.inits == pytest.approx((own[1].inits[0] - own[0].inits[0],), abs=1e-12)
+    arrays = [one["variance"].numbers.array("position").sel(init="trained") for one in both]
+    _, low, high = interval_of(arrays[1].mean(("layer", "head")) - arrays[0].mean(("layer", "head")))
+    assert (change.low, change.high) == pytest.approx((float(low), float(high)))  # one tokenizer: paired
+    row = result.table().set_index("number").loc["position"]
+    assert (row["mini"], row["small"]) == pytest.approx((own[0].value, own[1].value))
+    first, *rest = result.findings()
+    assert first.startswith("From mini to small, means over the 16 heads of the one and the 8 heads of the other, ")
+    assert not any("most in L" in one for one in (first, *rest))
+    assert result.kinds == []
+    assert result.frame().empty
+    path = report.write(tmp_path / "page").parent
+    assert tl_posgen.load(path)["comparison"].findings() == result.findings()
+    paths = [one.save(tmp_path / f"{number}.nc") for number, one in enumerate(both)]
+    code, printed, _ = command("compare", *paths, "--out", tmp_path / "out")
+    assert code == 0
+    assert "16 heads" in printed
 
 
 def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path):

@@ -144,7 +144,7 @@ def test_the_example_shows_what_its_notebook_shows(source, tmp_path, monkeypatch
                 value = last_value(cell.source, names)
             found.append((printed.getvalue(), text_of(value)))
     compare(found, source)
-    assert (tmp_path / "report" / "index.html").exists()
+    assert (tmp_path / f"report-{source.stem[:2]}" / "index.html").exists()  # of its own: it replaces no other's
 
 
 @pytest.mark.slow
@@ -153,4 +153,4 @@ def test_an_example_in_a_kernel_shows_what_its_notebook_shows(tmp_path, monkeypa
     source = next(path for path in EXAMPLES if path.stem == IN_A_KERNEL)
     notebook = notebooks.executed(notebooks.notebook_of(source), tmp_path)
     compare([shown(cell.outputs) for cell in code_of(notebook)], source)
-    assert (tmp_path / "report" / "index.html").exists()
+    assert (tmp_path / f"report-{source.stem[:2]}" / "index.html").exists()  # of its own: it replaces no other's

@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness under interventions: an `LM` of the harness over a TransformerLens model.
 
-Needs the extra `eval`: pip install "tl-posgen[eval]". Nothing here imports the harness or TransformerLens before use.
+Needs the extra `eval`: pip install ".[eval]" in a clone. Nothing here imports the harness or TransformerLens
+before use.
 """
 
 import logging
@@ -278,7 +279,7 @@ def with_harness_base(cls: type) -> type:
         from lm_eval.api.model import TemplateLM
     except ImportError as error:
         raise MissingExtraError(
-            f'LensLM needs lm-evaluation-harness ({error}): pip install "tl-posgen[eval]"'
+            f'LensLM needs lm-evaluation-harness ({error}); in a clone of tl_posgen: pip install ".[eval]"'
         ) from error
     return cls if issubclass(cls, TemplateLM) else type(cls.__name__, (cls, TemplateLM), {"__module__": cls.__module__})
 

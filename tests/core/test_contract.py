@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from made_up import grown
 from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
@@ -17,6 +18,8 @@ from tl_posgen.core.measure import HEAD, LABELS, Measure, in_words
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.report.caveats import ENCODINGS
+from tl_posgen.report.figures import MOST_NAMES, MOST_TICKS
+from tl_posgen.report.head_figures import MOST_ROWS
 from tl_posgen.report.tables import compact, labelled
 
 CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}  # 18: places are no labels of numbers
@@ -288,6 +291,22 @@ def test_every_kind_of_figure_is_drawn_with_and_without_a_null_and_from_a_file(r
         assert with_inits(result, 0).plot(kind).data
     with pytest.raises(InputError, match=r"draws|has no figure"):
         result.plot("no such kind")
+
+
+@pytest.mark.slow
+def test_every_kind_of_figure_is_legible_for_48_layers_of_40_heads(result):
+    big = grown(result)
+    for kind in big.kinds:
+        figure = big.plot(kind)
+        legend = [re.sub(r"\d+", "#", str(trace.name)) for trace in figure.data if trace.showlegend]
+        assert all(legend.count(name) <= MOST_NAMES for name in legend), kind
+        assert len({axis.domain for axis in figure.select_xaxes()}) <= MOST_NAMES, kind
+        axes = [*figure.select_xaxes(), *figure.select_yaxes()]
+        assert all(len(axis.tickvals or ()) <= MOST_TICKS for axis in axes), kind
+        assert figure.layout.height < 4000, kind
+        assert len(figure.data) < 300, kind
+        rows = [len(trace.y) for trace in figure.data if trace.type == "heatmap" and trace.y is not None]
+        assert max(rows, default=0) <= MOST_ROWS, kind
 
 
 def test_token_views_are_shown_or_their_lack_is_explained(result):

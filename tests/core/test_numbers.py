@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tl_posgen.core.formatting import format_bound, format_number
 from tl_posgen.core.measure import ENDS, TOKENS, Measure, Variable
-from tl_posgen.core.numbers import Number, Numbers, leave_one_out, mean_over
+from tl_posgen.core.numbers import AtHead, Number, Numbers, leave_one_out, mean_over
 from tl_posgen.errors import InputError
 from tl_posgen.report.columns import cell, short
 from tl_posgen.stats.intervals import jackknife_interval, mean_interval
@@ -300,3 +300,16 @@ def test_a_signed_change_has_an_unsigned_spread():
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.integers(0, 4))
 def test_a_bound_holds(values, digits):
     assert float(format_bound(values, digits)) >= max(values) - 1e-6
+
+
+def test_numbers_print_as_they_are_written_in_sentences(own):
+    one = Number(0.917, 0.905, 0.929, (0.35,))
+    assert str(one) == one._repr_html_() == f"{one}" == "0.917 [0.905, 0.929] (random init 0.350)"
+    assert repr(one) == f"Number({one})"
+    assert str(one.plain) == repr(one.plain) == "0.917"
+    assert str(AtHead(3, 6, one)) == "L3H6 (0.917)"
+    assert [str(Number(value)) for value in (0.0, 3e-5, 162985152.0)] == ["0.000", "3e-05", "162985152"]
+    printed = str(own).splitlines()
+    assert printed[0] == "Numbers of made_up"
+    assert f"r: {own('r')}" in printed[1:]
+    assert str(own("r")) in own._repr_html_()

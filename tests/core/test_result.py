@@ -1,6 +1,8 @@
 """Results: tables, disk, and refusals."""
 
 import dataclasses
+import json
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,6 +103,31 @@ def test_what_was_loaded_needs_no_file(tmp_path):
     loaded = load(path)["someones_measure"]
     path.unlink()
     xr.testing.assert_identical(loaded.dataset, data)
+
+
+STRINGS = ["a\0b", "\0", "end\0", "\x01\x1b[31m", "\u202eright\u200f", "\r\n", "", "\ufffe", 'tl_posgen json "x"']
+HALVES = ["\ud800", "half \udfff of a pair"]  # which pandas takes as numpy's strings alone
+
+
+def test_every_string_comes_back_equal_from_every_file(tmp_path):
+    """As a token, as a label, in attributes of arrays and datasets, in provenance."""
+    tokens, every = np.array(STRINGS, dtype=object), [*STRINGS, *HALVES]
+    data = dataset_of(token=("name", tokens), half=("other", np.array(HALVES)), at=("name", np.ones(len(tokens))))
+    data = data.assign_coords(name=tokens, other=HALVES).assign_attrs(edited=every[0], every=every)
+    data["at"].attrs |= {f"a{place}": text for place, text in enumerate(every)}
+    words = {"model": f"m {'|'.join(every)}"}
+    path = Report({"someones_measure": result_of(dataset=data, provenance=words)}, words).write(tmp_path / "there")
+    found = load(path.parent)
+    loaded = found["someones_measure"].dataset
+    assert [*loaded["token"].values] == [*loaded["name"].values] == STRINGS
+    assert [*loaded["half"].values] == [*loaded["other"].values] == HALVES
+    assert loaded.attrs == data.attrs
+    assert {f"a{place}": text for place, text in enumerate(every)}.items() <= loaded["at"].attrs.items()
+    assert found.provenance == found["someones_measure"].provenance == words
+    assert json.loads((path.parent / "summary.json").read_bytes())["model"] == words["model"]
+    page = path.read_bytes().decode()
+    assert not re.search("[\0-\x08\x0b-\x0c\x0e-\x1f]", page)  # which HTML drops
+    assert r"m a\u0000b|\u0000|end\u0000|\u0001\u001b[31m|\u202eright" in page.replace("\u202e", r"\u202e")
 
 
 def test_a_measure_of_this_session_reads_its_saved_result_as_it_was_defined_last(tmp_path):

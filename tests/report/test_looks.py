@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from made_up import grown
 
 import tl_posgen
 from tl_posgen.core.report import Report
@@ -30,6 +31,12 @@ def alone(result):
 def compared():
     reports = [tl_posgen.analyze("mini", bundled_text(), fwd_hooks=hooks, **CUT) for hooks in ((), [ZERO])]
     return tl_posgen.compare(*reports)
+
+
+def of_many_heads():
+    """As if of 48 layers of 40 heads."""
+    report = of_measures("three_axis", "variance", "planes", "plane_interaction", "slash", "residual", "coupling")
+    return Report({name: grown(result) for name, result in report.items()}, report.provenance)
 
 
 def study():
@@ -66,6 +73,7 @@ KINDS = {  # those of every command
     "toy": lambda: alone(slash_toy(seeds=(0, 1), steps=60, progress=False)),
     "coupling": partial(of_measures, "coupling", "token_coupling"),
     "emerge": lambda: alone(tl_posgen.emergence(CHECKPOINTS[:3], bundled_text(), tokenizer="mini", **CUT)),
+    "many heads": of_many_heads,
     "compare": compared,
     "sweep": study,
     "claims": claims,

@@ -16,7 +16,7 @@ from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.result import Result
 from tl_posgen.report.columns import cell, print_frame, short
 from tl_posgen.report.tables import compact
-from tl_posgen.report.terminal import MOST_LINES, flat_null, print_claims, print_measures, print_report
+from tl_posgen.report.terminal import MOST_LINES, flat_null, print_claims, print_heads, print_measures, print_report
 from tl_posgen.slash import slash_heads
 
 WIDTHS = (60, 80, 120)
@@ -90,6 +90,16 @@ def test_every_number_of_the_table_of_heads_is_printed_whole(capsys, monkeypatch
     assert max(map(len, tables.splitlines())) <= width
     parts = [len(re.findall(rf"^ +{word} ", tables, re.MULTILINE)) for word in ("L", "mean", "random", "shuffled")]
     assert parts == [1] * 4
+
+
+@pytest.mark.parametrize("most", [5, 16])
+def test_heads_stand_in_the_order_of_layers_also_where_some_are_left_out(capsys, monkeypatch, report, most):
+    one = tl_posgen.Report({"three_axis": report["three_axis"]}, report.provenance)
+    text = printed(capsys, monkeypatch, 120, lambda: print_heads(Console(markup=False), most, report=one))
+    heads = [(int(layer), int(head)) for layer, head in re.findall(r"^ +(\d) +(\d) +[.\d]", text, re.MULTILINE)]
+    highest = one.frame().nlargest(most, one.frame().columns[2])
+    assert heads == sorted(zip(highest["layer"], highest["head"], strict=True))
+    assert (", the 5 of highest " in " ".join(text.split())) == (most == 5)
 
 
 def test_a_measure_without_a_null_leaves_its_cells_of_the_null_empty(capsys, monkeypatch, report):
@@ -168,7 +178,7 @@ def test_many_heads_by_default_are_those_of_the_highest_headline(capsys, monkeyp
     assert len(text.splitlines()) <= MOST_LINES
     assert f"{n} heads, the" in text
     rows = [line.split()[2] for line in text.splitlines() if re.match(r" +\d+ +\d+ ", line)]
-    assert rows == [short(1 - (1 + place) / n) for place in range(len(rows))]
+    assert rows == [short(rank / n) for rank in ranks.ravel() if rank >= n - len(rows)]  # the highest, layer by layer
 
 
 def test_a_null_that_says_nothing_is_one_sentence(capsys, monkeypatch, report):

@@ -94,7 +94,7 @@ def test_no_head_of_a_prompt_of_two_tokens_is_dominant_and_the_sentence_says_why
     assert slash_heads(report).empty
     (sentence,) = result.findings()
     distances = ", ".join(map(str, range(n)))
-    assert sentence.startswith(f"Slash-dominant at one of the distances {distances}, with kappa = 0.1: 0 of 16 heads ")
+    assert sentence.startswith(f"Slash-dominant at any of the distances {distances}, with kappa = 0.1: 0 of 16 heads ")
     assert f"At D = {distances} uniform attention itself reaches kappa, as queries see few keys" in sentence
 
 
@@ -124,7 +124,7 @@ def test_the_sentence_tells_the_numbers_of_the_dataset(result):
     dominant, of_null = (int(one["dominant"].any("short_distance").sum()) for one in (data, result.null))
     layer, head = data["best_score"].to_series().idxmax()
     assert result.findings() == [
-        f"Slash-dominant at one of the distances 0, 1, 2, 3, 4, with kappa = 0.1: {dominant} of 16 heads "
+        f"Slash-dominant at any of the distances 0, 1, 2, 3, 4, with kappa = 0.1: {dominant} of 16 heads "
         f"(random init {of_null}). Strongest at D below half the prompt: L{layer}H{head} "
         f"({float(data['best_score'].max()):.3f}); at the previous token: L{layer}H{head} "
         f"({float(data['previous_token'].max()):.3f})."

@@ -94,8 +94,8 @@ def test_the_sentences_tell_the_numbers_and_the_null(result):
     assert first == (
         "At D = 1 slash scores on random tokens follow those on text over heads with "
         f"r = {own.with_interval:.3f} (random init {float(null.pearson[1, 0]):.3f}; without the first token "
-        f"{rest.with_interval:.3f}). Dominant heads: {n_text[1]} on text, {n_random[1]} on random tokens, "
-        f"overlap (Jaccard) {float(whole.jaccard[1]):.2f}."
+        f"{rest.with_interval:.3f}). Dominant at this distance alone: {n_text[1]} heads on text, "
+        f"{n_random[1]} on random tokens, overlap (Jaccard) {float(whole.jaccard[1]):.2f}."
     )
     best = result.numbers.extreme("best_score")
     of_null = null["best_score"].stack(place=("layer", "head"))

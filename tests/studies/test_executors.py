@@ -70,7 +70,7 @@ def test_ray_that_is_not_installed_or_not_there_is_one_line(monkeypatch):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "InputError: executor ray: no Ray at 127.0.0.1:1" in done.stderr.splitlines()[-1]
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"Ray is not installed; pip install 'tl-posgen\[ray\]'"), connected(None):
+    with pytest.raises(InputError, match=r"in a clone of tl_posgen: pip install '.\[ray\]'"), connected(None):
         pass
 
 

@@ -25,6 +25,7 @@ from tl_posgen.core.numbers import (
     leave_one_out,
     mean_of,
     mean_of_nulls,
+    mean_over,
 )
 from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
@@ -46,8 +47,9 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     """difference = second - first, of every per-head number of two reports, beside that of their random inits.
 
     Between a model and what was made of it (fine-tuned, ablated), or between two texts; layers and heads are matched by
-    their indices. Where both reports are of the same prompts the 95 % intervals are paired: the same groups of prompts
-    are left out of both. Elsewhere they are those of two independent numbers.
+    their indices. Of models of different shape the means over each one's own heads are compared. Where both reports are
+    of the same prompts the 95 % intervals are paired: the same groups of prompts are left out of both. Elsewhere they
+    are those of two independent numbers.
 
     Args:
         first, second: a `Report`, or the path of a saved one.
@@ -78,6 +80,10 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         raise InputError(f"the reports judge by {metrics[0]} and by {metrics[1]}; compare reports of one metric")
     paired = all(first.provenance.get(key) == second.provenance.get(key) for key in SAME_PROMPTS)
     values = [per_head(one) for one in (first, second)]
+    shared = [[side[name] for side in values] for name in values[0] if name in values[1]]
+    one_shape = all(one[dim].equals(other[dim]) for one, other in shared for dim in HEAD)
+    if not one_shape:
+        values = [{name: mean_over_heads(array) for name, array in side.items()} for side in values]
     both = {name: side_by_side(one, values[1][name]) for name, one in values[0].items() if name in values[1]}
     both = {name: one for name, one in both.items() if one.size}
     if not both:
@@ -101,8 +107,26 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     inits = [f"{after} - {before}", *(null_label(str(one)) for one in data["init"].values[1:])]
     data = data.assign_coords(init_label=("init", inits))
     data = measure.describe(data.assign_attrs(first=before, second=after, paired=int(paired)))
+    if not one_shape:
+        n_first, n_second = (max(counted_heads(one[at]) for one in shared) for at in range(2))
+        data = data.assign_attrs(n_first=n_first, n_second=n_second)
     provenance = {"model": f"{after} beside {before}", "first": first.provenance, "second": second.provenance}
     return Report({measure.name: Result(measure, data, provenance)}, provenance)
+
+
+def mean_over_heads(array: xr.DataArray) -> xr.DataArray:
+    """Return the mean over heads of a number; itself where it has none."""
+    return mean_over(array.astype(float), heads_in(array)).assign_attrs(array.attrs)
+
+
+def heads_in(array: xr.DataArray) -> list[str]:
+    """Return its dims layer and head, which numbers of models of different shape lack."""
+    return [dim for dim in HEAD if dim in array.dims]
+
+
+def counted_heads(array: xr.DataArray) -> int:
+    """Return how many heads a number is known of."""
+    return int(mean_of(at_init(array, TRAINED)).notnull().sum())
 
 
 def named(first: Report, second: Report, names: Any) -> tuple[str, str]:
@@ -180,7 +204,8 @@ def side_by_side(first: xr.DataArray, second: xr.DataArray) -> xr.DataArray:
 class Comparison(Measure):
     """difference = second - first.
 
-    Every per-head number that both reports have, head by head: the second less the first. Intervals over prompts are
+    Every per-head number that both reports have, head by head: the second less the first; of models of different shape,
+    the mean over the second's heads less that over the first's. Intervals over prompts are
     paired where both are of the same prompts. Of heads that do not change, one in twenty has an interval that leaves
     out zero.
 
@@ -214,7 +239,8 @@ class Comparison(Measure):
 
     def mean_change(self, own: Numbers, number: str) -> Number:
         """Return the mean difference over heads."""
-        array = own.dataset["value"].sel(number=number).mean(HEAD)
+        array = own.dataset["value"].sel(number=number)
+        array = array.mean(heads_in(array))
         value, low, high = self.change(own, at_init(array, TRAINED))
         differences = mean_of(array).sel(report="second") - mean_of(array).sel(report="first")
         inits, shuffled = (
@@ -232,51 +258,65 @@ class Comparison(Measure):
             lines.append(
                 f"Loss: {change.with_interval:+.3f} nats a token, from {own('loss', report='first').plain:.3f}."
             )
-        largest, labels = abs(self.difference(own.dataset)).max(HEAD), own.data["label"].values
+        changes, labels = abs(self.difference(own.dataset)), own.data["label"].values
+        largest = changes.max(heads_in(changes))
         changed = [number for number in by_size(self, own.data) if float(largest.sel(number=number)) >= ROUNDING]
         lines += [self.sentence(own, number) for number in changed]
         same, unknown = ([str(label) for label in labels[of.values]] for of in (largest < ROUNDING, largest.isnull()))
         if same:
             size = f" by {ROUNDING:g} or more" if float(largest.where(largest < ROUNDING).max()) else ""
-            lines.append(f"No head changes{size}{' in ' + ', '.join(same) if changed or unknown else ''}.")
+            what = "head" if "n_first" not in own.attrs else "mean over heads"
+            lines.append(f"No {what} changes{size}{' in ' + ', '.join(same) if changed or unknown else ''}.")
         if unknown:
             lines.append(f"Not defined for any head on both sides: {', '.join(unknown)}.")
-        return [f"From {own.attrs['first']} to {own.attrs['second']}, intervals {kind}: {lines[0]}", *lines[1:]]
+        heads = ""
+        if "n_first" in own.attrs:
+            n_first, n_second = (counted(int(own.attrs[name]), "head") for name in ("n_first", "n_second"))
+            heads = f"means over the {n_first} of the one and the {n_second} of the other, "
+        names = f"From {own.attrs['first']} to {own.attrs['second']}"
+        return [f"{names}, {heads}intervals {kind}: {lines[0]}", *lines[1:]]
 
     def sentence(self, own: Numbers, number: str) -> str:
         """Return the change of one number."""
         one = at_init(own.dataset["value"], TRAINED).sel(number=number)
+        mean, label = self.mean_change(own, number), str(own.data["label"].sel(number=number).values)
+        average = f"{label}: {mean.with_interval:+.3f} on average{mean.null_in_brackets:+.3f}"
+        if not heads_in(one):
+            first = mean_of(one).sel(report="first")
+            return f"{average}, from {Number(float(first)).plain:.3f}."
         value, low, high = self.change(own, one)
         n_known, n_changed = int(low.notnull().sum()), int(((low > 0) | (high < 0)).sum())
         changes = value.transpose(*HEAD).to_series().dropna()
-        mean = self.mean_change(own, number)
-        label = str(own.data["label"].sel(number=number).values)
         heads = f"; in {n_changed} of {counted(n_known, 'head')} the interval leaves out zero" if n_known else ""
         layer, head = changes.abs().idxmax()
         largest = AtHead(int(layer), int(head), Number(float(changes[layer, head])))
         lost = int(mean_of(one).notnull().any("report").sum()) - len(changes)
         left_out = f"; {counted(lost, 'head')} defined on one side only, left out" if lost else ""
-        average = f"{mean.with_interval:+.3f} on average{mean.null_in_brackets:+.3f}"
-        return f"{label}: {average}{heads}; most in {largest:+.3f}{left_out}."
+        return f"{average}{heads}; most in {largest:+.3f}{left_out}."
 
     def table(self, own: Numbers) -> pd.DataFrame:
         numbers = by_size(self, own.data)
         frame = pd.DataFrame({"number": own.data["label"].sel(number=numbers).values})
         for side in SIDES:
-            value = mean_of(own.of_side(own.dataset["value"]))
-            frame[own.attrs[side]] = value.sel(report=side, number=numbers).mean(HEAD).values
+            value = mean_of(own.of_side(own.dataset["value"])).sel(report=side, number=numbers)
+            frame[own.attrs[side]] = value.mean(heads_in(value)).values
         changes = [self.mean_change(own, number) for number in numbers]
         for column, name in (("difference", "value"), ("interval from", "low"), ("to", "high")):
             frame[column] = [getattr(change, name) for change in changes]
         return frame
 
+    def kinds(self, data: xr.Dataset) -> Sequence[str]:
+        return list(self.figures) if heads_in(data["value"]) else []
+
     figures = {"maps": lambda result: draw_maps(result), "heads": lambda result: draw_heads(result)}
 
 
 def relative_size(measure: Comparison, data: xr.Dataset) -> xr.DataArray:
-    """Return mean |difference| over heads / the spread of the first report's heads, of every number; 0 for none."""
+    """Return mean |difference| over heads / the spread of the first report's heads, of every number, or / the size of
+    its mean where only means are compared; 0 for none."""
     first = mean_of(at_init(data["value"], TRAINED)).sel(report="first", drop=True)
-    return (abs(measure.difference(data)).mean(HEAD) / first.std(HEAD)).fillna(0)
+    heads, change = heads_in(first), abs(measure.difference(data))
+    return (change.mean(heads) / (first.std(heads) if heads else abs(first))).fillna(0)
 
 
 def by_size(measure: Comparison, data: xr.Dataset) -> list[str]:

@@ -16,16 +16,26 @@ class Formatted:
     def __format__(self, form: str) -> str:
         return self.text(form)
 
+    def __str__(self) -> str:
+        return self.text("")
+
+    __repr__ = __str__
+
 
 def format_number(value: float | None, form: str) -> str:
-    """Return a number in this format, never "-0.000"; "not defined" for NaN.
+    """Return a number in this format, never "-0.000"; with three digits in none; "not defined" for NaN.
 
     Example:
         >>> [format_number(-0.0001, form) for form in (".3f", ".1%", "+.2f", ".4f")]
         ['0.000', '0.0%', '+0.00', '-0.0001']
+        >>> [format_number(value, "") for value in (0.9, 12.3456, 0.00012345, 134515008.0, 0.0)]
+        ['0.900', '12.346', '0.000123', '134515008', '0.000']
     """
     if value is None or value != value:
         return "not defined"
+    if not form:
+        size = abs(value)
+        form = ".0f" if size >= 1000 else ".3f" if size >= 0.001 or not size else ".3g"
     text = format(value, form)
     return text if text.strip("+-0.%") else format(0.0, form)
 

@@ -64,6 +64,15 @@ class Number:
     def __format__(self, form: str) -> str:
         return f"{self.with_interval:{form}}{self.null_in_brackets:{form}}"
 
+    def __str__(self) -> str:
+        return format(self, "")
+
+    def __repr__(self) -> str:
+        return f"Number({self})"
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
     def __float__(self) -> float:
         return self.value
 
@@ -173,6 +182,9 @@ class AtHead:
     def __format__(self, form: str) -> str:
         return f"{head_name(self.layer, self.head)} ({self.number.plain:{form}})" if self.number else "none"
 
+    def __str__(self) -> str:
+        return format(self, "")
+
 
 class Numbers:
     """The numbers of a result: `own("r", tokens="all")` is the mean of a variable over all dims that no label chooses.
@@ -201,6 +213,20 @@ class Numbers:
 
     def __contains__(self, name: str) -> bool:
         return name in self.dataset
+
+    def shown(self) -> pd.DataFrame:
+        """Return a row for every headline and every number with an interval, at the usual labels: what it prints as."""
+        declared = self.measure.variables.items()
+        names = [name for name, one in declared if name in self and (one.headline or one.interval)]
+        names = [name for name in names or self.dataset if self.dataset[name].dtype.kind in "fiub"]
+        return pd.DataFrame({"number": names, "mean": [str(self(name)) for name in map(str, names)]})
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Numbers of {self.measure.name}", *map(": ".join, self.shown().itertuples(index=False))])
+
+    def _repr_html_(self) -> str:
+        with pd.option_context("display.max_colwidth", None):
+            return self.shown().to_html(index=False, border=0)
 
     def _bounds(self, name: str) -> Bounds | None:
         variable = self.measure.variables.get(name)

@@ -21,6 +21,7 @@ from tl_posgen.report.figures import (
     at_labels,
     band,
     colour_axis,
+    colours_of,
     ends_of,
     error_bars,
     heat,
@@ -67,14 +68,15 @@ def against_chance(result: Any) -> go.Figure:
     bounds = result.measure.variables["coupling"].bounds
     for number, (k, (_, data, _)) in enumerate(product(ks, shown)):
         layers, draws = data["layer"].values, at_labels(result, data["chance"], {"k": k})
+        step = min(0.06, 0.8 / len(layers))  # beside each other, nearer to their own layer than to the next
         low, high = (draws.quantile(share, ["prompt", "draw"]).values for share in (0.025, 0.975))
         panels.add(number, band(layers, low, high, "random bases, 95%", grey=True))
         found = intervals_of(at_labels(result, data["coupling"], {"k": k}), bounds)
-        for place, other in enumerate(layers):
+        for place, (other, shade) in enumerate(zip(layers, colours_of(len(layers)), strict=True)):
             pairs = found.sel(layer_2=other, layer=[layer for layer in layers if layer != other])
-            x = pairs["layer"].values + 0.06 * (place - (len(layers) - 1) / 2)
+            x = pairs["layer"].values + step * (place - (len(layers) - 1) / 2)
             points = go.Scatter(x=x, y=pairs["value"].values, mode="markers", name=f"bases of layer {other}")
-            marker = {"color": COLOURS[place % len(COLOURS)], "size": 6}
+            marker = {"color": shade, "size": 6}
             points.update(error_y=error_bars(*ends_of(pairs)), marker=marker)
             panels.add(number, points)
     panels.figure.update_xaxes(dtick=max(1, result.own.sizes["layer"] // 10))

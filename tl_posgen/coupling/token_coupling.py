@@ -21,7 +21,7 @@ from tl_posgen.coupling.coupling_figures import add_squares
 from tl_posgen.coupling.jacobian_measure import JacobianMeasure, between_different
 from tl_posgen.coupling.jacobians import ResidualJacobian, passes_of, residual_streams
 from tl_posgen.errors import InputError
-from tl_posgen.report.figures import Panels, model_label, sides
+from tl_posgen.report.figures import Panels, evenly, model_label, sides
 
 KINDS = {
     "self": "d f(x_t) / d x_t of each token t",
@@ -35,11 +35,10 @@ def map_of_kind(kind: str) -> Callable[[Any], go.Figure]:
     """Return the figure of one kind: a map token x token per layer, a row a K and side."""
 
     def figure(result: Any) -> go.Figure:
-        layers, ks = result.own["layer"].values, result.own["k"].values
+        layers, ks = evenly(result.own["layer"].values), result.own["k"].values
         rows = list(product(ks, sides(result)))
-        titles = [*(f"layer {layer}" for layer in layers), *[""] * (len(layers) * (len(rows) - 1))]
-        names = [f"{side}, K = {k}" for k, (side, *_) in rows]
-        panels = Panels(titles, columns=len(layers), row_height=210, horizontal_spacing=0.03, row_titles=names)
+        titles = [f"layer {layer} · {side}, K = {k}" for k, (side, *_) in rows for layer in layers]
+        panels = Panels(titles, row_height=210)
         maps = [
             data["coupling"].sel(kind=kind, k=k, layer=layer).mean("prompt").transpose("token", "token_2")
             for (k, (_, data, _)), layer in product(rows, layers)
@@ -48,7 +47,10 @@ def map_of_kind(kind: str) -> Callable[[Any], go.Figure]:
         first, last = result.own["token"].values[[0, -1]]
         what = KINDS[kind].replace("{first}", str(first)).replace("{last}", str(last))
         title = f"Coupling of tokens, {kind.replace('_', ' ')} · {model_label(result.own)}"
-        return panels.finish(title, f"{what}; top K, mean over prompts")
+        n, some = result.own.sizes["layer"], ""
+        if len(layers) < n:
+            some = f"; {len(layers)} of {n} layers"
+        return panels.finish(title, f"{what}; top K, mean over prompts{some}")
 
     return figure
 

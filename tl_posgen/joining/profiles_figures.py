@@ -100,7 +100,8 @@ def rank_table(result: Any) -> go.Figure:
     data, order = result.own, order_of_columns(result.own)
     columns = list(columns_of(data).values())
     values = xr.concat([columns[place].astype(float) for place in order], "column").transpose("layer", "head", "column")
-    rows = head_rows(values.assign_coords(column=row_names(data["column"].values, order)), "column")
+    names = row_names(data["column"].values, order)
+    rows = head_rows(values.assign_coords(column=names), "column", most=np.inf)
     ranks = rows.to_pandas().rank().sub(1) / max(1, len(rows) - 1)
     far = np.argsort(-np.nan_to_num(abs(ranks.values - 0.5)).mean(1), kind="stable")[:MOST_HEADS]
     shown = far[ordered(ranks.iloc[far].T.corr().values)]

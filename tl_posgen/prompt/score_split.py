@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
@@ -195,6 +196,6 @@ def labelled(wrapped: WrappedModel, capture: LayerCapture, parts: dict[str, Tens
     coordinates: dict[str, Any] = {"head": list(capture.heads)}
     coordinates |= {dim: range(capture.length) for dim in ("query", "key")}
     if capture.tokens is not None:
-        words = token_strings(wrapped, capture.tokens)
+        words = np.array(token_strings(wrapped, capture.tokens), dtype=object)  # whose NULs numpy's strings lose
         coordinates |= {"query_token": ("query", words), "key_token": ("key", words)}
     return xr.Dataset(data, coords=coordinates)

@@ -1,6 +1,8 @@
 """Figure primitives: shared layout, head maps, small multiples, curves by layer; the model next to its null models."""
 
 import html
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,9 @@ DIVERGING = "RdBu"
 AT_START = {"textposition": "inside", "insidetextanchor": "start", "textangle": 0}  # of bars: no dotted line crosses it
 LINE = 20  # pixels from one name to the next
 NOTHING = "nothing to show: no number is defined here"
+MOST_NAMES = 8  # of layers or heads in a legend, along a colour bar, as columns of panels
+MOST_TICKS = 16  # numbers written along an axis
+COLOUR_BAR = 400  # pixels, the most: its ends are seen at once
 
 
 def plain(text: Any) -> str:
@@ -51,6 +56,7 @@ def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
 
 def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420) -> go.Figure:
     """Add title, subtitle and the layout that all figures share."""
+    thin_names(figure)
     heading = f"<b>{title}</b>" + (f"<br><span style='font-size:12px;color:#555'>{subtitle}</span>" if subtitle else "")
     figure.update_layout(
         title={"text": heading, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}},
@@ -62,6 +68,39 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         meta={"title": title, "subtitle": subtitle.replace("<br>", " ")},
     )
     return figure
+
+
+def evenly(values: Iterable[Any], most: int = MOST_NAMES) -> list[Any]:
+    """Return at most so many of some values, evenly spread from the first one on.
+
+    Example:
+        >>> evenly(range(48)), evenly("abc")
+        ([0, 6, 12, 18, 24, 30, 36, 42], ['a', 'b', 'c'])
+    """
+    every = list(values)
+    return every[:: -(-len(every) // most) or 1]
+
+
+def colours_of(n: int) -> list[str]:
+    """Return n colours: different ones while there are, else a scale from the first to the last."""
+    return list(COLOURS[:n]) if n <= len(COLOURS) else sample_colorscale(SCALE, list(np.linspace(0, 0.9, n)))
+
+
+def thin_names(figure: go.Figure) -> None:
+    """Leave a few names where they would grow with the model: in the legend of those that differ by a number, "layer
+    3", and along axes whose places are given."""
+    alike = defaultdict[str, list[Any]](list)
+    for trace in figure.data:
+        if trace["showlegend"] and trace["name"]:
+            alike[re.sub(r"\d+", "#", str(trace["name"]))].append(trace)
+    for traces in alike.values():
+        kept = {id(trace) for trace in evenly(traces)}
+        for trace in traces:
+            trace["showlegend"] = id(trace) in kept
+    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
+        if axis.tickvals is not None and len(axis.tickvals) > MOST_TICKS:
+            texts = axis.tickvals if axis.ticktext is None else axis.ticktext
+            axis.update(tickvals=evenly(axis.tickvals, MOST_TICKS), ticktext=evenly(texts, MOST_TICKS))
 
 
 class Panels:
@@ -81,10 +120,10 @@ class Panels:
         self.n_rows = max(1, -(-len(titles) // self.n_columns))
         self.row_height = row_height
         subplots = subplots if titles else {}  # their specs are of no panel
-        spacing: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": 70 / (row_height * self.n_rows)}
-        self.figure = make_subplots(
-            rows=self.n_rows, cols=self.n_columns, subplot_titles=list(titles), **(spacing | subplots)
-        )
+        given: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": 70 / (row_height * self.n_rows)}
+        given |= subplots
+        given["horizontal_spacing"] = min(given["horizontal_spacing"], 0.5 / self.n_columns)
+        self.figure = make_subplots(rows=self.n_rows, cols=self.n_columns, subplot_titles=list(titles), **given)
         self.figure.update_annotations(font_size=12)
         self._named: set[str] = set()
 
@@ -120,7 +159,11 @@ class Panels:
         if not any(has_numbers(trace) for trace in self.figure.data):
             place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 14}}
             self.figure.add_annotation(text=NOTHING, **place)
-        return finish(self.figure, title, subtitle, height=140 + self.row_height * self.n_rows)
+        height = 140 + self.row_height * self.n_rows
+        if self.figure.layout.coloraxis.to_plotly_json():  # the page may make the figure taller
+            bar = {"lenmode": "pixels", "len": min(COLOUR_BAR, height - 140), "y": 1, "yanchor": "top"}
+            self.figure.update_layout(coloraxis_colorbar=bar)
+        return finish(self.figure, title, subtitle, height=height)
 
 
 def has_numbers(trace: Any) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 from jaxtyping import Float, Real
@@ -13,7 +14,9 @@ from tl_posgen.report.figures import (
     COLOURS,
     Panels,
     at_labels,
+    band,
     colour_axis,
+    colours_of,
     heat,
     line,
     line_with_intervals,
@@ -23,7 +26,10 @@ from tl_posgen.report.figures import (
 )
 
 FEW = 12  # an axis of so few whole numbers labels them all
+MOST_CURVES = 16  # of a layer's heads, drawn one by one
+MOST_ROWS = 128  # of a map with a row a head
 N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
+MEDIAN = "median over heads, and nine tenths of them"
 
 
 def thinned(dataset: xr.Dataset, dim: str = "distance", share: float = 0.5) -> xr.Dataset:
@@ -113,7 +119,7 @@ def map_panels(
     for panel, array in enumerate(arrays):
         shown = heat(array.transpose("layer", "head"), texttemplate="%{z:.2f}" if array.size <= 128 else None)
         drawn.add(panel, shown)
-    drawn.axes("head", "layer").figure.update_xaxes(type="category").update_yaxes(type="category")
+    drawn.axes("head", "layer").figure.update_xaxes(type="category", nticks=10).update_yaxes(type="category")
     drawn.figure.update_layout(coloraxis=dict(colours))
     return drawn
 
@@ -131,7 +137,8 @@ def layer_curves(
     beside: Callable[[xr.Dataset, Any], list[go.Scatter]] = lambda data, layer: [],
     at: Mapping[str, Any] | None = None,
 ) -> go.Figure:
-    """Draw one panel per layer and one line per head, with the null models' heads behind them.
+    """Draw one panel per layer and one line per head, with the null models' heads behind them; of many heads their
+    median, and the band of nine tenths of them.
 
     Args:
         log_x: x is along + 1, on a logarithmic axis, and long curves are thinned.
@@ -146,17 +153,21 @@ def layer_curves(
         data = (thinned(chosen, along, share) if log_x else chosen)[measure].transpose("layer", "head", along)
         x, curves = data[along].values + (1 if log_x else 0), data.values.astype(np.float32)
         columns.append((side, whole is not result.own, colour, data["head"].values, x, curves))
+    many = result.own.sizes["head"] > MOST_CURVES
     for number, layer in enumerate(layers):
         for side, is_null, colour, heads, x, curves in columns:
-            if is_null:
+            if many:
+                panels.add(number, *over_heads(x, curves[number], layer, side, colour, along, grey=is_null))
+            elif is_null:
                 panels.add(number, curve(*joined(x, curves[number]), layer, side, colour, along, width=1, opacity=0.5))
             else:
-                for place, (head, y) in enumerate(zip(heads, curves[number], strict=True)):
-                    drawn = curve(x, y, layer, f"head {head}", COLOURS[place % len(COLOURS)], along)
+                for head, y, shade in zip(heads, curves[number], colours_of(len(heads)), strict=True):
+                    drawn = curve(x, y, layer, f"head {head}", shade, along)
                     panels.add(number, drawn | {"hovertemplate": hover_of(head_name(layer, head), along)})
         panels.add(number, *beside(thinned(result.own, along, share) if log_x else result.own, layer))
     panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
-    figure = panels.finish(f"{title} · {model_label(result.own)}", subtitle)
+    words = f"{subtitle}; {MEDIAN}" if many else subtitle
+    figure = panels.finish(f"{title} · {model_label(result.own)}", words)
     if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= FEW and not log_x:
         figure.update_xaxes(dtick=1)  # there is no prompt 0.5
     return figure
@@ -185,6 +196,23 @@ def curve(
         "showlegend": None,
         "hovertemplate": hover_of(f"layer {layer}, {name}", along),
     }
+
+
+def over_heads(
+    x: Real[np.ndarray, " x"],
+    curves: Float[np.ndarray, "head x"],
+    layer: Any,
+    name: str,
+    colour: str,
+    along: str,
+    *,
+    grey: bool = False,
+) -> list[Any]:
+    """Return the median of a layer's curves, in front of the band of nine tenths of them."""
+    low, middle, high = pd.DataFrame(curves).quantile([0.05, 0.5, 0.95]).to_numpy()
+    known = np.isfinite(middle)
+    area = band(x[known], low[known], high[known], name, grey=grey).update(showlegend=False)
+    return [area, curve(x, middle, layer, name, colour, along)]
 
 
 def by_layer(panels: Mapping[str, Sequence[tuple]], *, title: str, subtitle: str = "") -> Callable:
@@ -238,8 +266,22 @@ def joined(
     return np.append(every, gap, axis=1).ravel(), np.append(curves, gap, axis=1).ravel()
 
 
-def head_rows(array: xr.DataArray, along: str) -> xr.DataArray:
-    """Return a per-head array [layer, head, along] with one row per head, named "L3H6", for `heat`."""
-    rows = array.stack(unit=("layer", "head")).transpose("unit", along)
+def by_head(array: xr.DataArray, most: int | float = MOST_ROWS) -> xr.DataArray:
+    """Return an array [layer, head, ...] as [head, ...], the heads named "L3H6"; of more heads the means over those of
+    each layer, as [layer, ...]."""
+    if array.sizes["layer"] * array.sizes["head"] > most:
+        return array.mean("head")
+    rows = array.stack(unit=("layer", "head"))
     names = head_names(rows["unit"].values)
-    return xr.DataArray(rows.values, {"head": names, along: array[along].values}, ("head", along))
+    return rows.drop_vars(("unit", "layer", "head")).rename(unit="head").assign_coords(head=names)
+
+
+def head_rows(array: xr.DataArray, along: str, most: int | float = MOST_ROWS) -> xr.DataArray:
+    """Return a per-head array [layer, head, along] with one row per head, or layer, as in `by_head`, for `heat`."""
+    rows = by_head(array, most)
+    return rows.transpose(..., along).reset_coords(drop=True)
+
+
+def said_of_rows(rows: xr.DataArray) -> str:
+    """Return what a subtitle adds where a row of `by_head` is a layer."""
+    return "; mean over the heads of each layer" if "layer" in rows.dims else ""

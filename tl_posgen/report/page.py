@@ -38,6 +38,7 @@ TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 WITHOUT_FIRST = re.compile("without (the )?first token")
 HEAD = re.compile(r"L\d+H\d+")
+UNSHOWN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")  # which HTML drops, or cannot hold
 
 
 def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
@@ -64,7 +65,7 @@ def fill_page(
     sections = [{"n_open": 1, **one} for one in sections]
     is_folded = len(sections) > MOST_SECTIONS
     unfolded = sections[:1] if is_folded else sections
-    return environment.get_template("page.html.j2").render(
+    page = environment.get_template("page.html.j2").render(
         **words,
         sections=sections,
         is_folded=is_folded,
@@ -78,6 +79,7 @@ def fill_page(
         style=_shipped("page.css"),
         behaviour=_shipped("panels.js", "page.js"),
     )
+    return UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", page)  # scripts read the letter, readers see its number
 
 
 def _shipped(*names: str) -> Markup:

@@ -130,7 +130,7 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
     rows = frame = report.frame()
     heading = f"{report.provenance.get('model', 'model')}: {counted(len(frame), 'head')}"
     if most is not None and most < len(frame):
-        rows = frame.nlargest(most, str(frame.columns[2]))
+        rows = frame.nlargest(most, str(frame.columns[2])).sort_index()  # in the order of all
         heading += f", the {most} of highest {title(frame.columns[2])}"
     short_names, legend = headings(report)
     records = [row | {name: int(row[name]) for name in HEAD} for row in with_whole_numbers(rows).to_dict("records")]

@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.options import Count, Each, NonNegative
@@ -21,6 +22,7 @@ from tl_posgen.rules.head_rules import ALL, REFERENCES, WORDS
 from tl_posgen.rules.numbers.rule_scores import PREDICTING, RULES, Rule, Weights
 from tl_posgen.rules.rules_figures import draw_plan, draw_recall
 from tl_posgen.rules.trial import Trial
+from tl_posgen.stats.intervals import FEWEST
 from tl_posgen.stats.rank_correlation import rank_correlation
 
 CELL = ("rule", "budget")
@@ -164,7 +166,8 @@ class Rules(Measure):
         data = xr.Dataset(kept).merge(trial.means(found)).merge(trial.rises()).merge(trial.plans())
         data = data.merge(trial.rises_alone(self.alone)) if self.alone != "none" else data
         data = data.assign_coords(prompt=np.arange(1, len(run.rows), 2))[[n for n in self.variables if n in data]]
-        return data.assign_attrs(either_way=int(CHOSEN.get() is not None))  # a metric may move up or down
+        either_way = int(CHOSEN.get() is not None)  # a metric may move up or down
+        return data.assign_attrs(either_way=either_way, calibrating=len(trial.even))
 
     # Words
 
@@ -188,10 +191,17 @@ class Rules(Measure):
         """Return how many key/value heads the plan gives each rule, and what it costs on the odd prompts."""
         counts = self.counts(own.side, budget)
         rules = ", ".join(f"{n} {WORDS[rule]}" for rule, n in counts.items() if n)
-        rise = own("plan_rise", budget=budget)
+        rise, n = own("plan_rise", budget=budget), int(own.attrs.get("calibrating", 0))  # 0: a file does not say it
+        on = counted(n, "calibrating prompt") if n else "the calibrating prompts"
+        few = (
+            f" Made on so few prompts, it need not keep to that on others: give {2 * FEWEST} prompts or more."
+            if 0 < n < FEWEST
+            else ""
+        )
         return (
-            f"Plan within {self.epsilon:g} nats on the calibrating prompts at {budget} keys, the cheapest rules of "
+            f"Plan within {self.epsilon:g} nats on {on} at {budget} keys, the cheapest rules of "
             f"{sum(counts.values())} key/value heads: {rules}; on the other prompts the loss changes by {rise:+.3f}."
+            f"{few}"
         )
 
     def single_rule_sentence(self, own: Numbers, budget: int) -> str:

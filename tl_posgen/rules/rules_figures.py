@@ -12,6 +12,7 @@ from tl_posgen.report.head_figures import head_names
 from tl_posgen.rules.head_rules import ALL, REFERENCES, WORDS
 from tl_posgen.rules.numbers.rule_scores import RULES
 
+FEW = 128  # heads whose rule is written into the map; of more the colour bar names it
 PLAN_COLOURS = ("#1a9850", "#66bd63", "#a6d96a", "#d9ef8b", "#fee08b", "#fdae61", "#f46d43", "#a50026")
 
 
@@ -53,7 +54,8 @@ def draw_plan(result: Any) -> go.Figure:
     order = [*(rule for rule in RULES if rule in result.own["rule"].values), ALL]
     both, budgets = sides(result), result.own["budget"].values
     titles = [f"{budget} keys · {side}" for side, _, _ in both for budget in budgets]
-    height = max(170, 28 * result.own.sizes["layer"])
+    height = max(170, min(28 * result.own.sizes["layer"], 700))
+    few = result.own["plan"].isel(budget=0).size <= FEW
     panels = Panels(titles, columns=len(budgets), row_height=height, horizontal_spacing=0.06)
     colours = [*PLAN_COLOURS[: len(order) - 1], PLAN_COLOURS[-1]]
     edges = np.linspace(0, 1, len(order) + 1)
@@ -66,11 +68,16 @@ def draw_plan(result: Any) -> go.Figure:
             )
             words = np.vectorize(lambda rule: WORDS.get(rule, ""), otypes=[object])(plan.values)
             x, y = ([str(one) for one in data[dim].values] for dim in ("key_value_head", "layer"))
-            grid = go.Heatmap(z=codes, x=x, y=y, text=words, texttemplate="%{text}", coloraxis="coloraxis")
-            grid.update(hovertemplate="layer %{y}, key/value head %{x}: %{text}<extra></extra>", textfont={"size": 9})
+            grid = go.Heatmap(z=codes, x=x, y=y, text=words, texttemplate="%{text}" if few else None)
+            grid.update(
+                coloraxis="coloraxis",
+                hovertemplate="layer %{y}, key/value head %{x}: %{text}<extra></extra>",
+                textfont_size=9,
+            )
             panels.add(row * len(budgets) + column, grid)
     panels.axes("key/value head", "layer").figure.update_xaxes(type="category").update_yaxes(type="category")
-    axis = {"colorscale": scale, "cmin": -0.5, "cmax": len(order) - 0.5, "showscale": False}
+    bar = {"tickvals": list(range(len(order))), "ticktext": [WORDS[rule] for rule in order], "thickness": 12}
+    axis = {"colorscale": scale, "cmin": -0.5, "cmax": len(order) - 0.5, "showscale": not few, "colorbar": bar}
     panels.figure.update_layout(coloraxis=axis)
     subtitle = (
         f"the cheapest rule of each head, within {result.measure.epsilon:g} nats together on the calibrating prompts"

@@ -233,7 +233,7 @@ class Slash(Dominance):
         n_all = int(own.data["best_score"].notnull().sum())
         reach = list_distances(own.data["short_distance"])
         return [
-            f"Slash-dominant at one of the distances {reach}, with kappa = {self.kappa:g}: {n.plain:.0f} of "
+            f"Slash-dominant at any of the distances {reach}, with kappa = {self.kappa:g}: {n.plain:.0f} of "
             f"{counted(n_all, 'head')}{in_brackets(n.null_range)}. Strongest at D below half the prompt: "
             f"{own.extreme('best_score'):.3f}; at the previous token: {own.extreme('previous_token'):.3f}."
             + self.sentence_on_uniform_attention(own)

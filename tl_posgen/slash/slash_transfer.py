@@ -172,8 +172,8 @@ class SlashTransfer(Dominance):
         beside = in_brackets(f"{r.null:.3f}", f"without the first token {rest.with_interval:.3f}")
         return [
             f"At D = {at['short_distance']} slash scores on random tokens follow those on text over heads with r = "
-            f"{r.with_interval:.3f}{beside}. Dominant heads: {text:.0f} on text, {random:.0f} on random tokens, "
-            f"overlap (Jaccard) {own('jaccard', **at).plain:.2f}.",
+            f"{r.with_interval:.3f}{beside}. Dominant at this distance alone: {text:.0f} heads on text, "
+            f"{random:.0f} on random tokens, overlap (Jaccard) {own('jaccard', **at).plain:.2f}.",
             f"The strongest, {best:.3f} at D = {int(own.data['best_distance'].sel(place))} on text, scores "
             f"{self.strongest_on_random(own):.3f} on random tokens.",
         ]

@@ -7,7 +7,7 @@ import xarray as xr
 
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import DIVERGING, Panels, at_labels, colour_axis, heat, model_label, sides
-from tl_posgen.report.head_figures import head_rows
+from tl_posgen.report.head_figures import head_rows, said_of_rows
 from tl_posgen.sources.source_sums import SIDE_WORDS
 
 SUBTITLE = "shares sum to 1 along a row; negative where a source works against the others"
@@ -23,13 +23,13 @@ FEW = 300  # cells that have their number written
 def draw_layers(result: Any) -> go.Figure:
     """Draw the mean share over heads of every source, a row a layer, beside the random init."""
     both = [(side, shares_of(result, data).mean("head")) for side, data, _ in sides(result)]
-    return maps(result, both, "layer", 26)
+    return maps(result, both, 26)
 
 
 def draw_heads(result: Any) -> go.Figure:
-    """Draw the share of every source, a row a head."""
+    """Draw the share of every source, a row a head; of many heads, a row a layer."""
     both = [(side, head_rows(shares_of(result, data), "source")) for side, data, _ in sides(result)]
-    return maps(result, both, "head", 14)
+    return maps(result, both, 14, said_of_rows(both[0][1]))
 
 
 def draw_check(result: Any) -> go.Figure:
@@ -59,15 +59,15 @@ def shares_of(result: Any, data: xr.Dataset) -> xr.DataArray:
     return there if there.sizes["source"] else shares
 
 
-def maps(result: Any, both: list[tuple[str, xr.DataArray]], rows: str, height: int) -> go.Figure:
+def maps(result: Any, both: list[tuple[str, xr.DataArray]], height: int, said: str = "") -> go.Figure:
     """Draw one map a model."""
-    size = 110 + height * max(len(one[rows]) for _, one in both)
+    size = 110 + height * max(len(one) for _, one in both)
     panels = Panels([side for side, _ in both], columns=1, row_height=size, vertical_spacing=0.5 * 70 / size)
     for number, (_, one) in enumerate(both):
         panels.add(number, heat(one, texttemplate="%{z:.2f}" if one.size <= FEW else None))
     panels.figure.update_layout(coloraxis=colour_axis(-1.0, 1.0, DIVERGING))
-    panels.figure.update_yaxes(type="category", autorange="reversed", title_text=rows)
-    panels.figure.update_xaxes(type="category", tickangle=35)
+    panels.figure.update_yaxes(type="category", autorange="reversed", title_text=both[0][1].dims[0])
+    panels.figure.update_xaxes(type="category", tickangle=35, nticks=32)
     usual = result.measure.usual()
     words = SIDE_WORDS[usual["side"]]
-    return panels.finish(f"Sources of {usual['term']}, {words} · {model_label(result.own)}", SUBTITLE)
+    return panels.finish(f"Sources of {usual['term']}, {words} · {model_label(result.own)}", SUBTITLE + said)

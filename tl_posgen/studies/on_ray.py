@@ -69,7 +69,7 @@ def connected(address: str | None) -> Iterator[Any]:
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise InputError("executor ray: Ray is not installed; pip install 'tl-posgen[ray]'") from error
+        raise InputError("executor ray: Ray is not installed; in a clone of tl_posgen: pip install '.[ray]'") from error
     if ray.is_initialized():
         yield ray
         return

@@ -210,7 +210,7 @@ def captured_examples(
     each, names = [found[layer, head].assign_coords(why=why) for layer, head, why in picks], ["layer", "head", "why"]
     none = empty.assign_coords(dict.fromkeys(names, ("example", [])))
     data = xr.concat(each, "example", coords=names) if picks else none
-    texts = token_strings(run.wrapped, row[:n_shown])
+    texts = np.array(token_strings(run.wrapped, row[:n_shown]), dtype=object)  # whose NULs numpy's strings lose
     return data.assign_coords({"token": ("key", texts), "example": np.arange(len(picks))})
 
 

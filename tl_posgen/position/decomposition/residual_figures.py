@@ -13,7 +13,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.figures import COLOURS, DIVERGING, Panels, colour_axis, heat, model_label, sides
-from tl_posgen.report.head_figures import head_map, head_rows, layer_curves
+from tl_posgen.report.head_figures import head_map, head_rows, layer_curves, said_of_rows
 
 N_PANELS = 4  # heads whose token pairs are drawn
 TABLE_ROWS = 12
@@ -34,19 +34,18 @@ def kinds(data: xr.Dataset) -> list[str]:
 def draw_planes(result: Any) -> go.Figure:
     """Draw heads down, planes across: the residual's share beside the scores'; the null below."""
     both = sides(result)
-    n_heads = result.own.sizes["layer"] * result.own.sizes["head"]
-    panels = Panels(
-        [f"{label} · {side}" for side, _, _ in both for label in PLANES.values()],
-        columns=2,
-        row_height=max(200, min(9 * n_heads, 900)),
-        shared_xaxes=True,
-        horizontal_spacing=0.08,
-    )
     arrays = [
         head_rows(data["plane_share"].sel(OUT | {"of": name}, drop=True), "plane")
         for _, data, _ in both
         for name in PLANES
     ]
+    panels = Panels(
+        [f"{label} · {side}" for side, _, _ in both for label in PLANES.values()],
+        columns=2,
+        row_height=max(200, min(9 * max(map(len, arrays)), 900)),
+        shared_xaxes=True,
+        horizontal_spacing=0.08,
+    )
     for number, array in enumerate(arrays):
         panels.add(number, heat(array))
     lengths = result.own["wavelength"].dropna("layer", how="all").isel(layer=0).values
@@ -60,7 +59,7 @@ def draw_planes(result: Any) -> go.Figure:
     return panels.finish(
         f"Residual by RoPE plane · {model_label(result.own)}",
         "first token left out; a head's shares add up to 1 over planes and what does not rotate; below 0: works "
-        "against the others",
+        "against the others" + said_of_rows(arrays[0]),
     )
 
 

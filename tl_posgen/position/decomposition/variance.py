@@ -136,7 +136,6 @@ class Variance(Measure):
             "share by place", "", f"of `share`, {WHOSE_PLACE}", (*DIMS, "part", "place"), interval=True
         ),
     }
-    by_head = frozenset({"shares", "places"})
     figures = {
         "places": draw_places,
         "atlas": draw_atlas,

@@ -8,8 +8,8 @@ import xarray as xr
 
 from tl_posgen.position.decomposition.numbers.token_places import BY_KEY
 from tl_posgen.position.decomposition.numbers.variance_shares import PARTS
-from tl_posgen.report.figures import MARKS, Panels, at_labels, finish, model_label, sides
-from tl_posgen.report.head_figures import head_names
+from tl_posgen.report.figures import MARKS, Panels, at_labels, evenly, finish, model_label, sides
+from tl_posgen.report.head_figures import by_head, head_names, said_of_rows
 
 COLOURS = {"q": "#c4cad3", "k": "#3f9b6b", "qk": "#9fd3b8", "d": "#3b6fb6", "qd": "#9dbde6", "kd": "#d1603d"}
 COLOURS |= {"qkd": "#eeb39d"}
@@ -24,7 +24,8 @@ def draw_atlas(result: Any) -> go.Figure:
         heads = parts.stack(unit=("layer", "head")).dropna("unit")
         marker = {"color": colour, "size": 8, "symbol": "diamond-open"}
         if data is result.own:
-            bar = {"title": "layer", "thickness": 12, "x": 1.02, "len": 0.8, "y": 1, "yanchor": "top", "dtick": 1}
+            bar = {"title": "layer", "thickness": 12, "x": 1.02, "len": 0.8, "y": 1, "yanchor": "top"}
+            bar["tickvals"] = evenly(data["layer"].values.tolist())
             marker = {"color": heads["layer"].values, "size": 10, "colorscale": MARKS, "colorbar": bar}
         corners = {corner: heads[part].values for corner, part in zip("abc", PARTS, strict=True)}
         points = {"text": head_names(heads["unit"].values), "mode": "markers", "marker": marker, "name": side}
@@ -70,16 +71,20 @@ def stacked_bars(
     Args:
         whole: of a side's dataset, by which the variable is divided.
     """
-    both = sides(result)
+    both, said = sides(result), ""
     panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
     for number, (_, data, _) in enumerate(both):
-        heads = at_labels(result, data[variable] / whole(data)).stack(unit=("layer", "head")).dropna("unit", how="all")
-        names = head_names(heads["unit"].values)
+        heads = by_head(at_labels(result, data[variable] / whole(data)))
+        row = "layer" if "layer" in heads.dims else "head"
+        heads, said = heads.dropna(row, how="all"), said_of_rows(heads)
         for name, (colour, labels) in bars.items():
             shares = heads.sel(labels)
-            shares = shares.sum([dim for dim in shares.dims if dim != "unit"])
+            shares = shares.sum([dim for dim in shares.dims if dim != row])
             hover = f"%{{x}}, {name}: %{{y:.3f}}<extra></extra>"
-            panels.add(number, go.Bar(x=names, y=shares.values, name=name, marker_color=colour, hovertemplate=hover))
+            panels.add(
+                number,
+                go.Bar(x=heads[row].values, y=shares.values, name=name, marker_color=colour, hovertemplate=hover),
+            )
     panels.figure.update_layout(barmode="stack", bargap=0.15)
     panels.figure.update_yaxes(range=[0, 1], tickformat=".0%").update_xaxes(type="category")
-    return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
+    return panels.finish(f"{title} · {model_label(result.own)}", subtitle + said)

@@ -9,8 +9,8 @@ import xarray as xr
 from tl_posgen.core.result import Result
 from tl_posgen.models.selection import parse_head
 from tl_posgen.position.distance.one_distance import TABLE_LABELS
-from tl_posgen.report.figures import COLOURS, DIVERGING, Panels, colour_axis, heat, line, model_label, sides
-from tl_posgen.report.head_figures import layer_curves, thinned
+from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, colours_of, heat, line, model_label, sides
+from tl_posgen.report.head_figures import MOST_CURVES, layer_curves, thinned
 
 OUT = {"tokens": "without first"}
 PARTS = ("distance", "key", "distance × key")
@@ -44,16 +44,20 @@ draw_refits = partial(
 
 
 def draw_curves(result: Result) -> go.Figure:
-    """Draw the distance curve of the intervention beside the fitted one, a panel a layer and a colour a head."""
+    """Draw the distance curve of the intervention beside the fitted one, a panel a layer and a colour a head; of many
+    heads the medians."""
     layers, data = result.own["layer"].values, thinned(result.own, share=1.0)
     panels = Panels([f"layer {layer}" for layer in layers], row_height=250)
+    shown = {dash: data[name] - result.own[name].mean("distance") for name, dash in (("curve", "solid"), ("a", "dot"))}
+    names = [f"head {head}" for head in data["head"].values]
+    if len(names) > MOST_CURVES:
+        names = ["median over heads"]
+        shown = {dash: curves.median("head").expand_dims("head") for dash, curves in shown.items()}
     for panel, layer in enumerate(layers):
-        for number, head in enumerate(data["head"].values):
-            for name, dash in (("curve", "solid"), ("a", "dot")):
-                curve, colour = data[name].sel(layer=layer, head=head), COLOURS[number % len(COLOURS)]
-                level = float(result.own[name].sel(layer=layer, head=head).mean())
-                x, y = curve["distance"].values + 1, curve.values - level
-                panels.add(panel, line(x, y, f"head {head}", colour, dash=dash, width=1.5))
+        for number, (name, colour) in enumerate(zip(names, colours_of(len(names)), strict=True)):
+            for dash, curves in shown.items():
+                y = curves.sel(layer=layer).isel(head=number).values
+                panels.add(panel, line(data["distance"].values + 1, y, name, colour, dash=dash, width=1.5))
     panels.axes("distance + 1", "score less its mean", log_x=True)
     subtitle = "solid: every pair put at d, which fixes the slope; dotted: a of the fit, its slope a convention"
     return panels.finish(f"Score by distance · {model_label(result.own)}", subtitle)

@@ -20,7 +20,7 @@ from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWei
 from tl_posgen.position.decomposition.variance import moments_of, shares_of
 from tl_posgen.position.planes.numbers.interaction_matrix import interaction_matrix
 from tl_posgen.position.planes.rope_layers import over_layers, require_rope
-from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, heat, model_label, sides
+from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, evenly, heat, model_label, sides
 from tl_posgen.report.head_figures import head_points
 from tl_posgen.stats.rank_correlation import rank_correlation
 
@@ -64,11 +64,11 @@ def scatter(result: Any) -> go.Figure:
 
 
 def matrices(result: Any) -> go.Figure:
-    """Draw the plane x plane matrix of every layer, mean over heads."""
+    """Draw the plane x plane matrix of layers, mean over heads."""
     both, matrix = sides(result), result.own["matrix"]
-    layers = [layer for layer in matrix["layer"].values if bool(matrix.sel(layer=layer).notnull().any())]
-    titles = [f"layer {layer} · {side}" for side, _, _ in both for layer in layers]
-    panels = Panels(titles, columns=len(layers), row_height=220)
+    known = [layer for layer in matrix["layer"].values if bool(matrix.sel(layer=layer).notnull().any())]
+    layers = evenly(known)
+    panels = Panels([f"layer {layer} · {side}" for side, _, _ in both for layer in layers], row_height=220)
     arrays = [data["matrix"].sel(layer=layer, drop=True) for _, data, _ in both for layer in layers]
     for panel, array in enumerate(arrays):
         panels.add(panel, heat(array.transpose("plane", "plane_2")))
@@ -76,6 +76,7 @@ def matrices(result: Any) -> go.Figure:
     panels.figure.update_layout(coloraxis=colour_axis(-limit, limit, DIVERGING))
     panels.axes("plane", "plane")
     subtitle = "share of kd + qkd, mean over heads; every matrix adds up to 1; planes fast to slow"
+    subtitle += f"; {len(layers)} of {len(known)} layers" if len(layers) < len(known) else ""
     return panels.finish(f"Interaction by pairs of planes · {model_label(result.own)}", subtitle)
 
 

@@ -118,7 +118,6 @@ class Planes(Measure):
     requires = require_rope
     figures = {"phases": phases, "magnitude": magnitude, "shares": shares}
     curves = ("magnitude", "share_by_plane")
-    by_head = frozenset({"shares"})
     legend = (
         "wavelength in tokens; planes: how many of a head are in the band, on average; concentration: |E z| / E|z|, 1 "
         "where z is always the same; magnitude: E|z|; position, content: the band's share of that part of the scores."

@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.colors import sample_colorscale
 
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.planes.numbers.plane_patterns import PARTS
-from tl_posgen.report.figures import MARKS, SCALE, Panels, colour_axis, heat, model_label, sides
-from tl_posgen.report.head_figures import curve, head_rows
+from tl_posgen.report.figures import MARKS, Panels, colour_axis, colours_of, heat, model_label, sides
+from tl_posgen.report.head_figures import curve, head_rows, said_of_rows
 
 OUT = "first token left out"
 MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
@@ -66,14 +65,13 @@ def magnitude(result: Any) -> go.Figure:
     drawn = dataset["wavelength"].where(~still, NEVER * dataset["wavelength"].where(~still).max("plane"))
     titles = [f"{name} · {side}" for side, *_ in both for name, _ in MARKERS.values()]
     panels = Panels(titles, columns=2, row_height=250, shared_yaxes="columns")
-    colours = sample_colorscale(SCALE, [0.9 * number / max(1, len(layers) - 1) for number in range(len(layers))])
     for row, (_, data, _) in enumerate(both):
         for column, (side, (name, _)) in enumerate(MARKERS.items()):
             values = data["magnitude"].sel(side=side).mean("head")
-            for layer, colour in zip(layers, colours, strict=True):
+            for layer, colour in zip(layers, colours_of(len(layers)), strict=True):
                 x, y = drawn.sel(layer=layer).values, values.sel(layer=layer).values
                 order = np.argsort(x)
-                trace = curve(x[order], y[order], layer, f"layer {layer}", str(colour), "wavelength")
+                trace = curve(x[order], y[order], layer, f"layer {layer}", colour, "wavelength")
                 hover = f"{name}, layer {layer}<br>wavelength %{{x:.4g}}: %{{y:.3f}}<extra></extra>"
                 panels.add(2 * row + column, trace | {"mode": "lines+markers", "hovertemplate": hover})
     panels.axes("wavelength 2 pi / theta, tokens", "mean |z|, mean over heads", log_x=True)
@@ -85,22 +83,25 @@ def magnitude(result: Any) -> go.Figure:
 
 
 def shares(result: Any) -> go.Figure:
-    """Draw the share of each plane in the variance of the position part and of the content part, one row per head."""
+    """Draw the share of each plane in the variance of the position part and of the content part, one row per head; of
+    many heads, one per layer."""
     dataset = result.own
     both, names = sides_without_first(result), ("position", "content")
     titles = [f"{name} · {side}" for side, *_ in both for name in names]
-    row_height = max(220, min(11 * dataset.sizes["layer"] * dataset.sizes["head"], 900))
-    panels = Panels(titles, columns=2, row_height=row_height, horizontal_spacing=0.09)
-    for row, (_, data, _) in enumerate(both):
+    rows = []
+    for _, data, _ in both:
         ordered = data.isel(plane=np.argsort(data["wavelength"].min("layer").values))
         labels = plane_labels(ordered["wavelength"])
-        for column, name in enumerate(names):
+        for name in names:
             shown = ordered["share_by_plane"].sel(part=name, drop=True)
-            named = shown.assign_coords(plane=labels).rename(plane="wavelength")
-            panels.add(2 * row + column, heat(head_rows(named, "wavelength")))
+            rows.append(head_rows(shown.assign_coords(plane=labels).rename(plane="wavelength"), "wavelength"))
+    panels = Panels(titles, columns=2, row_height=max(220, min(11 * len(rows[0]), 900)), horizontal_spacing=0.09)
+    for panel, one in enumerate(rows):
+        panels.add(panel, heat(one))
     panels.axes("wavelength of the plane, tokens").figure.update_xaxes(type="category")
     panels.figure.update_yaxes(type="category", autorange="reversed").update_layout(coloraxis=colour_axis(0.0, 1.0))
     subtitle = f"share of each plane in the variance of the head's position part and content part; {OUT}"
+    subtitle += said_of_rows(rows[0])
     return panels.finish(f"What each plane carries · {model_label(dataset)}", subtitle)
 
 

@@ -17,6 +17,7 @@ from tl_posgen.report.figures import (
     COLOURS,
     NULL_COLOUR,
     Panels,
+    colours_of,
     finish,
     line,
     model_label,
@@ -158,8 +159,8 @@ def draw_splits(result: Any) -> go.Figure:
         *(f"length of the mean rotation by plane, {SEARCHED[name]}" for name in families),
     ]
     panels = Panels(titles)
-    for number, layer in enumerate(data["layer"].values):
-        colour, of_layer = COLOURS[number % len(COLOURS)], data.sel(layer=layer)
+    for layer, colour in zip(data["layer"].values, colours_of(data.sizes["layer"]), strict=True):
+        of_layer = data.sel(layer=layer)
         weights = of_layer["distribution"].mean("head")
         panels.add(0, line(weights["distance"].values, weights.values, f"layer {layer}", colour))
         for panel, family in enumerate(families, start=1):
