@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 from tl_posgen.arithmetic import double, summable
 from tl_posgen.core.options import fits
 from tl_posgen.errors import InputError, PosgenError
+from tl_posgen.hooks.given import check_hooks
 from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.loss import Hooks, logits_of
 from tl_posgen.models.model import Model
@@ -65,7 +66,7 @@ class LensLM(TemplateLM):
 
     Raises:
         MissingExtraError: lm-evaluation-harness is not installed.
-        InputError: a model without a tokenizer, a hook that the model does not have, a batch size or context below 1;
+        InputError: a model without a tokenizer, a hook that the model does not have or never calls, a batch size or context below 1;
             later: a continuation that is empty or longer than the context, a generation that is not greedy.
 
     The harness' `use_cache` knows a response by its request alone: give each intervention a cache of its own.
@@ -103,7 +104,8 @@ class LensLM(TemplateLM):
         self.model = open_model(model)
         self.bos = bos_of(self.model)
         self.tokenizer = self.model.tokenizer
-        self.fwd_hooks = fwd_hooks if callable(fwd_hooks) else checked(self.model, fwd_hooks)
+        self._places: list[Any] = []  # where hooks were that were checked last
+        self.fwd_hooks = fwd_hooks if callable(fwd_hooks) else self.checked(fwd_hooks)
         self.batch_size = batch_size
         self.max_length = max_length or self.model.cfg.n_ctx
         if max_length is not None:
@@ -157,9 +159,19 @@ class LensLM(TemplateLM):
     def logits(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "batch pos vocabulary"]:
         """Return the logits of token ids of one length, under the hooks."""
         tokens = torch.tensor(rows, device=self._device)
-        hooks = checked(self.model, self.fwd_hooks(tokens)) if callable(self.fwd_hooks) else self.fwd_hooks
+        hooks = self.checked(self.fwd_hooks(tokens)) if callable(self.fwd_hooks) else self.fwd_hooks
         with torch.no_grad(), self.model.hooks(fwd_hooks=hooks):
             return logits_of(self.model, tokens)
+
+    def checked(self, hooks: Hooks) -> Hooks:
+        """Return the hooks; InputError for what is none or does not fire, looked at where their points are others than
+        before."""
+        hooks = list(hooks) if isinstance(hooks, Iterable) else hooks
+        places = [pair[:1] if isinstance(pair, tuple) else pair for pair in hooks] if isinstance(hooks, list) else None
+        if places != self._places:
+            check_hooks(self.model, hooks)
+            self._places = places or []
+        return hooks
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """ln p(continuation | context) of each request, and whether greedy decoding would write the continuation."""
@@ -282,19 +294,6 @@ def with_harness_base(cls: type) -> type:
             f'LensLM needs lm-evaluation-harness ({error}); in a clone of tl_posgen: pip install ".[eval]"'
         ) from error
     return cls if issubclass(cls, TemplateLM) else type(cls.__name__, (cls, TemplateLM), {"__module__": cls.__module__})
-
-
-def checked(model: Model, hooks: Hooks) -> list[tuple[Any, Any]]:
-    """Return the hooks as a list of pairs whose hook points exist."""
-    if not isinstance(hooks, Iterable):
-        raise InputError(f"fwd_hooks: {hooks!r} is no list of pairs (name, function)")
-    hooks, known = list(hooks), model.hook_dict
-    for hook in hooks:
-        if not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
-            raise InputError(f"fwd_hooks: {hook!r} is not a pair (name, function)")
-        if isinstance(hook[0], str) and hook[0] not in known:  # TransformerBridge 3.9 would ignore it
-            raise InputError(f"fwd_hooks: this model has no hook {hook[0]!r}; model.hook_dict lists those it has")
-    return hooks
 
 
 def batches(rows: Iterable[Row], length: Callable[[Row], int], size: int) -> Iterator[list[Row]]:

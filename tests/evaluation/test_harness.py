@@ -145,14 +145,16 @@ def test_the_harness_takes_it_for_one_of_its_own(load, ask):
         assert type(lm).__name__ == cls.__name__
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("backend", ["hooked", "bridge"])
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"batch_size": 0}, "batch_size 0"),
         ({"max_length": 0}, "max_length 0"),
-        ({"fwd_hooks": [("blocks.9.attn.hook_z", silence)]}, "no hook 'blocks.9.attn.hook_z'"),
-        ({"fwd_hooks": [("blocks.1.attn.hook_z", None)]}, "not a pair"),
+        ({"fwd_hooks": [("blocks.9.attn.hook_z", silence)]}, "no hook point 'blocks.9.attn.hook_z'"),
+        ({"fwd_hooks": [("blocks.0.attn.hook_result", silence)]}, "blocks.0.attn.hook_result does not fire"),
+        ({"fwd_hooks": [("blocks.1.attn.hook_z", None)]}, "is no hook; give pairs"),
     ],
 )
 def test_unusable_options_are_refused(ask, load, backend, options, words):
@@ -166,9 +168,10 @@ def test_a_context_that_the_model_cannot_run_is_refused(ask, load):
 
 
 def test_a_hook_that_the_model_does_not_have_is_refused_from_a_function_too(ask, lens):
-    lm = lens(lambda tokens: [("blocks.0.attn.hook_zz", silence)])
-    with pytest.raises(InputError, match="hook_zz"):
-        lm.loglikelihood(ask("loglikelihood", PAIRS[0]))
+    for point in ("hook_zz", "hook_result"):
+        lm = lens(lambda tokens, point=point: [(f"blocks.0.attn.{point}", silence)])
+        with pytest.raises(InputError, match=point):
+            lm.loglikelihood(ask("loglikelihood", PAIRS[0]))
 
 
 def test_a_model_without_a_tokenizer_is_refused(ask, load, monkeypatch):

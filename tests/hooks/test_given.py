@@ -94,3 +94,105 @@ def test_a_hook_that_fails_leaves_no_hook(mini):
 def test_what_is_no_hook_is_refused_before_work_starts(mini, hooks, message):
     with pytest.raises(InputError, match=message):
         tl_posgen.analyze(mini, TOKENS, fwd_hooks=hooks, null_seeds=(), progress=False)
+
+
+GATED = {
+    "attn.hook_result": "set_use_attn_result",
+    "hook_mlp_in": "set_use_hook_mlp_in",
+    "hook_attn_in": "set_use_attn_in",
+    "hook_q_input": "set_use_split_qkv_input",
+}
+
+
+def fails(value, hook):
+    raise AssertionError("the check calls no hook")
+
+
+@pytest.mark.parametrize("backend", ["hooked", "bridge"])
+@pytest.mark.parametrize("point", GATED)
+def test_hooks_at_points_that_are_switched_off_are_refused_by_name(family_model, backend, point):
+    model, name = family_model("llama", backend), f"blocks.0.{point}"
+    message = rf"{name} does not fire in this model, so its hook would change nothing; model.{GATED[point]}\(True\)"
+    with pytest.raises(InputError, match=message):
+        tl_posgen.analyze(model, TOKENS, measures="variance", fwd_hooks=[(name, fails)], null_seeds=(), progress=False)
+    assert hooks_of(model) == 0
+
+
+@pytest.mark.parametrize("backend", ["hooked", "bridge"])
+def test_such_a_hook_fires_once_its_point_is_switched_on(family_directory, backend):
+    model = tl_posgen.load_model(family_directory("llama"), backend)
+    options = {"measures": "variance", "null_seeds": (), "progress": False}
+    intact = tl_posgen.analyze(model, TOKENS, **options)["variance"].own
+    model.set_use_attn_result(True)
+    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.0.attn.hook_result", silent)], **options)
+    changed = abs(found["variance"].own["position"] - intact["position"]).max(("tokens", "head"))
+    assert changed[0] < 1e-6 < changed[1]
+    model.set_use_attn_result(False)
+    with pytest.raises(InputError, match="hook_result does not fire"):
+        tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.0.attn.hook_result", silent)], **options)
+
+
+@pytest.mark.filterwarnings("ignore:hooks... filter matched gated-off")  # TransformerLens says so too, of a bridge
+@pytest.mark.parametrize("backend", ["hooked", "bridge"])
+def test_a_filter_needs_one_point_that_fires_and_the_report_names_the_others(family_model, backend):
+    model = family_model("llama", backend)
+    options = {"measures": "variance", "null_seeds": (), "progress": False}
+
+    def ends(*words):
+        return lambda name: name.startswith("blocks.0.") and name.endswith(words)
+
+    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[(ends("hook_z"), silent)], **options)
+    [plain] = found.provenance["fwd_hooks"]
+    assert plain.endswith("silent") and "(" not in plain
+    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[(ends("hook_z", "hook_result"), silent)], **options)
+    assert found.provenance["fwd_hooks"] == [f"{plain} (silent: blocks.*.attn.hook_result)"]
+    with pytest.raises(InputError, match=r"hook_\w+ does not fire in this model, nor do \d+ others that the hook is at"):
+        tl_posgen.analyze(model, TOKENS, fwd_hooks=[(ends("hook_result", "q_input", "mlp_in"), fails)], **options)
+
+
+def test_points_that_a_kind_of_bridge_never_calls_are_refused_and_the_rest_work(family_model):
+    model = family_model("neox", "bridge")  # a joint projection: its hook_rot_q is there and never fires
+    options = {"measures": "variance", "null_seeds": (), "progress": False}
+    with pytest.raises(InputError, match=r"blocks.1.attn.hook_rot_q does not fire .* choose another of model.hook_dict"):
+        tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.1.attn.hook_rot_q", fails)], **options)
+    assert tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.1.attn.hook_z", silent)], **options)
+
+
+@pytest.mark.parametrize("streaming", [None, True])
+def test_scores_of_attention_left_to_hugging_face_fire(family_model, streaming):
+    model, calls = family_model("gptj", "bridge"), []
+    hooks = [("blocks.0.attn.hook_attn_scores", lambda scores, hook: calls.append(scores.shape))]
+    options = {"measures": "variance", "null_seeds": (), "progress": False}
+    tl_posgen.analyze(model, TOKENS, fwd_hooks=hooks, streaming=streaming, **options)
+    assert [tuple(shape) for shape in calls] == [(1, 4, 20, 20)] * 2  # in every pass, and in no other
+
+
+@pytest.mark.parametrize("backend", ["hooked", "bridge"])
+def test_an_attached_pass_under_a_hook_that_does_not_fire_is_refused(family_model, backend):
+    model = family_model("llama", backend)
+    with tl_posgen.attach(model, "variance") as run:
+        point = model.hook_dict["blocks.1.attn.hook_result"]
+        point.add_hook(fails)
+        with pytest.raises(InputError, match="blocks.1.attn.hook_result does not fire"):
+            model(TOKENS)
+        point.remove_hooks("fwd")
+        calls = []
+        with model.hooks(fwd_hooks=[(HOOK, lambda z, hook: calls.append(1))]):
+            for _ in range(2):
+                model.run_with_cache(TOKENS)  # TransformerLens' own hooks at every point only look
+    assert len(calls) == 2
+    with tl_posgen.attach(model, "variance") as alone:
+        for _ in range(2):
+            model(TOKENS)
+    expected = alone.report()["variance"].own
+    xr.testing.assert_allclose(run.report()["variance"].own[list(expected)], expected)
+
+
+def test_a_hook_that_was_added_to_the_model_before_is_checked_too(family_model):
+    model = family_model("llama", "hooked")
+    model.hook_dict["blocks.0.hook_mlp_in"].add_hook(fails)
+    try:
+        with pytest.raises(InputError, match="blocks.0.hook_mlp_in does not fire"):
+            tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(), progress=False)
+    finally:
+        model.reset_hooks()

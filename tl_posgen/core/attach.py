@@ -13,6 +13,7 @@ from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import result_of
 from tl_posgen.errors import InputError
+from tl_posgen.hooks.given import every_hook_firing
 from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.provenance import model_label, provenance_of
@@ -30,8 +31,9 @@ def attach(
     scores measures of scores and patterns take those, and measures of queries and keys refuse; under an edited pattern
     measures of patterns take that; the results say so. Every forward pass counts as a prompt, also those that
     `generate(use_past_kv_cache=False)` makes, one a token, on both kinds of model. Padding is left out where a
-    mask or a padding token of its own tells it. A KV cache is refused. The hooks are removed at the end of the block,
-    whatever happens inside. Measures that run the model themselves cannot be attached.
+    mask or a padding token of its own tells it. Refused are a KV cache, and passes under a hook that fires nowhere. The
+    hooks are removed at the end of the block, whatever happens inside. Measures that run the model themselves cannot be
+    attached.
 
     Yields:
         An `Attached`; its `report()` may be called inside or after the block.
@@ -45,7 +47,7 @@ def attach(
         True
     """
     run = Attached(model, collecting(measures, "attach", model), layers, heads, check_seed(seed))
-    with capturing(model, run.feed, needs=run.feed.needs, layers=layers, heads=heads):
+    with every_hook_firing(model), capturing(model, run.feed, needs=run.feed.needs, layers=layers, heads=heads):
         yield run
 
 

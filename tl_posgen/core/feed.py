@@ -14,6 +14,8 @@ from tl_posgen.core.host_copies import HostCopies
 from tl_posgen.core.measure import Measure
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.capture.pass_capture import TRIMMED
+from tl_posgen.models.conversion.weights import trim
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import select_heads
@@ -145,6 +147,7 @@ class Feed:
             if self._edited_patterns and "pattern" in measure.needs:
                 data = data.assign_attrs(edited_patterns=sorted(self._edited_patterns))
             found[measure.name] = with_token_texts(data, model)
+            trim(every=TRIMMED)
         return found
 
 

@@ -1,14 +1,30 @@
-"""Hooks that a user hands over and that hold during every measured pass: checked before work starts."""
+"""Hooks that a user hands over, or has added to the model, and that hold during every measured pass: refused before
+work starts where they are none, or where none of their points fires."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
+import torch
+
 from tl_posgen.errors import InputError
+from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.model import Model
+from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
 Hooks: TypeAlias = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
+
+N_TOKENS = 23  # read to see what fires; as many as hardly any model has heads, which streaming could not tell apart
+SWITCHES = {  # hook points that fire only where a method of the model has switched them on
+    "attn.hook_result": "set_use_attn_result",
+    "hook_mlp_in": "set_use_hook_mlp_in",
+    "hook_attn_in": "set_use_attn_in",
+    "hook_q_input": "set_use_split_qkv_input",
+    "hook_k_input": "set_use_split_qkv_input",
+    "hook_v_input": "set_use_split_qkv_input",
+}
 
 
 @contextmanager
@@ -24,21 +40,98 @@ def under(model: Model | WrappedModel, hooks: Hooks) -> Iterator[None]:
 
 
 def check_hooks(model: Model, hooks: Hooks) -> list[str]:
-    """Return the name of each hook, such as "blocks.0.attn.hook_z: zero"; InputError for what is no list of hooks."""
+    """Return the name of each hook, such as "blocks.0.attn.hook_z: zero", with points of a filter that do not fire.
+
+    One short forward pass counts which points fire, without any hook of the user's; those that were added to the model
+    before are checked too.
+
+    Raises:
+        InputError: what is no list of hooks; a hook none of whose points fires.
+    """
     pairs = "give pairs as TransformerLens takes them: [('blocks.0.attn.hook_z', function), ...]"
     if not isinstance(hooks, Sequence) or isinstance(hooks, str):
         raise InputError(f"fwd_hooks={hooks!r}: {pairs}")
-    points: set[str] = set(model.hook_dict) if hooks else set()
-    names = []
+    points: Mapping[str, Any] = model.hook_dict
+    places: list[list[str]] = []
     for pair in hooks:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not callable(pair[1]):
             raise InputError(f"fwd_hooks: {pair!r} is no hook; {pairs}")
-        where, hook = pair
-        if not (any(map(where, points)) if callable(where) else where in points):
+        where, _ = pair
+        places.append([name for name in points if (where(name) if callable(where) else where == name)])
+        if not places[-1]:
             what = "no hook point is chosen by this filter" if callable(where) else f"no hook point {where!r}"
             raise InputError(f"fwd_hooks: {what}; model.hook_dict lists them")
-        names.append(f"{name_of(where)}: {name_of(hook)}")
+    silent = require_firing(wrap(model), [*places, *added_hooks(points).values()])
+    names = []
+    for (where, hook), chosen in zip(hooks, places, strict=True):
+        quiet = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in silent.intersection(chosen)})
+        names.append(f"{name_of(where)}: {name_of(hook)}" + (f" (silent: {', '.join(quiet)})" if quiet else ""))
     return names
+
+
+@contextmanager
+def every_hook_firing(model: Model) -> Iterator[None]:
+    """While the block runs, refuse a forward pass under a hook none of whose points fires, as it begins."""
+    wrapped, checked = wrap(model), set[tuple[str, ...]]()
+    wrapped.found()
+    owner = wrapped.owner
+
+    def check(*_: Any) -> None:
+        if wrapped.owner != owner:  # a pass that this package makes for itself
+            return
+        if places := {tuple(names) for names in added_hooks(model.hook_dict).values()} - checked:
+            require_firing(wrapped, sorted(places))
+            checked.update(places)
+
+    handle = wrapped.embedding.register_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def added_hooks(points: Mapping[str, Any]) -> dict[int, list[str]]:
+    """Return the hook points of each function that is added to the model, TransformerLens' own, which keep a cache,
+    left out. A function at several points is a filter's."""
+    found: dict[int, list[str]] = {}
+    for name, point in {id(point): (name, point) for name, point in points.items()}.values():
+        for handle in point.fwd_hooks:
+            hook = getattr(handle, "user_hook", handle)
+            if not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("transformer_lens."):
+                found.setdefault(id(hook), []).append(name)
+    return found
+
+
+def require_firing(wrapped: WrappedModel, places: Sequence[Sequence[str]]) -> set[str]:
+    """Return which of these hook points do not fire; InputError where those of one hook are all such."""
+    silent = silent_points(wrapped, {name for some in places for name in some})
+    for some in places:
+        if silent.issuperset(some):
+            switch = next((one for end, one in SWITCHES.items() if some[0].endswith(end)), None)
+            remedy = f"model.{switch}(True) makes it fire" if switch else "choose another of model.hook_dict"
+            more = f", nor do {len(some) - 1} others that the hook is at" if len(some) > 1 else ""
+            raise InputError(f"{some[0]} does not fire in this model{more}, so its hook would change nothing; {remedy}")
+    return silent
+
+
+def silent_points(wrapped: WrappedModel, names: Iterable[str]) -> set[str]:
+    """Return which of these hook points do not fire while the model reads a few random tokens; no hook is called.
+    Those of single experts fire where a token goes there."""
+    points, tokens = wrapped.model.hook_dict, wrapped.backend.some_tokens(N_TOKENS)
+    asked = {name: points[name] for name in names if ".experts." not in name}
+    if not asked:
+        return set()
+    wrapped.found()
+    fired: set[int] = set()
+    with torch.no_grad(), streaming_if_chosen(wrapped, N_TOKENS), ExitStack() as stack:
+        by = wrapped.streamed.by
+        unseen = {id(points[name]) for name in (wrapped.streamed.silent if by is not None else ())}
+        stack.enter_context(wrapped.exclusive("hooks"))
+        stack.enter_context(without_hooks(wrapped.model))
+        for point in {id(point): point for point in asked.values() if id(point) not in unseen}.values():
+            stack.callback(point.register_forward_hook(lambda module, *_: fired.add(id(module))).remove)
+        wrapped.backend.model(tokens, return_type=None, **wrapped.backend.options(tokens))
+    return {name for name, point in asked.items() if id(point) not in fired}
 
 
 def name_of(thing: Any) -> str:

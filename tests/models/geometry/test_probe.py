@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from families import ANALYSED, CONTEXT, FAMILIES, SIZES, save_config, with_sizes
+from captures import run
+from families import ANALYSED, CONTEXT, FAMILIES, GROUPED, SIZES, lively, save_config, with_sizes
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.backends.bridge import alibi_slopes
+from tl_posgen.models.backends.bridge import alibi_slopes, window_of
 from tl_posgen.models.layer_table import check, geometry_of
 from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.streaming.stream import streaming
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
@@ -86,6 +88,43 @@ def test_gemma3_has_other_frequencies_in_its_window_layers(family_model):
     assert (window.window, full.window) == (6, None)
     torch.testing.assert_close(window.rope.inv_freq, inverse_frequencies(8, 10_000.0), rtol=1e-6, atol=0)
     torch.testing.assert_close(full.rope.inv_freq, inverse_frequencies(8, 1_000_000.0), rtol=1e-6, atol=0)
+
+
+TYPES = ["sliding_attention", "full_attention"]
+
+
+def test_a_full_layer_of_exaone_4_has_no_window(tmp_path):
+    config = with_sizes("Exaone4Config", GROUPED, head_dim=8, sliding_window=6, layer_types=TYPES)()
+    model = load_model(save_config(config, tmp_path), "bridge")
+    window, full = geometry_of(model)
+    assert [(one.window, one.encoding) for one in (window, full)] == [(6, "rotary"), (None, "none")]
+    first, second = run(model, torch.arange(2, 22)[None])  # beyond the window, and proved by the scores of the pass
+    assert [one.scores()[0, 19].isfinite().sum() for one in (first, second)] == [6, 20]
+    assert not second.q.isnan().any()
+
+
+@pytest.mark.parametrize("name", ["Exaone4Config", "ExaoneMoeConfig", "Kolibri1Config", "Gemma2Config", "Qwen3Config"])
+def test_the_window_is_that_of_the_layers_own_type(name):
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
+    more = experts if "Moe" in name else {"use_sliding_window": True} if name.startswith("Qwen") else {}
+    model = lively(with_sizes(name, GROUPED, head_dim=8, sliding_window=6, layer_types=TYPES, **more)())
+    assert [window_of(block.self_attn, layer) for layer, block in enumerate(model.model.layers)] == [6, None]
+
+
+def test_falcon_with_alibi_is_refused_while_transformers_adds_it_twice(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    config = with_sizes("FalconConfig", SIZES, alibi=True, new_decoder_architecture=False)()
+    directory, tokens = save_config(config, tmp_path), torch.arange(2, 22)[None]
+    kinds = ("eager", "sdpa")
+    eager, sdpa = (AutoModelForCausalLM.from_pretrained(directory, attn_implementation=kind) for kind in kinds)
+    with torch.no_grad():
+        assert (eager(tokens).logits - sdpa(tokens).logits).abs().max() > 0.1  # once they agree, it can be measured
+    model = load_model(directory, "bridge")
+    with pytest.raises(UnsupportedModelError, match="adds Falcon's ALiBi twice"):
+        geometry_of(model)
+    with pytest.raises(UnsupportedModelError, match="adds Falcon's ALiBi twice"), streaming(model):
+        pass
 
 
 def test_latent_attention_is_refused(tmp_path):

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from captures import EVERYTHING, captures_of, run
-from families import ANALYSED, FAMILIES
+from families import ANALYSED, FAMILIES, GROUPED, save_config, with_sizes
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -74,6 +74,30 @@ def test_a_capture_takes_the_edited_scores_of_a_streamed_pass(llama, by_rows):
     torch.testing.assert_close(seen[1].scores(), expected, atol=1e-4, rtol=1e-4)
     with pytest.raises(UnsupportedModelError, match="hook that edits"):
         _ = seen[1].q
+
+
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ("StableLmConfig", {"qk_layernorm": False}),
+        ("StableLmConfig", {"qk_layernorm": True}),
+        ("Glm4MoeConfig", {"use_qk_norm": False, **EXPERTS}),
+        ("Glm4MoeConfig", {"use_qk_norm": True, **EXPERTS}),
+    ],
+)
+def test_a_norm_that_only_some_models_of_an_architecture_have(config, options, tmp_path):
+    model = load_model(save_config(with_sizes(config, GROUPED, **options)(), tmp_path), "bridge")
+    own, streamed = (captured(model, TOKENS, EVERYTHING, choice) for choice in (False, True))
+    for one, other in zip(own, streamed, strict=True):
+        assert isinstance(other, StreamedCapture) and one.geometry.qk_norm in options.values()
+        torch.testing.assert_close(other.scores(), one.scores(), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(other.pattern, one.pattern, atol=2e-5, rtol=1e-4)
+    with streaming(model):
+        logits = model(TOKENS)
+    torch.testing.assert_close(logits, model(TOKENS), atol=1e-4, rtol=1e-4)
 
 
 def test_the_model_is_as_it_was(llama):

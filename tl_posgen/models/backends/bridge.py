@@ -100,9 +100,12 @@ class Bridge(Backend):
                 "so its queries and keys may be captured after RoPE"
             )
         if positions == "alibi":
-            slopes = alibi_slopes(draft.n_heads)
-            # Falcon scales the bias together with the scores, everyone else adds it afterwards
-            return [replace(draft, encoding="alibi", alibi_slopes=factor * slopes) for factor in (1.0, draft.scale)]
+            if self.model.original_model.config.model_type == "falcon":
+                raise UnsupportedModelError(
+                    f"layer {layer}: transformers' eager attention, which bridges are made of, adds Falcon's ALiBi twice "
+                    "(to the mask and to the scores), so this is not the model that was trained, which its sdpa runs"
+                )
+            return [replace(draft, encoding="alibi", alibi_slopes=alibi_slopes(draft.n_heads))]
         return [replace(draft, encoding="absolute" if positions == "standard" else "none")]
 
     def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
@@ -192,6 +195,8 @@ def own_norm(hf_attn: Any, part: str) -> Any:
 
 def window_of(hf_attn: Any, layer: int) -> int | None:
     """Return the sliding window: the module's own where it has one, else the config's, in the layers of that type."""
+    if not getattr(hf_attn, "is_sliding", True):  # EXAONE 4 keeps the config's window in full layers too
+        return None
     if hasattr(hf_attn, "sliding_window"):
         return hf_attn.sliding_window
     config = getattr(hf_attn, "config", None)

@@ -73,8 +73,9 @@ def run_original(component: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs["position_embeddings"] = component._apply_position_embedding_hooks(kwargs["position_embeddings"])
     with ExitStack() as stack:
         for part in ("q", "k"):
-            if (point := getattr(component, f"hook_{part}_normed", None)) is not None:
-                norm, fire = getattr(component, f"{part}_norm"), partial(fire_normed, point, x.shape[1])
+            point, norm = (getattr(component, name, None) for name in (f"hook_{part}_normed", f"{part}_norm"))
+            if point is not None and norm is not None:  # StableLM and GLM-4-MoE have the norm in some models only
+                fire = partial(fire_normed, point, x.shape[1])
                 stack.callback(norm.register_forward_hook(fire).remove)
         output = component.original_component(*args, **kwargs)
     return (component.hook_out(output[0]), *output[1:]) if isinstance(output, tuple) else component.hook_out(output)

@@ -22,6 +22,7 @@ from tl_posgen.models.capture.padding import (
     spans_of_pass,
 )
 from tl_posgen.models.capture.reading import layer_capture, proved_capture
+from tl_posgen.models.conversion.weights import trim
 from tl_posgen.models.geometry.pass_proof import as_streamed
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import tolerance
@@ -33,6 +34,7 @@ from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.wrapped import WrappedModel
 
 Consumer = Callable[[LayerCapture], None]
+TRIMMED = 2.0  # seconds after which what layers left in the heap goes back to the system: half of the peak otherwise
 EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # where hooks may change scores
 
 
@@ -164,6 +166,7 @@ class PassCapture:
         self.fired.add(layer)
         for capture in captures:
             self.consumer(capture)
+        trim(every=TRIMMED)
 
     def captures_of(
         self,

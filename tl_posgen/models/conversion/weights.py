@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from tl_posgen.models.conversion.source import COMPUTED
 
 INDEX = "model.safetensors.index.json"
 MOST_FREED = 2**22  # bytes of freed weights that may wait for `trim`
+_trimmed = 0.0  # when that was last done
 
 
 class Stored:
@@ -108,9 +110,13 @@ def release(model: Any) -> None:
     trim()
 
 
-def trim() -> None:
-    """Hand freed memory to the system: glibc keeps blocks below 32 MB, most weights among them, for itself. It takes
-    as long as a small model's whole copy, so not after every weight (`MOST_FREED`)."""
+def trim(every: float = 0.0) -> None:
+    """Hand freed memory to the system: glibc keeps blocks below 32 MB, most weights and scores among them, for itself.
+    It takes 5 to 30 ms, so not after every weight (`MOST_FREED`), and with `every` once in so many seconds at most."""
+    global _trimmed
+    if every and monotonic() - _trimmed < every:
+        return
+    _trimmed = monotonic()
     with suppress(OSError, AttributeError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -80,6 +80,8 @@ def streaming(model: Model | WrappedModel) -> Iterator[None]:
     if found := [name for name in OTHER_STEPS if getattr(wrapped.model.cfg, name, False)]:
         raise UnsupportedModelError(f"attention cannot be streamed: cfg.{found[0]} is set; unset it")
     stream = Stream(wrapped)
+    if not stream.geometries:
+        wrapped.layer(0)  # says why
     if known.refusal is None:
         known.refusal = difference(wrapped, stream)
     if known.refusal:
