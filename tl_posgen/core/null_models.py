@@ -92,7 +92,9 @@ class NullModels(Sequence[str]):
         self._held = None
 
 
-def null_models_of(model: WrappedModel, seeds: Sequence[int], shuffled: Sequence[int] | None) -> NullModels:
+def null_models_of(
+    model: WrappedModel, seeds: Sequence[int] | NullModels, shuffled: Sequence[int] | None
+) -> NullModels:
     """Return null models of these seeds; those given where they are of this model, and not of its weights on another
     backend, say."""
     if not isinstance(seeds, NullModels):

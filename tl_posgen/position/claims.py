@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from tl_posgen.core.claim import Claim, Criterion, Judgement, first_checkpoint, judgement, or_lacking
 from tl_posgen.core.measure import in_words
 from tl_posgen.core.numbers import Number, Numbers
@@ -195,7 +197,7 @@ def downstream(perturbation: Result) -> Judgement:
     still = Criterion(f"high end at {above:.0%}", at_more.high, held=-SLIGHT, digits=3)
     of_more = "partly" if still.holds else "held"
     verdict = "not held" if at_few.high < -SLIGHT else of_more if kept.holds else "open"
-    beyond = {"chance": [1 / N_CHOICES], **whole.by_null} if whole.nulls else {}
+    beyond = {"chance": [1 / N_CHOICES], **whole.by_null}
     accuracy = Criterion.of("accuracy in order", whole, beyond=beyond, otherwise="held", digits=3)
     found = judgement(verdict, words, perturbation, by=[kept, still, accuracy])
     n_items = own.data.sizes["item"]
@@ -224,19 +226,12 @@ def length_claim(length_extrapolation: Result) -> Judgement:
     if "lm_infinite" not in conditions:
         return judgement("open", words, length_extrapolation)
     windowed, vanilla = (measure.beyond(own, one)["within_noise"] for one in ("lm_infinite", "vanilla"))
-    gains = {
-        kind: [one - unchanged for one, unchanged in zip(each, vanilla.by_null[kind], strict=True)]
-        for kind, each in windowed.by_null.items()
-    }
     gain = windowed.value - vanilla.value
-    by = [
-        Criterion("LM-Infinite", windowed.value, INSIDE),
-        Criterion("unchanged", vanilla.value, INSIDE),
-        Criterion("more with LM-Infinite", gain, beyond=gains, otherwise="held"),
-    ]
-    held = by[0].holds and not by[1].holds
-    verdict = "held" if held else "partly" if gain > 0 else "not held"
-    return judgement(verdict, words, length_extrapolation, by=by)
+    gains = {kind: np.subtract(one, vanilla.by_null[kind]).tolist() for kind, one in windowed.by_null.items()}
+    kept, lost = (Criterion(*one, INSIDE) for one in (("LM-Infinite", windowed.value), ("unchanged", vanilla.value)))
+    more = Criterion("more with LM-Infinite", gain, beyond=gains, otherwise="held")
+    verdict = "held" if kept.holds and not lost.holds else "partly" if gain > 0 else "not held"
+    return judgement(verdict, words, length_extrapolation, by=[kept, lost, more])
 
 
 def left_over(residual: Result, across_prompts: Result) -> Judgement:

@@ -46,7 +46,7 @@ def rank_one(cone: Result) -> Judgement:
         heads, dominant = own("r1", side=side), group_mean(own, "r1", "dominant", side=side)
         of_dominant = or_lacking(dominant.by_null)
         beyond = {kind: [*each, *of_dominant[kind]] for kind, each in heads.by_null.items()}
-        return Criterion.of(f"r1 of {side.upper()}", dominant, 0.9, partly=0.7, beyond=beyond)
+        return Criterion.of(f"r1 of {side.upper()}", dominant, 0.9, partly=0.7, beyond=beyond, digits=3)
 
     own = cone.numbers
     by = [criterion(side) for side in "qk"]
