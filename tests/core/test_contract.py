@@ -301,10 +301,10 @@ def test_every_kind_of_figure_is_legible_for_48_layers_of_40_heads(result):
         legend = [re.sub(r"\d+", "#", str(trace.name)) for trace in figure.data if trace.showlegend]
         assert all(legend.count(name) <= MOST_NAMES for name in legend), kind
         assert len({axis.domain for axis in figure.select_xaxes()}) <= MOST_NAMES, kind
-        axes = [*figure.select_xaxes(), *figure.select_yaxes()]
-        assert all(len(axis.tickvals or ()) <= MOST_TICKS for axis in axes), kind
+        ticks = [axis.tickvals for axis in (*figure.select_xaxes(), *figure.select_yaxes())]
+        assert all(one is None or len(one) <= MOST_TICKS for one in ticks), kind
         assert figure.layout.height < 4000, kind
-        assert len(figure.data) < 300, kind
+        assert len(figure.data) < 400, kind
         rows = [len(trace.y) for trace in figure.data if trace.type == "heatmap" and trace.y is not None]
         assert max(rows, default=0) <= MOST_ROWS, kind
 
