@@ -56,7 +56,7 @@ class LensLM(TemplateLM):
 
     Args:
         model: a HookedTransformer, a TransformerBridge, or a name or directory for `load_model`. Its
-            cfg.default_prepend_bos decides whether a text begins with the BOS token.
+            tokenizer decides whether a text begins with the BOS token.
         fwd_hooks: [(name, fn), ...], added for every forward pass and removed after it; or a function from the tokens
             [batch, pos] of a pass to such a list, for interventions made for one length. With batch_size=1 it may
             depend on the prompt.
@@ -136,7 +136,7 @@ class LensLM(TemplateLM):
         names = [getattr(hooks, "__qualname__", repr(hooks))] if callable(hooks) else [str(name) for name, _ in hooks]
         return {
             "model_name": wrap(self.model).origin.name,
-            "model_num_parameters": sum(weights.numel() for weights in self.model.parameters()),
+            "model_num_parameters": wrap(self.model).backend.n_parameters(),
             "model_dtype": str(next(self.model.parameters()).dtype),
             "fwd_hooks": names,
         }
@@ -150,11 +150,10 @@ class LensLM(TemplateLM):
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Return token ids, with BOS if that is the model's convention; never a second BOS (chats begin with one)."""
-        if add_special_tokens is None:
-            add_special_tokens = not (self.bos and string.startswith(self.tokenizer.bos_token))
+        """Return token ids, with BOS if the tokenizer puts one there; never a second BOS (chats begin with one)."""
         ids = self.tokenizer(string, add_special_tokens=False, verbose=False).input_ids
-        return [*self.bos, *ids] if add_special_tokens else ids
+        begun = add_special_tokens is None and ids[: len(self.bos)] == self.bos
+        return ids if add_special_tokens is False or begun else [*self.bos, *ids]
 
     def logits(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "batch pos vocabulary"]:
         """Return the logits of token ids of one length, under the hooks."""

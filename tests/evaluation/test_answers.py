@@ -1,11 +1,14 @@
 """The LM's answers are those of plain Hugging Face and of the harness' own HFLM; hooks at work."""
 
+import json
 import random
+import shutil
 
 import pytest
 import torch
 from plain_answers import PAIRS, STOP, TEXT, assert_alike, encoded, expected, greedy_text, plain_model, scored, silence
 
+from tl_posgen import load_model
 from tl_posgen.errors import InputError
 from tl_posgen.evaluation import LensLM
 from tl_posgen.hooks.replace_scores import replace_scores
@@ -185,15 +188,17 @@ def test_a_continuation_that_cannot_be_scored_is_named(ask, lens, continuation, 
         lens(max_length=4).loglikelihood(ask("loglikelihood", ("He was", continuation)))
 
 
-def test_texts_begin_with_bos_by_the_models_own_convention(ask, load, lens, plain, hflm, monkeypatch):
+def test_texts_begin_with_bos_as_the_tokenizer_does_it(ask, load, lens, plain, hflm, directory, tmp_path):
     model, reference = load("stories260K"), hflm("stories260K")
     lm = lens(model=model)
     for text in ("He was", "<s>He was", "", " He "):
         assert lm.tok_encode(text) == reference.tok_encode(text)
         assert lm.tok_encode(text)[0] == lm.tokenizer.bos_token_id
-    monkeypatch.setattr(model.cfg, "default_prepend_bos", False)
-    bare = lens(model=model)
-    assert bare.tok_encode("He was") == lm.tok_encode("He was")[1:]
+    without = shutil.copytree(directory("stories260K"), tmp_path / "without")
+    written = json.loads((without / "tokenizer.json").read_text())
+    (without / "tokenizer.json").write_text(json.dumps({**written, "post_processor": None}))
+    bare = lens(model=load_model(without, "bridge"))
+    assert bare.tok_encode("He was") == lm.tok_encode("He was")[1:] == bare.tokenizer("He was").input_ids
     pairs = [("", "He was"), (" ", "He was")]  # nothing to condition on but the token that the harness puts there
     assert_alike(bare.loglikelihood(ask("loglikelihood", *pairs)), expected(plain("stories260K"), pairs))
     assert bare.generate_until(ask("generate_until", ("", STOP))) == [greedy_text(plain("stories260K"), "", STOP)]

@@ -1,12 +1,17 @@
-"""Fingerprints of weights."""
+"""Fingerprints and numbers of weights."""
 
 import hashlib
 import math
 
+import pytest
 import torch
+from families import FAMILIES, GROUPED, save_config, with_sizes
 
 from tl_posgen.models import provenance
-from tl_posgen.models.provenance import fingerprint
+from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.provenance import fingerprint, provenance_of
+from tl_posgen.models.wrapped import wrap
 
 
 def one_by_one(model) -> str:
@@ -31,3 +36,36 @@ def test_a_fingerprint_takes_few_transfers_and_is_that_of_each_weight_alone(llam
     monkeypatch.setattr(torch.Tensor, "cpu", lambda x: transfers.append(len(x)) or to_cpu(x))
     assert fingerprint(llama) == expected
     assert len(transfers) == 1
+
+
+TIED = with_sizes("LlamaConfig", GROUPED, tie_word_embeddings=True)
+COUNTED = [("tied", "hooked"), *((name, one) for name in ("llama", "neox", "phi3") for one in ("hooked", "bridge"))]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("tied", "bridge"), *(one for one in COUNTED if one != ("phi3", "hooked"))])
+def test_parameters_are_those_of_transformers_tied_ones_once(tmp_path, has_hooked, name, kind):
+    """TransformerLens copies tied embeddings, adds biases, and splits joint matrices beside them."""
+    from transformers import AutoModelForCausalLM
+
+    if kind == "hooked" and not has_hooked:
+        pytest.skip("no HookedTransformer here")
+    directory = save_config((TIED if name == "tied" else FAMILIES[name].config)(), tmp_path)
+    model = load_model(directory, kind)
+    expected = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(directory).parameters())
+    for one in (model, random_like(model, 0)):
+        assert provenance_of(one, [])["parameters"] == expected
+    assert sum(weight.numel() for weight in model.parameters()) > expected
+
+
+def test_parameters_of_an_object_of_the_users_own_are_counted_too(tmp_path, has_hooked):
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoModelForCausalLM
+
+    directory = save_config(TIED(), tmp_path)
+    expected = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(directory).parameters())
+    bridge = TransformerBridge.boot_transformers(str(directory), device="cpu")
+    assert wrap(bridge).backend.n_parameters() == expected
+    if has_hooked:
+        backend = wrap(load_model(directory, "hooked")).backend
+        biases = sum(one.numel() for name, one in backend.model.named_parameters() if "b_" in name)
+        assert backend.count_parameters() == expected + biases  # TransformerLens' biases, zeros here, are weights

@@ -1,5 +1,8 @@
 """Texts become prompts with the tokenizer's own special tokens, and what cannot be a prompt is refused."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from families import VOCAB, tokenizer
@@ -26,6 +29,51 @@ def test_a_text_becomes_the_tokens_its_tokenizer_gives_by_default(llama):
     assert prompt.tolist() == own("the cat") == llama.to_tokens("the cat")[0].tolist()
     assert prompt[0] == 0
     assert prompt.dtype == torch.int64
+
+
+def test_a_text_that_begins_with_bos_gets_no_second_one(llama):
+    (prompt,) = to_prompts(llama, "<s>the cat")
+    assert prompt.tolist() == own("the cat")
+    both = to_prompts(llama, ["<s>the cat", "the cat", "the <s>"])
+    assert [ids.tolist() for ids in both] == [own("the cat"), own("the cat"), own("the <s>")]
+    for options in ({}, {"consecutive": True}):
+        plain, begun = (to_prompts(llama, text, 10, 4, **options) for text in (TEXT, f"<s>{TEXT}"))
+        assert torch.equal(torch.stack(plain), torch.stack(begun))
+    with pytest.raises(InputError, match="only 1 token"):
+        to_prompts(llama, "<s>")
+
+
+def test_a_chat_is_the_ids_of_its_template(llama):
+    template = "{{ bos_token }}{% for one in messages %}{{ one.content }}{% endfor %}"
+    chat = [{"role": "user", "content": "the cat"}]
+    text = llama.tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)
+    expected = llama.tokenizer.apply_chat_template(chat, chat_template=template, return_dict=False)
+    assert to_prompts(llama, text)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_a_text_has_the_tokens_of_its_tokenizer_whatever_the_object(family_directory, tmp_path, adds_bos, has_hooked):
+    """TransformerLens gives its own objects a tokenizer with a BOS token, and default_prepend_bos=True."""
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoTokenizer
+
+    directory = shutil.copytree(family_directory("llama"), tmp_path / "model")
+    if not adds_bos:
+        written = json.loads((directory / "tokenizer.json").read_text())
+        (directory / "tokenizer.json").write_text(json.dumps({**written, "post_processor": None}))
+    made = TransformerBridge.boot_transformers(str(directory), device="cpu")
+    assert made.cfg.default_prepend_bos
+    assert made.tokenizer("the cat").input_ids == own("the cat")
+    expected = AutoTokenizer.from_pretrained(directory)("the cat").input_ids
+    assert (expected == own("the cat")) == adds_bos
+    models = [made, *(load_model(directory, one) for one in ["bridge", *(["hooked"] if has_hooked else [])])]
+    for model in models:
+        assert to_prompts(model, "the cat")[0].tolist() == expected
+        assert to_prompts(model, TEXT, length=5)[0].tolist() == own(TEXT)[1 - adds_bos : 6 - adds_bos]
+    for model in models[1:]:
+        assert model.to_tokens("the cat")[0].tolist() == expected
+        assert model.tokenizer("the cat").input_ids == expected
+        assert model.tokenizer.init_kwargs.get("add_bos_token") is None
 
 
 def test_a_long_text_is_cut_into_consecutive_prompts_that_each_begin_with_bos(llama):
@@ -150,6 +198,13 @@ def test_first_512_tokens_of_a_real_text_are_the_tokenizers(shared):
         ids = AutoTokenizer.from_pretrained(shared / "models" / name)(text[:20_000]).input_ids
         (prompt,) = to_prompts(model, text, length=length, n_prompts=1)
         assert prompt.tolist() == ids[:length]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("Down, down, down.", encoding="utf-8-sig")
+    assert path.read_bytes()[:3] == b"\xef\xbb\xbf"
+    assert read_text(path) == "Down, down, down."
 
 
 def test_the_bundled_text_is_read():

@@ -22,6 +22,7 @@ from tl_posgen.coupling.jacobians import ResidualJacobian, passes_of, residual_s
 from tl_posgen.coupling.numbers.overlap import Side
 from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
 from tl_posgen.models.tokens import token_strings
+from tl_posgen.models.wrapped import wrap
 
 ENTRIES_SHOWN = 10  # rows and columns of A that are kept of every pair of layers
 BASES: tuple[Side, ...] = ("aligned", "swapped")
@@ -145,7 +146,7 @@ class Coupling(JacobianMeasure):
         means = {name: data[name].mean("token") for name in ("coupling", "negative_share")}
         means |= {name: data[name].mean(["prompt", "token"]) for name in ("alignment", "singular_value")}
         data = data.drop_vars("chance").assign({**means, "chance": draws.rename(each="draw")})
-        n_parameters = sum(parameter.numel() for parameter in run.model.parameters())
+        n_parameters = wrap(run.model).backend.n_parameters()
         cfg = run.model.cfg
         data = data.assign_attrs(d_model=cfg.d_model, n_layers=cfg.n_layers, parameters=n_parameters)
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})

@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +18,12 @@ from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
 def model_label(model: Model | WrappedModel) -> str:
-    """Return the model's name as pictures and tables show it: of a directory, the last part."""
+    """Return the model's name as pictures and tables show it: of a directory or file, the last part."""
     origin = wrap(model).origin
-    return Path(origin.directory).name if origin.directory else origin.name
+    if origin.directory is None:
+        return origin.name
+    name = origin.directory.name.removesuffix(".gguf")
+    return name if origin.dequantised_from is None else f"{name} (dequantised from {origin.dequantised_from})"
 
 
 SAME_WEIGHTS = ", the model's own weights"  # of a null whose seed also made the model
@@ -110,13 +112,14 @@ def provenance_of(
         "revision": origin.revision,
         "backend": origin.backend,
         "dtype": str(wrapped.model.cfg.dtype).removeprefix("torch."),
+        "dequantised_from": origin.dequantised_from,
         "initialisation": origin.initialisation,
         "encoding": encoding_of(wrapped),
         "prompts": len(tokens),
         "length": lengths[0] if len(lengths) == 1 else lengths,
         "tokens_sha256": digest.hexdigest() if tokens else None,
         "weights": fingerprint(wrapped),
-        "parameters": sum(parameter.numel() for parameter in wrapped.model.parameters()),
+        "parameters": wrapped.backend.n_parameters(),
         "seed": seed,
         "null_seeds": list(null_seeds),
         "shuffled_seeds": list(shuffled_seeds),

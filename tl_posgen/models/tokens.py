@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.capture.padding import PadToken, ids_and_mask, spans_of_mask, texts_of
+from tl_posgen.models.conversion.hugging_face import load_tokenizer
+from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.models.model import Model
 from tl_posgen.models.streaming.stream import require_fits
@@ -40,8 +43,8 @@ def to_prompts(
         prompts: a text, a list of texts, token ids of one prompt (list or tensor), a tensor of ids [batch, pos], a list
             of lists of ids, or what a Hugging Face tokenizer returns (input_ids and attention_mask). Padding is left
             out: where the mask says so, or the padding token where that is no other.
-        length: cut texts (or ids) into pieces of exactly this many tokens. Where the model's convention puts a BOS
-            token in front of a text (cfg.default_prepend_bos), every prompt starts with one, and it counts.
+        length: cut texts (or ids) into pieces of exactly this many tokens. Where the tokenizer puts a BOS token in
+            front of a text, every prompt starts with one, and it counts; a text that begins with one gets no other.
         n_prompts: how many prompts; as many as there are, if left out. Of the pieces that `length` makes, they are
             spread evenly over all texts, as neighbours depend on each other: piece i * pieces // n_prompts.
         consecutive: take the first pieces, one after the other; of a long text only the beginning is tokenised.
@@ -63,8 +66,9 @@ def to_prompts(
     texts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
         bos = bos_of(wrapped)
-        wanted = n_prompts * (length - len(bos)) if consecutive and length is not None and n_prompts else None
+        wanted = n_prompts * length if consecutive and length is not None and n_prompts else None
         sources = [text_ids(wrapped.model.tokenizer, text, wanted) for text in texts]
+        sources = [ids[len(bos) :] if ids[: len(bos)] == bos else ids for ids in sources]
     else:
         bos, sources = [], given_prompts(wrapped, prompts)
     pieces = sources
@@ -126,12 +130,26 @@ def refuse_file_names(prompts: Any) -> None:
 
 
 def bos_of(model: Model | WrappedModel) -> list[int]:
-    """Return the BOS token that the model's convention puts in front of a text, or nothing."""
-    model = wrap(model).model
-    if model.tokenizer is None:
+    """Return the tokens that the tokenizer puts in front of a text by itself: a BOS token, or none in most cases.
+
+    They are those of its files, whatever the model says: for objects that it makes TransformerLens loads a tokenizer
+    with add_bos_token=True, and cfg.default_prepend_bos is True there, whatever the model was trained with. What a
+    tokenizer appends (EOS) is left out, as a prompt is a text that goes on.
+    """
+    tokenizer = wrap(model).model.tokenizer
+    if tokenizer is None:
         raise InputError("this model has no tokenizer, so it cannot be given a text; give token ids [batch, pos]")
-    bos = model.tokenizer.bos_token_id
-    return [bos] if model.cfg.default_prepend_bos and bos is not None and bos < model.cfg.d_vocab else []
+    if tokenizer.init_kwargs.get("add_bos_token"):
+        tokenizer = tokenizer_of_files(tokenizer.name_or_path) or tokenizer
+    ids, own = (tokenizer("a", add_special_tokens=special).input_ids for special in (True, False))
+    return next((ids[:n] for n in range(len(ids)) if ids[n : n + len(own)] == own), [])
+
+
+@lru_cache(maxsize=8)
+def tokenizer_of_files(name: str) -> Any:
+    """Return the tokenizer of a directory, or of a model in the Hub's cache; None where there is none."""
+    with suppress(ModelError), quiet():
+        return load_tokenizer(Path(name), trust_remote_code=False)
 
 
 def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
@@ -219,7 +237,7 @@ def token_strings(model: Model | WrappedModel, tokens: Int[Tensor, " pos"]) -> l
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """Read a text file, UTF-8.
+    """Read a text file, UTF-8, without the byte order mark that it may begin with.
 
     Raises:
         InputError: it is not there, not a file, not UTF-8 text, or empty.
@@ -228,7 +246,7 @@ def read_text(path: str | os.PathLike) -> str:
     if not path.is_file():
         raise InputError(f"{path}: " + ("a directory, not a text file" if path.is_dir() else "no such file"))
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); convert it first") from error
     except OSError as error:

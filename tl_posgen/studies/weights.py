@@ -66,9 +66,10 @@ class Weights:
 
 
 def digest_of(directory: Path) -> str:
-    """Return a digest of the files that make a model or tokenizer: a path may hold other weights another day."""
+    """Return a digest of the files (or the file) that make a model or tokenizer: they may change under one path."""
     digest = hashlib.sha256()
-    for path in sorted(file for pattern in DOWNLOADED for file in directory.glob(pattern)):
+    files = [directory] if directory.is_file() else [file for one in DOWNLOADED for file in directory.glob(one)]
+    for path in sorted(files):
         found = path.stat()
         digest.update(f"{path.name} {file_digest(path, found.st_size, found.st_mtime_ns)}".encode())
     return digest.hexdigest()[:16]

@@ -118,6 +118,29 @@ def test_pickled_weights_are_never_read(copied):
         load_model(copied)
 
 
+def test_an_adapter_is_refused_beside_its_base_model_and_alone(copied):
+    """transformers adds it where peft is installed, and ignores it elsewhere."""
+    (copied / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "x"}))
+    merged = r"merge .*\(AutoPeftModelForCausalLM.*merge_and_unload"
+    with pytest.raises(ModelError, match=f"beside the weights is an adapter, .*{merged}.*or move it away"):
+        load_model(copied)
+    (copied / "model.safetensors").rename(copied / "adapter_model.safetensors")
+    for missing in ("config.json", "tokenizer.json"):
+        (copied / missing).unlink()
+        with pytest.raises(ModelError, match=f"an adapter without its base model; {merged}"):
+            load_model(copied)
+
+
+@pytest.mark.parametrize("method", ["fp8", "bitsandbytes", "awq", "gptq", "compressed-tensors", "mxfp4", "nonesuch"])
+def test_quantised_checkpoints_are_refused_by_their_method(copied, method):
+    with_config(copied, quantization_config={"quant_method": method, "bits": 4, "load_in_4bit": True})
+    with pytest.raises(
+        ModelError, match=rf"quantised weights \({method}\) are not measured; give the model that"
+    ) as error:
+        load_model(copied)
+    assert "\n" not in str(error.value)
+
+
 UP, Q = "model.layers.1.mlp.up_proj.weight", "model.layers.1.self_attn.q_proj.weight"
 
 
@@ -316,12 +339,28 @@ def test_a_conversion_that_changes_the_logits_is_refused(tmp_path):
     from families import GROUPED, save_config, with_sizes
 
     directory = save_config(with_sizes("LlamaConfig", GROUPED, attention_bias=True)(), tmp_path)
-    with pytest.raises(UnsupportedModelError, match="its logits differ by"):
+    with pytest.raises(UnsupportedModelError, match=r"its logits differ by .*something else; use backend='bridge'$"):
         load_model(directory, "hooked")
     fallback = load_model(directory)
     assert type(fallback).__name__ == "TransformerBridge"
     with torch.no_grad():
         torch.testing.assert_close(fallback(TOKENS), load_model(directory, "bridge")(TOKENS))
+
+
+@pytest.mark.usefixtures("needs_hooked")
+@pytest.mark.parametrize("name", ["PhiConfig", "BioGptConfig"])
+def test_the_other_backend_is_a_remedy_only_where_it_works(tmp_path, name):
+    """TransformerLens has no bridge for Phi with norms of q and k, nor for BioGPT."""
+    from families import SIZES, save_config, with_sizes
+
+    directory = save_config(
+        with_sizes(name, SIZES, **({"qk_layernorm": True} if name == "PhiConfig" else {}))(), tmp_path
+    )
+    for backend in ("hooked", "auto"):
+        with pytest.raises(UnsupportedModelError) as error:
+            load_model(directory, backend)
+        assert "use backend" not in str(error.value)
+        assert len(str(error.value)) < 600
 
 
 def test_hooked_is_refused_on_transformer_lens_4(family_directory, has_hooked):

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.models.backends.sites import Sites
+from tl_posgen.models.conversion.convert import PARAMETERS
 from tl_posgen.models.layers.fused import Attention
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.model import Model
@@ -28,11 +29,12 @@ class Origin:
         name: as the user gave it (a Hub name, a directory, "mini"), or cfg.model_name.
         backend: which object it became.
         revision: commit of the Hub repository, or None.
-        directory, tokenizer: where config and weights, and where the tokenizer were read; None for a model that was not
-            made by `load_model`.
+        directory, tokenizer: where config and weights, and where the tokenizer were read, each a directory or a GGUF
+            file; None for a model that was not made by `load_model`.
         seed: of a model with random weights, else None.
         initialisation: rule that made the random weights, else None.
         trust_remote_code: whether code from the repository was allowed.
+        dequantised_from: quantisation of the GGUF file that the weights were read from, such as "Q4_K_M", or None.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Origin:
     seed: int | None = None
     initialisation: str | None = None
     trust_remote_code: bool = False
+    dequantised_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,15 @@ class Backend(ABC):
     def some_tokens(self, n: int) -> Int[Tensor, "1 pos"]:
         """Return n random tokens, or as many as the model takes, on its device."""
         return random_tokens(self.model.cfg.d_vocab, self.limit().cut(n), next(self.model.parameters()).device)
+
+    def n_parameters(self) -> int:
+        """Return the number of weights in transformers: tied ones once, and none that TransformerLens added."""
+        known: int | None = vars(self.model).get(PARAMETERS)
+        return self.count_parameters() if known is None else known
+
+    @abstractmethod
+    def count_parameters(self) -> int:
+        """Return the number of weights of a model that was not made here."""
 
     def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
         """Return keyword arguments of a forward pass on prompts without padding."""

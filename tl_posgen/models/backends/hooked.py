@@ -45,6 +45,12 @@ class Hooked(Backend):
         lifted_as = "bridge" if cfg.positional_embedding_type == "rotary" else None
         return ContextLimit(cfg.n_ctx, "its context (cfg.n_ctx)", lifted_as)
 
+    def count_parameters(self) -> int:
+        # W_E and W_U are two tensors where embeddings are tied
+        embed, unembed = self.model.W_E.detach(), self.model.W_U.detach()
+        tied = embed.shape == unembed.T.shape and torch.equal(embed, unembed.T)
+        return sum(weight.numel() for weight in self.model.parameters()) - tied * unembed.numel()
+
     def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
         # with a tokenizer that pads on the left, leading tokens pass for padding unless it is told otherwise
         tokenizer = self.model.tokenizer

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -35,8 +36,7 @@ def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, tried: "Tri
         move_weights(state, model)
     except (ArithmeticError, AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
-            f"{name}: TransformerLens cannot make this {architecture} a HookedTransformer ({first_line(error)}); "
-            "use backend='bridge'"
+            f"{name}: TransformerLens cannot make this {architecture} a HookedTransformer ({first_line(error)})"
         ) from error
     model.eval()
     require_same_logits(model, tried, name)
@@ -73,6 +73,9 @@ def hooked_parts() -> tuple[Any, Any, Any]:
     return HookedTransformer, HookedTransformerConfig, weight_conversions
 
 
+PARAMETERS = "_tl_posgen_parameters"  # attribute of a model made here: the number of weights before conversion
+
+
 class Tried(NamedTuple):
     """Random tokens, and the logits of the Hugging Face model."""
 
@@ -107,8 +110,8 @@ def require_same_logits(model: Model, tried: Tried, name: str) -> None:
     same, error, allowed = logit_error(converted, original, model.cfg.dtype)
     if not same:
         raise UnsupportedModelError(
-            f"{name}: as a HookedTransformer its logits differ by {error:.2g} ({allowed:.2g} is allowed), "
-            "so TransformerLens computes something else; use backend='bridge'." + rounding_remedy(model.cfg.dtype)
+            f"{name}: as a {type(model).__name__} its logits differ by {error:.2g} ({allowed:.2g} is allowed), "
+            "so TransformerLens computes something else." + rounding_remedy(model.cfg.dtype)
         )
 
 
@@ -125,8 +128,9 @@ def as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
             name, hf_model=hf_model, tokenizer=copy.deepcopy(tokenizer), dtype=dtype, **place
         )
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = first_line(error).split(" Available architectures:")[0]  # a hundred of them
         raise UnsupportedModelError(
-            f"{name}: TransformerLens has no bridge for {type(hf_model).__name__} ({first_line(error)})"
+            f"{name}: TransformerLens has no bridge for {type(hf_model).__name__} ({reason})"
         ) from error
     if tokenizer.eos_token is None:
         # the bridge has given its copy an end-of-text token that the model has no embedding for, and texts can hold it
@@ -147,17 +151,31 @@ def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backe
     """
     hf_model = make()
     tried, model = try_out(hf_model, name), None
+    n_parameters = sum(weight.numel() for weight in hf_model.parameters())
+    # TransformerLens loads a tokenizer anew with add_bos_token=True, unless it says that it has it: it stays as it is
+    words = copy.deepcopy(tokenizer)
+    adds_bos = words.init_kwargs.pop("add_bos_token", None)
+    words.init_kwargs["add_bos_token"] = True
     if backend != "bridge":
         try:
-            model = as_hooked(hf_model, tokenizer, name, device, tried)
-        except ModelError:
+            model = as_hooked(hf_model, words, name, device, tried)
+        except ModelError as error:
             if backend != "auto":
-                raise
+                remedy = ""
+                with suppress(ModelError):  # named only where it works
+                    other = as_bridge(make() if is_released(hf_model) else hf_model, words, name, device)
+                    require_same_logits(other, tried, name)
+                    remedy = "; use backend='bridge'"
+                raise type(error)(str(error).rstrip(".") + remedy) from error
     if model is None:
-        model = as_bridge(make() if is_released(hf_model) else hf_model, tokenizer, name, device)
+        model = as_bridge(make() if is_released(hf_model) else hf_model, words, name, device)
+    own = model.tokenizer.init_kwargs
+    own.pop("add_bos_token", None)
+    own |= {} if adds_bos is None else {"add_bos_token": adds_bos}
     # whether the tokenizer puts its BOS token in front of a text by default
     ids, plain = tokenizer("a").input_ids, tokenizer("a", add_special_tokens=False).input_ids
     model.cfg.default_prepend_bos = len(ids) > len(plain) and ids[0] == tokenizer.bos_token_id
+    vars(model)[PARAMETERS] = n_parameters
     return model
 
 

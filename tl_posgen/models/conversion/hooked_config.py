@@ -54,7 +54,7 @@ def hooked_settings(config: Any, architecture: str) -> dict[str, Any]:
     recipe."""
     if architecture not in RECIPES:
         raise UnsupportedModelError(
-            f"{architecture} cannot be made a HookedTransformer here (only {', '.join(RECIPES)}); use backend='bridge'"
+            f"{architecture} cannot be made a HookedTransformer here (only {', '.join(RECIPES)})"
         )
     converter, own = RECIPES[architecture]
     own = {name: value(config) if callable(value) else value for name, value in own.items()}
@@ -125,5 +125,5 @@ def rotary(config: Any, d_head: int) -> dict[str, Any]:
             "yarn_truncate": rope.get("truncate", True),
         }
     elif kind != "default":
-        raise UnsupportedModelError(f"HookedTransformer has no {kind!r} RoPE scaling; use backend='bridge'")
+        raise UnsupportedModelError(f"HookedTransformer has no {kind!r} RoPE scaling")
     return settings

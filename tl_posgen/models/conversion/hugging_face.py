@@ -1,18 +1,21 @@
-"""Reading a directory with transformers: config, tokenizer, model; whatever is wrong is refused in one line."""
+"""Reading a directory or GGUF file with transformers: config, tokenizer, model; faults are refused in one line."""
 
 import copy
+import io
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from tl_posgen.errors import ModelError
-from tl_posgen.models.conversion.source import COMPUTED, first_line
-from tl_posgen.models.conversion.weights import StoredWeights
+from tl_posgen.models.conversion.gguf_file import from_place, gguf_config
+from tl_posgen.models.conversion.source import COMPUTED, first_line, is_gguf
+from tl_posgen.models.conversion.weights import StoredWeights, fault_of
 from tl_posgen.models.memory import memory_of
 
 # fields of the configs of all families that must be whole numbers above 0, and numbers above 0
@@ -27,14 +30,22 @@ POSITIVE = re.compile(
 
 
 def read_config(directory: Path, trust_remote_code: bool) -> Any:
-    """Read the Hugging Face config of a directory, without the network; ModelError names the field that is wrong."""
+    """Read the Hugging Face config of a directory, without the network; ModelError names the field that is wrong, or
+    the method by which the weights are quantised."""
     from transformers import AutoConfig
 
+    if is_gguf(directory):
+        return copy.deepcopy(gguf_config(directory, directory.stat().st_mtime_ns))
     try:
         written = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         for name, value in entries(written):
             if wrong := what_is_wrong(name, value):
                 raise ModelError(f"{directory}: config.json says {name} = {value!r}; {wrong}")
+            if name.endswith("quantization_config.quant_method"):
+                raise ModelError(
+                    f"{directory}: quantised weights ({value}) are not measured; give the model that they were made "
+                    "of, in float32 or bfloat16"
+                )
         return AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except ModelError:
         raise
@@ -71,7 +82,8 @@ def load_tokenizer(directory: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+        place, where = from_place(directory)
+        return AutoTokenizer.from_pretrained(place, **where, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception on a broken tokenizer.json
         raise ModelError(f"{directory}: its tokenizer cannot be used: {first_line(error)}") from error
 
@@ -90,6 +102,13 @@ def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], tru
 
     meta = {"dtype": dtype, "device_map": "meta", "use_safetensors": True, "trust_remote_code": trust_remote_code}
     planned, report = from_pretrained(AutoModelForCausalLM, directory, config, directory, **meta)
+    require_all(directory, report, "config.json")
+    require_memory(directory, sum(weight.numel() for weight in planned.parameters()), planned.dtype)
+    return Planned(type(planned), planned.dtype)
+
+
+def require_all(place: Path, report: Mapping[str, Any], config: str) -> None:
+    """Refuse weights that are not those of the model of this config."""
     wrong = {
         "lack {} ({} tensors are missing)": sorted(report["missing_keys"]),
         "hold {} in another size ({} tensors do)": sorted(name for name, *_ in report["mismatched_keys"]),
@@ -100,23 +119,45 @@ def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], tru
     for words, names in wrong.items():
         if names:
             found = words.format(names[0], len(names))
-            raise ModelError(f"{directory}: the weights {found}; the checkpoint does not belong to config.json")
-    n_weights, held = sum(weight.numel() for weight in planned.parameters()), memory_of(torch.device("cpu"))
-    if held is not None and (needed := n_weights * planned.dtype.itemsize) > held:
+            raise ModelError(f"{place}: the weights {found}; the checkpoint does not belong to {config}")
+
+
+def require_memory(place: Path, n_weights: int, dtype: torch.dtype) -> None:
+    """Refuse more weights than the memory of this machine holds."""
+    held = memory_of(torch.device("cpu"))
+    if held is not None and (needed := n_weights * dtype.itemsize) > held:
         raise ModelError(
-            f"{directory}: {n_weights / 1e9:.1f} billion weights need {needed / 1e9:.0f} GB in {planned.dtype}, and "
+            f"{place}: {n_weights / 1e9:.1f} billion weights need {needed / 1e9:.0f} GB in {dtype}, and "
             f"this machine has {held / 1e9:.0f} GB; load a smaller model or dtype"
         )
-    return Planned(type(planned), planned.dtype)
+
+
+def load_gguf(path: Path, config: Any, dtype: torch.dtype, **more: Any) -> Any:
+    """Load the model of a GGUF file, its weights dequantised, in evaluation mode, with eager attention."""
+    import transformers
+
+    if hasattr(transformers, "GgufConfig"):  # else a GPU may get the blocks as they are
+        more["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    options = {"gguf_file": path.name, "dtype": dtype, **more}
+    with redirect_stderr(io.StringIO()):  # a progress bar that no setting of transformers silences
+        hf_model, report = from_pretrained(transformers.AutoModelForCausalLM, path, config, path.parent, **options)
+    require_all(path, report, "its metadata")
+    for name, weight in hf_model.named_parameters():
+        if fault := fault_of(name, weight):
+            raise ModelError(f"{path}: {name} {fault}")
+    if quantiser := getattr(hf_model, "hf_quantizer", None):
+        quantiser.remove_quantization_config(hf_model)  # with it save_pretrained refuses
+    hf_model.config.name_or_path = str(path)
+    return hf_model.eval()
 
 
 def load_hf_model(
-    directory: Path, config: Any, planned: Planned, dtype: torch.dtype, weights: StoredWeights, **more: Any
+    directory: Path, config: Any, kind: type, dtype: torch.dtype, weights: StoredWeights, **more: Any
 ) -> Any:
     """Load the model of a directory in evaluation mode, with eager attention; each tensor is read once and looked
     at."""
     options = {"dtype": dtype, "state_dict": dict(weights.tensors), **more}
-    hf_model, _ = from_pretrained(planned.kind, directory, config, None, **options)
+    hf_model, _ = from_pretrained(kind, directory, config, None, **options)
     weights.require_finite()
     hf_model.config.name_or_path = str(directory)
     return hf_model.eval()

@@ -12,6 +12,8 @@ from tl_posgen.errors import InputError, ModelError
 MINI = Path(__file__).resolve().parents[1] / "mini"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+ADAPTER = "adapter_config.json"
+SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 # buffers that older versions of transformers saved and newer ones compute
 COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|embed_positions|position_ids|attn\.bias|attention\.bias)$")
 DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -19,7 +21,8 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @dataclass(frozen=True)
 class Source:
-    """Directory with config.json and *.safetensors, and that of the tokenizer; `name`, `revision` as in `Origin`."""
+    """Directory with config.json and *.safetensors, or a GGUF file, and that of the tokenizer; `name`, `revision` as in
+    `Origin`."""
 
     name: str
     directory: Path
@@ -27,13 +30,21 @@ class Source:
     revision: str | None = None
 
 
+def is_gguf(place: Path) -> bool:
+    return place.suffix == ".gguf"
+
+
 def local_directory(name: str | os.PathLike) -> Path | None:
-    """Return where "mini", or a directory here, lies; None of anything else, ModelError of what can be no name."""
+    """Return where "mini", a directory or a GGUF file here lies: the file of a directory that holds one and no
+    safetensors. None of anything else, ModelError of what can be no name."""
     words = os.fspath(name)
     path = MINI if words == "mini" else Path(words).expanduser()
     if not words.strip() or "\0" in words or max(map(len, path.parts), default=0) > 255:
         raise ModelError(f"{words!r}: neither a directory nor a name of a model")
-    return path.resolve() if path.is_dir() else None
+    if path.is_dir():
+        files = [] if any(path.glob("*.safetensors")) else [*path.glob("*.gguf")]
+        path = files[0] if len(files) == 1 else path
+    return path.resolve() if path.is_dir() or (is_gguf(path) and path.is_file()) else None
 
 
 def find_source(
@@ -47,9 +58,13 @@ def find_source(
     if directory is None:
         local = Path(words).expanduser()
         if local.exists():
-            raise ModelError(f"{words} is a file; give the directory that holds config.json and the weights")
+            raise ModelError(
+                f"{words} is a file; give the directory that holds config.json and the weights, or a GGUF file (*.gguf)"
+            )
         if local.is_absolute() or words.startswith((".", "~")) or words.count("/") > 1 or "\\" in words:
             raise ModelError(f"{words}: no such directory")
+        if is_gguf(local):
+            raise ModelError(f"{words}: no such file")
         directory = download(words, revision)
         commit = directory.name
     require_files(directory, with_tokenizer=other is None)
@@ -59,7 +74,7 @@ def find_source(
 def tokenizer_directory(tokenizer: str | os.PathLike) -> Path:
     """Return the directory of a tokenizer; InputError where there is none."""
     here = local_directory(tokenizer)
-    if here is None or not any((here / name).is_file() for name in TOKENIZERS):
+    if here is None or not (is_gguf(here) or any((here / name).is_file() for name in TOKENIZERS)):
         raise InputError(f"{os.fspath(tokenizer)}: no tokenizer there; give tokenizer=, a directory that holds one")
     return here
 
@@ -113,7 +128,16 @@ def hub_errors(name: str, revision: str | None) -> Iterator[None]:
 
 
 def require_files(here: Path, *, with_tokenizer: bool) -> None:
-    """Refuse a directory without config, safetensors or tokenizer. Pickled weights are not read: they can run code."""
+    """Refuse a directory without config, safetensors or tokenizer, or with an adapter; a part of a GGUF file. Pickled
+    weights are not read: they can run code."""
+    if is_gguf(here):
+        if SPLIT.search(here.name):
+            raise ModelError(f"{here}: a part of a split model; join the parts: llama-gguf-split --merge FIRST WHOLE")
+        return
+    if (here / ADAPTER).is_file():
+        raise ModelError(why_no_adapter(here))
+    if len(files := sorted(here.glob("*.gguf"))) > 1 and not any((here / name).is_file() for name in WEIGHTS):
+        raise ModelError(f"{here}: holds {len(files)} GGUF files; give one of them, {files[0]} for instance")
     if not (here / "config.json").is_file():
         raise ModelError(f"{here}: no config.json; give a directory that save_pretrained wrote")
     if not any((here / name).is_file() for name in WEIGHTS):
@@ -125,6 +149,15 @@ def require_files(here: Path, *, with_tokenizer: bool) -> None:
         raise ModelError(
             f"{here}: no tokenizer; give tokenizer=, a directory that holds one, or save one there with save_pretrained"
         )
+
+
+def why_no_adapter(here: Path) -> str:
+    """Say that an adapter, beside its base model or alone, is not added, and how to get a model that holds it."""
+    merged = "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) of the package peft"
+    if any((here / name).is_file() for name in WEIGHTS):
+        beside = f"{here}: {ADAPTER} beside the weights is an adapter, which is not added here"
+        return f"{beside}; merge it ({merged}), or move it away to measure the base model"
+    return f"{here}: an adapter without its base model; merge them ({merged}) and save the tokenizer there too"
 
 
 def first_line(error: BaseException) -> str:

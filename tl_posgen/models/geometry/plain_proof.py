@@ -50,8 +50,7 @@ def own_difference(backend: Backend) -> str | None:
         parting = where_streams_part(backend, tokens)
     return (
         f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: logits "
-        f"{differ}. What it shows is not that model's attention; load it "
-        'with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to TransformerLens.'
+        f"{differ}. What it shows is not that model's attention; report the difference to TransformerLens."
         + rounding_remedy(dtype)
     )
 

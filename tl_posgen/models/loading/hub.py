@@ -11,8 +11,9 @@ import torch
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.errors import ModelError
+from tl_posgen.models.conversion.gguf_file import gguf_reader
 from tl_posgen.models.conversion.hugging_face import read_config
-from tl_posgen.models.conversion.source import WEIGHTS, hub_errors, official_name
+from tl_posgen.models.conversion.source import WEIGHTS, hub_errors, is_gguf, official_name
 from tl_posgen.models.conversion.weights import stored_weights
 from tl_posgen.models.memory import IMPORTS, PEAK, need_of_pass
 
@@ -70,7 +71,10 @@ def shape_of(name: str | Path, revision: str | None = None) -> Shape:
 
 
 def shape_of_directory(directory: Path) -> Shape:
-    """Return the shape that the headers of its safetensors give."""
+    """Return the shape that the headers of its safetensors, or of a GGUF file, give."""
+    if is_gguf(directory):
+        n_weights = sum(int(tensor.n_elements) for tensor in gguf_reader(directory).tensors)
+        return shape_from(directory, {"F32": n_weights})  # as they are loaded
     if not any((directory / name).is_file() for name in WEIGHTS):
         raise ModelError(f"{directory}: no weights; save the model with save_pretrained")
     counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Loading a model by name or directory, as a HookedTransformer or a TransformerBridge."""
+"""Loading a model by name, directory or GGUF file, as a HookedTransformer or a TransformerBridge."""
 
 import os
 import textwrap
@@ -14,7 +14,15 @@ from tl_posgen.arithmetic import full_precision
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Origin
 from tl_posgen.models.conversion.convert import build, hooked_parts
-from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokenizer, plan, read_config
+from tl_posgen.models.conversion.gguf_file import quantisation_of, read_once
+from tl_posgen.models.conversion.hugging_face import (
+    load_gguf,
+    load_hf_model,
+    load_tokenizer,
+    plan,
+    read_config,
+    require_memory,
+)
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import MINI, Source, find_source, local_directory
 from tl_posgen.models.conversion.weights import require_layers, stored_weights
@@ -43,15 +51,18 @@ def load_model(
 
     Args:
         name_or_directory: a name on huggingface.co, a directory that save_pretrained wrote (no network is needed then),
-            or "mini", the small model that comes with this package.
+            a GGUF file or a directory that holds one (with the package gguf; weights are dequantised), or "mini", the
+            small model that comes with this package.
         backend: "hooked" for a HookedTransformer (TransformerLens 3.9, ten architectures), "bridge" for a
             TransformerBridge, "auto" for the first that can have the same logits as the Hugging Face model.
         dtype: of the weights, such as torch.float32 or "float32". "auto" is the checkpoint's, as in transformers, with
-            two exceptions: float16 on a CPU becomes float32, and so does "mini". Analyses take q and k to float32 at
-            least. A CPU without instructions for bfloat16 computes 4 to 10 times slower in it than in float32.
+            three exceptions: float16 on a CPU becomes float32, and so do "mini" and a GGUF file. Analyses take q and k
+            to float32 at least. A CPU without instructions for bfloat16 computes 4 to 10 times slower in it than in
+            float32.
         device: "cuda", "cuda:1", "mps", "cpu"; "cuda" where there is one, else "cpu", if left out or "auto".
         revision: branch, tag or commit on huggingface.co; a checkpoint, for instance.
-        tokenizer: a directory, or "mini", with another tokenizer than the model's own, or for one that has none.
+        tokenizer: a directory, a GGUF file, or "mini", with another tokenizer than the model's own, or for one that has
+            none.
         device_map: accelerate's, such as "auto" or {"": "cuda:0"}: spreads the model over devices, as a
             TransformerBridge; leave `device` out then.
         trust_remote_code: run the repository's own Python code. Only for repositories you trust.
@@ -62,7 +73,8 @@ def load_model(
 
     Raises:
         ModelError: nothing found under that name, missing files, no network, pickled weights only, NaN or inf weights,
-            a config.json that no model can be made of or that belongs to other weights, more than memory holds.
+            quantised weights outside GGUF, an adapter that is not merged, a config.json that no model can be made of or
+            that belongs to other weights, a GGUF file that transformers cannot read, more than memory holds.
         UnsupportedModelError: the architecture cannot be had with that backend.
         InputError: an unknown backend, a device or dtype that nothing can be computed in, a revision of what is here,
             no tokenizer where one was said to be.
@@ -132,21 +144,29 @@ def load_source(source: Source, asked: Pretrained, device: str, *, precise: bool
     """Load the model of a directory, and remember its origin."""
     trust, spread = asked.trust_remote_code, asked.device_map
     bundled = source.directory == MINI
-    with quiet():
+    more = {} if spread is None else {"device_map": spread}
+    with quiet(), read_once(source.directory) as gguf:
         config = read_config(source.directory, trust)
-        weights = stored_weights(source.directory)
-        require_layers(source.directory, config, weights)
         words = load_tokenizer(source.tokenizer, trust)
-        planned = plan(source.directory, config, as_dtype(asked.dtype), trust)
-        dtype = computed_in(planned.dtype, asked.dtype, device, precise or bundled)
-        more = {} if spread is None else {"device_map": spread}
-        make = partial(load_hf_model, source.directory, config, planned, dtype, weights, **more)
+        if gguf is None:
+            weights = stored_weights(source.directory)
+            require_layers(source.directory, config, weights)
+            kind, held = plan(source.directory, config, as_dtype(asked.dtype), trust)
+            dtype = computed_in(held, asked.dtype, device, precise or bundled)
+            make = partial(load_hf_model, source.directory, config, kind, dtype, weights, **more)
+        else:
+            held = dtype = torch.float32 if asked.dtype == "auto" else as_dtype(asked.dtype)
+            require_memory(source.directory, sum(int(tensor.n_elements) for tensor in gguf.tensors), dtype)
+            make = partial(load_gguf, source.directory, config, dtype, **more)
         model = build(make, words, source.name, device, asked.backend if spread is None else "bridge")
-    if not bundled and dtype != (usual := computed_in(planned.dtype, asked.dtype, device, precise=False)):
-        held, taken = (str(one).removeprefix("torch.") for one in (usual, dtype))
-        tqdm.write(f"{source.name} is loaded in {taken}, as {held} has too few digits here; give a dtype to choose")
+    if not bundled and dtype != (usual := computed_in(held, asked.dtype, device, precise=False)):
+        narrow, taken = (str(one).removeprefix("torch.") for one in (usual, dtype))
+        tqdm.write(f"{source.name} is loaded in {taken}, as {narrow} has too few digits here; give a dtype to choose")
     wrapped, where = wrap(model), (source.revision, source.directory, source.tokenizer)
-    wrapped.remember_origin(Origin(source.name, wrapped.backend.name, *where, trust_remote_code=trust))
+    quantised = None if gguf is None else quantisation_of(gguf)
+    wrapped.remember_origin(
+        Origin(source.name, wrapped.backend.name, *where, trust_remote_code=trust, dequantised_from=quantised)
+    )
     if reason := wrapped.difference():
         raise UnsupportedModelError(f"{source.name}: {reason}")
     return model

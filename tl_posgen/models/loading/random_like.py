@@ -46,5 +46,5 @@ def random_like(model: Model | WrappedModel, seed: int) -> Model:
             tokenizer = load_tokenizer(directory, trust) if own else model.tokenizer
             null, rule = build_random(read_config(directory, trust), tokenizer, origin.name, model, backend.name, trust)
     null.cfg.default_prepend_bos = model.cfg.default_prepend_bos
-    wrap(null).remember_origin(replace(origin, seed=seed, initialisation=rule))
+    wrap(null).remember_origin(replace(origin, seed=seed, initialisation=rule, dequantised_from=None))
     return null

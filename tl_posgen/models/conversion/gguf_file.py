@@ -1,0 +1,84 @@
+"""Reading a GGUF file with transformers, its weights dequantised."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tl_posgen.errors import ModelError
+from tl_posgen.models.conversion.source import first_line, is_gguf
+
+NOT_QUANTISED = ("F32", "F16", "BF16", "F64")
+_patched = threading.Lock()
+
+
+def from_place(place: Path) -> tuple[Path, dict[str, str]]:
+    """Return the directory, and the keyword arguments, by which transformers finds a directory or a GGUF file."""
+    return (place.parent, {"gguf_file": place.name}) if is_gguf(place) else (place, {})
+
+
+def gguf_reader(path: Path) -> Any:
+    """Parse the metadata of a GGUF file; ModelError where it is none, is damaged, or the package gguf is missing."""
+    try:
+        import gguf
+    except ImportError as error:
+        missing = "a GGUF file is read by the package gguf, which is not installed"
+        raise ModelError(f"{path}: {missing}; pip install 'gguf>=0.17'") from error
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelError(f"{path}: not a GGUF file, by its first bytes; give one, or a directory of safetensors")
+    try:
+        return gguf.GGUFReader(path)
+    except Exception as error:  # whatever numpy says of bytes that are not there
+        raise ModelError(f"{path}: a damaged GGUF file ({first_line(error)}); download it again") from error
+
+
+@contextmanager
+def read_once(place: Path) -> Iterator[Any]:
+    """Yield the reader of a GGUF file, None of a directory. While the block runs transformers gets the same reader for
+    config, tokenizer and weights, as parsing a vocabulary takes seconds each time."""
+    if not is_gguf(place):
+        yield None
+        return
+    reader = gguf_reader(place)
+    import gguf
+
+    with _patched:
+        own = gguf.GGUFReader
+        gguf.GGUFReader = lambda path, *args: reader if Path(path) == place else own(path, *args)  # pyright: ignore
+        try:
+            yield reader
+        finally:
+            gguf.GGUFReader = own
+
+
+def quantisation_of(reader: Any) -> str | None:
+    """Return what the file says it is quantised to, such as "Q4_K_M", else the type of most weights; None for none."""
+    import gguf
+
+    known = {kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in gguf.LlamaFileType}
+    field = reader.get_field("general.file_type")
+    name = None if field is None else known.get(field.contents())
+    if name is None or name == "GUESSED":
+        sizes: Counter[str] = Counter()
+        for tensor in reader.tensors:
+            sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+        name = sizes.most_common(1)[0][0]
+    return None if name in NOT_QUANTISED else name
+
+
+@lru_cache(maxsize=4)
+def gguf_config(path: Path, mtime_ns: int) -> Any:
+    """Return the config that transformers makes of the metadata; ModelError for an architecture that it cannot read."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    except Exception as error:  # each architecture has its own
+        raise ModelError(
+            f"{path}: transformers cannot read this model from GGUF ({first_line(error)}); give the directory of its "
+            "safetensors"
+        ) from error
