@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from tqdm.auto import tqdm
 
 from tl_posgen.core import registry
 from tl_posgen.core.claim import Claim, judged, judgement_of
-from tl_posgen.core.engine import analyze, refusals, supported
+from tl_posgen.core.engine import analyze, planned, refusals
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels, check_seed
 from tl_posgen.core.options import fits, require
@@ -28,6 +29,7 @@ from tl_posgen.models.provenance import model_label
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.claims import CLAIMS as POSITION
+from tl_posgen.progress import Passes, Stage
 from tl_posgen.slash.claims import CLAIMS as SLASH
 from tl_posgen.slash.slash_toy import slash_toy
 from tl_posgen.studies.emergence import emergence
@@ -104,7 +106,12 @@ def judge_claims(
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
     run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
     run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(model, null_seeds, shuffled_seeds)}
-    with Parts.kept_in(None if keep is None else Path(keep) / "parts") as parts:
+    kept = Parts.kept_in(None if keep is None else Path(keep) / "parts")
+    with kept as parts, Passes.counted(shown=progress) as passes:
+        passes.plan(planned_stages(model, prompts, claims, run) if progress else ())
+        for times in HALF_AND_TWICE if stability and progress else ():
+            with suppress(InputError):  # which is said when its turn comes
+                passes.plan(planned_stages(model, prompts, *scaled(claims, run, times)))
         judged_on = partial(results_for, model, prompts, checkpoints=checkpoints, keep=parts)
         results, reasons = judged_on(claims, run)
         again = verdicts_again(judged_on, claims, run) if stability else None
@@ -146,18 +153,23 @@ def results_for(
 
 def verdicts_again(judged_on: Callable[..., Any], claims: Sequence[Claim], run: Mapping[str, Any]) -> dict[str, str]:
     """Return the verdicts at half and at twice the prompts, as "open, held", of each claim that reads prompts."""
-    of_prompts = [claim for claim in claims if TOY not in claim.needs]
-    verdicts: dict[str, list[str]] = {claim.name: [] for claim in of_prompts}
+    verdicts: dict[str, list[str]] = {claim.name: [] for claim in claims if TOY not in claim.needs}
     for times in HALF_AND_TWICE:
-        scaled = [with_prompts(claim, times) for claim in of_prompts]
+        of_prompts, settings = scaled(claims, run, times)
         try:
-            results, reasons = judged_on(scaled, {**run, "n_prompts": int(run["n_prompts"] * times)})
+            results, reasons = judged_on(of_prompts, settings)
         except InputError as reason:
             tqdm.write(f"not judged at {times:g} times the prompts: {reason}", file=sys.stderr)
             results, reasons = {}, {}
-        for claim in scaled:
+        for claim in of_prompts:
             verdicts[claim.name].append(judgement_of(claim, results, reasons).verdict)
     return {name: ", ".join(found) for name, found in verdicts.items()}
+
+
+def scaled(claims: Sequence[Claim], run: Mapping[str, Any], times: float) -> tuple[list[Claim], dict[str, Any]]:
+    """Return the claims that read prompts, and the settings, at so many times the prompts."""
+    of_prompts = [with_prompts(claim, times) for claim in claims if TOY not in claim.needs]
+    return of_prompts, {**run, "n_prompts": int(run["n_prompts"] * times)}
 
 
 def with_prompts(claim: Claim, times: float) -> Claim:
@@ -173,31 +185,60 @@ def measure_all(
     model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any]
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """Return the results that the claims read, and why others could not be had; one forward pass gives all it can."""
+    reasons = {name: str(reason) for name, reason in refusals(measures_of(claims)[0], model).items()}
+    results: dict[str, Result] = {}
+    for measures, own in analyses_of(claims, model):
+        before = [kind.name for measure in measures for kind in measure.after if measure.runs_model]
+        if not set(before) <= set(results):
+            continue
+        after = {name: results[name] for name in before}
+        try:
+            found = analyze(subject_of(model, measures), text, measures=measures, after=after, **{**run, **own})
+            results |= {measure.name: found[measure.name] for measure in measures}
+        except ModelError as reason:
+            if not measures[0].runs_model:  # the pass that many share
+                raise
+            tqdm.write(f"{measures[0].name} is left out: {reason}", file=sys.stderr)
+            reasons[measures[0].name] = str(reason)
+    return results, reasons
+
+
+def planned_stages(model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any]) -> list[Stage]:
+    """Return every stage of the analyses of `measure_all`; of those that the model does not allow none."""
+    stages = []
+    for measures, own in analyses_of(claims, model):
+        with suppress(ModelError):
+            stages += planned(subject_of(model, measures), text, measures, {**run, **own})
+    return stages
+
+
+def subject_of(model: Any, measures: Sequence[Measure]) -> Any:
+    """Return the model, without the limit of its context for prompts longer than it."""
+    return without_context_limit(model) if measures[0].name == BEYOND else model
+
+
+def measures_of(claims: Sequence[Claim]) -> tuple[list[Measure], dict[str, dict[str, Any]]]:
+    """Return the measures that claims need of one model and text, and what these ask for of each, by name."""
     asked: dict[str, dict[str, Any]] = {}
     for claim in claims:
         for name in claim.needs:
             asked.setdefault(name, {}).update(claim.options.get(name, {}))
     elsewhere = (WITH_CHECKPOINTS, OF_MANY, TOY)
-    measures = registry.requested([measure_with(name, own) for name, own in asked.items() if name not in elsewhere])
-    reasons = {name: str(reason) for name, reason in refusals(measures, model).items()}
-    measures = supported(measures, model, skip=True)
-    shared = [measure for measure in measures if not measure.runs_model]
-    results = dict(analyze(model, text, measures=shared, **run)) if shared else {}
-    rest = [measure for measure in measures if measure.runs_model]
-    for measure in tqdm(rest, desc="claims", unit="measure", disable=not run["progress"]):
-        before = [kind.name for kind in measure.after]
-        if not set(before) <= set(results):
-            continue
-        own = {key: value for key, value in asked[measure.name].items() if key in CUT}
-        after = {name: results[name] for name in before}
-        try:
-            subject = without_context_limit(model) if measure.name == BEYOND else model
-            found = analyze(subject, text, measures=[measure], after=after, **{**run, **own})
-            results[measure.name] = found[measure.name]
-        except ModelError as reason:
-            tqdm.write(f"{measure.name} is left out: {reason}", file=sys.stderr)
-            reasons[measure.name] = str(reason)
-    return results, reasons
+    found = [measure_with(name, own) for name, own in asked.items() if name not in elsewhere]
+    return registry.requested(found), asked
+
+
+def analyses_of(claims: Sequence[Claim], model: Any) -> list[tuple[list[Measure], dict[str, Any]]]:
+    """Return the measures of every analysis with settings of its own: those that share one forward pass, then each that
+    runs the model."""
+    measures, asked = measures_of(claims)
+    refused = refusals(measures, model)
+    allowed = [measure for measure in measures if measure.name not in refused]
+    shared = [measure for measure in allowed if not measure.runs_model]
+    found: list[tuple[list[Measure], dict[str, Any]]] = [(shared, {})] if shared else []
+    for measure in (one for one in allowed if one.runs_model):
+        found.append(([measure], {key: value for key, value in asked.get(measure.name, {}).items() if key in CUT}))
+    return found
 
 
 def measure_with(name: str, options: Mapping[str, Any]) -> Measure:

@@ -1,17 +1,18 @@
-"""One progress bar for a whole analysis: counts forward passes, and estimates early how long it will take."""
+"""One progress bar for all forward passes: planned before the first, and early an estimate of how long they take."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from tqdm.auto import tqdm
 
-LONG = 20.0  # seconds: the time of a longer analysis is estimated and printed
-AGAIN = 3  # times the time that was said: then it is said again
-SAMPLE = 2.0  # seconds of forward passes (one pass at least) that the estimate needs
+LONG = 20.0  # seconds: the time of longer work is estimated and printed
+AGAIN = 1.5  # times more or less than was said: then it is said again
+SAMPLE = 2.0  # seconds of a stage's forward passes (one pass at least) that an estimate needs
 
 _counting: ContextVar["Passes | None"] = ContextVar("counting", default=None)
 
@@ -22,42 +23,57 @@ def count(n: int) -> None:
         passes.begin(n)
 
 
-def passes_begun() -> int:
-    """Return how many forward passes of the present analysis have begun; 0 where nobody counts."""
-    passes = _counting.get()
-    return 0 if passes is None else passes.done + passes.running
+@dataclass(eq=False)
+class Stage:
+    """Forward passes of one measure, or of those that share them, on one model.
+
+    Attributes:
+        name, label: of the measure, and of the model.
+        planned, done: numbers of passes, one a prompt.
+        fewer_with: options of the measure that make them fewer.
+        seconds: that the passes done took, with all that is computed between them.
+    """
+
+    name: str
+    label: str
+    planned: int = 0
+    fewer_with: tuple[str, ...] = ()
+    done: int = 0
+    seconds: float = 0.0
+
+    @property
+    def left(self) -> int:
+        return max(0, self.planned - self.done)
 
 
 class Passes:
-    """Forward passes of an analysis, one per prompt: how many are planned, how many are done, on one bar.
+    """Forward passes of one or several analyses, one per prompt, on one bar whose total never grows.
 
     A pass ends when the next one begins, so its time includes the computations on its captures.
 
     Args:
         shown: whether there is a bar; without one nothing is counted.
-        models: number of models that are measured: the model and its random inits.
-
-    Attributes:
-        planned, done: numbers of passes.
-        each: passes planned for every model, by name of the stage.
-        once: further passes planned for the first model alone, in this stage.
 
     Example:
-        >>> with Passes(shown=False, models=2) as passes, passes.stage("substitution", "mini"):
-        ...     passes.plan(40, once=7)
-        >>> passes.planned
-        87
+        >>> with Passes(shown=False) as passes:
+        ...     passes.plan([Stage("key_cut", label, 40) for label in ("mini", "random init (seed 0)")])
+        >>> passes.total
+        80
     """
 
-    def __init__(self, *, shown: bool, models: int):
-        self.shown, self.models = shown, models
-        self.planned = self.done = self.running = 0
-        self.before, self.began = 0, 0.0  # passes done before this stage, and when its first one began
-        self.words, self.then, self.announced = "", (), 0.0
-        self.purpose, self.fewer_with = "", ()
-        self.each: dict[str, int] = {}
-        self.once, self.name = 0, ""
+    def __init__(self, *, shown: bool):
+        self.shown = shown
+        self.stages: list[Stage] = []  # all that were planned, in any order
+        self.waiting: list[Stage] = []  # those that have not begun
+        self.now = Stage("", "")
+        self.running, self.began, self.said = 0, 0.0, 0.0
         self.bar: Any = None
+
+    @classmethod
+    def counted(cls, *, shown: bool) -> "AbstractContextManager[Passes]":
+        """Return new ones as a context manager; or those that are counted now, whose maker planned these too."""
+        outer = _counting.get()
+        return nullcontext(outer) if shown and outer is not None else cls(shown=shown)
 
     def __enter__(self) -> "Passes":
         self._outside: Token = _counting.set(self if self.shown else None)
@@ -66,66 +82,59 @@ class Passes:
     def __exit__(self, error: type[BaseException] | None, *_: Any) -> None:
         _counting.reset(self._outside)
         if self.bar is not None:
-            if error is None and self.planned != self.done:
-                self.resize(self.done)
+            if error is None:  # what never began was left out
+                self.stages = [one for one in self.stages if one not in self.waiting]
+                self.show()
             self.bar.close()
 
-    @contextmanager
-    def stage(self, name: str, label: str, then: Sequence[str] = (), fewer_with: Sequence[str] = ()) -> Iterator[None]:
-        """Count passes inside the block as passes of this measure and model.
+    @property
+    def total(self) -> int:
+        """How many passes there are, as far as is known."""
+        return sum(one.planned for one in self.stages)
 
-        Args:
-            name: the measure. label: the model.
-            then: names of later stages that have not planned passes yet.
-            fewer_with: options of the measure that make the passes fewer.
-        """
-        self.words, self.then, self.before = f"{name}, {label}", then, self.done
-        self.purpose, self.fewer_with = "", fewer_with
+    @property
+    def done(self) -> int:
+        """How many passes are done, but for those beyond a stage's plan, for which the bar waits."""
+        return sum(min(one.done, one.planned) for one in self.stages)
+
+    def plan(self, stages: Iterable[Stage]) -> None:
+        """Add stages, all before the first begins."""
+        added = list(stages)
+        self.stages += added
+        self.waiting += added
+
+    @contextmanager
+    def stage(self, name: str, label: str) -> Iterator[None]:
+        """Count passes inside the block as those of the next planned stage of this measure and model; it takes no more
+        when the block ends."""
+        planned = [one for one in self.waiting if (one.name, one.label) == (name, label)]
+        self.now = planned[0] if planned else Stage(name, label)
+        self.waiting = [one for one in self.waiting if one is not self.now]
         if self.bar is not None:
-            self.bar.set_description(self.words)
-        self.name, self.once = name, 0
-        self.each.setdefault(name, 0)
+            self.bar.set_description(f"{name}, {label}")
         yield
         self.end()
-        expected = self.each[name] + self.once
-        if self.shown and (missing := expected - (self.done - self.before)):  # a part that was finished before
-            self.planned -= missing
-            self.resize(self.planned)
+        if self.now.left:  # an estimate, or a part that was finished before
+            self.now.planned = self.now.done
+            self.show()
+        self.now = Stage("", "")
 
-    def plan(self, each: int, once: int = 0, purpose: str = "") -> None:
-        """Add `each` passes for every model, and `once` passes for the first model alone.
-
-        Args:
-            purpose: of the passes, for the message on their time.
-        """
-        self.purpose = purpose or self.purpose
-        self.planned += self.models * each + once
-        self.each[self.name] = self.each.get(self.name, 0) + each
-        self.once += once
-        if self.shown:
-            self.resize(self.planned)
-
-    def resize(self, total: int) -> None:
-        """Set another total, and estimate the time left from the passes from here on.
-
-        A bar in a notebook takes a new total only from its `reset`.
-        """
-        if self.bar is None:
-            self.bar = tqdm(total=total, desc=self.words, unit="pass", miniters=1, smoothing=0.05, leave=None)
-            return
-        if self.bar.disable:  # by TQDM_DISABLE: it has no times
+    def show(self) -> None:
+        """Show the present total; a bar in a notebook takes another one only from its `reset`."""
+        if self.bar is None or self.bar.disable:  # by TQDM_DISABLE: it has no times
             return
         began = self.bar.start_t
-        self.bar.reset(total)
+        self.bar.reset(self.total)
         self.bar.start_t, self.bar.n, self.bar.last_print_n = began, self.done, self.done
         self.bar.refresh()
 
     def begin(self, n: int) -> None:
         """Begin a pass of n prompts; the pass before it is done."""
-        if self.bar is None:  # of a procedure that planned nothing
-            self.resize(0)
+        if self.bar is None:
+            words = f"{self.now.name}, {self.now.label}"
+            self.bar = tqdm(total=self.total, desc=words, unit="pass", miniters=1, smoothing=0.05, leave=None)
         self.end()
-        if self.done == self.before:
+        if not self.now.done:
             self.began = perf_counter()
         self.running = n
 
@@ -133,19 +142,36 @@ class Passes:
         """End the pass that is running, if there is one."""
         if not self.running:
             return
-        self.bar.update(self.running)
-        self.done, self.running = self.done + self.running, 0
-        done, spent = self.done - self.before, perf_counter() - self.began
-        whole = spent / done * (self.planned - self.before)
-        if spent >= SAMPLE and whole > max(LONG, AGAIN * self.announced):
-            self.announced = whole
-            inits = ", random inits included" if self.models > 1 else ""
-            purpose = f": {self.purpose}" if self.purpose else ""
-            fewer = f"; fewer with {', '.join(self.fewer_with)}" if self.fewer_with else ""
-            more = f"{purpose}{fewer}" + (f"; {', '.join(self.then)} not yet counted" if self.then else "")
-            planned, amount = f"{self.planned - self.before:,} forward passes{inits}", format_duration(whole)
-            taken = f"({done} of them took {spent:.1f} s)"
-            tqdm.write(f"{self.words}: {planned}, about {amount} {taken}{more}", file=sys.stderr)
+        self.bar.update(min(self.running, self.now.left))
+        self.now.done, self.running = self.now.done + self.running, 0
+        self.now.seconds = perf_counter() - self.began
+        whole = self.seconds
+        off = max(whole, self.said) / min(whole, self.said) if self.said else AGAIN
+        if self.now.seconds >= SAMPLE and off >= AGAIN and whole > LONG:
+            self.say(whole)
+
+    @property
+    def seconds(self) -> float:
+        """How long all passes take: those left at the cost of the same measure's, or else the mean, so far."""
+        timed = [one for one in {*self.stages, self.now} if one.done]
+
+        def cost(stage: Stage) -> float:
+            alike = [one for one in timed if one.name == stage.name] or timed
+            return sum(one.seconds for one in alike) / sum(one.done for one in alike)
+
+        left = sum(one.left * cost(one) for one in self.stages if one.left)
+        return left + sum(one.seconds for one in timed)
+
+    def say(self, whole: float) -> None:
+        """Print how many passes there are and how long they take."""
+        models, largest = {one.label for one in self.stages}, max(self.stages, key=lambda one: one.left)
+        of_models = f" of {len(models)} models" if len(models) > 1 else ""
+        now = "now " if self.said else ""
+        fewer = f"; {largest.name}: fewer with {', '.join(largest.fewer_with)}" if largest.fewer_with else ""
+        taken = f"({self.now.done:,} of {self.now.name} took {self.now.seconds:.1f} s)"
+        words = f"{self.total:,} forward passes{of_models}, {now}about {format_duration(whole)} in all {taken}{fewer}"
+        tqdm.write(words, file=sys.stderr)
+        self.said = whole
 
 
 def format_duration(seconds: int | float) -> str:

@@ -37,7 +37,7 @@ from tl_posgen.models.selection import head_name, select_heads
 from tl_posgen.models.streaming.stream import chosen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.progress import Passes
+from tl_posgen.progress import Passes, Stage
 
 Prompts: TypeAlias = str | Sequence[Any] | Int[Tensor, "batch pos"] | Int[Tensor, " pos"]
 Measures: TypeAlias = str | Measure | type[Measure] | Sequence[Any] | None
@@ -145,8 +145,14 @@ def analyze(
             raise InputError("keep: another run cannot know what a metric does; give one of them")
     matrices = max((measure.matrices for measure in to_measure), default=0)
     nulls = null_models_of(wrapped, null_seeds, shuffled_seeds)
-    passes = Passes(shown=progress, models=1 + len(nulls.seeds))
-    with wrapped.exclusive("analyze"), chosen(streaming, matrices), judged_by(metric), passes, keeping as parts:
+    counted = Passes.counted(shown=progress)
+    with (
+        wrapped.exclusive("analyze"),
+        chosen(streaming, matrices),
+        judged_by(metric),
+        counted as passes,
+        keeping as parts,
+    ):
         to_measure = supported(to_measure, model, skip_unsupported)
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
         rows = rows_of_measures(to_measure, known, wrapped, prompts, cut)
@@ -165,6 +171,8 @@ def analyze(
             wrapped, prompts, rows, where, seed, fwd_hooks, nulls, in_place, passes, parts, depends_on, metric
         )
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
+        if not passes.stages:
+            passes.plan(stages_of(wrapped, prepared, prompts, rows, where, seed, nulls))
 
         # the passes
         results = analysis.results(prepared, known, {name: one | details for name, one in provenances.items()})
@@ -215,7 +223,7 @@ class Analysis:
         sides = {TRAINED: self.trained}
         for init in self.null_models:
             before = {name: one.sel(init=init) for name, one in known.items() if init in one.numbers.nulls}
-            if asked := [measure for measure in measures if self.is_measured(measure, init)]:
+            if asked := [measure for measure in measures if is_measured(measure, init, self.null_models)]:
                 sides[init] = self.datasets(asked, init, before)
         found = dict(known)
         in_order = sorted(sides, key=lambda init: init.startswith(SHUFFLED))  # random inits before shuffled weights
@@ -225,28 +233,21 @@ class Analysis:
             found[measure.name] = result_of(measure, each, {**provenances[measure.name], "shuffled_seeds": seeds})
         return found
 
-    def is_measured(self, measure: Measure, init: str) -> bool:
-        """Return whether a measure is repeated on this null model."""
-        by_default = measure.is_fed and not measure.runs_model
-        return measure.has_null and (by_default or self.null_models.for_runs or not init.startswith(SHUFFLED))
-
     def datasets(
         self, measures: Sequence[Measure], init: str | None, before: Mapping[str, xr.Dataset]
     ) -> dict[str, xr.Dataset]:
         """Return the dataset of every measure for one model, by name: the shared pass, then those that run it."""
         label = self.label(init)
         fed = [measure for measure in measures if measure.is_fed]
-        running = [measure for measure in measures if measure.runs_model]
-        later = [measure.name for measure in running] if init is None else []
         found = dict(before)
         if fed:
-            name = fed[0].name if len(fed) == 1 else f"{len(fed)} measures"
-            with self.passes.stage(name, label, later):
+            name = name_of_shared(fed)
+            with self.passes.stage(name, label):
                 found |= self.kept(name, fed, init, {}, partial(self.feed, fed, init))
-        for place, measure in enumerate(running, 1):
+        for measure in (one for one in measures if one.runs_model):
             names = [*(kind.name for kind in measure.after), *([measure.name] if measure.is_fed else [])]
             read = {name: found[name] for name in names}
-            with self.passes.stage(measure.name, label, later[place:], measure.fewer_with):
+            with self.passes.stage(measure.name, label):
                 found |= self.kept(measure.name, [measure], init, read, partial(self.run, measure, init, read))
         return {measure.name: found[measure.name] for measure in measures}
 
@@ -271,7 +272,7 @@ class Analysis:
 
     def label(self, init: str | None) -> str:
         """Return the name of the model, or of a null model."""
-        return model_label(self.wrapped) if init is None else null_label(init)
+        return label_of(self.wrapped, init)
 
     def title(self, label: str) -> str:
         """Return the label as titles have it: with the metric that is called the loss."""
@@ -286,8 +287,6 @@ class Analysis:
     def feed(self, measures: Sequence[Measure], init: str | None) -> dict[str, xr.Dataset]:
         """Return the datasets of measures that share one pass."""
         rows = self.rows[measures[0].name]
-        if init is None:
-            self.passes.plan(len(rows))
         label, wrapped = self.built(init)
         with under(wrapped, self.hooks):
             how = {**self.where, "label": self.title(label), "intervals": init is None, "seed": self.seed}
@@ -306,7 +305,6 @@ class Analysis:
             init=init,
             label=label,
             before=read,
-            planner=self.passes.plan,
             trained=self.trained.get(measure.name),
         )
         with under(wrapped, self.hooks):
@@ -314,6 +312,54 @@ class Analysis:
         if measure.is_fed:
             data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
         return {measure.name: data.assign_attrs(model=self.title(label))}
+
+
+def stages_of(
+    wrapped: WrappedModel,
+    measures: Sequence[Measure],
+    prompts: Any,
+    rows: Mapping[str, Sequence[Tensor]],
+    where: Mapping[str, Any],
+    seed: int,
+    nulls: NullModels,
+) -> list[Stage]:
+    """Return every stage of an analysis of prepared measures, with the forward passes that it will make."""
+    found = []
+    for init in (None, *nulls):
+        label = label_of(wrapped, init)
+        some = [one for one in measures if init is None or is_measured(one, init, nulls)]
+        if fed := [one for one in some if one.is_fed]:
+            found.append(Stage(name_of_shared(fed), label, len(rows[fed[0].name])))
+        for measure in (one for one in some if one.runs_model):
+            run = Run(measure, wrapped, prompts, rows[measure.name], where, seed, init)
+            found.append(Stage(measure.name, label, measure.passes(run), measure.fewer_with))
+    return found
+
+
+def planned(model: Any, prompts: Prompts, measures: Sequence[Measure], settings: Mapping[str, Any]) -> list[Stage]:
+    """Return the stages of `analyze(model, prompts, measures=measures, **settings)` of a loaded model, or refuse it."""
+    wrapped, cut = wrap(model), {name: settings[name] for name in ("length", "n_prompts", "consecutive")}
+    rows = rows_of_measures(measures, {}, wrapped, prompts, cut)
+    prepared = [measure.prepare(wrapped.model, rows[measure.name]) for measure in measures]
+    where = {"layers": None, "heads": None}
+    nulls = null_models_of(wrapped, settings["null_seeds"], None)
+    return stages_of(wrapped, prepared, prompts, rows, where, settings["seed"], nulls)
+
+
+def is_measured(measure: Measure, init: str, nulls: NullModels) -> bool:
+    """Return whether a measure is repeated on this null model."""
+    by_default = measure.is_fed and not measure.runs_model
+    return measure.has_null and (by_default or nulls.for_runs or not init.startswith(SHUFFLED))
+
+
+def name_of_shared(measures: Sequence[Measure]) -> str:
+    """Return the name of the pass that these measures share."""
+    return measures[0].name if len(measures) == 1 else f"{len(measures)} measures"
+
+
+def label_of(wrapped: WrappedModel, init: str | None) -> str:
+    """Return the name of the model, or of a null model."""
+    return model_label(wrapped) if init is None else null_label(init)
 
 
 def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -> dict[str, Any]:

@@ -250,6 +250,11 @@ class Measure:
         """Return the dataset of a running model."""
         raise NotImplementedError
 
+    def passes(self, run: "Run") -> int:
+        """Return how many forward passes `of_model` will make, one a prompt, before the first one; `run` has the model
+        itself also where its `init` is a random init. Where data decides, an estimate within a factor of 1.5."""
+        return len(run.rows)
+
     @_OfClass
     def is_fed(cls: Any) -> bool:
         """True where the shared forward pass feeds it."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.wrapped import WrappedModel
-from tl_posgen.progress import passes_begun
 
 if TYPE_CHECKING:
     from tl_posgen.core.measure import Measure
@@ -51,7 +49,6 @@ class Run:
     init: str | None = None
     label: str = ""
     before: Mapping[str, xr.Dataset] = field(default_factory=dict)
-    planner: Callable[..., None] = lambda each, once=0, purpose="": None
     trained: xr.Dataset | None = None
 
     @property
@@ -134,15 +131,8 @@ class Run:
         """Return empty sums over prompts for variables of this measure."""
         return Sums(self.measure.variables, self.measure.labels())
 
-    def plan(self, n_passes: int, once: int = 0, purpose: str = "") -> None:
-        """Announce forward passes to the progress bar, one a prompt: of every model, and of the trained one alone."""
-        if self.init is None:
-            self.planner(n_passes, once, purpose)
-
     def grid(self, cell: Callable[..., Mapping[str, Any]], **labels: Sequence[Any]) -> xr.Dataset:
         """Return `cell(**{dim: label})` at all combinations of labels, as variables with these dims in front.
-
-        The first cell tells the progress bar how many passes the others take.
 
         Args:
             cell: returns, by variable, a DataArray, or an array of the declared dims of the variable less those of
@@ -153,8 +143,7 @@ class Run:
         values: dict[str, np.ndarray] = {}
         dims: dict[str, tuple] = {}
         coords: dict[str, Any] = {dim: list(one) for dim, one in labels.items()}
-        begun = passes_begun()
-        for number, place in enumerate(product(*map(range, sizes))):
+        for place in product(*map(range, sizes)):
             found = cell(**{dim: one[at] for (dim, one), at in zip(labels.items(), place, strict=True)})
             for name, value in found.items():
                 array = value.values if isinstance(value, xr.DataArray) else np.asarray(value)
@@ -166,11 +155,6 @@ class Run:
                 if isinstance(value, xr.DataArray):
                     coords |= {str(dim): value[dim].values for dim in value.dims if dim in value.coords}
                 values[name][place] = array
-            if number == 0:
-                purpose = " x ".join(
-                    f"{dim.replace('_', ' ')} ({size})" for dim, size in zip(labels, sizes, strict=True)
-                )
-                self.plan((passes_begun() - begun) * prod(sizes), purpose=purpose)
         data = {name: ((*labels, *dims[name]), array) for name, array in values.items()}
         used = {dim for all_dims, _ in data.values() for dim in all_dims}
         known = {**LABELS, **self.measure.labels(), **coords}

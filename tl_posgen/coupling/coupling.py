@@ -138,8 +138,10 @@ class Coupling(JacobianMeasure):
         self.refuse_choices(model, len(tokens[0]))
         return self
 
+    def passes(self, run: Run) -> int:
+        return len(run.rows) * passes_of(run.tokens.shape[1], self.places(run)[1])
+
     def of_model(self, run: Run) -> xr.Dataset:
-        run.plan(len(run.rows) * passes_of(run.tokens.shape[1], self.places(run)[1]))
         number = pd.RangeIndex(len(run.rows), name="prompt")
         data: Any = xr.concat([one_prompt(self, run, prompt) for prompt in run.tokens], number)
         draws = data["chance"].stack(each=("token", "draw")).drop_vars(("each", "token", "draw"), errors="ignore")

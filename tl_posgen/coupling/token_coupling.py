@@ -123,10 +123,11 @@ class TokenCoupling(JacobianMeasure):
             raise InputError("tokens couple with each other: give two different positions at least, in longer prompts")
         return prepared
 
-    def of_model(self, run: Run) -> xr.Dataset:
+    def passes(self, run: Run) -> int:
         first, *later = tokens = self.places(run)[1]
-        sources = [*tokens, *(first for _ in later), *tokens[:-1]]
-        run.plan(len(run.rows) * passes_of(run.tokens.shape[1], sources))
+        return len(run.rows) * passes_of(run.tokens.shape[1], [*tokens, *(first for _ in later), *tokens[:-1]])
+
+    def of_model(self, run: Run) -> xr.Dataset:
         found: Any = xr.concat([one_prompt(self, run, prompt) for prompt in run.tokens], "prompt")
         return found.assign({name: found[name].transpose(*one.dims) for name, one in self.variables.items()})
 

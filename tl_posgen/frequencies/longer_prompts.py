@@ -27,7 +27,6 @@ def beyond(run: Run, data: xr.Dataset, conditions: Conditions) -> xr.DataArray:
 
     Every prompt runs whole under each rule in all chosen heads at once.
     """
-    run.plan(len(run.rows) * len(conditions.rules))
     found = [errors_of(run, data, conditions, place) for place in range(len(conditions.rules))]
     return xr.concat(found, "rule").assign_coords(rule=list(conditions.rules))
 

@@ -19,7 +19,6 @@ def rises(run: Run, conditions: Conditions) -> xr.DataArray:
     """Return the rise of the loss with one head at a time changed, [change, rule, prompt, layer, head]; 0 unchanged."""
     tokens = torch.stack([row[: conditions.inside] for row in run.rows])
     selected = select_heads(run.model, **run.where)
-    run.plan(len(tokens) * (1 + 2 * (len(conditions.rules) - 1) * sum(map(len, selected.values()))))
     changes, (_, *rules) = ("rule", "random"), conditions.rules
     edits = [f"{change} {rule}" for change in changes for rule in rules]
 

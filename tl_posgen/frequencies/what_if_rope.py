@@ -26,6 +26,7 @@ from tl_posgen.frequencies.numbers.forecast import PARTS
 from tl_posgen.frequencies.rules import FrequencyRule, RuleName
 from tl_posgen.frequencies.what_if_rope_figures import draw_check, draw_curves
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.selection import select_heads
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.position.decomposition.variance import moments_of
 from tl_posgen.report.head_figures import head_map
@@ -231,6 +232,13 @@ class WhatIfRope(Measure):
             for layer, moments in sums.by_layer("moments").items()
         }
         return sums.variables_of(forecasts).assign_attrs(first=list(self.labelled)[1])
+
+    def passes(self, run: Run) -> int:
+        assert self.inside is not None
+        n, n_rules = len(run.rows), len(self.labelled)
+        n_heads = sum(map(len, select_heads(run.model, **run.where).values()))
+        of_check = n * (1 + len(CHANGES) * (n_rules - 1) * n_heads) if self.check else 0
+        return of_check + (n * n_rules if max(map(len, run.rows)) > self.inside else 0)
 
     def of_model(self, run: Run) -> xr.Dataset:
         data, conditions = run.data, self.conditions(run.seed)

@@ -123,10 +123,13 @@ class KeyCut(Measure):
     figures = {"curves": draw_curves}
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
+    def passes(self, run: Run) -> int:
+        cuts = len(self.shares) + len(select_heads(run.model, **run.where))
+        return len(run.rows) * (1 + cuts * (1 + self.controls))
+
     def of_model(self, run: Run) -> xr.Dataset:
         shares, selected = sorted(float(share) for share in self.shares), select_heads(run.model, **run.where)
-        run.plan(len(run.rows))
-        loss = run.loss.mean(-1).numpy()  # before the first cells, whose passes are counted
+        loss = run.loss.mean(-1).numpy()
 
         def in_all_layers(share: float) -> Mapping[str, xr.DataArray]:
             return self.by_cut(run, lambda control, seed: in_running_model(run, share, control, seed))

@@ -164,22 +164,27 @@ class Profiles(Measure):
             )
         return period
 
+    def passes(self, run: Run) -> int:
+        n_heads = sum(map(len, select_heads(run.model, **run.where).values()))
+        n_edits = len(COSTS) * n_heads + len(TOGETHER) * len(counts_up_to(n_heads))
+        of_costs = min(self.cost_prompts, len(run.rows)) * (3 + n_edits) if self.costs_heads(n_heads) else 0
+        return self.n_repeated + of_costs + (len(run.rows) if self.metrics == "literature" else 0)
+
+    def costs_heads(self, n_heads: int) -> bool:
+        """Return whether costs are measured, of so many heads."""
+        return n_heads <= MOST_HEADS if self.costs is None else self.costs
+
     def of_model(self, run: Run) -> xr.Dataset:
         slash = run.found(Slash).sel(tokens="all", drop=True)
         variance = run.found(Variance).sel(tokens="without first", drop=True)
         selected = select_heads(run.model, **run.where)
-        n_heads = sum(map(len, selected.values()))
-        costs = n_heads <= MOST_HEADS if self.costs is None else self.costs
-        some = run.tokens[: self.cost_prompts] if costs else run.tokens[:0]
-        more = len(run.rows) if self.metrics == "literature" else 0
-        n_edits = len(COSTS) * n_heads + len(TOGETHER) * len(counts_up_to(n_heads))
-        run.plan(self.n_repeated + more + len(some) * (3 + n_edits))
         data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
         shares = variance[[name for name in FROM_VARIANCE if name in variance]]
         data = data.merge(shares).merge(self.on_repeated_tokens(run))
-        if more:
+        if self.metrics == "literature":
             data = data.merge(means_of(run, lambda layer: literature_metrics(layer, run.seed)))
-        if costs:
+        if self.costs_heads(sum(map(len, selected.values()))):
+            some = run.tokens[: self.cost_prompts]
             data = data.merge(head_costs(run, some, data["slash_score"], slash["best_distance"], selected))
         data["rho"] = correlations(data)
         return xr.Dataset({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})

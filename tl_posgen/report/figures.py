@@ -90,7 +90,8 @@ def thin_names(figure: go.Figure) -> None:
     """Leave a few names where they would grow with the model: in the legend of those that differ by a number, "layer
     3", and along axes whose places are given."""
     alike = defaultdict[str, list[Any]](list)
-    for trace in figure.data:
+    traces: Any = figure.data
+    for trace in traces:
         if trace["showlegend"] and trace["name"]:
             alike[re.sub(r"\d+", "#", str(trace["name"]))].append(trace)
     for traces in alike.values():

@@ -18,10 +18,12 @@ from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.models.metric import CHOSEN
+from tl_posgen.models.selection import select_heads
+from tl_posgen.rules.calibration import groups_of
 from tl_posgen.rules.head_rules import ALL, REFERENCES, WORDS
 from tl_posgen.rules.numbers.rule_scores import PREDICTING, RULES, Rule, Weights
 from tl_posgen.rules.rules_figures import draw_plan, draw_recall
-from tl_posgen.rules.trial import Trial
+from tl_posgen.rules.trial import Trial, n_steps
 from tl_posgen.stats.intervals import FEWEST
 from tl_posgen.stats.rank_correlation import rank_correlation
 
@@ -158,9 +160,17 @@ class Rules(Measure):
 
     # The passes
 
+    def passes(self, run: Run) -> int:
+        chosen = select_heads(run.model, **run.where)
+        n_groups = sum(len(groups_of(run.wrapped.layer(layer).geometry, heads)) for layer, heads in chosen.items())
+        alone = {"none": 0, "layer": len(chosen), "head": n_groups}[self.alone]
+        n_budgets, n_even = len(self.budgets), len(run.rows[::2])
+        of_odd = 2 + n_budgets * (1 + len(self.labels()["rule"]) * (1 + alone))
+        of_even = 3 + n_budgets * n_steps(n_groups, len(self.rules))
+        return (len(run.rows) - n_even) * of_odd + n_even * of_even
+
     def of_model(self, run: Run) -> xr.Dataset:
         trial = Trial(self, run)
-        run.plan(trial.n_passes)
         found = trial.recalls(trial.odd)
         kept = {name: found.mean(name) for name in ("recall", "mass", "r2", "group_recall", "kept")}
         data = xr.Dataset(kept).merge(trial.means(found)).merge(trial.rises()).merge(trial.plans())

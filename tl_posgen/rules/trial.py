@@ -23,6 +23,11 @@ from tl_posgen.rules.recalls import cheapest, recalls_of
 Losses = Float[np.ndarray, "budget prompt"]
 
 
+def n_steps(n_places: int, n_rules: int) -> int:
+    """Return how many steps of bisection find one of the recalls of so many key/value heads and rules, or none."""
+    return (n_places * n_rules).bit_length()
+
+
 class Trial:
     """The rules of one model on its prompts.
 
@@ -36,16 +41,7 @@ class Trial:
         self.rules, self.budgets = measure.labels()["rule"], measure.labels()["budget"]
         self.calibration = calibrate(run, self.even, measure.weights)
         self.places = self.calibration.places()
-        self.n_steps = (len(self.places) * len(measure.in_order)).bit_length()
         self.untouched: Losses
-
-    @property
-    def n_passes(self) -> int:
-        """Number of forward passes that it takes, one a prompt."""
-        alone = {"none": 0, "layer": len(self.calibration.groups), "head": len(self.places)}[self.measure.alone]
-        n_budgets = len(self.budgets)
-        of_odd = 2 + n_budgets * (1 + len(self.rules) * (1 + alone))
-        return len(self.odd) * of_odd + len(self.even) * (3 + self.n_steps * n_budgets)
 
     # Attention
 
@@ -145,7 +141,7 @@ class Trial:
         lowest one if the rise falls with the threshold, as bisection takes it to."""
         of_place = {place: recalls.sel(layer=place[0], key_value_head=place[1]).to_series() for place in self.places}
         thresholds = sorted(float(recall) for one in of_place.values() for recall in one)
-        low, high = 0, 2**self.n_steps - 1  # beyond the last one, all keys
+        low, high = 0, 2 ** n_steps(len(self.places), len(self.measure.in_order)) - 1  # beyond the last one, all keys
         number = self.budgets.index(budget)
 
         def planned(place: int) -> list[HeadRule]:

@@ -100,6 +100,9 @@ class BandAblation(Dominance):
                 "slash_ablation measures its slash scores with Q and K ablated"
             )
 
+    def passes(self, run: Run) -> int:
+        return len(run.rows) * len(conditions(self.schemes, run.tokens.shape[1]))
+
     def of_model(self, run: Run) -> xr.Dataset:
         planned = {one.label: one for one in conditions(self.schemes, run.tokens.shape[1])}
         slash, alone = run.found(Slash), run.found(SlashAblation)["score"].sel(tokens="all", drop=True)

@@ -111,7 +111,6 @@ class SlashTransfer(Dominance):
         return {"source": "natural"}
 
     def of_model(self, run: Run) -> xr.Dataset:
-        run.plan(len(run.rows))
         natural, drawn = run.found(Slash), random_prompts(run.rows, run.model.cfg.d_vocab, run.seed)
         sums, shown, patterns = Sums(Slash.variables), example_heads(natural), {}
 

@@ -162,10 +162,16 @@ class Sources(Measure):
 
     # The passes
 
+    @property
+    def reads_twice(self) -> bool:
+        """Whether a second pass of the prompts is needed."""
+        return self.check or any(takes_products(*place) for place in self.places)
+
+    def passes(self, run: Run) -> int:
+        return len(run.rows) * (1 + self.reads_twice) + 1
+
     def of_model(self, run: Run) -> xr.Dataset:
         groups, own = PromptGroups(self, grouped=run.init is None), dict[tuple[int, int], SourceSums]()
-        again = self.check or any(takes_products(*place) for place in self.places)
-        run.plan(len(run.rows) * (2 if again else 1) + 1)
         mean_token, layers = MeanToken(), select_heads(run.model, **run.where)
         for capture, written in read_prompts(run, self.by):
             if capture.layer == min(layers):
@@ -175,7 +181,7 @@ class Sources(Measure):
             if self.check:
                 own[capture.prompt, capture.layer] = values[f"k {TOKENS[1]}"]
         whole = total(groups.parts)
-        for capture, written in read_prompts(run, self.by) if again else ():
+        for capture, written in read_prompts(run, self.by) if self.reads_twice else ():
             written = folded(written, self.folded)
             found = self.products(run, capture, written, whole)
             if self.check:

@@ -109,8 +109,8 @@ class Bridge(Backend):
         if positions == "alibi":
             if self.model.original_model.config.model_type == "falcon":
                 raise UnsupportedModelError(
-                    f"layer {layer}: transformers' eager attention, which bridges are made of, adds Falcon's ALiBi twice "
-                    "(to the mask and to the scores), so this is not the model that was trained, which its sdpa runs"
+                    f"layer {layer}: transformers' eager attention, which bridges are made of, adds Falcon's ALiBi "
+                    "twice (to the mask and to the scores), so this is not the model that was trained, which its sdpa runs"
                 )
             return [replace(draft, encoding="alibi", alibi_slopes=alibi_slopes(draft.n_heads))]
         return [replace(draft, encoding="absolute" if positions == "standard" else "none")]

@@ -151,10 +151,12 @@ class AttentionExamples(Measure):
     ) -> Sequence[Tensor]:
         return super().prompt_tokens(model, prompts, length, n_prompts, consecutive)[:1]
 
+    def passes(self, run: Run) -> int:
+        return 2  # of its one prompt, patterns and loss
+
     def of_model(self, run: Run) -> xr.Dataset:
         r = run.found(ThreeAxis)["r_within_rows"].sel(tokens="all").transpose("layer", "head")
         picks = pick_heads(r.to_series(), self.examples, WHY, run.where["heads"])
-        run.plan(0, once=1 + bool(picks))
         n = min(CROP, len(run.rows[0]))
         none = {"pattern": (self.variables["pattern"].dims, np.zeros((0, len(SCORES), n, n)))}
         none |= {"r_within_rows": ("example", [])}

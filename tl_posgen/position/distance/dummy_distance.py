@@ -169,11 +169,14 @@ class DummyDistance(Measure):
         curve_r = xr.corr(*(data[name] - slope * d for name, slope in slopes.items()), dim="distance")
         return data.assign(slope=slopes["curve"], a_slope=slopes["a"], curve_r=curve_r)
 
+    def passes(self, run: Run) -> int:
+        own = self.labels()
+        return len(run.rows) * (1 + len(own["d0"]) + len(own["limit"])) + 1  # the tables
+
     def of_model(self, run: Run) -> xr.Dataset:
         def losses(**edit: Any) -> Float[np.ndarray, " prompt"]:
             return run.losses_under(at_dummy_distance(run.model, **edit, **run.where)).mean(-1).numpy()
 
-        run.plan(len(run.rows) + 1)
         loss = xr.Dataset({"loss": ("prompt", run.loss.mean(-1).numpy())})
         at = run.grid(lambda d0: {"loss_at": losses(distance=d0)}, d0=self.labels()["d0"])
         beyond = run.grid(lambda limit: {"loss_beyond": losses(beyond=limit)}, limit=self.labels()["limit"])

@@ -147,6 +147,9 @@ class LengthExtrapolation(Measure):
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "LengthExtrapolation":
         return replace(self, inside=self.inside or int(model.cfg.n_ctx))
 
+    def passes(self, run: Run) -> int:
+        return len(run.rows) * len({"vanilla", *self.conditions})
+
     def of_model(self, run: Run) -> xr.Dataset:
         inside = len(run.rows[0]) // self.times
         conditions = list(dict.fromkeys(("vanilla", *self.conditions)))

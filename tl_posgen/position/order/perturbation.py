@@ -19,7 +19,7 @@ from tl_posgen.core.options import Count, Each, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order import cloze
-from tl_posgen.position.order.cloze import N_CHOICES, encoded_items, score_items
+from tl_posgen.position.order.cloze import N_CHOICES, EncodedItem, encoded_items, score_items
 from tl_posgen.position.order.disturbance import REACHES, Condition, Disturbance, conditions_for, disturb, draw
 from tl_posgen.position.order.numbers.swaps import Reach
 from tl_posgen.position.order.perturbation_figures import (
@@ -130,12 +130,17 @@ class Perturbation(Measure):
 
     # Its computation
 
+    def passes(self, run: Run) -> int:
+        conditions, n_ratios = conditions_for(run.model, self.conditions, **run.where), len(self.ratios)
+        of_text = len(run.rows) * (1 + len(conditions) * len(self.reaches) * n_ratios * self.n_draws)
+        n_items = len(self.cloze_items(run)[1])
+        return of_text + N_CHOICES * n_items * len(self.of_cloze(conditions)) * n_ratios
+
     def of_model(self, run: Run) -> xr.Dataset:
         conditions = conditions_for(run.model, self.conditions, **run.where)
         ratios, kept = [float(ratio) for ratio in self.ratios], {}
         shown = (self.widest, shown_ratio(ratios), 0, 0)
-        run.plan(len(run.rows))
-        loss = run.loss  # of the model in order, before the grid counts passes
+        loss = run.loss  # of the model in order
         n_clean = round(self.clean * run.tokens.shape[1])
         suffix = torch.arange(loss.shape[1]) >= loss.shape[1] - n_clean
 
@@ -170,17 +175,24 @@ class Perturbation(Measure):
     def cloze(self, run: Run, conditions: Sequence[str], ratios: Sequence[float]) -> xr.Dataset:
         """Return the scores of every cloze item; nothing where the text has none. Of random inits NaN for items beyond
         the first ITEMS_OF_INITS: they are at chance, which no more items make clearer."""
-        items = encoded_items(run.model, run.prompts, self.n_cloze, run.seed)
-        asked = items if run.init is None else items[: cloze.ITEMS_OF_INITS]
+        items, asked = self.cloze_items(run)
 
         def cell(condition: str, ratio: float) -> Mapping[str, Any]:
             how: dict[str, Any] = {"reach": self.widest, "window": self.window, "where": run.where}
             found = score_items(run.model, asked, condition, ratio, seed=run.seed * len(items), **how)
             return {name: [*scores, *[math.nan] * (len(items) - len(asked))] for name, scores in found.items()}
 
-        chosen = [one for one in conditions if self.cloze_conditions is None or one in self.cloze_conditions]
-        axes = {"condition": chosen, "ratio": ratios}
-        return run.grid(cell, **axes) if items and chosen else xr.Dataset()
+        axes = {"condition": self.of_cloze(conditions), "ratio": ratios}
+        return run.grid(cell, **axes) if items and axes["condition"] else xr.Dataset()
+
+    def cloze_items(self, run: Run) -> tuple[list[EncodedItem], list[EncodedItem]]:
+        """Return every cloze item, and those that this model gets."""
+        items = encoded_items(run.model, run.prompts, self.n_cloze, run.seed)
+        return items, items if run.init is None else items[: cloze.ITEMS_OF_INITS]
+
+    def of_cloze(self, conditions: Sequence[str]) -> list[str]:
+        """Return those of the conditions that the cloze has."""
+        return [one for one in conditions if self.cloze_conditions is None or one in self.cloze_conditions]
 
     # Its words
 

@@ -172,6 +172,9 @@ class AnyDistance(Measure):
             found[layer] = {"head_additive_r": r if known else torch.full_like(r, torch.nan)}
         return sums.variables_of(found)
 
+    def passes(self, run: Run) -> int:
+        return 0
+
     def of_model(self, run: Run) -> xr.Dataset:
         if run.init is not None:
             return xr.Dataset()

@@ -123,9 +123,21 @@ class PlanePerturbation(Measure):
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return [kind for kind in self.figures if "map_rise" in data or kind in ("curves", "bands")]
 
+    def passes(self, run: Run) -> int:
+        n_planes, by_planes = self.cells_of_map(run)
+        cells = sum(n_planes.values()) if by_planes else len(n_planes) * len(BANDS)
+        edits = len(self.edits) * (len(OF) * len(self.strengths) + len(BANDS)) + len(self.map_edits) * cells
+        return len(run.rows) * (1 + len(COSTS) * edits)
+
+    def cells_of_map(self, run: Run) -> tuple[dict[int, int], bool]:
+        """Return how many planes each layer with some has, and whether the map has planes, or else bands."""
+        geometry = geometry_of(run.wrapped, list(select_heads(run.model, **run.where)))
+        n_planes = {one.layer: len(one.rope.inv_freq) for one in geometry if one.rope.rotary_dim}
+        by_planes = self.map_by == "planes" or (self.map_by == "auto" and sum(n_planes.values()) <= MOST_CELLS)
+        return n_planes, by_planes
+
     def of_model(self, run: Run) -> xr.Dataset:
-        run.plan(len(run.rows))
-        loss = run.loss.mean(-1).numpy()  # before the first cells, whose passes are counted
+        loss = run.loss.mean(-1).numpy()
 
         def all_planes(edit: str, of: str, strength: float) -> Mapping[str, Any]:
             return {"rise": rises(run, edit, strength, of=OF[of], **run.where)}
@@ -142,9 +154,7 @@ class PlanePerturbation(Measure):
     def mapped(self, run: Run) -> xr.Dataset:
         """Return costs and shares of one plane, or band, of one layer at a time, and their correlations."""
         heads = select_heads(run.model, **run.where)
-        ropes = {one.layer: one.rope for one in geometry_of(run.wrapped, list(heads)) if one.rope.rotary_dim}
-        n_planes = {layer: len(rope.inv_freq) for layer, rope in ropes.items()}
-        by_planes = self.map_by == "planes" or (self.map_by == "auto" and sum(n_planes.values()) <= MOST_CELLS)
+        n_planes, by_planes = self.cells_of_map(run)
 
         def one_cell(map_edit: str, layer: int, planes: Any) -> Mapping[str, Any]:
             if by_planes and planes >= n_planes[layer]:

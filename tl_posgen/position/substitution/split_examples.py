@@ -128,10 +128,12 @@ class SplitExamples(Measure):
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"part": PARTS}
 
+    def passes(self, run: Run) -> int:
+        return 1 + (run.init is None)  # which chooses the heads
+
     def of_model(self, run: Run) -> xr.Dataset:
         shown = run.rows[0][:N_TOKENS]
         picks, n = self.picks(run, shown), len(shown)
-        run.plan(int(bool(picks)))
         none: dict[str, tuple] = {name: (MAP, np.zeros((0, n, n))) for name in MAPS}
         none |= {"r": (("example", "part"), np.zeros((0, len(PARTS))))}
         return captured_examples(run, shown, n, picks, examples_of, xr.Dataset(none, {"part": list(PARTS)}))
@@ -147,7 +149,6 @@ class SplitExamples(Measure):
             places = [(layer.layer, head) for head in layer.heads]
             position_r.update(zip(places, maps_of(layer).r[0].tolist(), strict=True))
 
-        run.plan(0, once=1)
         run_capture(run.wrapped, shown[None], keep, **run.where)
         return pick_heads(pd.Series(position_r, dtype=float), self.examples, WHY, run.where["heads"])
 

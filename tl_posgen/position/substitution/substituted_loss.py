@@ -34,6 +34,7 @@ from tl_posgen.report.circuits import CROP
 from tl_posgen.stats.agreement import pearson, spearman
 
 SHARES = (0.25, 0.5, 0.75)  # shares of the residual between the condition itself (0) and the unchanged model (1)
+N_DOSES = 2 * len(SHARES)  # of two stand-ins
 NO_STAND_IN = ("unchanged", "uniform_attention")
 WORTHLESS = 0.01  # nats: where attention is worth less, shares of it are noise
 REPLACED_BY = ("split", "uniform attention")
@@ -72,7 +73,6 @@ def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, A
         losses = run.losses_under(hooks(conditions[stand_in], residual_share))
         return {"dose_loss": losses.mean(1).numpy()}
 
-    run.plan(len(run.rows) * len(conditions), purpose=f"condition ({len(conditions)})")
     losses, kl = losses_and_kl(run.wrapped, run.tokens, [hooks(by) for by in conditions.values()])
     change = losses[:, 0, :CROP] - losses[0, 0, :CROP]  # the unchanged model is the first condition
     dims = ("condition", "prompt")
@@ -128,7 +128,6 @@ def score_errors(run: Run, conditions: Conditions, where: Mapping[str, Any]) -> 
         r = [pearson(exact[:, visible], scores[:, visible]) for scores in every]
         sums.add_layer(capture, {"attention_kl": torch.stack(kl), "r": torch.stack(r)})
 
-    run.plan(len(run.rows))
     replace(run, where={"heads": where["heads"]}).capture(compare)
     coords = {"layer": range(run.model.cfg.n_layers), "head": range(run.model.cfg.n_heads)}
     return sums.means().assign_coords(condition=list(conditions)).reindex(coords)
@@ -137,7 +136,6 @@ def score_errors(run: Run, conditions: Conditions, where: Mapping[str, Any]) -> 
 def costs(run: Run, n_prompts: int, width: float, replaced: xr.DataArray) -> xr.DataArray:
     """Return the rise of the loss when one head alone loses its residual, or all its attention."""
     tokens, by = run.tokens[:n_prompts], dict(zip(REPLACED_BY, (by_split(triangle(width)), by_constant), strict=True))
-    run.plan(0, once=len(tokens) * (1 + 2 * int(replaced.sum())))
 
     def hooks_of(layer: int, head: int) -> dict[str, HookList]:
         return {name: substitute(run.model, one, heads=[(layer, head)]) for name, one in by.items()}

@@ -24,6 +24,7 @@ from tl_posgen.position.substitution.hooks import by_constant, heads_from, subst
 from tl_posgen.position.substitution.numbers.splits import Threshold
 from tl_posgen.position.substitution.optimise_split import CONTROLS, optimise_split, passes_of
 from tl_posgen.position.substitution.substituted_loss import (
+    N_DOSES,
     NO_STAND_IN,
     PREDICTORS,
     REPLACED_BY,
@@ -179,6 +180,13 @@ class Substitution(Measure):
             raise InputError("search: some prompts are searched on and others reported on, so give two at least")
         return rows
 
+    def passes(self, run: Run) -> int:
+        n, heads = len(run.rows), heads_from(run.model, self.from_layer, run.where["layers"], run.where["heads"])
+        found = n * (len(conditions_of(self, run.tokens.shape[1])) + N_DOSES + 1)
+        if self.search and run.init is None:
+            found += passes_of(*map(len, self.searched_and_left(run)), self.search_steps)
+        return found + min(n, COST_PROMPTS) * (1 + 2 * len(heads)) * (self.costs_heads and run.init is None)
+
     def of_model(self, run: Run) -> xr.Dataset:
         heads = heads_from(run.model, self.from_layer, run.where["layers"], run.where["heads"])
         where: dict[str, Any] = {"gamma": self.gamma, "threshold": self.threshold, "heads": heads}
@@ -201,13 +209,17 @@ class Substitution(Measure):
             found |= {"cost_width": width}
         return data.assign_attrs(found)
 
+    def searched_and_left(self, run: Run) -> tuple[Int[Tensor, "other pos"], Int[Tensor, "left pos"]]:
+        """Return the prompts that are searched on, and those that are reported on."""
+        others = other_prompts(run.model, run.prompts, run.rows, self.search_prompts)
+        n = len(run.tokens) if len(others) else len(run.tokens) // 2
+        return (others if len(others) else run.tokens[n:]), run.tokens[:n]
+
     def searched(self, run: Run, loss: xr.DataArray, where: Mapping[str, Any], replaced: xr.DataArray) -> xr.Dataset:
         """Return the result of `optimise_split`, with the shares recovered on prompts that were not searched on."""
-        tokens, others = run.tokens, other_prompts(run.model, run.prompts, run.rows, self.search_prompts)
-        n = len(tokens) if len(others) else len(tokens) // 2
-        others = others if len(others) else tokens[n:]
-        run.plan(0, once=passes_of(len(others), n, self.search_steps))
-        found = optimise_split(run.model, others, tokens[:n], where, steps=self.search_steps, seed=run.seed)
+        others, left = self.searched_and_left(run)
+        n = len(left)
+        found = optimise_split(run.model, others, left, where, steps=self.search_steps, seed=run.seed)
         found = found.assign_coords(prompt=range(n))
         return found.assign(
             search_recovered=recovered(found["search_loss"], loss.isel(prompt=slice(n))),
