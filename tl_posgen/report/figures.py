@@ -83,7 +83,8 @@ def evenly(values: Iterable[Any], most: int = MOST_NAMES) -> list[Any]:
 
 def colours_of(n: int) -> list[str]:
     """Return n colours: different ones while there are, else a scale from the first to the last."""
-    return list(COLOURS[:n]) if n <= len(COLOURS) else sample_colorscale(SCALE, list(np.linspace(0, 0.9, n)))
+    sampled: Any = sample_colorscale(SCALE, list(np.linspace(0, 0.9, n)))
+    return list(COLOURS[:n]) if n <= len(COLOURS) else sampled
 
 
 def thin_names(figure: go.Figure) -> None:

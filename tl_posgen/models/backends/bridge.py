@@ -110,7 +110,8 @@ class Bridge(Backend):
             if self.model.original_model.config.model_type == "falcon":
                 raise UnsupportedModelError(
                     f"layer {layer}: transformers' eager attention, which bridges are made of, adds Falcon's ALiBi "
-                    "twice (to the mask and to the scores), so this is not the model that was trained, which its sdpa runs"
+                    "twice (to the mask and to the scores), so this is not the model that was trained, which its "
+                    "sdpa runs"
                 )
             return [replace(draft, encoding="alibi", alibi_slopes=alibi_slopes(draft.n_heads))]
         return [replace(draft, encoding="absolute" if positions == "standard" else "none")]

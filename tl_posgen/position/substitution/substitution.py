@@ -184,7 +184,8 @@ class Substitution(Measure):
         n, heads = len(run.rows), heads_from(run.model, self.from_layer, run.where["layers"], run.where["heads"])
         found = n * (len(conditions_of(self, run.tokens.shape[1])) + N_DOSES + 1)
         if self.search and run.init is None:
-            found += passes_of(*map(len, self.searched_and_left(run)), self.search_steps)
+            searched, left = self.searched_and_left(run)
+            found += passes_of(len(searched), len(left), self.search_steps)
         return found + min(n, COST_PROMPTS) * (1 + 2 * len(heads)) * (self.costs_heads and run.init is None)
 
     def of_model(self, run: Run) -> xr.Dataset:
