@@ -101,6 +101,14 @@ def test_the_loss_is_compared_prompt_by_prompt_where_prompts_are_the_same(intact
     assert "loss" not in compared(intact, elsewhere).dataset
 
 
+def test_shares_of_unequal_numbers_of_prompts_are_said_to_differ_by_chance(mini, alice):
+    cut = {"measures": "variance", "length": 16, "null_seeds": (), "progress": False}
+    few, many = (tl_posgen.analyze(mini, alice, n_prompts=n, **cut) for n in (2, 4))
+    told = tl_posgen.compare(few, many)["comparison"].findings()[-1]
+    assert told.startswith("The reports are of 2 and 4 prompts, and a share of position holds more chance")
+    assert "prompts, and a share" not in " ".join(tl_posgen.compare(few, few, names=("a", "b")).findings())
+
+
 def test_the_null_is_the_same_difference_between_random_inits(intact, elsewhere):
     result = compared(intact, elsewhere)
     [null] = result.nulls

@@ -107,6 +107,9 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     inits = [f"{after} - {before}", *(null_label(str(one)) for one in data["init"].values[1:])]
     data = data.assign_coords(init_label=("init", inits))
     data = measure.describe(data.assign_attrs(first=before, second=after, paired=int(paired)))
+    counts = [one.provenance.get("prompts") for one in (first, second)]
+    if counts[0] != counts[1] and any(name.startswith("variance.") for name in both):
+        data = data.assign_attrs(unequal_prompts=" and ".join(map(str, counts)))
     if not one_shape:
         n_first, n_second = (max(counted_heads(one[at]) for one in shared) for at in range(2))
         data = data.assign_attrs(n_first=n_first, n_second=n_second)
@@ -273,6 +276,11 @@ class Comparison(Measure):
         if "n_first" in own.attrs:
             n_first, n_second = (counted(int(own.attrs[name]), "head") for name in ("n_first", "n_second"))
             heads = f"means over the {n_first} of the one and the {n_second} of the other, "
+        if counts := own.attrs.get("unequal_prompts"):
+            lines.append(
+                f"The reports are of {counts} prompts, and a share of position holds more chance where prompts are "
+                "fewer: compare shares at equal numbers only."
+            )
         names = f"From {own.attrs['first']} to {own.attrs['second']}"
         return [f"{names}, {heads}intervals {kind}: {lines[0]}", *lines[1:]]
 
