@@ -111,7 +111,7 @@ def test_shares_of_unequal_numbers_of_prompts_are_said_to_differ_by_chance(mini,
 
 def test_the_null_is_the_same_difference_between_random_inits(intact, elsewhere):
     result = compared(intact, elsewhere)
-    [null] = result.nulls
+    null, _ = result.nulls  # then shuffled weights
     found = null["value"].sel(number="variance.position").transpose("report", "layer", "head")
     sides = [of_report(one, "variance.position").sel(init="0", group="all") for one in (intact, elsewhere)]
     np.testing.assert_allclose(found, np.stack([side.values for side in sides]))
@@ -122,7 +122,7 @@ def test_the_null_is_the_same_difference_between_random_inits(intact, elsewhere)
 
 def test_the_table_of_the_null_is_that_of_the_random_inits(intact, elsewhere):
     result = compared(intact, elsewhere)
-    own, null = (result.table(null=side).set_index("number") for side in (False, True))
+    own, null = (result.table(of).set_index("number") for of in ("trained", "random init"))
     assert list(own.columns[:2]) == ["mini (first)", "mini (second)"]  # alike but for their texts
     sides = [of_report(one, "variance.position").sel(init="0", group="all") for one in (intact, elsewhere)]
     label = str(result.own["label"].sel(number="variance.position").values)
