@@ -128,7 +128,7 @@ def test_the_sentences_say_the_numbers(result):
 
 def test_figures_show_the_numbers(result):
     maps = result.plot("matrix").data
-    assert len(maps) == 2 * 4
+    assert len(maps) == len(result.sides) * 4
     np.testing.assert_array_equal(maps[1].z, result.own["matrix"].sel(layer=1))
     points = [one for one in result.plot("heads").data if one.name == result.own.attrs["model"]]
     np.testing.assert_array_equal(points[0].x, result.own["estimate"].values.ravel())
