@@ -65,8 +65,9 @@ class LensLM(TemplateLM):
 
     Raises:
         MissingExtraError: lm-evaluation-harness is not installed.
-        InputError: a model without a tokenizer, a hook that the model does not have or never calls, a batch size or context below 1;
-            later: a continuation that is empty or longer than the context, a generation that is not greedy.
+        InputError: a model without a tokenizer, a hook that the model does not have or never calls, a batch size or
+            context below 1; later: a continuation that is empty or longer than the context, a generation that is not
+            greedy.
 
     The harness' `use_cache` knows a response by its request alone: give each intervention a cache of its own.
 

@@ -92,7 +92,8 @@ def test_a_norm_that_only_some_models_of_an_architecture_have(config, options, t
     model = load_model(save_config(with_sizes(config, GROUPED, **options)(), tmp_path), "bridge")
     own, streamed = (captured(model, TOKENS, EVERYTHING, choice) for choice in (False, True))
     for one, other in zip(own, streamed, strict=True):
-        assert isinstance(other, StreamedCapture) and one.geometry.qk_norm in options.values()
+        assert isinstance(other, StreamedCapture)
+        assert one.geometry.qk_norm in options.values()
         torch.testing.assert_close(other.scores(), one.scores(), atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(other.pattern, one.pattern, atol=2e-5, rtol=1e-4)
     with streaming(model):
