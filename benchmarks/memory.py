@@ -1,15 +1,17 @@
 """What a measurement takes of a machine: the peak of a process that measures a model beside its random init, and the
 seconds of each step.
 
-    python benchmarks/memory.py [--sizes 284M] [--backends bridge hooked] [--length 512] [--null-seeds 0]
+    python benchmarks/memory.py [--sizes 284M 135M] [--backends bridge hooked] [--length 512] [--null-seeds 0]
 
 A Llama with random weights of each size is written in bfloat16 to a temporary directory, and deleted afterwards. One
 process a size and backend loads it by its name, and takes three_axis, variance and mean_key of one prompt, of the model
 and of its random init: the table gives its peak memory (ru_maxrss), what of that the imports take, seconds of processor
 time from the load to the result, and the targets: 1.2 times the weights + .8 GB as a bridge, 2.2 times the weights as a
-HookedTransformer. Two sizes give a slope, bytes of peak a byte of weights, and what 8 and 70 billion weights would
-take by it. A second process times each step by itself: loading, initialising, a forward pass, and the measures beside
-it; their rates, at the larger size, say what a job of 4 prompts of 512 tokens takes of models of the shape of Llama 2.
+HookedTransformer. 135M has the shape, dtype and vocabulary (49,152) of SmolLM2, and from two prompts on the default
+measures; wanted: twice the weights + 1 GB, however many prompts. Two of the other sizes give a slope, bytes of peak a
+byte of weights, and what 8 and 70 billion weights would take by it. A second process times each step by itself:
+loading, initialising, a forward pass, and the measures beside it; their rates, at the larger size, say what a job of
+4 prompts of 512 tokens takes of models of the shape of Llama 2.
 """
 
 import argparse
@@ -30,13 +32,17 @@ SIZES = {
     "42M": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8},
     "284M": {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16},
     "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
+    "135M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9},
 }
-VOCABULARY = {"42M": 16_000, "284M": 16_000, "1B": 32_000}
-KEY_HEADS = {"42M": 8, "284M": 16, "1B": 8}
+REAL = "135M"  # SmolLM2's shape and vocabulary, in float32: rows of their own, on some numbers of prompts
+PROMPTS = (1, 2, 4, 8)
+VOCABULARY = {"42M": 16_000, "284M": 16_000, "1B": 32_000, REAL: 49_152}
+KEY_HEADS = {"42M": 8, "284M": 16, "1B": 8, REAL: 3}
 MEASURES = ["three_axis", "variance", "mean_key"]
 PASSES = 2048  # tokens of a job of the position atlas
 SHAPES = {"7 B": (6.7, 32 * 32), "70 B": (69.0, 80 * 64)}  # Llama 2: billion weights, heads of 128 numbers
 TARGETS = {"bridge": (1.2, 0.8), "hooked": (2.2, 0.0)}  # times the weights, plus GB
+REAL_TARGET = (2.0, 1.0)
 
 
 def write_model(size: str, directory: Path) -> None:
@@ -48,14 +54,15 @@ def write_model(size: str, directory: Path) -> None:
 
     more = {"vocab_size": VOCABULARY[size], "num_key_value_heads": KEY_HEADS[size], "max_position_embeddings": 2048}
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES[size], **more, dtype=torch.bfloat16))
+    dtype = torch.float32 if size == REAL else torch.bfloat16
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES[size], **more, dtype=dtype))
     model.save_pretrained(directory)
     for file in MINI.glob("tokenizer*"):
         shutil.copy(file, directory)
 
 
-def measure(directory: str, backend: str, length: int, null_seeds: list[int]) -> None:
-    """In a process of its own: peak and seconds as a line of JSON."""
+def measure(directory: str, backend: str, length: int, null_seeds: list[int], prompts: int) -> None:
+    """In a process of its own: peak and seconds as a line of JSON; of several prompts, the usual measures."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import tl_posgen
@@ -64,8 +71,9 @@ def measure(directory: str, backend: str, length: int, null_seeds: list[int]) ->
 
     tl_posgen.load_model("mini", backend)  # imports what loading needs
     imports, start = peak(), time.process_time()
-    cut = {"length": length, "n_prompts": 1, "null_seeds": null_seeds, "progress": False}
-    tl_posgen.analyze(Pretrained(directory, backend), bundled_text(), measures=MEASURES, **cut)
+    cut = {"length": length, "n_prompts": prompts, "null_seeds": null_seeds, "progress": False}
+    measures = MEASURES if prompts == 1 else None
+    tl_posgen.analyze(Pretrained(directory, backend), bundled_text(), measures=measures, **cut)
     print(json.dumps({"imports": imports, "peak": peak(), "seconds": time.process_time() - start}))
 
 
@@ -126,18 +134,19 @@ def peak() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["284M"])
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["284M", REAL])
     parser.add_argument("--backends", nargs="+", choices=list(TARGETS), default=["bridge"])
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--null-seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--prompts", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--measure", nargs=2, metavar=("DIRECTORY", "BACKEND"), help=argparse.SUPPRESS)
     parser.add_argument("--time", nargs=2, metavar=("DIRECTORY", "BACKEND"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.measure:
-        return measure(*asked.measure, asked.length, asked.null_seeds)
+        return measure(*asked.measure, asked.length, asked.null_seeds, asked.prompts)
     if asked.time:
         return time_steps(*asked.time, asked.length)
-    print("size  backend  weights GB  peak GB  imports GB  target GB  seconds", flush=True)
+    print("size  backend  prompts  weights GB  peak GB  imports GB  target GB  seconds", flush=True)
     points: dict[str, list[tuple[float, float]]] = {}
     steps: dict[str, dict[str, float]] = {}
     for size in asked.sizes:
@@ -147,12 +156,15 @@ def main() -> None:
             weights = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors")) / 1e9
             for backend in asked.backends:
                 cut = ["--length", str(asked.length), "--null-seeds", *map(str, asked.null_seeds)]
-                found = in_a_process("--measure", directory, backend, *cut)
-                steps[backend] = in_a_process("--time", directory, backend, *cut)
-                times, plus = TARGETS[backend]
-                row = f"{size:5} {backend:8} {weights:10.2f} {found['peak']:8.2f} {found['imports']:11.2f}"
-                print(f"{row} {times * weights + plus:10.2f} {found['seconds']:8.1f}", flush=True)
-                points.setdefault(backend, []).append((weights, found["peak"]))
+                times, plus = REAL_TARGET if size == REAL else TARGETS[backend]
+                for prompts in PROMPTS if size == REAL else (1,):
+                    found = in_a_process("--measure", directory, backend, *cut, "--prompts", str(prompts))
+                    row = f"{size:5} {backend:8} {prompts:7} {weights:11.2f} {found['peak']:8.2f}"
+                    rest = f"{found['imports']:11.2f} {times * weights + plus:10.2f} {found['seconds']:8.1f}"
+                    print(row, rest, flush=True)
+                if size != REAL:
+                    steps[backend] = in_a_process("--time", directory, backend, *cut)
+                    points.setdefault(backend, []).append((weights, found["peak"]))
     for backend, measured in points.items():
         if len(measured) > 1:
             (w0, p0), (w1, p1) = measured[0], measured[-1]

@@ -1,6 +1,8 @@
 """Models of a size: the checkpoint's dtype, weights that are held once, random inits in the place of the model."""
 
 import json
+import mmap
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import tl_posgen
 from tl_posgen.core.null_models import NullModels
 from tl_posgen.errors import InputError
-from tl_posgen.models.conversion.weights import is_released
+from tl_posgen.models.conversion.weights import is_released, trim
 from tl_posgen.models.loading.load import Pretrained, open_model
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.provenance import fingerprint
@@ -174,3 +176,24 @@ def test_the_weights_are_held_once(tmp_path, backend):
     (tmp_path / "config.json").write_text(json.dumps(config))
     ran = subprocess.run([sys.executable, "-c", PEAK, tmp_path, backend], capture_output=True, text=True, check=True)
     assert int(ran.stdout.split()[-1]) < 1.3 * 2 * n_weights + 30e6
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep freed memory in other ways")
+def test_memory_freed_between_what_stays_goes_back_to_the_system_and_seldom_if_asked():
+    def resident() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE / 2**20
+
+    def leave_holes() -> list[torch.Tensor]:
+        blocks = [torch.ones(2**14) for _ in range(2048)]  # of 64 KB, which come from the heap
+        return blocks[::16]
+
+    trim()
+    before = resident()
+    stays = leave_holes()
+    held = resident() - before
+    assert held > 64 + 2 * 2048 / 16 / 16
+    trim(every=1000.0)  # just done
+    assert resident() - before == pytest.approx(held, abs=2)
+    trim(every=1e-9)
+    assert resident() - before < 32
+    assert len(stays) == 128

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from captures import run
-from families import ANALYSED, CONTEXT, FAMILIES, GROUPED, SIZES, lively, save_config, with_sizes
+from families import ANALYSED, CONTEXT, FAMILIES, GROUPED, SIZES, lively, save_config, scaled_llama, with_sizes
 
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.bridge import alibi_slopes, window_of
 from tl_posgen.models.layer_table import check, geometry_of
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.streaming.stream import streaming
 from tl_posgen.models.wrapped import wrap
@@ -88,6 +89,36 @@ def test_gemma3_has_other_frequencies_in_its_window_layers(family_model):
     assert (window.window, full.window) == (6, None)
     torch.testing.assert_close(window.rope.inv_freq, inverse_frequencies(8, 10_000.0), rtol=1e-6, atol=0)
     torch.testing.assert_close(full.rope.inv_freq, inverse_frequencies(8, 1_000_000.0), rtol=1e-6, atol=0)
+
+
+def test_longrope_beyond_its_length_is_measured_once_its_short_factors_are_the_long_ones(tmp_path):
+    rope = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [1.0, 1.5, 3.0, 6.0]}
+    original = load_model(save_config(scaled_llama(**rope, **factors)(), tmp_path / "original"), "bridge")
+    tokens = torch.arange(2, 62)[None]
+    with pytest.raises(InputError, match=r"takes 32, .*longrope: set short_factor to long_factor"):
+        run(original, tokens)
+    long = save_config(scaled_llama(**rope, **factors | {"short_factor": factors["long_factor"]})(), tmp_path / "long")
+    model = load_model(long, "bridge")
+    torch.testing.assert_close(model(tokens), original(tokens), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(model(tokens[:, :20]), original(tokens[:, :20]), atol=1e-2)
+    expected = inverse_frequencies(8) / torch.tensor(factors["long_factor"])
+    for capture in run(model, tokens):
+        torch.testing.assert_close(capture.geometry.rope.inv_freq, expected, rtol=1e-6, atol=0)
+        assert type(capture) is LayerCapture  # its scores are those of the pass
+
+
+def test_dynamic_ntk_at_one_length_is_a_model_of_another_base(tmp_path):
+    n, factor, base = 200, 4.0, 10_000.0
+    rope = {"rope_type": "dynamic", "factor": factor}
+    original = load_model(save_config(scaled_llama(**rope)(), tmp_path / "original"), "bridge")
+    tokens = (torch.arange(n) % 62)[None]
+    with pytest.raises(InputError, match=r"takes 128, .*dynamic NTK: docs/models.md says how to fix them"):
+        run(original, tokens)
+    theta = base * (factor * n / CONTEXT - factor + 1) ** (8 / 6)
+    model = load_model(save_config(scaled_llama(rope_theta=theta)(), tmp_path / "fixed"), "bridge")
+    torch.testing.assert_close(model(tokens), original(tokens), atol=1e-4, rtol=1e-4)
+    assert all(type(capture) is LayerCapture for capture in run(model, tokens))
 
 
 TYPES = ["sliding_attention", "full_attention"]

@@ -43,20 +43,13 @@ class Bridge(Backend):
         rotary: Any = getattr(getattr(self.model, "rotary_emb", None), "original_component", None)
         types = getattr(rotary, "rope_type", None)
         kinds = set(types.values()) if isinstance(types, dict) else {types}
-        if "longrope" in kinds:
-            limit = rotary.config.rope_parameters["original_max_position_embeddings"]
-            return ContextLimit(limit, "beyond it the model takes other frequencies (longrope)")
+        if "longrope" in kinds and (rules := rotary.config.rope_parameters)["short_factor"] != rules["long_factor"]:
+            why = "beyond it the frequencies are others (longrope: set short_factor to long_factor to measure those)"
+            return ContextLimit(rules["original_max_position_embeddings"], why)
         if "dynamic" in kinds:
-            why = "beyond it the frequencies depend on the length (dynamic NTK)"
+            why = "beyond it the frequencies depend on the length (dynamic NTK: docs/models.md says how to fix them)"
             return ContextLimit(rotary.original_max_seq_len, why)
         return ContextLimit()
-
-    def count_parameters(self) -> int:
-        # the wrapped model holds joint matrices and their parts, and a bias of the unembedding
-        hf_model = self.model.original_model
-        with torch.device("meta"):
-            plain = type(hf_model)(copy.deepcopy(hf_model.config))
-        return sum(weight.numel() for weight in plain.parameters())
 
     def hf_attention(self, layer: int) -> Any:
         return self.model.blocks[layer].attn.original_component
@@ -109,9 +102,8 @@ class Bridge(Backend):
         if positions == "alibi":
             if self.model.original_model.config.model_type == "falcon":
                 raise UnsupportedModelError(
-                    f"layer {layer}: transformers' eager attention, which bridges are made of, adds Falcon's ALiBi "
-                    "twice (to the mask and to the scores), so this is not the model that was trained, which its "
-                    "sdpa runs"
+                    f"layer {layer}: transformers' eager attention, which a bridge follows, adds Falcon's ALiBi twice, "
+                    "to the mask and to the scores, so this is not the model that was trained (its sdpa adds it once)"
                 )
             return [replace(draft, encoding="alibi", alibi_slopes=alibi_slopes(draft.n_heads))]
         return [replace(draft, encoding="absolute" if positions == "standard" else "none")]
