@@ -114,7 +114,7 @@ def test_of_several_numbers_the_least_decides(values, verdict):
 
 def test_a_claim_with_prompts_of_its_own_is_scaled():
     [claim] = [claim for claim in CLAIMS if claim.name == "position 2"]
-    assert [with_prompts(claim, times).options["substitution"]["n_prompts"] for times in (0.5, 2.0)] == [8, 32]
+    assert [with_prompts(claim, times).options["substitution"]["n_prompts"] for times in (0.5, 2.0)] == [4, 16]
 
 
 def test_what_no_random_init_has_leaves_a_claim_open():

@@ -37,7 +37,13 @@ SEEDS = {
 }
 CLAIMED = {"null_seeds": (0, 1, 2)}
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
-PLANES = {"measures": ("plane_perturbation",), "length": 128, "n_prompts": 8, "null_seeds": (0, 1)}
+PLANES = {
+    "measures": ("perturbed planes",),
+    "length": 128,
+    "n_prompts": 8,
+    "null_seeds": (0, 1),
+    "options": repr(OPTIONS["perturbed planes"]),
+}
 JOINING = {
     "measures": ("plane_interaction", "profiles", "key_cut"),
     "n_prompts": 8,

@@ -259,7 +259,7 @@ CLAIMS = [
         "split searched over shuffled q and k",
         ("variance", "substitution"),
         two_axes,
-        {"substitution": {"n_prompts": 16, "head_costs": False}},
+        {"substitution": {"n_prompts": 8, "head_costs": False, "search_prompts": 16, "search_steps": 30}},
     ),
     Claim(
         "position",
@@ -301,7 +301,7 @@ CLAIMS = [
         "above random init's and chance",
         ("perturbation",),
         downstream,
-        {"perturbation": {"ratios": JUDGED_RATIOS, "n_draws": 2, "n_cloze": 2000, "cloze_conditions": ("words",)}},
+        {"perturbation": {"ratios": JUDGED_RATIOS, "n_draws": 2, "n_cloze": 800, "cloze_conditions": ("words",)}},
     ),
     Claim(
         "position",

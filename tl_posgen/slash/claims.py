@@ -250,6 +250,7 @@ CLAIMS = [
         "a plane; where they disagree, partly if one holds, else not held",
         ("band_ablation",),
         frequencies,
+        {"band_ablation": {"schemes": ("thirds", "wavelength")}},
     ),
     Claim(
         "slash",
