@@ -126,7 +126,7 @@ def test_some_numbers_beyond_their_nulls_are_detectable_where_the_claim_knows_it
 
 def test_a_claim_with_prompts_of_its_own_is_scaled():
     [claim] = [claim for claim in CLAIMS if claim.name == "position 2"]
-    assert [with_prompts(claim, times).options["substitution"]["n_prompts"] for times in (0.5, 2.0)] == [8, 32]
+    assert [with_prompts(claim, times).options["substitution"]["n_prompts"] for times in (0.5, 2.0)] == [4, 16]
 
 
 def test_a_null_that_lacks_what_is_measured_does_not_do_as_well():

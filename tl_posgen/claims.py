@@ -29,6 +29,7 @@ from tl_posgen.models.provenance import model_label
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.claims import CLAIMS as POSITION
+from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 from tl_posgen.progress import Passes, Stage
 from tl_posgen.slash.claims import CLAIMS as SLASH
 from tl_posgen.slash.slash_toy import slash_toy
@@ -185,7 +186,7 @@ def measure_all(
     model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any]
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """Return the results that the claims read, and why others could not be had; one forward pass gives all it can."""
-    reasons = {name: str(reason) for name, reason in refusals(measures_of(claims)[0], model).items()}
+    reasons = {name: str(reason) for name, reason in refused(measures_of(claims)[0], model).items()}
     results: dict[str, Result] = {}
     for measures, own in analyses_of(claims, model):
         before = [kind.name for measure in measures for kind in measure.after if measure.runs_model]
@@ -228,12 +229,22 @@ def measures_of(claims: Sequence[Claim]) -> tuple[list[Measure], dict[str, dict[
     return registry.requested(found), asked
 
 
+def refused(measures: Sequence[Measure], model: Any) -> dict[str, UnsupportedModelError]:
+    """Return, by name, why measures cannot be had of this model, nor its prompts beyond the training length."""
+    found, trained = refusals(measures, model), int(model.cfg.n_ctx)
+    for measure in measures:
+        if isinstance(measure, LengthExtrapolation) and measure.inside_for(model) < trained and not measure.inside:
+            why = f"prompts of {measure.times} times the training length, {trained:,} tokens, do not fit into memory"
+            found.setdefault(measure.name, UnsupportedModelError(why))
+    return found
+
+
 def analyses_of(claims: Sequence[Claim], model: Any) -> list[tuple[list[Measure], dict[str, Any]]]:
     """Return the measures of every analysis with settings of its own: those that share one forward pass, then each that
     runs the model."""
     measures, asked = measures_of(claims)
-    refused = refusals(measures, model)
-    allowed = [measure for measure in measures if measure.name not in refused]
+    reasons = refused(measures, model)
+    allowed = [measure for measure in measures if measure.name not in reasons]
     shared = [measure for measure in allowed if not measure.runs_model]
     found: list[tuple[list[Measure], dict[str, Any]]] = [(shared, {})] if shared else []
     for measure in (one for one in allowed if one.runs_model):

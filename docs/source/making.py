@@ -38,13 +38,15 @@ import tl_posgen
 from tl_posgen.coupling import TokenCoupling
 from tl_posgen.frequencies import WhatIfRope
 from tl_posgen.joining import Profiles
-from tl_posgen.position import Perturbation, Substitution, Variance
+from tl_posgen.position import Perturbation, PlanePerturbation, Substitution, Variance
+from tl_posgen.position.planes.numbers.plane_edits import EDITS
 from tl_posgen.slash import slash_toy
 from tl_posgen.sources import Sources
 from tl_posgen.studies.emergence import emergence
 
 OPTIONS = {
     "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_draws=2, n_cloze=100, cloze_conditions=None),
+    "perturbed planes": PlanePerturbation(edits=EDITS, strengths=(0.1, 0.3, 1.0)),
     "profiles": Profiles(cost_prompts=4),
     "literature": Profiles(cost_prompts=4, metrics="literature"),
     "checked sources": Sources(check=True),

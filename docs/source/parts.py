@@ -40,7 +40,13 @@ REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
 REAL_CLAIMED = {"length": 128, "n_prompts": 4}
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
-PLANES = {"measures": ("plane_perturbation",), "length": 128, "n_prompts": 8, "null_seeds": (0, 1)}
+PLANES = {
+    "measures": ("perturbed planes",),
+    "length": 128,
+    "n_prompts": 8,
+    "null_seeds": (0, 1),
+    "options": repr(OPTIONS["perturbed planes"]),
+}
 JOINING = {
     "measures": ("plane_interaction", "profiles", "key_cut"),
     "n_prompts": 8,

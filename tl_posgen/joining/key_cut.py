@@ -1,7 +1,7 @@
 """Keys cut towards rank one in the running model: what becomes of interaction, slash and loss?"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Any
 
@@ -31,6 +31,7 @@ from tl_posgen.slash.slash import Slash
 CUTS = {"mean": "mean direction", "random": "mean and random direction"}
 CURVE = ("cut", "share")
 OF_RUN = {"score": Variable("", dims=("prompt", *HEAD, "distance")), "energy_taken": Variable("")}
+MOST_LAYERS = 12  # that are also cut alone unless asked for
 NO_TURN = "nothing rotates, so there is no interaction, and no slash that RoPE makes of constant keys."
 
 
@@ -77,6 +78,7 @@ class KeyCut(Measure):
     Args:
         shares: kept of the rest of keys, in [0, 1].
         controls: how many draws of random directions.
+        each_layer: whether to cut each layer alone too; if left out, of models with up to 12 layers.
 
     Raises:
         InputError: prompts of different lengths.
@@ -95,6 +97,7 @@ class KeyCut(Measure):
 
     shares: Annotated[Sequence[Share], Each()] = (0.0, 0.25, 0.5, 0.75, 1.0)
     controls: Count = 3
+    each_layer: bool | None = None
 
     usual_prompts = 8
     words = CUTS
@@ -123,8 +126,13 @@ class KeyCut(Measure):
     figures = {"curves": draw_curves}
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "KeyCut":
+        return replace(
+            self, each_layer=model.cfg.n_layers <= MOST_LAYERS if self.each_layer is None else self.each_layer
+        )
+
     def passes(self, run: Run) -> int:
-        cuts = len(self.shares) + len(select_heads(run.model, **run.where))
+        cuts = len(self.shares) + len(select_heads(run.model, **run.where)) * bool(self.each_layer)
         return len(run.rows) * (1 + cuts * (1 + self.controls))
 
     def of_model(self, run: Run) -> xr.Dataset:
@@ -143,9 +151,9 @@ class KeyCut(Measure):
 
             return self.by_cut(run, rise)
 
-        data = run.grid(in_all_layers, share=shares).merge(run.grid(in_one_layer, layer=list(selected)))
-        data["loss"] = ("prompt", loss)
-        return data.assign({name: data[name].transpose(*one.dims) for name, one in self.variables.items()})
+        data = run.grid(in_all_layers, share=shares).assign(loss=("prompt", loss))
+        data = data.merge(run.grid(in_one_layer, layer=list(selected))) if self.each_layer else data
+        return data.assign({name: one.transpose(*self.variables[str(name)].dims) for name, one in data.items()})
 
     def by_cut(
         self, run: Run, measured: Callable[[bool, int], Mapping[str, xr.DataArray]]
@@ -176,10 +184,10 @@ class KeyCut(Measure):
             ends = f"{first.null:{form}}" + (f" to {last.of_inits.with_interval:{form}}" if own.inits else "")
             lines.append(f"{words}, mean over heads, with {kept} of the rest: {'; '.join(parts)}{in_brackets(ends)}.")
         alone = []
-        for layer in own.data["layer"].values:
+        for layer in own.data["layer"].values if self.each_layer else ():
             mean, random = (own("layer_rise", cut=which, layer=layer).plain for which in CUTS)
             alone.append(f"{layer} {mean:+.3f} ({random:+.3f})")
-        return [*lines, f"One layer alone (random direction): {', '.join(alone)}."]
+        return [*lines, *([f"One layer alone (random direction): {', '.join(alone)}."] if alone else [])]
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a cut and share: rise of the loss, slash score, interaction and energy taken."""

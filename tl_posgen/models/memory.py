@@ -1,6 +1,7 @@
 """Estimates of memory, made before anything runs, as a process that exceeds its memory is killed."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,14 @@ def control_group_limits(root: Path = Path("/")) -> list[int]:
             if limit.is_file() and (value := limit.read_text().strip()).isdigit():  # "max" where there is none
                 found.append(int(value))
     return found
+
+
+def fits_pass(model: Any, n: int, **how: Any) -> bool:
+    """Return whether `require_pass_fits` lets prompts of n tokens through."""
+    with suppress(InputError):
+        require_pass_fits(model, n, **how)
+        return True
+    return False
 
 
 def require_pass_fits(model: Any, n: int, *, is_streamed: bool, matrices: int = 0) -> None:

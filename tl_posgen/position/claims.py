@@ -283,7 +283,7 @@ CLAIMS = [
         "does not do as well",
         ("substitution",),
         two_axes,
-        {"substitution": {"n_prompts": 16, "head_costs": False}},
+        {"substitution": {"n_prompts": 8, "head_costs": False, "search_prompts": 16, "search_steps": 30}},
     ),
     Claim(
         "position",
@@ -324,7 +324,7 @@ CLAIMS = [
         "beyond the null, and chance, is accuracy in order",
         ("perturbation",),
         downstream,
-        {"perturbation": {"ratios": JUDGED_RATIOS, "n_draws": 2, "n_cloze": 2000, "cloze_conditions": ("words",)}},
+        {"perturbation": {"ratios": JUDGED_RATIOS, "n_draws": 2, "n_cloze": 800, "cloze_conditions": ("words",)}},
     ),
     Claim(
         "position",

@@ -271,6 +271,7 @@ CLAIMS = [
         "more is left without the low band than without the others, in its own dominant heads, or all if it has none",
         ("band_ablation",),
         frequencies,
+        {"band_ablation": {"schemes": ("thirds", "wavelength")}},
     ),
     Claim(
         "slash",

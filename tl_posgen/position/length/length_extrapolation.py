@@ -16,13 +16,15 @@ from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import prompts_of_one_length
+from tl_posgen.models.memory import fits_pass
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.condition_runs import BINS_INSIDE, ConditionRun, plane_noise
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
-from tl_posgen.position.length.length_figures import FIGURES, WORDS
+from tl_posgen.position.length.length_figures import FIGURES, WORDS, in_training_lengths
 
+SHORT = 256  # tokens
 N_PROMPTS = 4  # of one text, where n_prompts is left out: few have more prompts of several training lengths
 LEAST = 2 * BINS_INSIDE
 TOLERATED = 0.05  # of the variance inside; a tolerance, as without drift half of the heads are above their noise level
@@ -54,10 +56,11 @@ class LengthExtrapolation(Measure):
     of the prompts with the other, and as many positions with as many.
 
     A text is cut into prompts of times x inside tokens, 4 of them if `n_prompts` is left out; `length` is left out, or
-    equal to `inside`. `layers` and `heads` choose what is edited and measured.
+    equal to `inside`. `layers` and `heads` choose what is edited and measured. With another `inside` than the training
+    length, `inside` stands for it everywhere.
 
     Args:
-        inside: the training length; cfg.n_ctx if left out.
+        inside: the training length; if left out cfg.n_ctx, or 256 where prompts of `times` that do not fit into memory.
         times: length of the prompts, in training lengths.
         conditions: any of the four; "vanilla" is always among them.
         n_global: first tokens that every query sees under "lm_infinite" and "retrieval".
@@ -127,7 +130,7 @@ class LengthExtrapolation(Measure):
     def prompt_tokens(
         self, model: Any, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
     ) -> Sequence[Tensor]:
-        inside = self.inside or int(model.cfg.n_ctx)
+        inside = self.inside_for(model)
         if length not in (None, inside):
             raise InputError(
                 f"length {length}: length_extrapolation cuts prompts of times x inside = {self.times} x {inside} "
@@ -145,7 +148,13 @@ class LengthExtrapolation(Measure):
         require_distances(self.name, model)
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "LengthExtrapolation":
-        return replace(self, inside=self.inside or int(model.cfg.n_ctx))
+        return replace(self, inside=self.inside_for(model))
+
+    def inside_for(self, model: Any) -> int:
+        """Return `inside`; where it is left out the training length, or SHORT where prompts do not fit into memory."""
+        trained = int(model.cfg.n_ctx)
+        fits = fits_pass(model, self.times * trained, is_streamed=False, matrices=self.matrices)
+        return self.inside or (trained if fits else min(trained, SHORT))
 
     def passes(self, run: Run) -> int:
         return len(run.rows) * len({"vanilla", *self.conditions})
@@ -167,6 +176,7 @@ class LengthExtrapolation(Measure):
             return one.variables(vanilla)
 
         data = run.grid(cell, condition=conditions)
+        data = data.assign_attrs(training_length=int(run.model.cfg.n_ctx))
         return data.assign(
             plane_coordinates=data["plane_coordinates"].astype(np.float32),
             plane_noise=plane_noise(vanilla.points(), inside),
@@ -202,8 +212,10 @@ class LengthExtrapolation(Measure):
         }
 
     def findings(self, own: Numbers) -> list[str]:
+        assert self.inside is not None
+        length = in_training_lengths(self.inside, own.attrs)
         if self.times < 2:
-            return ["Nothing was run beyond the training length."]
+            return [f"Nothing was run beyond {length}."]
         conditions = own.data["condition"].values.tolist()
         numbers = {condition: self.beyond(own, condition) for condition in conditions}
         offsets = ", ".join(f"{WORDS[one]} {numbers[one]['plane_offset'].plain:.2f}" for one in conditions)
@@ -211,7 +223,7 @@ class LengthExtrapolation(Measure):
         inside = own("segment_loss", condition="vanilla", segment=0)
         noise = own.number(own.array("noise_level").median(HEAD))
         return [
-            *(f"Beyond the training length, {WORDS[one]}: {sentence_beyond(numbers[one])}." for one in conditions),
+            *(f"Beyond {length}, {WORDS[one]}: {sentence_beyond(numbers[one])}." for one in conditions),
             "Outputs of a head stay in their distribution where their Frechet distance to the unchanged model's inside "
             f"is at most {TOLERATED} above that between two halves of the prompts there, {noise:.2f} in the median "
             f"head. The unchanged model's loss inside is {inside.plain:.2f}.",

@@ -1,6 +1,6 @@
 """Figures beyond the training length: loss, drift of the outputs, entropy and normaliser."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,9 +35,9 @@ def draw_loss(result: Any) -> go.Figure:
         for number, condition in enumerate(str(condition) for condition in data["condition"].values):
             ends = interval_of(data["loss"].sel(condition=condition))
             panels.add(panel, line_with_intervals(data["bin"].values, ends, WORDS[condition], COLOURS[number]))
-    mark_training_length(panels, result)
+    mark_length(panels, result)
     subtitle = "bars: 95 % intervals over prompts; the axes differ"
-    title = f"Loss beyond the training length · {model_label(result.own)}"
+    title = f"Loss beyond {length_of(result)} · {model_label(result.own)}"
     return panels.axes("position", "loss, nats per token").finish(title, subtitle)
 
 
@@ -53,9 +53,9 @@ def draw_drift(result: Any) -> go.Figure:
         panels.add(panel, *curves(result, "segment", partial(median, name=name), mode="lines+markers"))
         note: Any = {"annotation_text": "noise level" if name == "frechet" else "no drift", "row": 1, "col": panel + 1}
         panels.figure.add_hline(y=1, line_dash="dot", **note)
-    panels.axes("segment, in training lengths").figure.update_xaxes(dtick=1)
+    panels.axes(f"segment of {result.measure.inside:,} tokens").figure.update_xaxes(dtick=1)
     subtitle = (
-        "outputs o of each head against those of the unchanged model inside the training length; median over heads; "
+        f"outputs o of each head against those of the unchanged model inside {length_of(result)}; median over heads; "
         "random init in grey"
     )
     return panels.finish(f"Drift of the outputs · {model_label(result.own)}", subtitle)
@@ -66,8 +66,8 @@ def draw_attention(result: Any) -> go.Figure:
     panels = Panels(["entropy, nats", "normaliser, ln sum exp"], columns=2, row_height=280)
     for panel, name in enumerate(ATTENTION):
         panels.add(panel, *curves(result, "bin", lambda data, name=name: data[name].mean(("layer", "head"))))
-    mark_training_length(panels, result)
-    title = f"Attention beyond the training length · {model_label(result.own)}"
+    mark_length(panels, result)
+    title = f"Attention beyond {length_of(result)} · {model_label(result.own)}"
     return panels.axes("position").finish(title, "mean over heads; random init in grey")
 
 
@@ -84,21 +84,21 @@ def draw_outputs(result: Any) -> go.Figure:
         for column, condition in enumerate(conditions):
             x, y = points.sel(condition=condition).transpose("axis", "point").values
             marker = {"color": lengths, "coloraxis": "coloraxis", "size": 3, "opacity": 0.7}
-            hover = "%{x:.2f}, %{y:.2f}<br>position, in training lengths: %{marker.color:.2f}<extra></extra>"
+            hover = "%{x:.2f}, %{y:.2f}<br>position over the length: %{marker.color:.2f}<extra></extra>"
             look = {"mode": "markers", "marker": marker, "showlegend": False, "hovertemplate": hover}
             panels.add(row * len(conditions) + column, go.Scatter(x=x, y=y, **look), circle(2))
         reach = max(2.2, 1.1 * float(abs(points).quantile(0.999)))
         panels.figure.update_xaxes(range=[-reach, reach], row=row + 1).update_yaxes(range=[-reach, reach], row=row + 1)
     times = result.own.sizes["segment"]
-    bar = {"title": "position, in<br>training lengths", "thickness": 12, "len": 400, "lenmode": "pixels", "y": 1}
+    bar = {"title": "position<br>over the length", "thickness": 12, "len": 400, "lenmode": "pixels", "y": 1}
     colours = {"colorscale": scale(times), "cmin": 0, "cmax": times, "colorbar": bar | {"yanchor": "top"}}
     panels.figure.update_layout(coloraxis=colours).update_annotations(font_size=11)
     subtitle = (
         "a layer's outputs, all heads side by side, on the first two principal components of the unchanged model's in "
-        "the second half of the training length,<br>in standard deviations there (ring: 2). Blue inside, red beyond. "
+        f"the second half of {length_of(result)},<br>in standard deviations there (ring: 2). Blue inside, red beyond. "
         "Share: of the variance inside, in this plane. Off: how far the centroid beyond is"
     )
-    title = f"Outputs inside and beyond the training length · {model_label(result.own)}"
+    title = f"Outputs inside and beyond {length_of(result)} · {model_label(result.own)}"
     return panels.axes("component 1", "component 2").finish(title, subtitle).update_layout(margin_t=125)
 
 
@@ -117,7 +117,7 @@ def circle(radius: int | float) -> go.Scatter:
 
 
 def scale(times: int) -> list[tuple[float, str]]:
-    """Return a colour scale: blue up to the training length, red beyond."""
+    """Return a colour scale: blue up to the length, red beyond."""
     blues = [(0.0, "#c6dbef"), (1 / times, "#08519c")]
     return blues + ([(1 / times, "#fdd0a2"), (1.0, "#a50f15")] if times > 1 else [])
 
@@ -136,8 +136,24 @@ def curves(result: Any, along: str, reduce: Callable[[xr.Dataset], xr.DataArray]
     return traces
 
 
-def mark_training_length(panels: Panels, result: Any) -> None:
-    note: Any = {"annotation_text": "training length", "annotation_font_size": 10}
+def length_of(result: Any) -> str:
+    """Return the length that prompts went beyond, in words."""
+    return in_training_lengths(result.measure.inside, result.own.attrs)
+
+
+def in_training_lengths(inside: int, attrs: Mapping[str, Any]) -> str:
+    """Return a length beside the training length, where it is another.
+
+    Example:
+        >>> in_training_lengths(256, {"training_length": 8192})
+        '256 tokens (trained on 8,192)'
+    """
+    trained = attrs.get("training_length", inside)
+    return "the training length" if inside == trained else f"{inside:,} tokens (trained on {trained:,})"
+
+
+def mark_length(panels: Panels, result: Any) -> None:
+    note: Any = {"annotation_text": length_of(result).removeprefix("the "), "annotation_font_size": 10}
     panels.figure.add_vline(x=result.measure.inside, line_dash="dash", line_color=NULL_COLOUR, **note)
 
 

@@ -11,17 +11,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.hooks.replace_scores import HookList
-from tl_posgen.models.loss import token_losses
-from tl_posgen.models.metric import judged_by
+from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import bos_of, given_prompts
+from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.order.disturbance import disturb, draw
 
 ITEMS_OF_INITS = 200  # at most, as they are at chance
 N_CHOICES = 4
 LEAST_LETTERS = 4
-AT_ONCE = 64  # rows of one forward pass
+AT_ONCE = 16  # rows of one forward pass
 TRIED = 4  # passages tried per wanted item, as some are too long for the model
 
 
@@ -43,15 +44,23 @@ class EncodedItem:
     gold: int
 
     @property
+    def rows(self) -> dict[tuple[int, ...], list[int]]:
+        """The choices by their tokens but the last, which follow the context: those that one row of tokens scores."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for number, choice in enumerate(self.choices):
+            found.setdefault(tuple(choice[:-1].tolist()), []).append(number)
+        return found
+
+    @property
     def longest(self) -> Int[Tensor, " pos"]:
         return torch.cat([self.context, max(self.choices, key=len)])
 
 
 class Row(NamedTuple):
-    """Tokens that the model reads for one choice of an item."""
+    """Tokens that the model reads for some choices of an item, all but their last."""
 
     item: int
-    choice: int
+    choices: list[int]
     tokens: Int[Tensor, " pos"]
 
 
@@ -127,12 +136,17 @@ def score_items(
     """
     log_p: list[dict[int, Float[Tensor, " _"]]] = [{} for _ in items]
     of_text: dict[int, list[Row]] = {}
+    wrapped = wrap(model)
 
     def score(rows: Sequence[Row], hooks: HookList) -> None:
-        with judged_by(None):
-            losses = token_losses(model, torch.stack([row.tokens for row in rows]), hooks, batch=AT_ONCE)
-        for row, loss in zip(rows, losses, strict=True):
-            log_p[row.item][row.choice] = -loss[-len(items[row.item].choices[row.choice]) :]
+        tokens = torch.stack([row.tokens for row in rows]).to(wrapped.device)
+        with wrapped.exclusive(wrapped.owner), torch.no_grad(), wrapped.model.hooks(fwd_hooks=list(hooks)):
+            logits = [one for some in tokens.split(AT_ONCE) for one in logits_of(wrapped, some)]
+        for row, of_row in zip(rows, logits, strict=True):
+            for choice in row.choices:
+                asked = items[row.item].choices[choice]
+                found = double(of_row[-len(asked) :]).log_softmax(-1).cpu()
+                log_p[row.item][choice] = found.gather(-1, asked[:, None])[:, 0]
 
     for number, item in enumerate(items):
         for rows, hooks in disturbed_rows(model, item, number, condition, ratio, seed=seed + number, **how):
@@ -161,7 +175,8 @@ def disturbed_rows(
     seed: int,
     where: Mapping[str, Any],
 ) -> Iterator[tuple[list["Row"], HookList]]:
-    """Yield the disturbed context followed by each choice, with its hooks: choices of one length together.
+    """Yield the disturbed context followed by the choices but their last tokens, with its hooks: rows of one length
+    together.
 
     Choices are never disturbed and share one draw.
     """
@@ -170,8 +185,8 @@ def disturbed_rows(
         ratio = ratio * n / total
     protected = [0, *range(n, total)]
     disturbance = draw(model, item.longest, condition, reach, ratio, seed=seed, window=window, protected=protected)
-    for length in {len(choice) for choice in item.choices}:
-        choices = [number for number, choice in enumerate(item.choices) if len(choice) == length]
-        rows = torch.stack([torch.cat([item.context, item.choices[choice]]) for choice in choices])
+    for length in {len(tokens) for tokens in item.rows}:
+        some = {tokens: choices for tokens, choices in item.rows.items() if len(tokens) == length}
+        rows = torch.stack([torch.cat([item.context, torch.tensor(one, dtype=torch.int64)]) for one in some])
         rows, hooks = disturb(model, rows, condition, disturbance, **where)
-        yield [Row(number, choice, row) for choice, row in zip(choices, rows, strict=True)], hooks
+        yield [Row(number, choices, row) for choices, row in zip(some.values(), rows, strict=True)], hooks

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES, EncodedItem, encoded_items, score_items
-from tl_posgen.position.order.disturbance import REACHES, Condition, Disturbance, conditions_for, disturb, draw
+from tl_posgen.position.order.disturbance import Condition, Disturbance, conditions_for, disturb, draw
 from tl_posgen.position.order.numbers.swaps import Reach
 from tl_posgen.position.order.perturbation_figures import (
     WORDS,
@@ -62,8 +63,8 @@ class Perturbation(Measure):
     Args:
         ratios: shares of tokens to move, in [0, 1].
         conditions: all that the model can have, if left out: only the text's where scores know no distance.
-        reaches: how far the swapped are apart: adjacent, within `window`, anything ("uniform"). A jitter moves by up to
-            1, `window`, or the length of the prompt.
+        reaches: how far the swapped are apart, any of "adjacent", "window" (within `window`), and anything ("uniform").
+            A jitter moves by up to 1, `window`, or the length of the prompt.
         n_draws: draws per prompt.
         window: tokens, of the reach "window".
         clean: share of the prompt left in order at its end.
@@ -89,12 +90,12 @@ class Perturbation(Measure):
 
     ratios: Annotated[Sequence[Share], Each()] = (0.0, 0.05, 0.1, 0.2, 0.5)
     conditions: Annotated[Sequence[Condition], Each()] | None = None
-    reaches: Annotated[Sequence[Reach], Each()] = REACHES
+    reaches: Annotated[Sequence[Reach], Each()] = ("uniform",)
     n_draws: Count = 1
     window: Count = 8
     clean: Annotated[Real, Within(0, 1, "a share, 0 or more and below 1", excluded=("high",))] = 0.25
     n_cloze: Whole = 30
-    cloze_conditions: Annotated[Sequence[Condition], Each()] | None = WITH_SENTENCE
+    cloze_conditions: Annotated[Sequence[Condition], Each()] | None = ("words",)
 
     question = "How much order does the model need?"
     one_length = True
@@ -131,10 +132,11 @@ class Perturbation(Measure):
     # Its computation
 
     def passes(self, run: Run) -> int:
-        conditions, n_ratios = conditions_for(run.model, self.conditions, **run.where), len(self.ratios)
-        of_text = len(run.rows) * (1 + len(conditions) * len(self.reaches) * n_ratios * self.n_draws)
-        n_items = len(self.cloze_items(run)[1])
-        return of_text + N_CHOICES * n_items * len(self.of_cloze(conditions)) * n_ratios
+        conditions, n_moved = conditions_for(run.model, self.conditions, **run.where), sum(map(bool, self.ratios))
+        of_text = len(run.rows) * (1 + len(conditions) * len(self.reaches) * n_moved * self.n_draws)
+        of_cloze = len(self.of_cloze(conditions))
+        n_cloze = of_cloze * n_moved + (of_cloze > 0 and n_moved < len(self.ratios))  # in order once
+        return of_text + n_cloze * sum(len(item.rows) for item in self.cloze_items(run)[1])
 
     def of_model(self, run: Run) -> xr.Dataset:
         conditions = conditions_for(run.model, self.conditions, **run.where)
@@ -169,6 +171,8 @@ class Perturbation(Measure):
         seed = (run.seed * self.n_draws + number) * n_prompts + prompt  # every prompt has draws of its own
         how: dict[str, Any] = {"seed": seed, "window": self.window, "protected": protected}
         drawn = draw(run.model, run.tokens[prompt], condition, reach, ratio, **how)
+        if not ratio:
+            return run.tokens[prompt], torch.zeros_like(run.loss[prompt]), drawn
         row, hooks = disturb(run.model, run.tokens[prompt], condition, drawn, **run.where)
         return row, run.losses(row[None], hooks)[0] - run.loss[prompt], drawn
 
@@ -177,13 +181,18 @@ class Perturbation(Measure):
         the first ITEMS_OF_INITS: they are at chance, which no more items make clearer."""
         items, asked = self.cloze_items(run)
 
-        def cell(condition: str, ratio: float) -> Mapping[str, Any]:
+        @cache
+        def score(condition: str, ratio: float) -> Mapping[str, Any]:
             how: dict[str, Any] = {"reach": self.widest, "window": self.window, "where": run.where}
             found = score_items(run.model, asked, condition, ratio, seed=run.seed * len(items), **how)
             return {name: [*scores, *[math.nan] * (len(items) - len(asked))] for name, scores in found.items()}
 
-        axes = {"condition": self.of_cloze(conditions), "ratio": ratios}
-        return run.grid(cell, **axes) if items and axes["condition"] else xr.Dataset()
+        chosen = self.of_cloze(conditions)
+
+        def cell(condition: str, ratio: float) -> Mapping[str, Any]:
+            return score(condition if ratio else chosen[0], ratio)  # in order conditions are alike
+
+        return run.grid(cell, condition=chosen, ratio=ratios) if items and chosen else xr.Dataset()
 
     def cloze_items(self, run: Run) -> tuple[list[EncodedItem], list[EncodedItem]]:
         """Return every cloze item, and those that this model gets."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.selection import select_heads
 from tl_posgen.position.planes import plane_perturbation_figures as drawn
 from tl_posgen.position.planes.hooks import perturb_planes
-from tl_posgen.position.planes.numbers.plane_edits import EDITS, Edit
+from tl_posgen.position.planes.numbers.plane_edits import Edit
 from tl_posgen.position.planes.plane_shares import CARRIED, cost_of_half, cost_share_correlations, plane_shares
 from tl_posgen.position.planes.planes import Planes
 from tl_posgen.position.planes.rope_layers import require_rope
@@ -30,6 +30,8 @@ from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope
 
 MapBy = Literal["auto", "planes", "bands"]
+SHUFFLES: tuple[Edit, ...] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
+MOST_LAYERS = 12  # that are mapped unless asked for
 MOST_CELLS = 96  # up to so many layers x planes are mapped one by one, else by frequency band
 COSTS = ("edit", "control")
 BATCH = 8  # prompts per forward pass
@@ -60,7 +62,7 @@ class PlanePerturbation(Measure):
     Args:
         edits: for curves and bands.
         strengths: in (0, 1].
-        map_edits: for the map; none for no map.
+        map_edits: for the map; none for no map. If left out, the three that shuffle, of models with up to 12 layers.
         map_by: "planes"; "bands": a third of a layer's planes at a time; "auto": planes up to 96 of them, else bands.
 
     Raises:
@@ -77,9 +79,9 @@ class PlanePerturbation(Measure):
         True
     """
 
-    edits: Annotated[Sequence[Edit], Each()] = EDITS
-    strengths: Annotated[Sequence[Threshold], Each()] = (0.1, 0.3, 1.0)
-    map_edits: Annotated[Sequence[Edit], Each(least=0)] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
+    edits: Annotated[Sequence[Edit], Each()] = SHUFFLES
+    strengths: Annotated[Sequence[Threshold], Each()] = (0.3, 1.0)
+    map_edits: Annotated[Sequence[Edit], Each(least=0)] | None = None
     map_by: MapBy = "auto"
 
     words = drawn.WORDS
@@ -123,10 +125,14 @@ class PlanePerturbation(Measure):
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return [kind for kind in self.figures if "map_rise" in data or kind in ("curves", "bands")]
 
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "PlanePerturbation":
+        usual = SHUFFLES if model.cfg.n_layers <= MOST_LAYERS else ()
+        return replace(self, map_edits=usual if self.map_edits is None else self.map_edits)
+
     def passes(self, run: Run) -> int:
         n_planes, by_planes = self.cells_of_map(run)
         cells = sum(n_planes.values()) if by_planes else len(n_planes) * len(BANDS)
-        edits = len(self.edits) * (len(OF) * len(self.strengths) + len(BANDS)) + len(self.map_edits) * cells
+        edits = len(self.edits) * (len(OF) * len(self.strengths) + len(BANDS)) + len(self.map_edits or ()) * cells
         return len(run.rows) * (1 + len(COSTS) * edits)
 
     def cells_of_map(self, run: Run) -> tuple[dict[int, int], bool]:
@@ -181,7 +187,7 @@ class PlanePerturbation(Measure):
             f"Less what a random rotation of the same energy costs: {'; '.join(gaps)}.",
             "Of a third of the planes alone, that which costs most, and a random rotation of the same energy: "
             f"{'; '.join(self.dearest_third(own, edit) for edit in self.edits)}.",
-            *(self.sentence_of_map(own, edit) for edit in self.map_edits),
+            *(self.sentence_of_map(own, edit) for edit in self.map_edits or ()),
         ]
 
     def dearest_third(self, own: Numbers, edit: str) -> str:

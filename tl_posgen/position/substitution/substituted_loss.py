@@ -64,16 +64,26 @@ def conditions_of(options: Any, length: int) -> dict[str, ScoresOf | None]:
 
 def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, Any]) -> xr.Dataset:
     """Return the loss of every condition and dose and the KL of predictions by prompt, and the change of each token of
-    the first prompt."""
+    the first prompt; of a random init whose attention is worth nothing only the loss unchanged and uniform."""
 
     def hooks(by: ScoresOf | None, residual: float = 0.0) -> HookList:
         return [] if by is None else substitute(run.model, by, residual=residual, **where)
 
     def dose(stand_in: str, residual_share: float) -> Mapping[str, Any]:
+        if is_worth_nothing:
+            return {"dose_loss": np.full(len(run.rows), np.nan)}
         losses = run.losses_under(hooks(conditions[stand_in], residual_share))
         return {"dose_loss": losses.mean(1).numpy()}
 
-    losses, kl = losses_and_kl(run.wrapped, run.tokens, [hooks(by) for by in conditions.values()])
+    every = [hooks(by) for by in conditions.values()]
+    first = every if run.init is None else every[: len(NO_STAND_IN)]
+    losses, kl = losses_and_kl(run.wrapped, run.tokens, first)
+    is_worth_nothing = run.init is not None and not losses[1].mean() - losses[0].mean() >= WORTHLESS
+    if is_worth_nothing:
+        none = [one.new_full((len(every) - len(first), *one.shape[1:]), torch.nan) for one in (losses, kl)]
+        losses, kl = (torch.cat(both) for both in zip((losses, kl), none, strict=True))
+    elif len(first) < len(every):
+        losses, kl = losses_and_kl(run.wrapped, run.tokens, every)
     change = losses[:, 0, :CROP] - losses[0, 0, :CROP]  # the unchanged model is the first condition
     dims = ("condition", "prompt")
     arrays: dict[str, Any] = {"loss": (dims, losses.mean(-1).numpy()), "kl": (dims, kl.numpy())}

@@ -182,7 +182,8 @@ class Substitution(Measure):
 
     def passes(self, run: Run) -> int:
         n, heads = len(run.rows), heads_from(run.model, self.from_layer, run.where["layers"], run.where["heads"])
-        found = n * (len(conditions_of(self, run.tokens.shape[1])) + N_DOSES + 1)
+        all_conditions = len(conditions_of(self, run.tokens.shape[1])) + N_DOSES
+        found = n * (1 + (all_conditions if run.init is None else len(NO_STAND_IN)))  # where nothing is to recover
         if self.search and run.init is None:
             searched, left = self.searched_and_left(run)
             found += passes_of(len(searched), len(left), self.search_steps)
