@@ -51,6 +51,13 @@ class Bridge(Backend):
             return ContextLimit(rotary.original_max_seq_len, why)
         return ContextLimit()
 
+    def count_parameters(self) -> int:
+        # the wrapped model holds joint matrices and their parts, and a bias of the unembedding
+        hf_model = self.model.original_model
+        with torch.device("meta"):
+            plain = type(hf_model)(copy.deepcopy(hf_model.config))
+        return sum(weight.numel() for weight in plain.parameters())
+
     def hf_attention(self, layer: int) -> Any:
         return self.model.blocks[layer].attn.original_component
 
