@@ -27,7 +27,9 @@ app = typer.Typer(
 class Setup:
     """Options that commands share: model, text, random inits, output."""
 
-    model: Annotated[str, typer.Option(help="mini (bundled), a Hub name, a Hugging Face directory, or a GGUF file.")] = "mini"
+    model: Annotated[
+        str, typer.Option(help="mini (bundled), a Hub name, a Hugging Face directory, or a GGUF file.")
+    ] = "mini"
     text: Annotated[
         str | None, typer.Option(help="A text file, or a directory of them; the bundled book if left out.")
     ] = None
