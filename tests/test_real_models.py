@@ -30,9 +30,9 @@ def plain():
         return AutoModelForCausalLM.from_pretrained(SMOLLM2.parent, gguf_file=SMOLLM2.name, dtype=torch.float32).eval()
 
 
-def additive_r(q, k, theta):
-    """Corr of s(i, j, d) = q_i R(d) k_j with the best f(i, d) + g(i, j), over all i, j, d: in float64, formed whole."""
-    n, d_head = q.shape
+def additive_r(q, k, n, theta):
+    """Corr of s(i, j, d) = q_i R(d) k_j with the best f(i, d) + g(i, j), over all i, j, d < n, in float64."""
+    d_head = q.shape[-1]
     angles = torch.outer(torch.arange(n).double(), theta ** (-torch.arange(0, d_head, 2).double() / d_head))
     (q1, q2), (k1, k2) = q.chunk(2, -1), k.chunk(2, -1)
     same, turned = q1[:, None] * k1 + q2[:, None] * k2, q1[:, None] * k2 - q2[:, None] * k1  # [i, j, plane]
@@ -65,5 +65,5 @@ def test_smollm2_from_its_gguf_file_is_that_of_transformers(plain):
         q = seen[layer, "q"].unflatten(-1, (9, 64))[:, head]
         k = seen[layer, "k"].unflatten(-1, (3, 64))[:, head // 3]  # three heads share a key
         for name, first in (("all", 0), ("without first", 1)):
-            brute = additive_r(q[first:], k[first:], plain.config.rope_parameters["rope_theta"])
+            brute = additive_r(q[first:], k[first:], len(tokens), plain.config.rope_parameters["rope_theta"])
             assert float(found.sel(layer=layer, head=head, tokens=name)) == pytest.approx(float(brute), abs=1e-5)

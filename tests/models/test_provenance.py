@@ -54,7 +54,6 @@ def test_parameters_are_those_of_transformers_tied_ones_once(tmp_path, has_hooke
     expected = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(directory).parameters())
     for one in (model, random_like(model, 0)):
         assert provenance_of(one, [])["parameters"] == expected
-    assert sum(weight.numel() for weight in model.parameters()) > expected
 
 
 def test_parameters_of_an_object_of_the_users_own_are_counted_too(tmp_path, has_hooked):

@@ -133,6 +133,16 @@ def test_provenance_and_pages_say_what_the_weights_were(written):
     assert "tiny (dequantised from Q4_1)" in report.html()
 
 
+def test_the_command_line_takes_it(written, tmp_path, command):
+    code, printed, _ = command("check", "--model", written[0])
+    assert code == 0
+    assert "tiny" in printed
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    code, _, error = command("check", "--model", tmp_path / "broken.gguf")
+    assert code == 2
+    assert "a damaged GGUF file" in error
+
+
 def test_both_nulls_are_made_of_it_without_reading_its_weights_again(written, backend, monkeypatch):
     path, original = written
     model = load_model(path, backend)
