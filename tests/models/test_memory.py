@@ -191,7 +191,7 @@ def test_memory_freed_between_what_stays_goes_back_to_the_system_and_seldom_if_a
     before = resident()
     stays = leave_holes()
     held = resident() - before
-    assert held > 64 + 2 * 2048 / 16 / 16
+    assert held > 100  # of 128 MB, most of them free
     trim(every=1000.0)  # just done
     assert resident() - before == pytest.approx(held, abs=2)
     trim(every=1e-9)
