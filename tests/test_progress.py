@@ -21,7 +21,7 @@ from tl_posgen.progress import Passes, Stage
 
 CUT = {"length": 18, "n_prompts": 3, "null_seeds": (0,)}
 MORE = {  # several draws and inner tokens, as each is planned
-    "perturbation": {"ratios": (0.2,), "reaches": ("uniform",), "n_cloze": 2},
+    "perturbation": {"ratios": (0, 0.2), "reaches": ("uniform",), "n_cloze": 2},
     "coupling": {"k": 2, "tokens": (0, 3, -1), "chance_samples": 1},
     "token_coupling": {"k": 2, "tokens": (0, 3, -1), "chance_samples": 1},
 }
