@@ -32,6 +32,7 @@ class Stage:
         planned, done: numbers of passes, one a prompt.
         fewer_with: options of the measure that make them fewer.
         seconds: that the passes done took, with all that is computed between them.
+        first: passes and seconds of the first batch, which may have to get a model ready.
     """
 
     name: str
@@ -40,6 +41,13 @@ class Stage:
     fewer_with: tuple[str, ...] = ()
     done: int = 0
     seconds: float = 0.0
+    first: tuple[int, float] = (0, 0.0)
+
+    @property
+    def steady(self) -> tuple[int, float]:
+        """Passes done and seconds that they took, after the first batch where there are any."""
+        n, seconds = self.first
+        return (self.done - n, self.seconds - seconds) if self.done > n else self.first
 
     @property
     def left(self) -> int:
@@ -145,10 +153,21 @@ class Passes:
         self.bar.update(min(self.running, self.now.left))
         self.now.done, self.running = self.now.done + self.running, 0
         self.now.seconds = perf_counter() - self.began
-        whole = self.seconds
-        off = max(whole, self.said) / min(whole, self.said) if self.said else AGAIN
-        if self.now.seconds >= SAMPLE and off >= AGAIN and whole > LONG:
-            self.say(whole)
+        self.now.first = self.now.first if self.now.first[0] else (self.now.done, self.now.seconds)
+        if self.can_be_told:
+            whole = self.seconds
+            off = max(whole, self.said) / min(whole, self.said) if self.said else AGAIN
+            if off >= AGAIN and whole > LONG:
+                self.say(whole)
+
+    @property
+    def can_be_told(self) -> bool:
+        """Whether the passes so far tell how long all take: some of the measure with most left, or LONG of any."""
+        if self.now.seconds < SAMPLE or not self.stages:
+            return False
+        most = max(self.stages, key=lambda one: one.left)
+        is_typical = self.now.name == most.name and self.now.done > self.now.first[0]
+        return is_typical or sum(one.seconds for one in self.stages) > LONG
 
     @property
     def seconds(self) -> float:
@@ -156,8 +175,8 @@ class Passes:
         timed = [one for one in {*self.stages, self.now} if one.done]
 
         def cost(stage: Stage) -> float:
-            alike = [one for one in timed if one.name == stage.name] or timed
-            return sum(one.seconds for one in alike) / sum(one.done for one in alike)
+            alike = [one.steady for one in timed if one.name == stage.name] or [one.steady for one in timed]
+            return sum(seconds for _, seconds in alike) / sum(n for n, _ in alike)
 
         left = sum(one.left * cost(one) for one in self.stages if one.left)
         return left + sum(one.seconds for one in timed)

@@ -161,6 +161,14 @@ def test_the_sentences_give_the_numbers(result):
     assert table["slash score"].iloc[0] == pytest.approx(float(own("slash_score", cut="mean", share=0)))
 
 
+def test_layers_of_deep_models_are_cut_alone_if_asked(mini, alice, monkeypatch):
+    monkeypatch.setattr("tl_posgen.joining.key_cut.MOST_LAYERS", 3)
+    found = KeyCut(shares=[0], controls=1)(mini, alice, length=16, n_prompts=1, null_seeds=(), progress=False)
+    assert "layer_rise" not in found.own
+    assert len(found.findings()) == 3
+    assert KeyCut(each_layer=True).prepare(mini, []).each_layer
+
+
 def test_figures_show_the_numbers(result):
     lines = [one for one in result.plot().data if one.name == "mean direction"]
     np.testing.assert_array_equal(lines[0].y, result.own["rise"].sel(cut="mean").mean("prompt"))

@@ -7,6 +7,7 @@ import xarray as xr
 from rotated_heads import captures_of
 from scipy.stats import t
 
+from tl_posgen.claims import PAPERS, analyses_of
 from tl_posgen.core.formatting import format_number
 from tl_posgen.core.numbers import Number, interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -188,9 +189,26 @@ def test_the_rise_of_the_loss_is_paired_by_prompt(mini, alice):
 def test_one_training_length_has_nothing_beyond(mini, alice):
     once = LengthExtrapolation(**{**OPTIONS, "times": 1})(mini, alice, **QUIET)
     assert not once.measure.beyond(once.numbers, "vanilla")["within_noise"]
-    assert once.findings() == ["Nothing was run beyond the training length."]
+    assert once.findings() == ["Nothing was run beyond 16 tokens (trained on 512)."]
     assert once.provenance["length"] == 16  # it says again what `inside` is
     assert len(once.table()) == len(WORDS)
+
+
+@pytest.mark.parametrize(("gigabytes", "inside"), [(8, 512), (0.5, 128)])
+def test_prompts_of_several_training_lengths_are_run_where_they_fit_into_memory(mini, monkeypatch, gigabytes, inside):
+    """2,048 tokens of the bundled model's 4 heads take .74 GB, of 11 matrices a layer."""
+    monkeypatch.setattr("tl_posgen.models.memory.memory_of", lambda device: int(gigabytes * 1e9))
+    monkeypatch.setattr("tl_posgen.position.length.length_extrapolation.SHORT", 128)
+    assert LengthExtrapolation().inside_for(mini) == inside
+    [(claim)] = [claim for claim in PAPERS["position"] if claim.number == 6]
+    measures = [measures for measures, _ in analyses_of([claim], mini)]
+    assert bool(measures) == (inside == 512)  # prompts inside the training length say nothing on the claim
+    assert LengthExtrapolation(inside=16).inside_for(mini) == 16
+
+
+def test_sentences_and_titles_say_what_was_measured(result):
+    assert result.findings()[0].startswith("Beyond 16 tokens (trained on 512), unchanged: the loss is")
+    assert "Loss beyond 16 tokens (trained on 512)" in result.plot("loss").layout.title.text
 
 
 def test_the_loss_is_drawn_by_position_with_its_interval(result):

@@ -10,6 +10,7 @@ import torch
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.order.cloze import ClozeItem, EncodedItem, cloze_items, encode, encoded_items, score_items
+from tl_posgen.progress import Passes
 
 EVERYWHERE = {"layers": None, "heads": None}
 HOW = {"reach": "uniform", "window": 8, "seed": 0, "where": EVERYWHERE}
@@ -77,6 +78,20 @@ def test_scores_are_those_of_the_right_and_of_the_likeliest_choice(mini, items):
         found, log_p = score_one(mini, item, "tokens", 0.0), log_p_of(mini, item)
         assert found["cloze_log_likelihood"] == pytest.approx(float(log_p[item.gold].mean()), abs=1e-6)
         assert found["cloze_accuracy"] == (np.argmax([float(one.sum()) for one in log_p]) == item.gold)
+
+
+@pytest.mark.parametrize("condition", ["tokens", "jitter"])
+def test_choices_that_differ_in_their_last_token_alone_are_read_off_one_row(mini, condition):
+    choices = tuple(map(torch.tensor, ([5], [7], [9, 3], [9, 4, 6], [9, 11])))
+    item = EncodedItem(torch.arange(20, 40), choices, 3)
+    assert item.rows == {(): [0, 1], (9,): [2, 4], (9, 4): [3]}
+    with Passes(shown=True) as passes:
+        found = score_one(mini, item, condition, 0.0)
+        passes.end()
+        assert passes.now.done == 3
+    log_p = log_p_of(mini, item)
+    assert found["cloze_log_likelihood"] == pytest.approx(float(log_p[3].mean()), abs=1e-5)
+    assert found["cloze_accuracy"] == (np.argmax([float(one.sum()) for one in log_p]) == 3)
 
 
 def test_with_nothing_moved_all_conditions_agree_and_order_lost_changes_scores(mini, items):

@@ -42,6 +42,16 @@ def tokens_of(model, text):
     return torch.stack(to_prompts(model, text, length=24, n_prompts=4))
 
 
+def test_deep_models_are_mapped_if_asked(mini, alice, monkeypatch):
+    monkeypatch.setattr(plane_perturbation, "MOST_LAYERS", 3)
+    asked = PlanePerturbation(edits=EDITS[:1], strengths=(1,))
+    found = asked(mini, alice, null_seeds=(), **{**CUT, "n_prompts": 1})
+    assert found.measure.map_edits == ()
+    assert "map_rise" not in found.own
+    assert len(found.findings()) == 3
+    assert PlanePerturbation(map_edits=MAPPED).prepare(mini, []).map_edits == MAPPED
+
+
 def test_rises_are_those_of_the_hooked_model(mini, alice, result):
     tokens, data, (high, _, low) = tokens_of(mini, alice), result.own, bands_by_thirds(16)
     shuffled = data["rise"].sel(edit="shuffle_positions", strength=0.5, cost="edit")

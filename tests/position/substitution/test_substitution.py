@@ -341,6 +341,19 @@ def test_what_holds_by_construction_without_rope_is_said_and_nothing_else(family
     assert "by construction" in found.caveat
 
 
+def test_random_inits_of_worthless_attention_run_only_what_tells_so(unsearched, mini, alice, monkeypatch):
+    measured = unsearched.null["loss"].notnull().any("prompt")
+    assert [str(one) for one in measured["condition"].values[measured.values]] == list(NO_STAND_IN)
+    assert unsearched.null["dose_loss"].sel(residual_share=0.5).isnull().all()
+    assert unsearched.null["r"].sel(condition="triangle_4").notnull().all()
+    monkeypatch.setattr("tl_posgen.position.substitution.substituted_loss.WORTHLESS", -1)
+    whole = UNSEARCHED(mini, alice, length=16, n_prompts=4, null_seeds=(0,), progress=False).null
+    assert whole["loss"].notnull().all()
+    np.testing.assert_allclose(
+        whole["loss"].sel(condition=[*NO_STAND_IN]), unsearched.null["loss"].sel(condition=[*NO_STAND_IN]), rtol=1e-6
+    )
+
+
 def test_random_inits_have_no_share_and_are_a_mean_with_its_spread(unsearched, mini, alice):
     worth = unsearched.measure.worth(unsearched.numbers).inits
     assert all(abs(one) < 0.01 for one in worth)
