@@ -354,7 +354,9 @@ def is_measured(measure: Measure, init: str, nulls: NullModels) -> bool:
 
 def name_of_shared(measures: Sequence[Measure]) -> str:
     """Return the name of the pass that these measures share."""
-    return measures[0].name if len(measures) == 1 else f"{len(measures)} measures"
+    first = measures[0]
+    name = f"{first.name} of one pass" if first.runs_model else first.name  # which has a stage of its own, too
+    return name if len(measures) == 1 else f"{len(measures)} measures"
 
 
 def label_of(wrapped: WrappedModel, init: str | None) -> str:

@@ -169,7 +169,7 @@ class PlanePerturbation(Measure):
             return {"map_rise": rises(run, map_edit, layers=[layer], heads=heads[layer], band=band)}
 
         planes = range(max(n_planes.values())) if by_planes else BANDS
-        data = run.grid(one_cell, map_edit=self.map_edits, layer=list(n_planes), planes=planes)
+        data = run.grid(one_cell, map_edit=self.map_edits or (), layer=list(n_planes), planes=planes)
         data = data.merge(plane_shares(run.found(Planes), list(n_planes), by_planes))
         return data.merge(cost_share_correlations(data))
 

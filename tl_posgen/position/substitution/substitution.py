@@ -185,8 +185,8 @@ class Substitution(Measure):
         all_conditions = len(conditions_of(self, run.tokens.shape[1])) + N_DOSES
         found = n * (1 + (all_conditions if run.init is None else len(NO_STAND_IN)))  # where nothing is to recover
         if self.search and run.init is None:
-            searched, left = self.searched_and_left(run)
-            found += passes_of(len(searched), len(left), self.search_steps)
+            others, left = self.searched_and_left(run)
+            found += passes_of(len(others), len(left), self.search_steps)
         return found + min(n, COST_PROMPTS) * (1 + 2 * len(heads)) * (self.costs_heads and run.init is None)
 
     def of_model(self, run: Run) -> xr.Dataset:
