@@ -189,7 +189,7 @@ def test_the_import_brings_neither_the_harness_nor_transformer_lens():
 def test_a_missing_harness_is_named_with_its_extra_before_a_model_is_loaded(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     with_harness_base.cache_clear()
-    with pytest.raises(MissingExtraError, match=r'pip install "tl-posgen\[eval\]"') as raised:
+    with pytest.raises(MissingExtraError, match=r'pip install "\.\[eval\]"') as raised:
         LensLM("no/such-model")
     assert isinstance(raised.value, ImportError)
     assert isinstance(raised.value, PosgenError)

@@ -37,7 +37,7 @@ class Report(Mapping[str, Result]):
         >>> import tl_posgen
         >>> report = tl_posgen.analyze("mini", "Alice was beginning to get very tired of sitting by her sister.")
         >>> list(report)[:3]
-        ['three_axis', 'variance', 'mean_key']
+        ['variance', 'three_axis', 'mean_key']
         >>> report.heads("three_axis", top=2).columns.tolist()
         ['layer', 'head', 'r']
     """
