@@ -206,7 +206,7 @@ def test_the_other_functions_name_it_too(case):
 
 def test_the_harness_and_the_registry_name_it_too():
     for call, said in (
-        (lambda: LensLM("mini", 5), "fwd_hooks: 5"),
+        (lambda: LensLM("mini", 5), "fwd_hooks=5: give pairs"),
         (lambda: LensLM("mini", batch_size=True), "batch_size True"),
         (lambda: registry.find(["three_axis"]), r"the name of a measure = \['three_axis'\]: give a word"),
         (lambda: registry.find(None), "the name of a measure = None: give a word"),
