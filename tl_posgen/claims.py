@@ -73,7 +73,7 @@ def judge_claims(
             four prompts what rests on intervals is open; all is where the text is too short.
 
     Returns:
-        A Report. Verdicts follow criteria of ours, which stand in the table beside them; without a random init beside
+        A Report. Verdicts follow criteria of ours, which stand in the table beside them; without a null model beside
         it a claim is open.
 
     Raises:
@@ -234,7 +234,7 @@ def refused(measures: Sequence[Measure], model: Any) -> dict[str, UnsupportedMod
     found, trained = refusals(measures, model), int(model.cfg.n_ctx)
     for measure in measures:
         if isinstance(measure, LengthExtrapolation) and measure.inside_for(model) < trained and not measure.inside:
-            why = f"prompts of {measure.times} times the training length, {trained:,} tokens, do not fit into memory"
+            why = f"prompts of {measure.times} x {trained:,} tokens do not fit into memory"
             found.setdefault(measure.name, UnsupportedModelError(why))
     return found
 

@@ -31,6 +31,7 @@ from part import (
     TRAINED,
     Part,
     model_of,
+    path_of,
     text_of,
 )
 
@@ -76,8 +77,28 @@ def claims(part: Part) -> Mapping[str, Any]:
         keep=KEPT / f"claims-{part.model}",
         null_seeds=part.settings["null_seeds"],
         stability=part.settings.get("stability", False),
-        **{name: part.settings.get(name, value) for name, value in CUT.items()},
+        **CUT,
     )
+
+
+def some_claims(part: Part) -> Mapping[str, Any]:
+    """Judge the claims that the settings name; give them and every result that they read."""
+    from tl_posgen.claims import PAPERS, results_for
+    from tl_posgen.core.claim import judged
+    from tl_posgen.core.null_models import NullModels
+    from tl_posgen.core.store import Parts
+    from tl_posgen.models.loading.load import Pretrained
+    from tl_posgen.models.provenance import model_label
+
+    model, named = Pretrained(path_of(part.model), dtype="float32").load(), part.settings["claims"]
+    claims = [claim for paper in PAPERS.values() for claim in paper if claim.name in named]
+    run = {**CUT, **{name: part.settings[name] for name in ("length", "n_prompts")}, "consecutive": False}
+    run["null_seeds"] = NullModels(model, part.settings["null_seeds"], None)
+    with Parts.kept_in(KEPT / f"claims-{part.model.split()[0]}") as parts:
+        results, reasons = results_for(model, text_of(part.model), claims, run, checkpoints=(), keep=parts)
+    provenance = next(iter(results.values())).provenance
+    table = judged(claims, results, model_label(model), provenance, reasons)
+    return tl_posgen.Report({"claims": table, **results}, provenance)
 
 
 def analysis(part: Part) -> Mapping[str, Any]:

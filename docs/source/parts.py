@@ -15,6 +15,7 @@ from making import (
     one_by_one,
     other_end,
     places_compared,
+    some_claims,
     token_wise,
     toy,
     training,
@@ -38,7 +39,12 @@ SEEDS = {
 CLAIMED = {"null_seeds": (0, 1, 2)}
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
-REAL_CLAIMED = {"length": 128, "n_prompts": 4}
+SLASH_CLAIMS = tuple(f"slash {one}" for one in ("1", "2", "3a", "3b", "3c", "4", "6"))
+COUPLING_CLAIMS = tuple(f"coupling {one}" for one in (1, 2, 3))
+REAL_CLAIMS = {  # those that took minutes
+    REAL[0]: (*(f"position {one}" for one in (1, "1b", 3, 4, 5, "5b", "7a")), *SLASH_CLAIMS, *COUPLING_CLAIMS),
+    REAL[1]: (*(f"position {one}" for one in (1, "1b", 3, 4, "7a")),),
+}
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
     "measures": ("perturbed planes",),
@@ -92,7 +98,10 @@ PARTS = {
     "stories260K claims": Part("stories260K", CLAIMED, claims),
     "babyllama105 claims": Part("babyllama105", CLAIMED, claims),
     **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in REAL},
-    **{f"{name} claims": Part(name, {**REAL_CLAIMED, "null_seeds": (0,)}, claims) for name in REAL},
+    **{
+        f"{name} claims": Part(name, {"length": 128, "n_prompts": 4, "null_seeds": (0,), "claims": named}, some_claims)
+        for name, named in REAL_CLAIMS.items()
+    },
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
     "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),

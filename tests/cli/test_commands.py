@@ -49,9 +49,9 @@ def test_no_null_is_said_to_be_missing(monkeypatch, done, small, cut):
     monkeypatch.setattr(null_models, "random_like", lambda *_: pytest.fail("a random init was built"))
     words = ["--model", small, "--measures", "three_axis,slash"]
     printed, summary = done("analyze", *words, *cut(32, 1), "--no-null")
-    assert " ".join(printed.split()).count("No random init was measured.") == 1
+    assert " ".join(printed.split()).count("No null model was measured.") == 1
     assert "(seed 0)" not in printed
-    assert summary["null"] is None
+    assert summary["random init"] is summary["shuffled"] is None
     assert all(not number["inits"] for numbers in summary["measures"].values() for number in numbers)
 
 
@@ -74,7 +74,7 @@ def test_the_dtype_is_obeyed_and_kept_in_the_results(done, cut, tmp_path):
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_command_prints_its_table_and_writes_its_report(done, small, cut, name):
     printed, summary = done(name, "--model", small, *cut(24, 2), *MEASURES[name], "--full")
-    assert "null, random init (seed 0)" in " ".join(printed.split())  # a narrow table breaks its title
+    assert ": random init (seed 0)" in " ".join(printed.split())  # a narrow table breaks its title
     for measure in summary["measures"]:
         assert f"{measure.replace('_', ' ')}: small" in " ".join(printed.split())
 
@@ -98,6 +98,15 @@ def test_no_null_is_handed_on_by_every_command(monkeypatch, refused, text, name)
     models = ["one"] if name in ("emerge", "coupling-scores") else []
     assert "the null has seeds [0]" in refused(name, *models, "--text", text)
     assert "the null has seeds []" in refused(name, *models, "--text", text, "--no-null")
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize(("seeds", "expected"), [("none", []), ("1,4", ["shuffled 1", "shuffled 4"])])
+def test_seeds_of_shuffled_weights_are_those_of_the_command_line(done, cut, tmp_path, seeds, expected):
+    done("analyze", "--measures", "variance", *cut(16, 1), "--shuffled-seeds", seeds)
+    result = tl_posgen.load(tmp_path / "report")["variance"]
+    assert result.numbers.shuffled == expected
+    assert result.numbers.inits == ["0"]
 
 
 @pytest.mark.longer

@@ -13,8 +13,9 @@ import tl_posgen
 from tl_posgen.core.measure import DEFINED, Measure, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.cache import needed_names
+from tl_posgen.models.loading.shuffled_like import shuffled_like
 from tl_posgen.models.wrapped import WrappedModel
-from tl_posgen.position import LengthExtrapolation, ThreeAxis, Variance
+from tl_posgen.position import LengthExtrapolation, MeanKey, ThreeAxis, Variance
 from tl_posgen.slash import Slash
 
 pytestmark = pytest.mark.longer
@@ -34,7 +35,7 @@ def test_the_summary_has_the_promised_shape(report):
     assert len(summary["heads"]) == 16
     assert {"layer", "head", "three_axis_r", "mean_key_r"} <= summary["heads"][0].keys()
     entry = next(one for one in summary["measures"]["three_axis"] if one["name"] == "r" and one["tokens"] == "all")
-    assert entry.keys() == {"name", "tokens", "value", "low", "high", "inits"}
+    assert entry.keys() == {"name", "tokens", "value", "low", "high", "inits", "shuffled"}
     assert entry["value"] == float(report["three_axis"].numbers("r"))
     assert len(entry["inits"]) == 1
 
@@ -109,7 +110,7 @@ def test_attach_refuses_what_runs_the_model_itself(mini):
 
 
 def test_a_cache_gives_what_a_forward_pass_gives(mini):
-    measures = ["three_axis", "variance", "mean_key", "slash"]
+    measures = ["three_axis", "variance", MeanKey(d0=8), "slash"]
     _, cache = mini.run_with_cache(TOKENS, names_filter=needed_names(mini, needs={"pattern"}))
     cached = tl_posgen.analyze_cache(mini, cache, tokens=TOKENS, measures=measures)
     direct = tl_posgen.analyze(mini, TOKENS, measures=measures, **QUICK)
@@ -142,7 +143,7 @@ LONGER = LengthExtrapolation(inside=16, times=2, conditions=("interpolation",))
 RUNNING = ["loss", "slash", "slash_transfer", LONGER]  # each runs the model, prompt by prompt
 
 
-@pytest.mark.parametrize(("measures", "seeds", "most"), [(None, (0,), 5), (RUNNING, (), 8)])
+@pytest.mark.parametrize(("measures", "seeds", "most"), [(None, (0,), 9), (RUNNING, (), 8)])
 def test_a_model_is_wrapped_as_often_however_many_the_prompts(small_model, alice, monkeypatch, measures, seeds, most):
     """The wrapped model is handed on: no forward pass wraps it again."""
     wrapped, make = [], WrappedModel.__init__
@@ -234,6 +235,45 @@ def test_finished_results_are_taken_up_and_those_of_other_prompts_refused(mini, 
         tl_posgen.analyze(mini, alice[500:], measures="slash_transfer", after=slash, **cut)
 
 
+def test_shuffled_weights_in_the_place_of_the_model_are_those_of_a_copy(mini, alice):
+    cut = {"measures": ["variance", "slash"], "length": 16, "n_prompts": 2, "progress": False}
+    before = {name: one.clone() for name, one in mini.state_dict().items()}
+    beside = tl_posgen.analyze(mini, alice, **cut, shuffled_seeds=(0, 3))
+    in_place = tl_posgen.analyze("mini", alice, **cut, shuffled_seeds=(0, 3))
+    alone = tl_posgen.analyze(shuffled_like(mini, 3), alice, **cut, null_seeds=())
+    for name in cut["measures"]:
+        xr.testing.assert_equal(beside[name].dataset, in_place[name].dataset)
+        assert beside[name].dataset["init"].values.tolist() == ["trained", "0", "shuffled 0", "shuffled 3"]
+    shuffled = beside["variance"].sel(init="shuffled 3")["additive_r"]
+    np.testing.assert_allclose(shuffled, alone["variance"].own["additive_r"])
+    assert all(torch.equal(one, before[name]) for name, one in mini.state_dict().items())
+
+
+def test_what_runs_the_model_has_shuffled_weights_where_they_are_asked_for(mini, alice):
+    cut = {"length": 12, "n_prompts": 1, "progress": False}
+    loss, slash = (
+        tl_posgen.analyze(mini, alice, measures=["loss", "slash_transfer"], **cut, shuffled_seeds=seeds)
+        for seeds in (None, (2,))
+    )
+    assert loss["loss"].numbers.nulls == ["0", "shuffled 0"]
+    assert loss["slash_transfer"].numbers.nulls == ["0"]
+    assert slash["slash_transfer"].numbers.nulls == ["0", "shuffled 2"]
+    with pytest.raises(InputError, match=r"measured without shuffled weights \(seed 2\)"):
+        tl_posgen.analyze(mini, alice, measures="slash", after=loss, **cut, shuffled_seeds=(2,))
+    with pytest.raises(InputError, match="shuffled_seeds="):
+        tl_posgen.analyze(mini, alice, shuffled_seeds=(-1,), **cut)
+
+
+def test_attached_measures_have_both_null_models_and_the_distance_that_they_say(mini):
+    tokens = torch.arange(5, 29)[None]
+    with tl_posgen.attach(mini) as run:
+        mini(tokens)
+    report = run.report(null_seeds=(0,), shuffled_seeds=(0,))
+    assert report["mean_key"].measure.d0 == 1000
+    assert "as at distance 1000" in report["mean_key"].findings()[0]
+    assert report["variance"].numbers.nulls == ["0", "shuffled 0"]
+
+
 def test_several_random_inits_stand_beside_the_model_with_their_spread(mini, alice):
     result = tl_posgen.analyze(
         mini, alice, measures="slash", length=32, n_prompts=1, null_seeds=(0, 1, 2), progress=False
@@ -241,7 +281,7 @@ def test_several_random_inits_stand_beside_the_model_with_their_spread(mini, ali
     single = tl_posgen.analyze(mini, alice, measures="slash", length=32, n_prompts=1, null_seeds=(1,), progress=False)
     slash = result["slash"]
     xr.testing.assert_equal(slash.nulls[1]["score"], single["slash"].null["score"])
-    means = [float(null["best_score"].mean()) for null in slash.nulls]
+    means = [float(null["best_score"].mean()) for null in slash.nulls[:3]]
     assert slash.numbers("best_score").inits == pytest.approx(means)
     assert float(slash.numbers("best_score").of_inits) == pytest.approx(np.mean(means))
     assert slash.numbers("best_score").of_inits.spread == pytest.approx(np.std(means, ddof=1))

@@ -56,7 +56,8 @@ class Setup:
         str | None, typer.Option(help="Seeds of the randomly initialised models, such as 0-2; 0 if left out.")
     ] = None
     shuffled_seeds: Annotated[
-        str | None, typer.Option(help="Seeds of models of shuffled weights; 0 for what one pass gives if left out.")
+        str | None,
+        typer.Option(help="Seeds of models of shuffled weights, or none; 0, for what one pass gives, if left out."),
     ] = None
     no_null: Annotated[bool, typer.Option("--no-null", help="Skip the null models.")] = False
     out: Annotated[str, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = "report"
@@ -86,7 +87,8 @@ class Setup:
             cut = {"length": None, "n_prompts": None, "consecutive": False}
         cut |= {"seed": self.seed, "null_seeds": null_seeds}
         if self.shuffled_seeds is not None:
-            cut["shuffled_seeds"] = parse_indices(self.shuffled_seeds, "--shuffled-seeds")
+            none = self.shuffled_seeds == "none"
+            cut["shuffled_seeds"] = [] if none else parse_indices(self.shuffled_seeds, "--shuffled-seeds")
         return cut
 
     @property

@@ -54,7 +54,7 @@ def attach(
 def collecting(measures: Measures, where: str, model: Any) -> list[Measure]:
     """Return measures that a user's own forward passes can feed; of the usual ones, all that need no more."""
     wrap(model)  # refuse what is no model
-    asked = registry.requested(measures)
+    asked = [measure.attached() for measure in registry.requested(measures)]
     if measures is None:
         asked = [measure for measure in asked if measure.is_fed and not measure.runs_model]
     for measure in asked:
@@ -82,7 +82,9 @@ class Attached:
         sides = {TRAINED: self.feed.datasets(self.model, model_label(self.model), n_layers)}
         rows, nulls = self.feed.known_prompts(), NullModels(self.model, null_seeds, shuffled_seeds)
         if nulls and len(rows) < len(self.feed.prompts):
-            raise InputError("null_seeds: some forward passes were not given token ids; run the null yourself")
+            raise InputError(
+                "null_seeds, shuffled_seeds: some forward passes were not given token ids; run the null yourself"
+            )
         made = {}
         for init, (title, other) in zip(nulls, nulls.models(), strict=True):
             made[init] = one_pass(other, rows, self.measures, **self.where, label=title, seed=self.seed)

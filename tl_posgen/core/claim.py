@@ -28,9 +28,9 @@ class Judgement(NamedTuple):
     margin: str = ""
 
     def decided_by(self, *criteria: "Criterion") -> "Judgement":
-        """Return the judgement with the margins of the numbers that decide; open where one of them is not defined, and
-        not held where a null does as well in one."""
-        verdicts = [one.verdict for one in criteria]
+        """Return the judgement with the margins of the numbers that decide; open where it is already, or one of them is
+        not defined, and not held where a null does as well in one."""
+        verdicts = [self.verdict, *(one.verdict for one in criteria)]
         as_good = any(one.is_beyond is False for one in criteria)
         verdict: Verdict = "open" if "open" in verdicts else "not held" if as_good else self.verdict
         return self._replace(verdict=verdict, margin="; ".join(one.margin for one in criteria))

@@ -80,8 +80,17 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         raise InputError(f"the reports judge by {metrics[0]} and by {metrics[1]}; compare reports of one metric")
     paired = all(first.provenance.get(key) == second.provenance.get(key) for key in SAME_PROMPTS)
     values = [per_head(one) for one in (first, second)]
+    apart = {
+        name: " and ".join(str(one[name].measure.usual()[option]) for one in (first, second))
+        for name in first
+        if name in second
+        for option, value in first[name].measure.usual().items()
+        if second[name].measure.usual().get(option, value) != value
+    }  # of other options, such as mean_key's distance
+    values = [{name: one for name, one in side.items() if name.split(".")[0] not in apart} for side in values]
     shared = [[side[name] for side in values] for name in values[0] if name in values[1]]
-    one_shape = all(one[dim].equals(other[dim]) for one, other in shared for dim in HEAD)
+    chosen = any("heads" in one.provenance for one in (first, second))  # of which those that both have are compared
+    one_shape = chosen or all(one[dim].equals(other[dim]) for one, other in shared for dim in HEAD)
     if not one_shape:
         values = [{name: mean_over_heads(array) for name, array in side.items()} for side in values]
     both = {name: side_by_side(one, values[1][name]) for name, one in values[0].items() if name in values[1]}
@@ -110,6 +119,8 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     counts = [one.provenance.get("prompts") for one in (first, second)]
     if counts[0] != counts[1] and any(name.startswith("variance.") for name in both):
         data = data.assign_attrs(unequal_prompts=" and ".join(map(str, counts)))
+    if apart:
+        data = data.assign_attrs(apart="; ".join(f"{name} ({options})" for name, options in apart.items()))
     if not one_shape:
         n_first, n_second = (max(counted_heads(one[at]) for one in shared) for at in range(2))
         data = data.assign_attrs(n_first=n_first, n_second=n_second)
@@ -247,7 +258,8 @@ class Comparison(Measure):
         value, low, high = self.change(own, at_init(array, TRAINED))
         differences = mean_of(array).sel(report="second") - mean_of(array).sel(report="first")
         inits, shuffled = (
-            tuple(float(differences.sel(init=one)) for one in labels) for labels in (own.inits, own.shuffled)
+            tuple(one for label in labels if (one := float(differences.sel(init=label))) == one)
+            for labels in (own.inits, own.shuffled)
         )
         found = Number(float(value), float(low), float(high), inits, shuffled=shuffled)
         return mean_of_nulls(found.by_null.get(own.of, ())) if own.is_null else found
@@ -281,6 +293,8 @@ class Comparison(Measure):
                 f"The reports are of {counts} prompts, and a share of position holds more chance where prompts are "
                 "fewer: compare shares at equal numbers only."
             )
+        if apart := own.attrs.get("apart"):
+            lines.append(f"Left out, as measured with other options: {apart}.")
         names = f"From {own.attrs['first']} to {own.attrs['second']}"
         return [f"{names}, {heads}intervals {kind}: {lines[0]}", *lines[1:]]
 

@@ -162,6 +162,10 @@ def analyze(
         details |= {} if metric is None else {"metric": metric.name}
         for name, result in known.items():
             require_same(name, result, provenances[name] | details)
+            if nulls.for_runs and (lacking := [one for one in nulls if one not in result.numbers.nulls]):
+                raise InputError(
+                    f"after: {name} was measured without {null_label(lacking[0])}; leave it out to measure it anew"
+                )
         depends_on: dict[str, Any] = {}
         if parts.directory is not None:
             which = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads}
@@ -171,7 +175,7 @@ def analyze(
             wrapped, prompts, rows, where, seed, fwd_hooks, nulls, in_place, passes, parts, depends_on, metric
         )
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
-        if not passes.stages:
+        if progress and not passes.stages:
             passes.plan(stages_of(wrapped, prepared, prompts, rows, where, seed, nulls))
 
         # the passes
@@ -182,7 +186,7 @@ def analyze(
             release(model)
     found = {measure.name: results[measure.name] for measure in asked if measure.name in results}
     first = dict(next(iter(found.values())).provenance)
-    first["shuffled_seeds"] = max((one.provenance["shuffled_seeds"] for one in found.values()), key=len)
+    first["shuffled_seeds"] = max((one.provenance.get("shuffled_seeds", []) for one in found.values()), key=len)
     return Report(found, {name: value for name, value in first.items() if name != "options"})
 
 

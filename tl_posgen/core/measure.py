@@ -234,6 +234,11 @@ class Measure:
         """Return the measure with options that were left out filled in; refuse prompts that it cannot measure."""
         return self
 
+    def attached(self) -> "Measure":
+        """Return the measure with the options filled in that `prepare` makes of prompts, for passes whose prompts are
+        not known before."""
+        return self
+
     def of_layer(self, layer: "LayerCapture") -> Mapping[str, Any]:
         """Return, by name, an array [*dims of the variable, layer left out] or an object with a `+`, of one prompt."""
         raise NotImplementedError

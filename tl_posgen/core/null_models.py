@@ -39,7 +39,7 @@ class NullModels(Sequence[str]):
         self.labels = [*map(shuffled_label, self.shuffled), *map(str, self.seeds)]
         self._fingerprint = ""
         self._held: tuple[str, str, WrappedModel] | None = None  # the last one that was built
-        self._undo: int | None = None  # seed by which the model's own weights are shuffled now
+        self._shuffled_by: int | None = None  # seed by which the model's own weights are shuffled now
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -67,7 +67,7 @@ class NullModels(Sequence[str]):
         return self._held[1:]
 
     def _random_init(self, seed: int, in_place: bool) -> tuple[str, WrappedModel]:
-        if not self._fingerprint and self._undo is None:
+        if not self._fingerprint:
             self._fingerprint = fingerprint(self.wrapped)
         if in_place:
             release(self.wrapped.model)
@@ -79,10 +79,10 @@ class NullModels(Sequence[str]):
         if not in_place:
             return null_label(shuffled_label(seed)), wrap(shuffled_like(self.wrapped, seed))
         self._fingerprint = self._fingerprint or fingerprint(self.wrapped)
-        if self._undo is not None:
-            shuffle(self.wrapped.model, self._undo, undo=True)
+        if self._shuffled_by is not None:
+            shuffle(self.wrapped.model, self._shuffled_by, undo=True)
         shuffle(self.wrapped.model, seed)
-        self._undo = seed
+        self._shuffled_by = seed
         return null_label(shuffled_label(seed)), self.wrapped
 
     def let_go(self) -> None:

@@ -208,7 +208,7 @@ class Numbers:
         self.data = one_side(dataset)
 
     def __call__(self, name: str, **labels: Any) -> Number:
-        number = self.number(self.array(name, **labels), self._bounds(name))
+        number = self.number(self.array(name, **labels), self.bounds_of(name))
         return replace(number, judged=name in self.measure.variables and self.measure.variables[name].judged)
 
     def __contains__(self, name: str) -> bool:
@@ -228,7 +228,8 @@ class Numbers:
         with pd.option_context("display.max_colwidth", None):
             return self.shown().to_html(index=False, border=0)
 
-    def _bounds(self, name: str) -> Bounds | None:
+    def bounds_of(self, name: str) -> Bounds | None:
+        """Return the range of a variable's values; None where it declares none."""
         variable = self.measure.variables.get(name)
         return variable.bounds if variable else None
 
@@ -323,7 +324,7 @@ class Numbers:
         """Return "; not above random init in layers 2 to 29" for each kind of null models where the answer changes with
         depth; "" where it does not."""
         array = self.array(name, **labels)
-        numbers = self.along(array, "layer", self._bounds(name))
+        numbers = self.along(array, "layer", self.bounds_of(name))
         found = []
         for kind in next(iter(numbers)).by_null if numbers else ():
             below = [
@@ -338,7 +339,7 @@ class Numbers:
     def intervals(self, name: str, **labels: Any) -> xr.Dataset:
         """Return value, low and high of a variable of the model at every place, for figures and tables; means over
         prompts are taken, other dims stay."""
-        return intervals_of(self.array(name, **labels), self._bounds(name))
+        return intervals_of(self.array(name, **labels), self.bounds_of(name))
 
     def extreme(self, name: str, largest: bool = True, **labels: Any) -> AtHead:
         """Return the head where a per-head variable of the model is largest, or smallest."""
@@ -375,7 +376,7 @@ class Numbers:
                 continue
             labels = [array[dim].values.tolist() if dim in array.coords else range(array.sizes[dim]) for dim in over]
             places = (dict(zip(over, place, strict=True)) for place in itertools.product(*labels))
-            numbers = self._numbers(array, over, self._bounds(str(name)))
+            numbers = self._numbers(array, over, self.bounds_of(str(name)))
             entries = zip(places, numbers, strict=True)
             found += [{"name": name, **place, **number.as_dict()} for place, number in entries]
         return found

@@ -132,7 +132,7 @@ class Result:
                 "the cache holds neither hook_attn_scores nor hook_pattern."
             )
         if hooks := self.provenance.get("fwd_hooks"):
-            found.append(f"measured under hooks, the random inits too: {', '.join(hooks)}.")
+            found.append(f"measured under hooks, the null models too: {', '.join(hooks)}.")
         metric = self.provenance.get("metric")
         if metric and any("nats" in one.unit for one in self.measure.variables.values()):
             found.append(f"what is called the loss, in nats, is the metric {metric}; perplexity is its exponential.")
@@ -243,7 +243,10 @@ class Result:
 
         With a metric in the place of the loss its columns speak of the metric.
         """
-        table = self.measure.table(self.numbers.by_null.get(of, self.numbers))
+        numbers = {TRAINED: self.numbers} | self.numbers.by_null
+        if of not in numbers:
+            raise InputError(f"{self.name} has no numbers of {of!r}: it has those of {', '.join(numbers)}")
+        table = self.measure.table(numbers[of])
         if table is None or not self.provenance.get("metric"):
             return table
         return table.rename(columns=lambda name: re.sub(r"\bloss\b", "metric", str(name)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import Numbers, intervals_of
+from tl_posgen.core.numbers import Numbers, intervals_of, mean_of_nulls
 from tl_posgen.core.options import Count, Each, Share
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
@@ -181,7 +181,10 @@ class KeyCut(Measure):
             along = {which: [own(name, cut=which, share=share) for share in shares] for which in CUTS}
             parts = [f"{CUTS[which]} {', '.join(f'{one.plain:{form}}' for one in along[which])}" for which in CUTS]
             first, last = (along["mean"][place] for place in (0, -1))
-            ends = f"{first.null:{form}}" + (f" to {last.of_inits.with_interval:{form}}" if own.inits else "")
+            ends = ", ".join(
+                f"{kind} {' to '.join(f'{mean_of_nulls(one.by_null[kind]).plain:{form}}' for one in (first, last))}"
+                for kind in first.by_null
+            )
             lines.append(f"{words}, mean over heads, with {kept} of the rest: {'; '.join(parts)}{in_brackets(ends)}.")
         alone = []
         for layer in own.data["layer"].values if self.each_layer else ():

@@ -74,6 +74,8 @@ def to_prompts(
     pieces = sources
     if length is not None:
         step = length - len(bos)
+        if step < 1:
+            raise InputError(f"length {length}: the tokenizer puts {len(bos)} tokens in front of a text; give more")
         pieces = [ids[i : i + step] for ids in sources for i in range(0, len(ids) - step + 1, step)]
         if not consecutive and n_prompts is not None:
             pieces = spread(pieces, n_prompts)

@@ -39,7 +39,7 @@ def position_and_content(variance: Result) -> Judgement:
         scores, *parts = (f"{of} {own('size', of=of).with_interval:.2f}" for of in SIZES)
         return (
             f"additive r {own('additive_r').with_interval:.3f}, first token left out; standard deviation within rows, "
-            f"in logits: {scores}, of which {', '.join(parts)}"
+            f"in logits: {scores}; {', '.join(parts)}"
         )
 
     r = Criterion.of("additive r", variance.numbers("additive_r"), **CLOSE, digits=3)

@@ -231,7 +231,7 @@ def by_layer(panels: Mapping[str, Sequence[tuple]], *, title: str, subtitle: str
             for name, variable, *labels in curves:
                 colour = colours[name]
                 array = variable(own) if callable(variable) else own.array(variable, **dict(*labels))
-                numbers = own.along(array, "layer")
+                numbers = own.along(array, "layer", None if callable(variable) else own.bounds_of(variable))
                 ends = [[getattr(one, end) for one in numbers] for end in ("value", "low", "high")]
                 drawn.add(number, line_with_intervals(layers, ends, name, colour))
                 for (kind, null), dash in zip(own.by_null.items(), ("dash", "dot"), strict=False):

@@ -38,7 +38,7 @@ def unknown_measure(name: str) -> Measure:
 def map_of_scalars(result) -> go.Figure:
     """Draw a layer x head map for each variable with just these two dimensions."""
     title = f"{result.name.replace('_', ' ')} per head · {model_label(result.own)}"
-    return head_maps([result.own, *result.nulls], {name: name for name in scalars(result.own)[:MOST]}, title=title)
+    return head_maps([*result.sides.values()], {name: name for name in scalars(result.own)[:MOST]}, title=title)
 
 
 def scalars(data: xr.Dataset) -> list[str]:

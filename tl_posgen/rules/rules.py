@@ -204,7 +204,7 @@ class Rules(Measure):
         rise, n = own("plan_rise", budget=budget), int(own.attrs.get("calibrating", 0))  # 0: a file does not say it
         on = counted(n, "calibrating prompt") if n else "the calibrating prompts"
         few = (
-            f" Made on so few prompts, it need not keep to that on others: give {2 * FEWEST} prompts or more."
+            f" On so few prompts a plan often costs more elsewhere: give {2 * FEWEST} prompts or more."
             if 0 < n < FEWEST
             else ""
         )

@@ -29,7 +29,7 @@ def loss_bars(result: Any) -> go.Figure:
     """Draw the loss under every condition."""
     both = sides(result)
     height = 60 + 24 * result.own.sizes["condition"]
-    panels = Panels([side for side, _, _ in both], columns=2, row_height=height, shared_yaxes=True)
+    panels = Panels([side for side, _, _ in both], columns=len(both), row_height=height, shared_yaxes=True)
     for number, (side, data, colour) in enumerate(both):
         loss = data["loss"].mean("prompt")
         panels.add(number, bar(loss, side, colour, texttemplate="%{x:.3f}", **AT_START))

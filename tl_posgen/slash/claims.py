@@ -121,7 +121,9 @@ def frequencies(band_ablation: Result) -> Judgement:
     known: dict[str, Verdict] = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
     shares = {scheme: shares_left(band_ablation, scheme) for scheme in known}
     margins = [f"{scheme}: {', '.join(share.margin for share in each)}" for scheme, each in shares.items()]
-    found = judgement(combined([*known.values()]), words, band_ablation, margin="; ".join(margins))
+    as_good = any(share.is_beyond is False for each in shares.values() for share in each)  # a null does as well
+    verdict = "not held" if as_good else combined([*known.values()])
+    found = judgement(verdict, words, band_ablation, margin="; ".join(margins))
     if len({*known.values()}) > 1:
         each = ", ".join(f"{one} by {scheme}" for scheme, one in known.items())
         return found._replace(measured=f"the two ways of making bands disagree: {each}; {found.measured}")

@@ -1,9 +1,12 @@
 """The shuffled model has the weights of the trained one in another order, and is a model of its own."""
 
+import threading
+
 import pytest
 import torch
 from families import VOCAB
 
+import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loading.shuffled_like import copy_of, is_matrix, shuffled_like
 from tl_posgen.models.wrapped import wrap
@@ -106,3 +109,20 @@ def test_a_processed_bridge_is_refused(family_model):
     bridge.original_model.register_parameter("extra", torch.nn.Parameter(torch.ones(2)))
     with pytest.raises(InputError, match="load the model anew"):
         shuffled_like(bridge, seed=0)
+
+
+def test_what_a_hook_holds_is_not_copied(llama):
+    lock = threading.Lock()  # which nothing can copy
+
+    def hook(value, hook):
+        with lock:
+            return value
+
+    llama.add_hook("blocks.0.hook_resid_pre", hook)
+    try:
+        with tl_posgen.attach(llama, "variance") as run:
+            llama(TOKENS)
+            found = run.report(shuffled_seeds=(0,))
+    finally:
+        llama.reset_hooks()
+    assert found["variance"].numbers.shuffled == ["shuffled 0"]

@@ -57,7 +57,7 @@ def test_without_null_seeds_there_is_no_random_init(mini, alice, result):
     alone = PlaneSufficiency()(mini, alice, null_seeds=(), layers=[0, 1], **CUT)
     assert "random init" in result.findings()[0]
     assert "random init" not in alone.findings()[0]
-    assert alone.table()["weights"].tolist() == ["trained", "shuffled", "pooled"]
+    assert alone.table()["weights"].tolist() == ["trained", "weights shuffled here", "pooled"]
     assert len(alone.plot("scatter").data) == 4
     assert [trace.name for trace in alone.plot("certified").data] == ["trained", "shuffled"]
     np.testing.assert_allclose(alone.own["std"].sel(weights="own"), result.own["std"].sel(weights="own", layer=[0, 1]))
@@ -103,7 +103,7 @@ def test_figures_show_every_head_the_correlations_and_the_certified_heads_by_tol
 
 
 def test_the_table_and_the_sentences_say_which_numbers_are_without_the_first_token(result, kinds):
-    table = result.table().set_index("weights")
+    table = result.table().set_index("weights").rename({"weights shuffled here": "shuffled"})
     assert table.index.tolist() == [*KINDS, "pooled"]
     assert list(table)[:2] == ["pearson, first out", "spearman, first out"]
     tokens = {"first out": REST, "all tokens": "all"}
@@ -114,7 +114,7 @@ def test_the_table_and_the_sentences_say_which_numbers_are_without_the_first_tok
     correlated, means = result.findings()
     assert f"First token left out, mean sum of scores {table.loc['trained', 'score_sum, first out']:.2f}" in means
     assert f"with it, certified additive {table.loc['trained', 'additive, all tokens']:.0%}" in means
-    assert "{:.3f} (random init {:.3f}, shuffled {:.3f})".format(*table["interaction, first out"]) in means
+    assert "{:.3f} (random init {:.3f}, weights shuffled here {:.3f})".format(*table["interaction, first out"]) in means
     assert "pooled {:.2f} (Spearman {:.2f})".format(*table.loc["pooled"]) in correlated
 
 

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -119,9 +119,12 @@ class Hooked(Backend):
         return made, f"HookedTransformer, init_mode {cfg.init_mode}"
 
     def copy(self, origin: Origin) -> Model:
-        made = copy.deepcopy(self.model)
-        made.reset_hooks()
-        return cast(Model, made)
+        cfg = copy.deepcopy(self.model.cfg)  # a deep copy of the model would hold what its hooks hold
+        cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, False
+        made = hooked_parts()[0](cfg).eval()
+        made.load_state_dict(self.model.state_dict())
+        made.tokenizer, cfg.tokenizer_name = self.model.tokenizer, self.model.cfg.tokenizer_name
+        return made
 
 
 def rms_norm(x: Tensor, norm: Any) -> Tensor:

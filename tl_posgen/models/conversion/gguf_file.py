@@ -27,6 +27,8 @@ def gguf_reader(path: Path) -> Any:
     except ImportError as error:
         missing = "a GGUF file is read by the package gguf, which is not installed"
         raise ModelError(f"{path}: {missing}; pip install 'gguf>=0.17'") from error
+    if path.is_dir():
+        raise ModelError(f"{path}: a directory called as a GGUF file; give the file, or rename the directory")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ModelError(f"{path}: not a GGUF file, by its first bytes; give one, or a directory of safetensors")

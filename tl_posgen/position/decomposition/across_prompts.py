@@ -14,8 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.numbers import Number, Numbers, mean_of_nulls
 from tl_posgen.core.options import Whole, Within
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
@@ -49,9 +50,9 @@ def resolved(number: Number, form: str = ".1%") -> str:
 
 
 def resolved_beside_null(number: Number) -> str:
-    """Return a share with its interval and its random inits."""
-    noise = number.of_inits.value < 0
-    return resolved(number) + (f" (random init {NOT_RESOLVED})" if noise else f"{number.null_in_brackets:.1%}")
+    """Return a share with its interval, and the null models' shares."""
+    nulls = (f"{kind} {resolved(mean_of_nulls(one))}" for kind, one in number.by_null.items())
+    return resolved(number) + in_brackets(", ".join(nulls))
 
 
 def draw_maps(result: Any) -> go.Figure:

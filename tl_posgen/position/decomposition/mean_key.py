@@ -72,6 +72,9 @@ class MeanKey(Measure):
         """The headline dummy distance."""
         return FAR if self.d0 is None else self.d0
 
+    def attached(self) -> "MeanKey":
+        return replace(self, d0=self.headline)
+
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "MeanKey":
         if self.d0 is not None:
             return self

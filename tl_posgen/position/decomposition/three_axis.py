@@ -5,13 +5,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
-from tl_posgen.core.numbers import Numbers, mean_of
+from tl_posgen.core.numbers import Numbers, mean_of, mean_of_nulls
 from tl_posgen.core.options import NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
@@ -187,7 +186,8 @@ class ThreeAxis(Measure):
         ends = [own.number(every.min(HEAD)), own.number(every.max(HEAD))]
         low_nulls, high_nulls = (end.by_null for end in ends)
         inits = "".join(
-            f"; {kind} {np.nanmean(low_nulls[kind]):.3f} to {np.nanmean(one):.3f}" for kind, one in high_nulls.items()
+            f"; {kind} {mean_of_nulls(low_nulls[kind]).plain:.3f} to {mean_of_nulls(one).plain:.3f}"
+            for kind, one in high_nulls.items()
         )
         return (
             f"Over heads r goes from {low:.3f} to {high:.3f}, quartiles {first:.3f}, {median:.3f} and "

@@ -59,8 +59,8 @@ class Variance(Measure):
 
     How close scores are to position + content, of every query with every key at every distance, first token left out:
     the correlation with the best such sum, the shares of position, of content and of what needs both (interaction), and
-    their sizes in logits. A mean over few prompts holds chance, which counts as position: compare reports of equal
-    numbers of prompts only, as the null models here are.
+    their sizes in logits. With few prompts a mean holds more chance, which counts as position: compare reports of
+    equal numbers of prompts only, as the null models here are.
 
     w(q_i, k_j, d) is the score that query i would give key j at distance d. The seven shares sum to 1. Softmax does not
     see q, so `position` = d + qd, `content` = k + qk and `interaction` = kd + qkd are shares of what is left without

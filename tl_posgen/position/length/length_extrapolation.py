@@ -60,7 +60,7 @@ class LengthExtrapolation(Measure):
     length, `inside` stands for it everywhere.
 
     Args:
-        inside: the training length; if left out cfg.n_ctx, or 256 where prompts of `times` that do not fit into memory.
+        inside: the training length; if left out cfg.n_ctx, or 256 where `times` that do not fit into memory.
         times: length of the prompts, in training lengths.
         conditions: any of the four; "vanilla" is always among them.
         n_global: first tokens that every query sees under "lm_infinite" and "retrieval".

@@ -163,16 +163,16 @@ class PlaneSufficiency(Measure):
 
         def mean(name: str, form: str, tokens: str) -> str:
             trained, shuffled = (own(name, weights=weights, tokens=tokens) for weights in WEIGHTS)
-            random = f"{trained.null:{form}}, " if own.inits else ""
-            return f"{trained.with_interval:{form}} ({random}shuffled {shuffled.with_interval:{form}})"
+            nulls = f"{trained.null:{form}}, " if trained.nulls else ""
+            return f"{trained.with_interval:{form}} ({nulls}weights shuffled here {shuffled.with_interval:{form}})"
 
         trained, shuffled = (correlated(own, weights) for weights in WEIGHTS)
         random = f"random init {correlated(own.of_inits, WEIGHTS[0])}, " if own.inits else ""
         r, rho = (format_number(one, ".2f") for one in r_and_rho(pooled(own, rest)))
         return [
             f"Over {counted(own('n_heads', tokens=rest).value, 'head')}, first token left out, the sum of the plane "
-            f"scores correlates with the interaction share at r = {trained}; {random}shuffled {shuffled}, pooled {r} "
-            f"(Spearman {rho}).",
+            f"scores correlates with the interaction share at r = {trained}; {random}weights shuffled here {shuffled}, "
+            f"pooled {r} (Spearman {rho}).",
             f"First token left out, mean sum of scores {mean('score_sum', '.2f', rest)}, interaction share "
             f"{mean('interaction', '.3f', rest)}; with it, certified additive {mean('additive', '.0%', all_tokens)} of "
             "heads. A sum above 1 bounds nothing by itself: it ranks heads, it does not prove them additive.",
@@ -189,11 +189,13 @@ class PlaneSufficiency(Measure):
             found = {one: numbers(name, weights=weights, tokens=of).value for one, (name, of) in columns.items()}
             return {"weights": kind, **found}
 
-        random = [row("random init", own.of_inits, WEIGHTS[0])] if own.inits else []
         if own.is_null:
-            return pd.DataFrame(random)
+            return pd.DataFrame([row(own.of, own, WEIGHTS[0])])
+        nulls = [row(kind, null, WEIGHTS[0]) for kind, null in own.by_null.items()]
         last = {"weights": "pooled", **dict(zip(columns, r_and_rho(pooled(own, TOKENS[1])), strict=False))}
-        return pd.DataFrame([row("trained", own, WEIGHTS[0]), *random, row("shuffled", own, WEIGHTS[1]), last])
+        return pd.DataFrame(
+            [row("trained", own, WEIGHTS[0]), *nulls, row("weights shuffled here", own, WEIGHTS[1]), last]
+        )
 
 
 def correlation(sides: Sequence[xr.Dataset]) -> xr.Dataset:
