@@ -35,9 +35,9 @@ def draw_atlas(result: Any) -> go.Figure:
     breaks = (" ", "<br>", "<br>")  # below the corners there is little room
     titles = (f"{part}:{gap}{' + '.join(PARTS[part])}" for part, gap in zip(PARTS, breaks, strict=True))
     axes = {f"{corner}axis": axis | inner | {"title": {"text": one}} for corner, one in zip("abc", titles, strict=True)}
-    figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": 1})
+    figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": -0.12, "yanchor": "top", "orientation": "h"})
     subtitle = "one point a head; shares of the score variance that softmax can see, over all (query, key, distance)"
-    return finish(figure, f"Head atlas · {model_label(result.own)}", subtitle, height=620)
+    return finish(figure, f"Head atlas · {model_label(result.own)}", subtitle, height=640).update_layout(margin_b=90)
 
 
 def draw_shares(result: Any) -> go.Figure:
