@@ -312,7 +312,7 @@ def test_the_sum_is_judged_by_its_best_fit_and_has_its_sizes_beside_it():
     found = position_and_content(result_of(Variance(), additive(0.9), additive(0.8, 0.2)))
     assert found.verdict == "partly"
     assert found.margin == "additive r 0.900, -0.050 from 0.950 (low end 0.890, +0.090 from random init 0.800)"
-    assert found.measured.endswith("in logits: scores 2.00, of which position 1.00, content 0.80, interaction 0.10")
+    assert found.measured.endswith("in logits: scores 2.00; position 1.00, content 0.80, interaction 0.10")
     assert found.null.startswith("random init: additive r 0.800")
     assert position_and_content(result_of(Variance(), additive(0.9), additive(0.895))).verdict == "not held"
 
