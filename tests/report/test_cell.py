@@ -70,7 +70,7 @@ def test_the_whole_page_is_framed_and_cannot_break_out(report):
 
 
 def test_tokens_and_names_are_escaped(report):
-    names = ("init", ["<script>alert(1)</script>", "random init"])
+    names = ("init", ["<script>alert(1)</script>", "random init", "shuffled"])
     hostile = report["three_axis"].dataset.assign_coords(init_label=names)
     shown = replace(report["three_axis"], dataset=hostile)._repr_html_().split("<table")[0]
     assert "&lt;script&gt;alert" in shown

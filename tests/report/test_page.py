@@ -43,7 +43,7 @@ def test_the_page_asks_for_nothing_and_raises_no_error(page):
 def test_every_figure_is_drawn_when_it_comes_into_view(page):
     figures = page.locator(".plot")
     assert figures.count() >= 6
-    assert figures.filter(visible=True).count() == 4  # one a measure; the others are folded
+    assert figures.filter(visible=True).count() == 5  # one a measure, two of variance; the others are folded
     page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     for index in range(figures.count()):
         figures.nth(index).scroll_into_view_if_needed()
@@ -52,7 +52,8 @@ def test_every_figure_is_drawn_when_it_comes_into_view(page):
 
 
 def test_a_click_on_a_head_of_a_map_opens_its_panel(page):
-    plot = page.locator("section#three_axis .plot").first
+    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    plot = page.locator("section#three_axis .plot").nth(1)  # behind the layers
     plot.scroll_into_view_if_needed()
     box = plot.locator(".subplot .plot, .subplot.xy").first.bounding_box()
     page.mouse.click(box["x"] + box["width"] / 8, box["y"] + box["height"] / 8)

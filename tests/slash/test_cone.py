@@ -225,11 +225,13 @@ def test_figures_show_the_numbers_beside_the_null(result):
     own, null = (one.sel(tokens="all") for one in (result.own, result.null))
     boxes = result.plot(kind="rank").data
     np.testing.assert_array_equal(boxes[0].y, dominant_heads(result)["r1"].transpose("side", "place").values.ravel())
-    assert sum(len(trace.y) for trace in boxes) == 2 * 2 * (16 + 16)
+    assert sum(len(trace.y) for trace in boxes) == 2 * 2 * (16 + 16 + 16)
     histograms = result.plot(kind="cosines").data
     for number, layer in enumerate(range(4)):
-        np.testing.assert_array_equal(histograms[2 * number].y, own["cosine_share"].sel(layer=layer))
-        np.testing.assert_array_equal(histograms[2 * number + 1].y, null["cosine_share"].sel(layer=layer))
+        for place, side in enumerate(result.sides.values()):
+            np.testing.assert_array_equal(
+                histograms[3 * number + place].y, side["cosine_share"].sel(tokens="all", layer=layer)
+            )
     for kind, name in (("gain", "gain"), ("share", "axis_share")):
         maps = result.plot(kind=kind).data
         np.testing.assert_array_equal(maps[1].z, own[name].sel(side="k"))
@@ -238,9 +240,9 @@ def test_figures_show_the_numbers_beside_the_null(result):
 
 def test_the_counterfactual_has_two_points_a_head(result):
     points = [trace for trace in result.plot(kind="counterfactual").data if trace.mode == "markers"]
-    assert sum(len(trace.x) for trace in points) == 2 * 2 * (16 + 16)
+    assert sum(len(trace.x) for trace in points) == 2 * 2 * (16 + 16 + 16)
     shown = np.sort(np.concatenate([trace.y for trace in points if "only the axis" in trace.name]))
-    both = [one["best_score"].sel(input="axis only").values.ravel() for one in (result.own, result.null)]
+    both = [one["best_score"].sel(input="axis only").values.ravel() for one in result.sides.values()]
     np.testing.assert_allclose(shown, np.sort(np.concatenate(both)))
 
 

@@ -121,11 +121,12 @@ def test_a_strong_head_of_a_short_prompt_is_found(mini, alice):
 def test_the_sentence_tells_the_numbers_of_the_dataset(result):
     data = result.own
     assert (data.best_score / data.best_uniform).max() > 2 * (result.null.best_score / result.null.best_uniform).max()
-    dominant, of_null = (int(one["dominant"].any("short_distance").sum()) for one in (data, result.null))
+    counted = (int(one["dominant"].any("short_distance").sum()) for one in (data, *result.nulls))
+    dominant, of_null, of_shuffled = counted
     layer, head = data["best_score"].to_series().idxmax()
     assert result.findings() == [
         f"Slash-dominant at any of the distances 0, 1, 2, 3, 4, with kappa = 0.1: {dominant} of 16 heads "
-        f"(random init {of_null}). Strongest at D below half the prompt: L{layer}H{head} "
+        f"(random init {of_null}, shuffled {of_shuffled}). Strongest at D below half the prompt: L{layer}H{head} "
         f"({float(data['best_score'].max()):.3f}); at the previous token: L{layer}H{head} "
         f"({float(data['previous_token'].max()):.3f})."
     ]
@@ -134,7 +135,7 @@ def test_the_sentence_tells_the_numbers_of_the_dataset(result):
 def test_profiles_have_a_curve_a_head_and_uniform_attention_in_each_layer(result, data):
     traces = result.plot(kind="profiles").data
     uniform = [trace for trace in traces if trace.name == "uniform attention"]
-    assert len(traces) == 4 + 16 + 4
+    assert len(traces) == 2 * 4 + 16 + 4
     assert uniform[0].x.tolist()[:25] == list(range(1, 26))
     assert uniform[0].x.max() == 32
     np.testing.assert_array_equal(uniform[0].y, data["uniform"].sel(layer=0, distance=uniform[0].x - 1))
@@ -144,7 +145,7 @@ def test_profiles_have_a_curve_a_head_and_uniform_attention_in_each_layer(result
 
 def test_the_strongest_heads_are_sorted_beside_random_init_with_intervals_and_thresholds(result):
     bars, marks = (list(result.plot("strongest").select_traces({"type": kind})) for kind in ("bar", "scatter"))
-    for side, bar, mark in zip((result.own, result.null), bars, marks, strict=True):
+    for side, bar, mark in zip(result.sides.values(), bars, marks, strict=True):
         scores, place = (side[name].values.ravel() for name in ("best_score", "best_distance"))
         order = np.argsort(-scores, kind="stable")
         np.testing.assert_allclose(bar.x, scores[order])

@@ -106,7 +106,7 @@ def test_the_sentence_tells_what_is_left_of_the_strongest_head(result):
     nulls = [float(one["best_score"].sel(condition="unchanged").max()) for one in result.nulls]
     of_null = f"{nulls[0]:.3f}, shuffled {nulls[1]:.3f}"
     assert result.findings() == [
-        f"The strongest, L{layer}H{head} ({of_head['unchanged']:.3f}) at D = 1 (strongest of the random init "
+        f"The strongest, L{layer}H{head} ({of_head['unchanged']:.3f}) at D = 1 (strongest of random init "
         f"{of_null}), with its own layer ablated: Q, K of rank one {of_head['rank_one']:.3f}, RoPE removed "
         f"{of_head['no_rope']:.3f}, Q, K their means {of_head['means']:.3f}, Q, K their means with RoPE removed "
         f"{of_head['means_no_rope']:.3f}, uniform attention {uniform:.3f}."

@@ -86,11 +86,12 @@ def test_the_words_have_all_bands_of_the_schemes_that_were_measured(report):
 
 @pytest.mark.slow
 def test_schemes_that_disagree_are_named_first(mini, alice):
-    result = BandAblation()(mini, alice, length=256, n_prompts=4, progress=False)
+    result = BandAblation(schemes=("thirds", "wavelength"))(mini, alice, length=256, n_prompts=4, progress=False)
     each = {scheme: frequencies_by(result, scheme) for scheme in ("thirds", "wavelength")}
     assert each["thirds"] != each["wavelength"]
     found = frequencies(result)
-    assert found.verdict == combined([*each.values()]) == "partly"
+    assert combined([*each.values()]) == "partly"
+    assert found.verdict in ("partly", "not held")  # the latter where a null does as well
     words = f"the two ways of making bands disagree: {each['thirds']} by thirds, {each['wavelength']} by wavelength"
     assert found.measured.startswith(words)
 

@@ -54,7 +54,8 @@ def test_a_failure_is_kept_with_its_error_and_tried_again_on_request(study, fami
     data = open_study(out)
     assert data["three_axis_r"].dims == ("init", "group", "model", "revision", "text", "tokens", "layer", "head")
     assert data["init"].values.tolist() == ["trained", "0"]
-    single = tl_posgen.analyze("mini", tl_posgen.models.bundled_text(), measures=["three_axis", "loss"], **CUT)
+    options = {"measures": ["three_axis", "loss"], "shuffled_seeds": (), **CUT}
+    single = tl_posgen.analyze("mini", tl_posgen.models.bundled_text(), **options)
     of_mini = data["three_axis_r"].sel(model="mini", revision="main", text="bundled", drop=True)
     np.testing.assert_array_equal(of_mini, single["three_axis"].dataset["r"].transpose(*of_mini.dims))
     loss = data["loss_loss"].sel(init="trained", model="mini")

@@ -136,6 +136,10 @@ def test_a_full_layer_of_exaone_4_has_no_window(tmp_path):
 
 @pytest.mark.parametrize("name", ["Exaone4Config", "ExaoneMoeConfig", "Kolibri1Config", "Gemma2Config", "Qwen3Config"])
 def test_the_window_is_that_of_the_layers_own_type(name):
+    import transformers
+
+    if not hasattr(transformers, name):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
     more = experts if "Moe" in name else {"use_sliding_window": True} if name.startswith("Qwen") else {}
     model = lively(with_sizes(name, GROUPED, head_dim=8, sliding_window=6, layer_types=TYPES, **more)())

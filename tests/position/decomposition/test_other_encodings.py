@@ -98,7 +98,7 @@ def test_every_measure_that_changes_its_meaning_says_so_and_concludes_nothing_th
 def test_a_report_says_where_restrictions_come_from_once(reports):
     report = reports["gpt2"]
     [note, without_null] = report.notes()
-    assert without_null == "No random init was measured."
+    assert without_null == "No null model was measured."
     assert note.startswith(f"{WHERE['absolute']}, which restricts what ")
     assert all(name in note for name in CAVEATS["gpt2"])
     alone = Report({"mean_key": report["mean_key"]}, report.provenance)
@@ -113,7 +113,7 @@ def test_mixed_encodings_are_named_once_each_and_noted_as_some_layers(family_mod
 
 
 def test_a_result_of_unknown_encoding_has_no_caveat(reports):
-    result = Result(MeanKey(), reports["gpt2"]["mean_key"].dataset)
+    result = Result(reports["gpt2"]["mean_key"].measure, reports["gpt2"]["mean_key"].dataset)
     assert result.caveat is None
     assert len(result.findings()) == 1
 

@@ -44,8 +44,7 @@ def test_it_is_said_shown_and_drawn_beside_random_init(result):
     assert np.isfinite(result.numbers.intervals("absolute")["low"]).all()
     np.testing.assert_array_equal(result.frame()["absolute"], result.own["absolute"].sel(OUT).values.ravel())
     assert "absolute_share" in result.headline_frame()
-    assert compact(result).columns[3] == "share of the key's place"
-    assert compact(result).shape[1] == 4 + result.own.sizes["part"]
+    assert "share of the key's place" in compact(result).columns
     bars = result.plot("places").data
     assert [bar.name for bar in bars[:3]] == ["position", "content, key's place", "content, key's token"]
     for side in range(2):

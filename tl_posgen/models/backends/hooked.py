@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -123,6 +124,9 @@ class Hooked(Backend):
         cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, False
         made = hooked_parts()[0](cfg).eval()
         made.load_state_dict(self.model.state_dict())
+        places = {name: one.device for name, one in chain(self.model.named_parameters(), self.model.named_buffers())}
+        for name, one in chain(made.named_parameters(), made.named_buffers()):
+            one.data = one.data.to(places[name])  # TransformerLens spreads new layers over devices by its own rule
         made.tokenizer, cfg.tokenizer_name = self.model.tokenizer, self.model.cfg.tokenizer_name
         return made
 
