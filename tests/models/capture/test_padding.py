@@ -11,6 +11,7 @@ from tl_posgen.models.capture.cache import captures_from_cache, needed_names
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.capture.padding import PadToken, texts_of
 from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.streaming.stream import streaming
 from tl_posgen.models.tokens import to_prompts
 
@@ -19,15 +20,14 @@ LENGTHS = (2, 17, 40, 5)
 
 
 @pytest.fixture
-def padding_model(family_model, backend, monkeypatch):
-    """(name, pad, side) -> a model whose tokenizer pads, for this test, with a token of its own or the end of text."""
+def padding_model(family_directory, backend):
+    """(name, pad, side) -> a model of its own whose tokenizer pads with a token of its own or the end of text."""
 
     def make(name: str, pad: int = PAD, side: str = "right"):
-        model = family_model(name, backend)
+        model = load_model(family_directory(name), backend)
         tokenizer = copy.deepcopy(model.tokenizer)
         tokenizer.pad_token, tokenizer.padding_side = tokenizer.convert_ids_to_tokens(pad), side
-        monkeypatch.setattr(model.cfg, "d_vocab", model.cfg.d_vocab)  # which a bridge takes from its tokenizer
-        monkeypatch.setattr(model, "tokenizer", tokenizer)
+        model.tokenizer = tokenizer
         return model
 
     return make
