@@ -1,7 +1,5 @@
 """Padded batches: every prompt gives what it gives alone, or the batch is refused."""
 
-import copy
-
 import pytest
 import torch
 from captures import EVERYTHING, assert_same_parts, captures_of, run
@@ -25,9 +23,8 @@ def padding_model(family_directory, backend):
 
     def make(name: str, pad: int = PAD, side: str = "right"):
         model = load_model(family_directory(name), backend)
-        tokenizer = copy.deepcopy(model.tokenizer)
+        tokenizer = model.tokenizer
         tokenizer.pad_token, tokenizer.padding_side = tokenizer.convert_ids_to_tokens(pad), side
-        model.tokenizer = tokenizer
         return model
 
     return make
