@@ -74,9 +74,8 @@ test-quick: $(VENV)/installed-dev
 test-slow: $(VENV)/installed-dev ## the longer tests: commands, pages, notebooks, Ray, peaks of memory, trained models
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m "slow and not screenshot and not soak" --durations=40 --jaxtyping-packages=$(CHECKED)
 
-test-bridge: $(BRIDGE_VENV)/installed-dev ## what depends on the backend, on 4.3.0 and Colab's versions, and the first notebook; SLOW=1: the longer tests and each measure's own too
+test-bridge: $(BRIDGE_VENV)/installed-dev ## what depends on the backend, on 4.3.0 and Colab's versions; SLOW=1: the longer tests and each measure's own too
 	OMP_NUM_THREADS=1 $(BRIDGE_VENV)/bin/python $(ALL_TESTS) $(if $(SLOW),$(EVERY)) -rfE $(ON_BRIDGE)
-	OMP_NUM_THREADS=1 $(BRIDGE_VENV)/bin/python $(PYTEST) tests/test_examples.py -m slow -k 01_first_look
 
 oldest: $(OLDEST_VENV)/installed-dev ## the suite on the oldest versions that pyproject.toml allows; PYTHON=python3.10
 	OMP_NUM_THREADS=1 $(OLDEST_VENV)/bin/python $(ALL_TESTS) $(EVERY) -W ignore::DeprecationWarning -W ignore::FutureWarning
