@@ -289,7 +289,7 @@ def test_layers_are_named_where_the_answer_changes_with_depth():
     r.loc[{"init": ["0", "1", "shuffled 0"], "layer": [0]}] = 0.4
     own = Numbers(Judged(), r.to_dataset(name="r"))
     assert own.layers_not_above("r") == "; not above random init in layers 1 to 4; not above shuffled in layers 1 to 4"
-    assert [one.value for one in own.of_shuffled.along(own.array("r"), "layer")] == [0.4, 0.5, 0.5, 0.5, 0.5]
+    assert [one.value for one in own.by_null["shuffled"].along(own.array("r"), "layer")] == [0.4, 0.5, 0.5, 0.5, 0.5]
 
 
 def test_a_signed_change_has_an_unsigned_spread():

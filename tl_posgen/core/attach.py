@@ -85,10 +85,8 @@ class Attached:
             raise InputError(
                 "null_seeds, shuffled_seeds: some forward passes were not given token ids; run the null yourself"
             )
-        made = {}
         for init, (title, other) in zip(nulls, nulls.models(), strict=True):
-            made[init] = one_pass(other, rows, self.measures, **self.where, label=title, seed=self.seed)
-        sides |= {init: made[init] for init in [*map(str, nulls.seeds), *made]}  # random inits first
+            sides[init] = one_pass(other, rows, self.measures, **self.where, label=title, seed=self.seed)
         return attached_report(self.measures, sides, self.feed, nulls, self.seed)
 
 

@@ -230,9 +230,8 @@ class Analysis:
             if asked := [measure for measure in measures if is_measured(measure, init, self.null_models)]:
                 sides[init] = self.datasets(asked, init, before)
         found = dict(known)
-        in_order = sorted(sides, key=lambda init: init.startswith(SHUFFLED))  # random inits before shuffled weights
         for measure in measures:
-            each = {init: sides[init][measure.name] for init in in_order if measure.name in sides[init]}
+            each = {init: sides[init][measure.name] for init in sides if measure.name in sides[init]}
             seeds = [int(init.removeprefix(SHUFFLED)) for init in each if init.startswith(SHUFFLED)]
             found[measure.name] = result_of(measure, each, {**provenances[measure.name], "shuffled_seeds": seeds})
         return found

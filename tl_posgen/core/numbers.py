@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TRAINED = "trained"  # label of the model itself along the dim "init"; random inits have their seeds there
 SHUFFLED = "shuffled "  # in front of the seed: label of shuffled weights along that dim
-NULLS = {"random init": "inits", "shuffled": "shuffled"}  # kinds of null models, and the fields of a Number
+NULLS = {"random init": "inits", "shuffled": "shuffled"}  # kinds of null models, and the fields of Number and Numbers
 ALL = "all"  # label of all prompts along the dim "group"; the others leave one group out
 SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
 KEPT = ("init", "group", "end", *SAMPLED)
@@ -141,17 +141,11 @@ class Number:
         """The mean over the random inits for which it is defined, and their standard deviation."""
         return mean_of_nulls(self.inits)
 
-    @property
-    def of_shuffled(self) -> "Number":
-        """The mean over the models of shuffled weights, and their standard deviation."""
-        return mean_of_nulls(self.shuffled)
-
     def as_dict(self) -> dict[str, Any]:
         """Return value, low, high, inits and shuffled, JSON-ready: None where not defined."""
         ends = {"value": self.value, "low": self.low, "high": self.high}
         found: dict[str, Any] = {name: one if np.isfinite(one) else None for name, one in ends.items()}
-        lists = {"inits": self.inits, "shuffled": self.shuffled}
-        return found | {name: [x if np.isfinite(x) else None for x in one] for name, one in lists.items()}
+        return found | {name: [x if np.isfinite(x) else None for x in getattr(self, name)] for name in NULLS.values()}
 
 
 def mean_of_nulls(values: Sequence[float]) -> Number:
@@ -259,20 +253,16 @@ class Numbers:
         return Numbers(self.measure, self.dataset, of="random init")
 
     @property
-    def of_shuffled(self) -> "Numbers":
-        """These numbers of the shuffled weights."""
-        return Numbers(self.measure, self.dataset, of="shuffled")
-
-    @property
     def by_null(self) -> dict[str, "Numbers"]:
         """These numbers of the null models by kind, of the kinds that there are."""
-        known = (("random init", self.inits, self.of_inits), ("shuffled", self.shuffled, self.of_shuffled))
-        return {kind: numbers for kind, labels, numbers in known if labels}
+        return {
+            kind: Numbers(self.measure, self.dataset, of=kind) for kind, name in NULLS.items() if getattr(self, name)
+        }
 
     @property
     def labels(self) -> list[str]:
         """Labels along init of the models that these are numbers of."""
-        return {"random init": self.inits, "shuffled": self.shuffled}.get(self.of, [TRAINED])
+        return getattr(self, NULLS[self.of]) if self.is_null else [TRAINED]
 
     @property
     def side(self) -> xr.Dataset:

@@ -13,7 +13,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
-from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, at_labels, intervals_of, mean_of, one_side
+from tl_posgen.core.numbers import SAMPLED, SHUFFLED, TRAINED, Numbers, at_labels, intervals_of, mean_of, one_side
 from tl_posgen.core.options import Count, refusal
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
@@ -81,8 +81,8 @@ class Result:
     def sides(self) -> dict[str, xr.Dataset]:
         """The arrays of the model, "trained", and of the first null model of each kind, "random init" and "shuffled",
         which figures draw."""
-        nulls = {"random init": self.numbers.inits, "shuffled": self.numbers.shuffled}
-        return {TRAINED: self.own} | {kind: self._of_init(labels[0]) for kind, labels in nulls.items() if labels}
+        nulls = self.numbers.by_null
+        return {TRAINED: self.own} | {kind: self._of_init(one.labels[0]) for kind, one in nulls.items()}
 
     @property
     def null(self) -> xr.Dataset | None:
@@ -360,8 +360,10 @@ def columns_of(
 
 
 def result_of(measure: Measure, sides: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) -> Result:
-    """Return the result of one measure: datasets of the model and of its random inits, by label along `init`."""
+    """Return the result of one measure: datasets of the model and of its null models, by label along `init`, where
+    random inits stand before shuffled weights in whichever order they were made."""
     options = {"options": measure.options()} if measure.options() else {}
+    sides = {init: sides[init] for init in sorted(sides, key=lambda init: init.startswith(SHUFFLED))}
     labels = [str(data.attrs["model"]) for data in sides.values()]
     return Result(measure, joined(measure, sides, labels), {**provenance, **options})
 
