@@ -19,7 +19,7 @@ import yaml
 from numbers_file import Measured, read_numbers
 
 from tl_posgen.core.measure import ENDS
-from tl_posgen.core.numbers import Number
+from tl_posgen.core.numbers import Number, mean_of_nulls
 from tl_posgen.joining.column_correlations import COLUMNS, LITERATURE_PAIRS, PAIRS
 from tl_posgen.joining.profiles import REPEATED
 from tl_posgen.rules.head_rules import WORDS
@@ -89,7 +89,7 @@ def beside(number: Number, digits: int = 2, form: str = "p") -> str:
 
 def nulls(number: Number, digits: int = 2, form: str = "p") -> str:
     """Return .80, .81: the mean of random inits and that of shuffled weights, where there are any."""
-    return ", ".join(FORMS[form](one, digits) for one in (number.of_inits, number.of_shuffled) if one)
+    return ", ".join(FORMS[form](one, digits) for one in map(mean_of_nulls, number.by_null.values()) if one)
 
 
 def beside_with_interval(number: Number, digits: int = 2, form: str = "p") -> str:
