@@ -1,0 +1,53 @@
+"""Every number of every measure is what it was at 0.3.0, on four models and two backends.
+
+What is said to differ stands in `CHANGED`, with the reason; what 0.4 has not, in `GONE`.
+"""
+
+import numpy as np
+import pytest
+import xarray as xr
+from freeze import MODELS, OPTIONS, found_now, frozen, frozen_file, machine, model_of, names
+
+pytestmark = pytest.mark.slow
+# of the largest value: rounding of float32 elsewhere, summed by another processor's instructions
+HERE, ELSEWHERE = 1e-6, 1e-3
+CHANGED: dict[tuple[str, str], str] = {}  # (measure, variable) -> why its values are others
+GONE: dict[tuple[str, str], str] = {}  # (measure, variable) -> where its meaning is to be found
+
+
+@pytest.mark.parametrize("measure", names())
+@pytest.mark.parametrize("model", MODELS)
+def test_a_measure_finds_its_frozen_numbers(model, measure):
+    try:
+        model_of(model)
+    except FileNotFoundError as absent:
+        pytest.skip(str(absent))
+    file = frozen(model)
+    if measure not in file.children:
+        pytest.skip(f"{measure} is younger than the frozen numbers")
+    before, now = file[measure].to_dataset(), found_now(model, measure)
+    assert ("refused" in before.attrs) == ("refused" in now.attrs), now.attrs
+    tolerance = HERE if file["prompts"].attrs["machine"] == machine() else ELSEWHERE
+    for name, old in before.data_vars.items():
+        if (measure, str(name)) in CHANGED or (measure, str(name)) in GONE:
+            continue
+        assert name in now, f"{measure} has no {name}"
+        require_equal(str(name), old, now[name], tolerance)
+
+
+def require_equal(name: str, old: xr.DataArray, new: xr.DataArray, tolerance: float) -> None:
+    """Compare at the labels of the frozen array; a new one may have more."""
+    at = {dim: old[dim].values for dim in old.dims if dim in old.coords and dim in new.coords}
+    new = new.sel(at).transpose(*old.dims)
+    one, other = (np.asarray(array.values, dtype=float) for array in (old, new))
+    np.testing.assert_array_equal(np.isnan(one), np.isnan(other), err_msg=name)
+    largest = np.nanmax(np.abs(one), initial=0)
+    if old.dtype.kind in "iub" and tolerance == ELSEWHERE:  # the largest of almost equal ones may be another
+        assert np.mean(one != other) < 0.02, name
+        return
+    np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * max(largest, 1e-12), err_msg=name)
+
+
+def test_options_are_of_measures_that_exist():
+    assert set(OPTIONS) <= set(names())
+    assert all(frozen_file(model).exists() for model in MODELS)
