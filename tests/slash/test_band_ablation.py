@@ -44,7 +44,7 @@ def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(fami
         loss = result.own["loss"]
         change = loss.sel(condition=condition) - loss.sel(condition="unchanged")
         half = 3.1824 * float(change.std(ddof=1)) / 2
-        found = band.loss_change(own, condition)
+        found = band.rise(own, condition)
         assert [found.low, found.high] == pytest.approx(
             [float(change.mean()) + side * half for side in (-1, 1)], rel=1e-4
         )
@@ -104,7 +104,7 @@ def test_the_sentences_tell_the_cost_of_every_band_and_what_is_left(result):
     bands, left, random = result.findings()
     kept = n_slash_heads_kept(result.own)
     parts = [
-        f"{name} {band.loss_change(own, at).plain:+.3f} ({int(kept.sel(condition=at))} kept)"
+        f"{name} {band.rise(own, at).plain:+.3f} ({int(kept.sel(condition=at))} kept)"
         for name, at in ((name, f"drop {name}, thirds") for name in ("high", "medium", "low"))
     ]
     assert bands == f"A third of the planes dropped in every layer, the loss changes by {', '.join(parts)}."
@@ -141,8 +141,9 @@ def test_the_axes_name_conditions_in_words(result):
 def test_pictures_show_the_numbers(result):
     data, null = result.own, result.null
     assert result.table().shape == (len(data["condition"]), 6)
-    for trace, side in zip(result.plot(kind="loss").data, (data, null), strict=True):
-        np.testing.assert_allclose(trace.x, side["loss"].mean("prompt"))
+    for trace, side in zip(result.plot(kind="rise").data, (data, null), strict=True):
+        loss = side["loss"].mean("prompt")
+        np.testing.assert_allclose(trace.x, loss[1:] - loss[0], atol=1e-6)
     shown = [mean_of_slash_heads(data).mean("prompt"), mean_of_slash_heads(data, "score_alone")]
     shown += [mean_of_slash_heads(null).mean("prompt"), n_slash_heads(data), n_slash_heads_kept(data)]
     for bar, expected in zip(result.plot(kind="slash").data, [*shown, n_slash_heads(null)], strict=True):

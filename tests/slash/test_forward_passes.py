@@ -11,7 +11,7 @@ from tl_posgen.models import geometry_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashPlanes, SlashTransfer
-from tl_posgen.slash.slash_ablation import conditions
+from tl_posgen.slash.slash_ablation import ablations
 from tl_posgen.slash.slash_transfer import random_prompts
 
 CUT = {"length": 8, "n_prompts": 2}
@@ -67,7 +67,7 @@ def test_every_prompt_goes_through_once_and_every_random_init_is_built_once(
     assert built == [5]
     text = to_prompts(llama, alice, **CUT)
     drawn = random_prompts(text, llama.cfg.d_vocab, seed=0)
-    n_conditions = len(conditions(("thirds",), 8))  # the unchanged one too: its scores by prompt
+    n_conditions = len(ablations(("thirds",), 8))  # the unchanged one too: its scores by prompt
     expected = {}
     for model in ("own", 5):
         expected |= {(model, tuple(prompt.tolist())): 1 + n_conditions for prompt in text}

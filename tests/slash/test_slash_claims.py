@@ -76,7 +76,7 @@ def test_the_words_have_all_bands_of_the_schemes_that_were_measured(report):
     found = frequencies(result)
     assert found.verdict == frequencies_by(result, "thirds")
     for condition in (*(f"drop {band}, thirds" for band in BANDS), "keep low, thirds", "no_rope"):
-        score, change = measure.slash_score(own, condition), measure.loss_change(own, condition)
+        score, change = measure.slash_score(own, condition), measure.rise(own, condition)
         assert f"{score.with_interval:.2f} (loss {change.with_interval:+.2f})" in found.measured
         assert f"{score.of_inits.plain:.2f} (loss {change.of_inits.plain:+.2f})" in found.null.removeprefix(
             "random init: "

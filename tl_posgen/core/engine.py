@@ -40,6 +40,7 @@ from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import Passes, Stage
 
 Prompts: TypeAlias = str | Sequence[Any] | Int[Tensor, "batch pos"] | Int[Tensor, " pos"]
+WORTH_KEEPING = 0.2  # seconds that a cell of conditions must have taken to be kept
 Measures: TypeAlias = str | Measure | type[Measure] | Sequence[Any] | None
 
 
@@ -269,9 +270,26 @@ class Analysis:
 
         if self.parts.directory is None:
             return stored_alike()
-        more = {"tokens": content(self.rows[measures[0].name]), "after": content(read)}
-        more |= {} if init is None else {"null_model": init}
-        return self.parts.datasets(f"{name} {self.label(init)}", measures, {**self.depends_on, **more}, stored_alike)
+        depends_on = self.dependencies(measures[0], init, read)
+        return self.parts.datasets(f"{name} {self.label(init)}", measures, depends_on, stored_alike)
+
+    def dependencies(self, measure: Measure, init: str | None, read: Mapping[str, xr.Dataset]) -> dict[str, Any]:
+        """Return all that numbers of a measure and a model depend on, beside its options."""
+        more = {"tokens": content(self.rows[measure.name]), "after": content(read)}
+        return {**self.depends_on, **more, **({} if init is None else {"null_model": init})}
+
+    def cell(
+        self,
+        measure: Measure,
+        init: str | None,
+        depends_on: Mapping[str, Any],
+        at: Mapping[str, Any],
+        make: Callable[[], xr.Dataset],
+    ) -> xr.Dataset:
+        """Return one finished cell of a measure's conditions, or make and keep it."""
+        name = f"{measure.name} {self.label(init)} {' '.join(map(str, at.values()))}"
+        which = {**depends_on, "cell": content(at)}
+        return self.parts.datasets(name, [measure], which, lambda: {"cell": make()}, least=WORTH_KEEPING)["cell"]
 
     def label(self, init: str | None) -> str:
         """Return the name of the model, or of a null model."""
@@ -298,6 +316,9 @@ class Analysis:
     def run(self, measure: Measure, init: str | None, read: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
         """Return the dataset of a measure that runs the model."""
         label, wrapped = self.built(init)
+        keep = None
+        if self.parts.directory is not None:
+            keep = partial(self.cell, measure, init, self.dependencies(measure, init, read))
         run = Run(
             measure=measure,
             wrapped=wrapped,
@@ -309,6 +330,7 @@ class Analysis:
             label=label,
             before=read,
             trained=self.trained.get(measure.name),
+            keep=keep,
         )
         with under(wrapped, self.hooks):
             data = measure.of_model(run)

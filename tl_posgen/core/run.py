@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ class Run:
         init: label of the null model along the dim init; None for the model itself.
         before: datasets of this model by the name of the measure.
         trained: of a null model, what this measure found of the model itself: heads that all of them show.
+        keep: from the labels of a cell of `grid` and what makes it to the finished cell; None where nothing is kept.
     """
 
     measure: "Measure"
@@ -50,6 +51,7 @@ class Run:
     label: str = ""
     before: Mapping[str, xr.Dataset] = field(default_factory=dict)
     trained: xr.Dataset | None = None
+    keep: Callable[[Mapping[str, Any], Callable[[], xr.Dataset]], xr.Dataset] | None = None
 
     @property
     def model(self) -> Any:
@@ -131,30 +133,39 @@ class Run:
         """Return empty sums over prompts for variables of this measure."""
         return Sums(self.measure.variables, self.measure.labels())
 
-    def grid(self, cell: Callable[..., Mapping[str, Any]], **labels: Sequence[Any]) -> xr.Dataset:
+    def grid(
+        self, cell: Callable[..., Mapping[str, Any]], *, pure: bool = False, **labels: Sequence[Any]
+    ) -> xr.Dataset:
         """Return `cell(**{dim: label})` at all combinations of labels, as variables with these dims in front.
 
         Args:
             cell: returns, by variable, a DataArray, or an array of the declared dims of the variable less those of
                 `labels`.
+            pure: whether a cell depends on its labels alone and leaves nothing else behind: one that was finished
+                before a stop is then not made again.
             labels: dim -> its labels.
         """
-        sizes = [len(one) for one in labels.values()]
+
+        def measured(at: Mapping[str, Any]) -> xr.Dataset:
+            found = {}
+            for name, value in cell(**at).items():
+                dims = tuple(dim for dim in self.measure.variables[name].dims if dim not in labels)
+                found[name] = value if isinstance(value, xr.DataArray) else xr.DataArray(np.asarray(value), dims=dims)
+            return xr.Dataset(found)
+
         values: dict[str, np.ndarray] = {}
         dims: dict[str, tuple] = {}
         coords: dict[str, Any] = {dim: list(one) for dim, one in labels.items()}
-        for place in product(*map(range, sizes)):
-            found = cell(**{dim: one[at] for (dim, one), at in zip(labels.items(), place, strict=True)})
-            for name, value in found.items():
-                array = value.values if isinstance(value, xr.DataArray) else np.asarray(value)
+        for place in product(*(range(len(one)) for one in labels.values())):
+            at = {dim: one[number] for (dim, one), number in zip(labels.items(), place, strict=True)}
+            found = self.keep(at, partial(measured, at)) if pure and self.keep is not None else measured(at)
+            coords |= {str(dim): one.values for dim, one in found.coords.items()}
+            for name, array in found.data_vars.items():
                 if name not in values:
                     kind: Any = object if array.dtype.kind in "OU" else float
-                    values[name] = np.full((*sizes, *array.shape), np.nan, dtype=kind)
-                    declared = tuple(dim for dim in self.measure.variables[name].dims if dim not in labels)
-                    dims[name] = value.dims if isinstance(value, xr.DataArray) else declared
-                if isinstance(value, xr.DataArray):
-                    coords |= {str(dim): value[dim].values for dim in value.dims if dim in value.coords}
-                values[name][place] = array
+                    shape = (*map(len, labels.values()), *array.shape)
+                    values[str(name)], dims[str(name)] = np.full(shape, np.nan, dtype=kind), array.dims
+                values[str(name)][place] = array.values
         data = {name: ((*labels, *dims[name]), array) for name, array in values.items()}
         used = {dim for all_dims, _ in data.values() for dim in all_dims}
         known = {**LABELS, **self.measure.labels(), **coords}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 
@@ -109,15 +110,17 @@ class Parts:
         measures: Sequence[Measure],
         configuration: Mapping[str, Any],
         make: Callable[[], Mapping[str, xr.Dataset]],
+        least: float = 0.0,
     ) -> dict[str, xr.Dataset]:
-        """Return the datasets of these measures for one model, by name: of a finished part, or `make()`.
+        """Return the datasets of these measures for one model, by name: of a finished part, or `make()`, kept if that
+        took as many seconds as `least`.
 
         With a measure among them that is not built in nothing is kept, as nothing tells when its code changes.
         """
         if any(measure.name not in BUILT_IN for measure in measures):
             return dict(make())
         asked = {measure.name: measure.options() for measure in measures}
-        return self._kept(name, {**configuration, "measures": asked}, make, netcdf_bytes, read_datasets)
+        return self._kept(name, {**configuration, "measures": asked}, make, netcdf_bytes, read_datasets, least)
 
     def _kept(
         self,
@@ -126,6 +129,7 @@ class Parts:
         make: Callable[[], Any],
         to_bytes: Callable[[Any], bytes],
         read: Callable[[Path], Any],
+        least: float = 0.0,
     ) -> Any:
         if self.directory is None:
             return make()
@@ -133,7 +137,9 @@ class Parts:
         if path.is_file():
             found = read_part(path, read)
         else:
-            found = make()
+            began, found = perf_counter(), make()
+            if perf_counter() - began < least:
+                return found
             try:
                 write_part(path, to_bytes(found))
             except OutputError as error:

@@ -9,6 +9,7 @@ import torch
 import xarray as xr
 
 from tl_posgen.core.formatting import counted, format_bound, in_brackets
+from tl_posgen.core.interventions import Interventions
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.run import Run
@@ -18,11 +19,11 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.ablation_hooks import ablate_bands
-from tl_posgen.slash.band_ablation_figures import loss_bars, slash_bars, strongest_heads
+from tl_posgen.slash.band_ablation_figures import slash_bars, strongest_heads
 from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 from tl_posgen.slash.layer_means import Dominance, at_distance, statistics_of
 from tl_posgen.slash.slash import Slash
-from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Condition, Scheme, SlashAblation, conditions
+from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Scheme, SlashAblation, ablations
 
 SCHEMES = {"thirds": "A third of the planes", "wavelength": "A band by wavelength"}
 OF_PROMPTS = {
@@ -33,7 +34,7 @@ OF_PROMPTS = {
 
 
 @dataclass(frozen=True)
-class BandAblation(Dominance):
+class BandAblation(Dominance, Interventions):
     r"""Loss, and SlashScore(D) at each head's own D, with scores = scale <R' q', R' k'> in all layers at once.
 
     RoPE planes dropped, frozen (theta = 0) or kept alone in all layers at once, Q and K cut to rank one or to their
@@ -67,11 +68,9 @@ class BandAblation(Dominance):
     words = WHOLE_KINDS
     question = "Which frequencies does the running model need?"
     after = (Slash, SlashAblation)
-    one_length = True
     matrices = 10
-    rows = ("condition",)
     variables = {
-        "loss": Variable("loss", "nats per token", dims=("condition", "prompt"), headline="loss"),
+        **Interventions.variables,
         "score": Variable("slash score", "", "at the best distance", ("condition", "prompt", *HEAD), bounds=(0, 1)),
         "dominant": Variable(
             "slash-dominant",
@@ -88,10 +87,7 @@ class BandAblation(Dominance):
         "score: mean slash score of the heads that are slash-dominant unchanged; kept: how many of them still are; one "
         "layer alone: with only the head's own layer ablated."
     )
-    figures = {"loss": loss_bars, "slash": slash_bars, "heads": strongest_heads}
-
-    def usual(self) -> Mapping[str, Any]:
-        return {"condition": "unchanged"}
+    figures = {**Interventions.figures, "slash": slash_bars, "heads": strongest_heads}
 
     def requires(self, model: Any) -> None:
         if not any(geometry.rope.rotary_dim for geometry in geometry_of(model)):
@@ -100,28 +96,13 @@ class BandAblation(Dominance):
                 "slash_ablation measures its slash scores with Q and K ablated"
             )
 
-    def passes(self, run: Run) -> int:
-        return len(run.rows) * len(conditions(self.schemes, run.tokens.shape[1]))
+    def conditions(self, run: Run) -> Mapping[str, Any]:
+        planned = ablations(self.schemes, run.tokens.shape[1])[1:]
+        return {one.label: ablate_bands(run.model, one.kind, one.planes) for one in planned}
 
-    def of_model(self, run: Run) -> xr.Dataset:
-        planned = {one.label: one for one in conditions(self.schemes, run.tokens.shape[1])}
-        slash, alone = run.found(Slash), run.found(SlashAblation)["score"].sel(tokens="all", drop=True)
-        place = slash["best_distance"]
-        data = run.grid(lambda condition: self.in_running_model(run, planned[condition], place), condition=[*planned])
-        ropes = [geometry.rope for geometry in geometry_of(run.model)]
-        n_planes = [[int(one.planes(rope).sum()) for rope in ropes] for one in planned.values()]
-        parts = {name: [getattr(one, name) for one in planned.values()] for name in ("kind", "scheme", "band")}
-        return data.assign_coords({name: ("condition", part) for name, part in parts.items()}).assign(
-            dominant=data["dominant"].astype(bool),
-            score_alone=at_distance(alone.reindex(condition=data["condition"]), place),
-            best_distance=place,
-            best_uniform=slash["best_uniform"],
-            n_planes=(("condition", "model_layer"), n_planes),
-        )
-
-    def in_running_model(self, run: Run, condition: Condition, place: xr.DataArray) -> Mapping[str, Any]:
+    def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss, and slash scores at each head's own distance, with one condition in all layers."""
-        sums = Sums(OF_PROMPTS)
+        sums, place = Sums(OF_PROMPTS), run.found(Slash)["best_distance"]
 
         def consumer(layer: LayerCapture) -> None:
             found = statistics_of(layer)
@@ -130,16 +111,25 @@ class BandAblation(Dominance):
             at_own = score.gather(-1, torch.as_tensor(own, device=score.device)[:, None])[:, 0]
             sums.add_layer(layer, {"profile": score, "uniform": uniform, "score": at_own})
 
-        hooks = [] if condition.kind == "unchanged" else ablate_bands(run.model, condition.kind, condition.planes)
         loss = run.losses_under(hooks, consumer, needs=frozenset({"pattern"})).mean(-1).numpy()
         dominant = self.dominant_at(sums.mean("profile"), sums.mean("uniform"))
         return {"loss": loss, "score": sums.mean("score"), "dominant": dominant}
 
-    # Numbers
+    def of_model(self, run: Run) -> xr.Dataset:
+        data, planned = super().of_model(run), ablations(self.schemes, run.tokens.shape[1])
+        slash, alone = run.found(Slash), run.found(SlashAblation)["score"].sel(tokens="all", drop=True)
+        place, ropes = slash["best_distance"], [geometry.rope for geometry in geometry_of(run.model)]
+        n_planes = [[int(one.planes(rope).sum()) for rope in ropes] for one in planned]
+        parts = {name: [getattr(one, name) for one in planned] for name in ("kind", "scheme", "band")}
+        return data.assign_coords({name: ("condition", part) for name, part in parts.items()}).assign(
+            dominant=data["dominant"].astype(bool),
+            score_alone=at_distance(alone.reindex(condition=data["condition"]), place),
+            best_distance=place,
+            best_uniform=slash["best_uniform"],
+            n_planes=(("condition", "model_layer"), n_planes),
+        )
 
-    def loss_change(self, own: Numbers, condition: str) -> Number:
-        """Return the rise of the loss against the unchanged model, by prompt."""
-        return own.number(own.array("loss", condition=condition) - own.array("loss"))
+    # Numbers
 
     def slash_score(self, own: Numbers, condition: str = "unchanged") -> Number:
         """Return the mean score of the heads that are dominant in the unchanged model (of all where none is)."""
@@ -169,17 +159,16 @@ class BandAblation(Dominance):
             f"in the running model this becomes: {', '.join(whole)}."
         )
         if own.inits:
-            loss = own.array("loss", condition=None)
-            change = abs((loss - own.array("loss")).mean("prompt"))
+            change = abs(self.rise_of(own).mean("prompt"))
             most = format_bound(own.number(change.max("condition")).inits, digits=4)
             lines.append(f"The random-init model's loss changes by {most} at most.")
         return lines
 
     def of_bands(self, own: Numbers, scheme: str) -> str:
-        parts = []
+        parts, rises = [], self.rises(own)
         for band in BANDS:
             name = f"drop {band}, {scheme}"
-            change, kept = self.loss_change(own, name), self.n_kept(own, name)
+            change, kept = rises[name], self.n_kept(own, name)
             parts.append(f"{band} {change.with_interval:+.3f} ({kept.plain:.0f} kept)")
         return ", ".join(parts)
 

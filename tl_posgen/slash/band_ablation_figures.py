@@ -8,7 +8,6 @@ import xarray as xr
 
 from tl_posgen.core.measure import in_words
 from tl_posgen.report.figures import (
-    AT_START,
     COLOURS,
     NULL_COLOUR,
     Panels,
@@ -16,29 +15,12 @@ from tl_posgen.report.figures import (
     finish,
     heat,
     model_label,
-    sides,
 )
 from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 from tl_posgen.slash.layer_means import strongest_named
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS
 
 N_HEADS = 12  # the strongest, drawn one by one
-
-
-def loss_bars(result: Any) -> go.Figure:
-    """Draw the loss under every condition."""
-    both = sides(result)
-    height = 60 + 24 * result.own.sizes["condition"]
-    panels = Panels([side for side, _, _ in both], columns=len(both), row_height=height, shared_yaxes=True)
-    for number, (side, data, colour) in enumerate(both):
-        loss = data["loss"].mean("prompt")
-        panels.add(number, bar(loss, side, colour, texttemplate="%{x:.3f}", **AT_START))
-        unchanged = float(loss.sel(condition="unchanged"))
-        panels.figure.add_vline(x=unchanged, line_dash="dot", row=1, col=number + 1)  # pyright: ignore[reportArgumentType]
-    panels.axes("loss, nats per token").figure.update_yaxes(autorange="reversed", automargin=True)
-    panels.figure.update_layout(showlegend=False)
-    title = f"Loss without a band of RoPE · {model_label(result.own)}"
-    return panels.finish(title, "all layers ablated at once; dotted: unchanged")
 
 
 def slash_bars(result: Any) -> go.Figure:

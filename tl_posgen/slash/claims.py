@@ -114,7 +114,7 @@ def frequencies(band_ablation: Result) -> Judgement:
         return "; ".join(parts)
 
     def at(own: Numbers, condition: str) -> str:
-        score, change = measure.slash_score(own, condition), measure.loss_change(own, condition)
+        score, change = measure.slash_score(own, condition), measure.rise(own, condition)
         return f"{score.with_interval:.2f} (loss {change.with_interval:+.2f})"
 
     by_scheme: dict[str, Verdict] = {scheme: frequencies_by(band_ablation, scheme) for scheme in schemes}

@@ -57,7 +57,7 @@ class Condition:
         return bands[BANDS.index(self.band)]
 
 
-def conditions(schemes: Sequence[str], n: int = 0) -> list[Condition]:
+def ablations(schemes: Sequence[str], n: int = 0) -> list[Condition]:
     """Return unchanged; each band dropped, frozen and kept alone; rank one, RoPE removed, means, and the last two."""
     bands = product(dict.fromkeys(schemes), BAND_KINDS, BANDS)
     banded = [Condition(kind, scheme, band, n) for scheme, kind, band in bands]
@@ -138,13 +138,13 @@ class SlashAblation(Measure):
     figures = {"ablations": strongest_heads}
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"condition": [one.label for one in conditions(self.schemes)]}
+        return {"condition": [one.label for one in ablations(self.schemes)]}
 
     def usual(self) -> Mapping[str, Any]:
         return {"condition": "unchanged"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        planned = conditions(self.schemes, layer.length)
+        planned = ablations(self.schemes, layer.length)
         scores = [ablated_statistics(layer, condition).score for condition in planned]
         return {"score": torch.stack(scores, 1), "uniform": layer.once(statistics_of).uniform[0]}
 

@@ -1,0 +1,127 @@
+"""The loss of the running model under named interventions: base of measures whose conditions are hooks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from tl_posgen.core.formatting import in_brackets
+from tl_posgen.core.measure import Measure, Variable, in_words
+from tl_posgen.core.numbers import TRAINED, Number, Numbers, at_init, intervals_of
+from tl_posgen.core.run import Run
+from tl_posgen.report.figures import Panels, error_bars, model_label, sides
+
+UNTOUCHED = "unchanged"  # the condition without hooks
+MOST_NAMED = 6  # conditions in a sentence
+
+
+def rise_bars(result: Any) -> go.Figure:
+    """Draw the rise of the loss under every condition with its interval, beside the null models'."""
+    rise = result.measure.rise_of(result.numbers)
+    names = [in_words(one, result.measure.words) for one in rise["condition"].values]
+    panels = Panels([""], columns=1, row_height=60 + 26 * len(names) * len(result.sides))
+    inits = (TRAINED, *(one.labels[0] for one in result.numbers.by_null.values()))
+    for (side, _, colour), init in zip(sides(result), inits, strict=True):
+        found = intervals_of(at_init(rise, init))
+        value, low, high = (found[end].values for end in ("value", "low", "high"))
+        bars = go.Bar(x=value, y=names, orientation="h", name=side, marker_color=colour)
+        panels.add(0, bars.update(error_x=error_bars(value, low, high)))
+    panels.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group")
+    subtitle = "nats per token, over the unchanged model; bars: 95 % intervals over prompts"
+    title = f"{result.measure.question} · {model_label(result.own)}"
+    return panels.axes("rise of the loss, nats").finish(title, subtitle)
+
+
+@dataclass(frozen=True)
+class Interventions(Measure):
+    r"""rise = L(condition) - L(unchanged): the loss of the running model under every one of its `conditions`.
+
+    A subclass gives `conditions`, name -> hooks; losses by prompt, rises with intervals and null models, sentence,
+    table and bars follow. A condition that was finished before a stop is not measured again.
+
+    Attributes:
+        control: the condition that takes away all that is asked about: with one, the table has the share of its rise
+            that another condition avoids, (L(control) - L) / (L(control) - L(unchanged)).
+
+    Source: ours
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class WithoutLayers(Interventions):
+        ...     "rise = L(without the attention of a layer) - L. The cost of each layer's attention."
+        ...     def conditions(self, run):
+        ...         off = lambda z, hook: z * 0
+        ...         return {f"layer {n}": [(f"blocks.{n}.attn.hook_z", off)] for n in range(run.model.cfg.n_layers)}
+        >>> found = WithoutLayers()("mini", "Down, down, down. Would it end?", null_seeds=(), progress=False)
+        >>> found.frame()["condition"].tolist()
+        ['unchanged', 'layer 0', 'layer 1', 'layer 2', 'layer 3']
+    """
+
+    question = "What does each intervention cost?"
+    one_length = True
+    rows = ("condition",)
+    control = ""
+    variables = {"loss": Variable("loss", "nats", "per token", ("condition", "prompt"), headline="loss")}
+    figures = {"rise": rise_bars}
+
+    def conditions(self, run: Run) -> Mapping[str, Any]:
+        """Return the interventions: name -> hooks; none for the unchanged model, which is added."""
+        raise NotImplementedError
+
+    def usual(self) -> Mapping[str, Any]:
+        return {"condition": UNTOUCHED}
+
+    def passes(self, run: Run) -> int:
+        return len(run.rows) * (1 + len(self.conditions(run)))
+
+    def of_model(self, run: Run) -> xr.Dataset:
+        hooks = {UNTOUCHED: [], **self.conditions(run)}
+        return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
+
+    def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
+        """Return the variables of one condition: its loss by prompt, unless overridden."""
+        return {"loss": run.losses_under(hooks).mean(-1).numpy()}
+
+    def rise_of(self, own: Numbers) -> xr.DataArray:
+        """Return the rise of the loss [.., condition, prompt] of all conditions but the unchanged."""
+        loss = own.array("loss", condition=None)
+        return loss.drop_sel(condition=UNTOUCHED) - loss.sel(condition=UNTOUCHED, drop=True)
+
+    def rises(self, own: Numbers) -> dict[str, Number]:
+        """Return the rise of the loss by condition."""
+        rise = self.rise_of(own)
+        return dict(zip(map(str, rise["condition"].values), own.along(rise, "condition"), strict=True))
+
+    def rise(self, own: Numbers, condition: str) -> Number:
+        """Return the rise of the loss under one condition; zero for the unchanged model."""
+        return own.number(own.array("loss", condition=condition) - own.array("loss", condition=UNTOUCHED))
+
+    def recovered(self, own: Numbers) -> dict[str, float]:
+        """Return (L(control) - L) / (L(control) - L(unchanged)) by condition."""
+        rises = {name: rise.value for name, rise in self.rises(own).items()}
+        return {name: 1 - rise / rises[self.control] for name, rise in rises.items()}
+
+    def findings(self, own: Numbers) -> list[str]:
+        rises = self.rises(own)
+        most = sorted(rises, key=lambda name: -np.nan_to_num(rises[name].value))[:MOST_NAMED]
+        said = "; ".join(f"{in_words(name, self.words)} {rises[name]:+.3f}" for name in most)
+        some = f", the {len(most)} dearest of {len(rises)}" if len(most) < len(rises) else ""
+        loss = own("loss")
+        return [f"Rise of the loss of {loss.plain:.3f} nats{in_brackets(f'{loss.null:.3f}')}{some}: {said}."]
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        """Return a row a condition: loss, rise with its interval, share of the control's rise that is avoided."""
+        losses = own.along(own.array("loss", condition=None), "condition")
+        names = map(str, own.data["condition"].values)
+        rises, shares = self.rises(own), self.recovered(own) if self.control else {}
+        rows = []
+        for name, loss in zip(names, losses, strict=True):
+            row = {"condition": name, "loss": loss.value}
+            if name in rises:
+                row |= {"rise": rises[name].value, "low": rises[name].low, "high": rises[name].high}
+            rows.append(row | ({"recovered": shares[name]} if name in shares else {}))
+        return pd.DataFrame(rows)
