@@ -11,7 +11,6 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import HEAD, TOKENS, Variable, by_tokens
 from tl_posgen.core.numbers import Number, Numbers
@@ -19,7 +18,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.rotation import rotate
-from tl_posgen.rope.spectra import rank_one, singular_values, spectrum_of_values
+from tl_posgen.rope.spectra import rank_one, spectrum
 from tl_posgen.slash.cone_figures import FIGURES
 from tl_posgen.slash.head_groups import group_mean, group_table, in_groups, mean_over_group, n_heads
 from tl_posgen.slash.layer_means import (
@@ -38,7 +37,6 @@ from tl_posgen.stats.agreement import spearman
 WORTHLESS = 0.01  # of a slash score above uniform attention: no share of less is told
 INPUTS = ("measured", "axis only", "off axis")
 PER_LAYER, SIDES = ("tokens", "layer"), ("tokens", "side", *HEAD)
-COSINES = np.linspace(-1, 1, 41)  # edges of the histogram
 
 
 @dataclass(frozen=True)
@@ -76,15 +74,8 @@ class Cone(Dominance):
     variables = {
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of what enters RoPE, after qk-norm", SIDES, **SHARE),
         "r1_input": Variable("r1 of the input part", "", "r1 of H W, before any qk-norm", SIDES, **SHARE),
-        "r1_sum": Variable("r1 with bias", "", "r1 of H W + b, before any qk-norm", SIDES, **SHARE),
         "bias_share": Variable(
             "share of the bias", "", "|b|^2 / (|H W|^2 + |b|^2); a bias alone has r1 = 1", SIDES, **SHARE
-        ),
-        "axis_share": Variable("share of the axis", "", "|H u u'W|^2 / |H W|^2", SIDES, **SHARE),
-        "rank95": Variable("rank at 95%", "", "how many s^2 make 95% of their sum", SIDES, interval=True),
-        "effective_rank": Variable("effective rank", "", "exp of the entropy of s^2 / sum s^2", SIDES, interval=True),
-        "effective_rank_plain": Variable(
-            "effective rank by s", "", "exp of the entropy of s / sum s", SIDES, interval=True
         ),
         "gain": Variable(
             "gain of the axis", "", "|u'W| over its root mean square over directions", SIDES, interval=True
@@ -103,10 +94,8 @@ class Cone(Dominance):
             interval=True,
             bounds=(-1, 1),
         ),
-        "cosine_spread": Variable("spread of the cosine", "", "standard deviation over inputs", PER_LAYER),
         "r1_h": Variable("r1 of the inputs", "", "s_1^2 / sum s^2 of H", PER_LAYER, **SHARE),
         "axis_agreement": Variable("agreement on the axis", "", "mean |<u, u'>| over pairs of prompts", PER_LAYER),
-        "cosine_share": Variable("share of inputs", "", "histogram of the cosines", (*PER_LAYER, "bin")),
         "spearman": Variable("rank correlation of slash score and r1", "", "over heads", ("tokens", "side")),
     }
     legend = (
@@ -124,7 +113,7 @@ class Cone(Dominance):
     figures = FIGURES
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"input": INPUTS, "bin": ((COSINES[1:] + COSINES[:-1]) / 2).tolist()}
+        return {"input": INPUTS}
 
     def usual(self) -> Mapping[str, Any]:
         return {"input": "measured"}
@@ -209,10 +198,6 @@ class Cone(Dominance):
         headings = zip(("slash", "axis only", "off axis"), INPUTS, strict=True)
         return group_table(own, columns | {name: data["best_score"].sel(input=part) for name, part in headings})
 
-    def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        biased = bool((data["bias_share"] > 0).any())
-        return [kind for kind in self.figures if kind != "bias" or biased]
-
 
 def from_token(layer: LayerCapture, first: int) -> dict[str, Tensor]:
     """Return everything from the token `first` on: ranks and gains [side, head], scores without measured ones [input,
@@ -226,15 +211,11 @@ def from_token(layer: LayerCapture, first: int) -> dict[str, Tensor]:
         rotated = (rotate(x, positions, layer.geometry.rope) for x in both)
         scores.append(statistics_from_qk(layer, *rotated).score[0])
     q, k = (of_side(layer, first, cone.axis, side) for side in "qk")
-    # a cosine that rounds to just over 1 counts as 1
-    counts, _ = np.histogram(cone.cosine.clamp(-1, 1).cpu().numpy(), COSINES)
     return {
         **{name: torch.stack([q[name], k[name]]) for name in q},
         "score": torch.stack(scores),
         "cosine": cone.cosine.mean(),
-        "cosine_spread": cone.cosine.std(correction=0),
         "r1_h": cone.r1,
-        "cosine_share": torch.from_numpy(counts / counts.sum()),
         "axis": cone.axis,
     }
 
@@ -248,15 +229,8 @@ def of_side(
     of_head, heads = layer.projections.per_query_head, list(layer.heads)
     weight, bias = (getattr(layer.projections, f"{kind}_{side}") for kind in "wb")
     weight, bias = of_head(weight)[heads], None if bias is None else of_head(bias)[heads]
-    values = singular_values(getattr(layer, side)[:, first:])
-    squared, plain = spectrum_of_values(values), spectrum_of_values(values, squared=False)
-    return {
-        "r1": squared.r1,
-        "rank95": double(squared.rank),
-        "effective_rank": squared.effective_rank,
-        "effective_rank_plain": plain.effective_rank,
-        **vars(axis_projection(layer.inputs[first:], axis, weight, bias)),
-    }
+    r1 = spectrum(getattr(layer, side)[:, first:]).r1
+    return {"r1": r1, **vars(axis_projection(layer.inputs[first:], axis, weight, bias))}
 
 
 def axis_agreement(axes: Float[Tensor, "prompt tokens d_model"]) -> Float[Tensor, " tokens"]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tl_posgen.report.figures import Panels, equality, line, model_label, sides
+from tl_posgen.report.figures import Panels, equality, model_label, sides
 from tl_posgen.report.head_figures import head_maps, head_points
 from tl_posgen.slash.head_groups import TITLES, group_boxes, head_groups
 
@@ -27,25 +27,6 @@ def axis_map(
     both = [data[name].sel(tokens="all").to_dataset("side").assign_attrs(data.attrs) for _, data, _ in sides(result)]
     heading = f"{title} · {model_label(result.own)}"
     return head_maps(both, labels, title=heading, subtitle=subtitle, limits=limits)
-
-
-def cosines(result: Any) -> go.Figure:
-    """Draw histograms of the cosines of inputs with their axis, a panel a layer."""
-    layers, data = result.own["layer"].values, result.own.sel(tokens="all")
-    titles = [
-        f"layer {layer}: mean {mean:.2f}, r1 {r1:.2f}"
-        for layer, mean, r1 in zip(layers, data["cosine"].values, data["r1_h"].values, strict=True)
-    ]
-    panels = Panels(titles, shared_yaxes="all", horizontal_spacing=0.03)
-    for number, layer in enumerate(layers):
-        for side, one, colour in sides(result):
-            share = one["cosine_share"].sel(tokens="all", layer=layer)
-            curve = line(one["bin"].values, share.values, side, colour, width=1.4, fill="tozeroy")
-            panels.add(number, curve.update(line_shape="hvh"))
-    panels.axes("cosine with the axis", "share of inputs").figure.update_xaxes(range=[-1, 1])
-    panels.figure.update_yaxes(tickformat=".0%")
-    subtitle = "cosine of each attention input, after the norm, with their top right-singular vector; all tokens"
-    return panels.finish(f"The cone of attention inputs · {model_label(result.own)}", subtitle)
 
 
 def counterfactual(result: Any) -> go.Figure:
@@ -74,7 +55,6 @@ FIGURES: Mapping[str, Callable[[Any], go.Figure]] = {
         title="How near rank one are queries and keys?",
         subtitle="share of the first singular value in the energy of Q and K before RoPE, not centred; a point a head",
     ),
-    "cosines": cosines,
     "gain": partial(
         axis_map,
         name="gain",
@@ -83,23 +63,5 @@ FIGURES: Mapping[str, Callable[[Any], go.Figure]] = {
         subtitle="|u'W| over its root mean square over directions: 1 is no preference for the axis u",
         limits=None,
     ),
-    "share": partial(
-        axis_map,
-        name="axis_share",
-        labels={"q": "Q", "k": "K"},
-        title="Energy of queries and keys from the cone's axis",
-        subtitle="share of |H W|² that the axis part of the inputs H makes",
-        limits=(0.0, 1.0),
-    ),
     "counterfactual": counterfactual,
-    "bias": partial(
-        ranks,
-        columns={
-            f"{name}, {words}": (variable, side)
-            for name, side in Q_AND_K.items()
-            for words, variable in (("input part", "r1_input"), ("with bias", "r1_sum"))
-        },
-        title="What biases add to rank one",
-        subtitle="r1 of H W and of H W + b, before any norm of queries and keys; a bias alone has r1 = 1",
-    ),
 }

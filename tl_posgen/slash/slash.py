@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 import torch
 import xarray as xr
 
-from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import counted, in_brackets
 from tl_posgen.core.measure import HEAD, TokenView, Variable
 from tl_posgen.core.numbers import TRAINED, Numbers, at_init, interval_of
@@ -149,9 +148,6 @@ class Slash(Dominance):
             "attention distance", "tokens", "E_i sum_j S_ij (i - j)", PER_HEAD, interval=True
         ),
         "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij", PER_HEAD, interval=True),
-        "relative_entropy": Variable(
-            "relative entropy", "", "each query's entropy over log(keys it sees)", PER_HEAD, **SHARE
-        ),
         "first_token": Variable("attention to the first token", "", "E_i S_i0", **SHARE),
         "best_score": Variable(
             "highest slash score", "", "over D < N/2", headline="slash_score", short="slash", **SHARE
@@ -161,9 +157,6 @@ class Slash(Dominance):
         ),
         "best_uniform": Variable(
             "slash score of uniform attention", "", "at the best distance", compared=False, **SHARE
-        ),
-        "previous_token": Variable(
-            *("previous token, D = 1", "", "slash score at D = 1", HEAD, "slash_previous_token", "D=1"), **SHARE
         ),
         "dominant": Variable(
             "slash-dominant",
@@ -176,7 +169,6 @@ class Slash(Dominance):
             PER_HEAD,
         ),
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 before RoPE", ("side", *HEAD), **SHARE),
-        "rank95": Variable("rank of Q and K at 95%", "", "how many s^2 make 95% of their sum", ("side", *HEAD)),
         "pattern": Variable("attention of the strongest heads", dims=("example", "query", "key")),
         "token": Variable("token ids of the first prompt", dims=("key",), holds="token ids"),
         **EXAMPLES,
@@ -196,8 +188,7 @@ class Slash(Dominance):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         values = {**vars(layer.once(statistics_of))}
         if not isinstance(layer, EditedCapture):  # under edited scores, queries and keys explain nothing of them
-            q, k = spectrum(layer.q), spectrum(layer.k)
-            values |= {"r1": torch.stack([q.r1, k.r1]), "rank95": double(torch.stack([q.rank, k.rank]))}
+            values["r1"] = torch.stack([spectrum(layer.q).r1, spectrum(layer.k).r1])
         if layer.prompt == 0 and layer.tokens is not None:
             values["examples"] = First((cropped(layer), layer.tokens[:CROP].cpu().numpy()))
         return values
@@ -208,7 +199,6 @@ class Slash(Dominance):
         place, long = best_distance(score), data.sel(distance=list(long_distances(score.sizes["distance"])))
         data["best_distance"], data["best_score"] = place, at_distance(score, place)
         data["best_uniform"] = at_distance(uniform, place)
-        data["previous_token"] = score.reindex(distance=[1]).isel(distance=0, drop=True)
         data["dominant"] = self.dominant_at(score, uniform)
         n_long = (long["score"] >= thresholds(self.kappa_long, long["uniform"])).sum("distance")
         data["n_long"] = where_measured(n_long.transpose(*PER_HEAD), data["score"])
@@ -235,7 +225,7 @@ class Slash(Dominance):
         return [
             f"Slash-dominant at any of the distances {reach}, with kappa = {self.kappa:g}: {n.plain:.0f} of "
             f"{counted(n_all, 'head')}{in_brackets(n.null_range)}. Strongest at D below half the prompt: "
-            f"{own.extreme('best_score'):.3f}; at the previous token: {own.extreme('previous_token'):.3f}."
+            f"{own.extreme('best_score'):.3f}; at the previous token: {own.extreme('score', distance=1):.3f}."
             + self.sentence_on_uniform_attention(own)
         ]
 
@@ -253,7 +243,7 @@ class Slash(Dominance):
 
     figures = {
         "map": head_map(
-            *("best_score", "previous_token", "first_token"),
+            *("best_score", ("score", {"distance": 1}), "first_token"),
             title="Slash scores",
             subtitle="slash score: mean attention along the D-th sub-diagonal; highest over D below half the prompt",
         ),

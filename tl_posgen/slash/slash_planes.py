@@ -81,10 +81,6 @@ class SlashPlanes(Dominance):
         ),
         "best_score": Variable("highest slash score", "", "over D < N/2", PER_HEAD, **SHARE),
         "best_distance": Variable("distance of the highest slash score", "tokens", "", PER_HEAD),
-        "predicted_peak": Variable("distance of the predicted peak", "tokens", "", PER_HEAD),
-        "score_at_peak": Variable(
-            "measured score at the predicted peak", "", "over the highest measured score", PER_HEAD, **SHARE
-        ),
         "correlation": Variable(
             *("correlation with its own profile", "", "predicted with measured, less uniform attention", PER_HEAD),
             interval=True,
@@ -93,8 +89,6 @@ class SlashPlanes(Dominance):
         "chance_correlation": Variable(
             "correlation with other heads' profiles", "", "mean over the other heads measured", PER_HEAD
         ),
-        "same_peak": Variable("its own peak is right", "", "1 or 0", PER_HEAD),
-        "chance_peak": Variable("other heads' peaks that agree", "", "share of the others measured", PER_HEAD),
     }
     legend = (
         "lift: best diagonal less the mean logit; edge: less the diagonals up to 8 tokens away; both in logits, by the "
@@ -177,12 +171,10 @@ class SlashPlanes(Dominance):
         lines = []
         for group, words in GROUPS.items():
             if n := n_heads(own, group).value:
-                names = ("correlation", "chance_correlation", "same_peak", "chance_peak")
-                r, chance, peak, chance_peak = (group_mean(own, name, group).plain for name in names)
+                r, chance = (group_mean(own, name, group).plain for name in ("correlation", "chance_correlation"))
                 lines.append(
                     f"In {count(n, words)} the slash scores predicted from rank one, less those of uniform attention, "
-                    f"correlate with the measured ones at {r:.3f} (with the other heads measured: {chance:.3f}); the "
-                    f"peak is right in {peak:.0%} (predicted from another head: {chance_peak:.0%})."
+                    f"correlate with the measured ones at {r:.3f} (with the other heads measured: {chance:.3f})."
                 )
         for kind, null in own.by_null.items():
             r, chance = (null(name).plain for name in ("correlation", "chance_correlation"))

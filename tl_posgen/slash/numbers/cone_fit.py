@@ -31,16 +31,13 @@ class AxisProjection:
 
     Attributes:
         gain: of the axis over that of a random direction; 1 is no preference.
-        axis_share: the share of the energy from the axis part, which is orthogonal to the rest.
         r1_input: s_1^2 / sum s^2 of H W, not centred; its excess over r1 of H is due to the projection.
-        r1_sum: s_1^2 / sum s^2 of H W + b. A bias alone has rank one, so this is uninformative where b is large.
-        bias_share: |b|^2 / (|H W|^2 + |b|^2), b in every row; 0 without a bias.
+        bias_share: |b|^2 / (|H W|^2 + |b|^2), b in every row; 0 without a bias. A bias alone has rank one, so r1 of
+            H W + b says nothing where b is large.
     """
 
     gain: Float[Tensor, " head"]
-    axis_share: Float[Tensor, " head"]
     r1_input: Float[Tensor, " head"]
-    r1_sum: Float[Tensor, " head"]
     bias_share: Float[Tensor, " head"]
 
 
@@ -58,7 +55,7 @@ def axis_projection(
     weight: Float[Tensor, "head d_model d_head"],
     bias: Float[Tensor, "head d_head"] | None = None,
 ) -> AxisProjection:
-    r"""gain = |u'W| sqrt(d_model) / |W|_F, axis share = |H u u'W|^2 / |H W|^2, r1 of H W and of H W + b [ours].
+    r"""gain = |u'W| sqrt(d_model) / |W|_F, r1 of H W, and the share of b in the energy of H W + b [ours].
 
     H are the inputs, u their axis, W and b the weight and bias of W_Q or W_K.
     """
@@ -69,8 +66,6 @@ def axis_projection(
     energy, free = (part.square().sum((-2, -1)) for part in (projected, constant))
     return AxisProjection(
         gain=along * w.shape[1] ** 0.5 / w.norm(dim=(-2, -1)),
-        axis_share=along**2 * (h @ axis).norm() ** 2 / energy,
         r1_input=spectrum(projected).r1,
-        r1_sum=spectrum(projected + constant).r1,
         bias_share=free / (energy + free),
     )

@@ -57,21 +57,14 @@ class ProfileMatch:
 
     Attributes:
         best_distance, best_score: distance and value of the highest measured score.
-        predicted_peak: distance of the highest predicted score.
-        score_at_peak: measured score at the predicted peak over the highest measured score; 1 if the peaks agree.
         correlation: Pearson's r over distances.
-        same_peak: 1 if the peaks agree, else 0.
-        chance_correlation, chance_peak: means of these two with all other heads; NaN for a single head.
+        chance_correlation: its mean with all other heads; NaN for a single head.
     """
 
     best_distance: Int[Tensor, " head"]
     best_score: Float[Tensor, " head"]
-    predicted_peak: Int[Tensor, " head"]
-    score_at_peak: Float[Tensor, " head"]
     correlation: Float[Tensor, " head"]
-    same_peak: Float[Tensor, " head"]
     chance_correlation: Float[Tensor, " head"]
-    chance_peak: Float[Tensor, " head"]
 
 
 def rank_one_logit(
@@ -112,27 +105,21 @@ def match_profiles(
     predicted: Float[Tensor, "head distance"],
     uniform: Float[Tensor, "head distance"],
 ) -> ProfileMatch:
-    """Return peaks and correlations of slash scores of the same heads over D < N/2 [ours].
+    """Return the peak and correlations of slash scores of the same heads over D < N/2 [ours].
 
     Larger D average few queries. The scores of uniform attention are subtracted: their decay with distance would
     correlate any two heads.
     """
     reach = max(1, measured.shape[-1] // 2)
     measured, predicted, uniform = (x[:, :reach] for x in (measured, predicted, uniform))
-    guess, truth = predicted.argmax(-1), measured.argmax(-1)
     # products of rows less their mean, of length one, are Pearson's correlations
     between = _unit_rows(predicted - uniform) @ _unit_rows(measured - uniform).mT
-    same = double(guess[:, None] == truth)
-    others = 1 - torch.eye(len(same), dtype=DOUBLE, device=same.device)
+    itself = torch.eye(len(between), dtype=torch.bool, device=between.device)
     return ProfileMatch(
-        best_distance=truth,
+        best_distance=measured.argmax(-1),
         best_score=measured.amax(-1),
-        predicted_peak=guess,
-        score_at_peak=measured.gather(-1, guess[:, None])[:, 0] / measured.amax(-1),
         correlation=between.diagonal(),
-        same_peak=same.diagonal(),
-        chance_correlation=between.where(others > 0, torch.nan).nanmean(-1),
-        chance_peak=(same * others).sum(-1) / others.sum(-1),
+        chance_correlation=between.masked_fill(itself, torch.nan).nanmean(-1),
     )
 
 

@@ -1,6 +1,6 @@
 """Slash scores: the mean attention of each head at every distance."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,15 +8,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.arithmetic import DOUBLE, double, elements_at_once, row_ranges
 from tl_posgen.errors import InputError
 from tl_posgen.rope.rotation import at_least_float32
-from tl_posgen.slash.numbers.row_blocks import pattern_blocks, row_entropies, sums_by_distance
 
 SHORT_DISTANCES = range(5)
 SHORT_KAPPA = 0.1
 LONG = 50
 LONG_KAPPA = 0.01
+ROWS = 64  # rows of one block: small, as an R x R corner of it is copied
+BLOCK = 2**20  # entries of one block over all its heads: keeps temporaries at a few MiB
 
 
 def long_distances(n: int) -> range:
@@ -36,7 +37,6 @@ class SlashStatistics:
         uniform: SlashScore of uniform attention over the visible keys.
         attention_distance: mean over queries of sum_j S_ij (i-j), in tokens.
         entropy: mean over queries of -sum_j S_ij log S_ij, in nats.
-        relative_entropy: mean over queries of the entropy over log(number of visible keys), without queries of one key.
         first_token: mean over queries of the attention paid to the first token.
 
     Source: the slash score is Cheng et al. 2026 (arXiv 2601.08297); the rest is ours.
@@ -46,7 +46,6 @@ class SlashStatistics:
     uniform: Float[Tensor, "tokens=2 distance"]
     attention_distance: Float[Tensor, "tokens=2 head"]
     entropy: Float[Tensor, "tokens=2 head"]
-    relative_entropy: Float[Tensor, "tokens=2 head"]
     first_token: Float[Tensor, " head"]
 
 
@@ -130,15 +129,55 @@ def slash_statistics_of_rows(
     sums = torch.zeros(2, n_heads, n, dtype=DOUBLE, device=device)
     entropies = torch.full((2, n_heads, n), torch.nan, dtype=DOUBLE, device=device)
     first = torch.zeros(n_heads, dtype=DOUBLE, device=device)
-    for heads, start, stop in pattern_blocks(n_heads, n, device):
+    for heads, start, stop in _pattern_blocks(n_heads, n, device):
         rows = rows_of(heads, start, stop)
         rest = rows[..., 1:].sum(-1)
         weights = torch.stack([torch.ones_like(rest), torch.where(rest > torch.finfo(rest.dtype).tiny, 1 / rest, 0.0)])
-        sums[:, heads, :stop] += double(sums_by_distance(rows, weights))
+        sums[:, heads, :stop] += double(_sums_by_distance(rows, weights))
         first[heads] += double(rows[..., 0]).sum(-1)
         if entropy:
-            entropies[:, heads, start:stop] = double(row_entropies(rows, rest))
+            entropies[:, heads, start:stop] = double(_row_entropies(rows, rest))
     return _means(sums, entropies, first / n, window)
+
+
+def _pattern_blocks(n_heads: int, n: int, device: torch.device) -> Iterator[tuple[slice, int, int]]:
+    """Yield (heads, start, stop) of every block of an n x n pattern; rows up to stop - 1 see only keys below `stop`."""
+    for heads in row_ranges(n_heads, ROWS * n, elements_at_once(device, BLOCK)):
+        for start, stop in row_ranges(n, 1, ROWS):
+            yield slice(*heads), start, stop
+
+
+def _sums_by_distance(
+    rows: Float[Tensor, "head row key"], weights: Float[Tensor, "variant head row"]
+) -> Float[Tensor, "variant head key"]:
+    """sum_t weights_t rows[t, i - D] with i = K - R + t: the last R rows of a K x K pattern, summed by distance D.
+
+    The first variant's weights apply to all keys, the second's to all but the first token. With a row stride larger by
+    one, the block's diagonals become columns; this needs no copy for D < K - R. Only the R x R corner of the first keys
+    is copied, because there a row of the view would begin before its row of the block.
+    """
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    n_heads, n_rows, n_keys = rows.shape
+    start = n_keys - n_rows
+    near = rows.as_strided(
+        (n_heads, n_rows, start), (rows.stride(0), rows.stride(1) + 1, 1), rows.storage_offset() + (start > 0)
+    )
+    corner = torch.nn.functional.pad(rows[..., 1:n_rows].tril(-1), (n_rows + 1, 0))
+    far = corner.as_strided((n_heads, n_rows, n_rows), (corner.stride(0), corner.stride(1) + 1, 1), 1)
+    by_head = weights.transpose(0, 1)
+    sums = torch.cat([(by_head @ near).flip(-1), (by_head @ far).flip(-1)], dim=-1).transpose(0, 1)
+    sums[0, :, start:] += weights[0] * rows[..., 0]
+    return sums
+
+
+def _row_entropies(
+    rows: Float[Tensor, "head row key"], rest: Float[Tensor, "head row"]
+) -> Float[Tensor, "variant head row"]:
+    """H = -sum_j p_j log p_j of each row, and of p / rest over j >= 1: (H + p_0 log p_0) / rest + log rest."""
+    tiny = torch.finfo(rows.dtype).tiny
+    terms = rows.clamp_min(tiny).log_().mul_(rows)
+    without_first_token = torch.where(rest > tiny, -terms[..., 1:].sum(-1) / rest + rest.clamp_min(tiny).log(), 0.0)
+    return torch.stack([-terms.sum(-1), without_first_token])
 
 
 def _means(
@@ -151,20 +190,14 @@ def _means(
     n = sums.shape[-1]
     distance = torch.arange(n, dtype=DOUBLE, device=sums.device)
     n_queries = torch.stack([n - distance, n - 1 - distance])  # of each distance, the last one without the first: none
-    uniform, entropy, relative_entropy = torch.full((2, n), torch.nan, dtype=DOUBLE), [], []
+    uniform = torch.full((2, n), torch.nan, dtype=DOUBLE)
     for left_out in range(2):
         uniform[left_out, : n - left_out] = uniform_scores(n - left_out, window)
-        log_seen = double(visible_keys(n - left_out, window)).log()
-        choosing = log_seen.nonzero()[:, 0].to(sums.device)  # queries that see several keys
-        of_queries = entropies[left_out, :, left_out:]
-        entropy.append(of_queries.mean(-1))
-        relative_entropy.append((of_queries / log_seen.to(sums.device))[:, choosing].mean(-1))
     return SlashStatistics(
         score=sums / n_queries[:, None],
         uniform=uniform.to(sums.device),
         attention_distance=sums @ distance / n_queries[:, :1],
-        entropy=torch.stack(entropy),
-        relative_entropy=torch.stack(relative_entropy),
+        entropy=torch.stack([entropies[left_out, :, left_out:].mean(-1) for left_out in range(2)]),
         first_token=first,
     )
 
