@@ -134,7 +134,7 @@ class Run:
         return Sums(self.measure.variables, self.measure.labels())
 
     def grid(
-        self, cell: Callable[..., Mapping[str, Any]], *, pure: bool = False, **labels: Sequence[Any]
+        self, cell: Callable[..., Mapping[Any, Any]], *, pure: bool = False, **labels: Sequence[Any]
     ) -> xr.Dataset:
         """Return `cell(**{dim: label})` at all combinations of labels, as variables with these dims in front.
 

@@ -142,8 +142,9 @@ class Coupling(JacobianMeasure):
         return len(run.rows) * passes_of(run.tokens.shape[1], self.places(run)[1])
 
     def of_model(self, run: Run) -> xr.Dataset:
-        number = pd.RangeIndex(len(run.rows), name="prompt")
-        data: Any = xr.concat([one_prompt(self, run, prompt) for prompt in run.tokens], number)
+        data = run.grid(
+            lambda prompt: one_prompt(self, run, run.tokens[prompt]), pure=True, prompt=range(len(run.rows))
+        )
         draws = data["chance"].stack(each=("token", "draw")).drop_vars(("each", "token", "draw"), errors="ignore")
         means = {name: data[name].mean("token") for name in ("coupling", "negative_share")}
         means |= {name: data[name].mean(["prompt", "token"]) for name in ("alignment", "singular_value")}

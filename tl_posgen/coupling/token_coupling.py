@@ -128,7 +128,9 @@ class TokenCoupling(JacobianMeasure):
         return len(run.rows) * passes_of(run.tokens.shape[1], [*tokens, *(first for _ in later), *tokens[:-1]])
 
     def of_model(self, run: Run) -> xr.Dataset:
-        found: Any = xr.concat([one_prompt(self, run, prompt) for prompt in run.tokens], "prompt")
+        found = run.grid(
+            lambda prompt: one_prompt(self, run, run.tokens[prompt]), pure=True, prompt=range(len(run.rows))
+        )
         return found.assign({name: found[name].transpose(*one.dims) for name, one in self.variables.items()})
 
     def findings(self, own: Numbers) -> list[str]:
