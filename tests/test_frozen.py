@@ -22,6 +22,7 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
         "effective_rank_plain",
         "cosine_spread",
         "cosine_share",
+        "spearman",
     ),
     "slash": ("relative_entropy", "previous_token", "rank95"),  # the score at distance 1; rank by r1
     "slash_planes": ("predicted_peak", "score_at_peak", "same_peak", "chance_peak"),

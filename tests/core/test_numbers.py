@@ -9,6 +9,7 @@ import pytest
 import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import pearsonr, spearmanr
 
 from tl_posgen.core.formatting import format_bound, format_number
 from tl_posgen.core.measure import ENDS, TOKENS, Measure, Variable
@@ -313,3 +314,22 @@ def test_numbers_print_as_they_are_written_in_sentences(own):
     assert printed[0] == "Numbers of made_up"
     assert f"r: {own('r')}" in printed[1:]
     assert str(own("r")) in own._repr_html_()
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_a_correlation_is_over_the_heads_that_have_both_values_in_every_model(ranks):
+    heads = {"init": ["trained", "0", "shuffled 0"], "layer": range(2), "head": range(8)}
+    x, y = (xr.DataArray(np.random.default_rng(seed).normal(size=(3, 2, 8)), heads) for seed in range(2))
+    y = y + x
+    x[0, 0, 0] = np.nan
+    own = Numbers(Measure(), xr.Dataset({"x": x, "y": y}))
+    found = own.correlation(x, y, ranks=ranks)
+    known = [one.values[i].ravel() for one in (x, y) for i in range(3)]
+    first, second = known[:3], known[3:]
+    r = [
+        (spearmanr if ranks else pearsonr)(a[np.isfinite(a)], b[np.isfinite(a)]).statistic
+        for a, b in zip(first, second, strict=True)
+    ]
+    assert [found.value, *found.inits, *found.shuffled] == pytest.approx(r)
+    reach = 1.96 / np.sqrt(15 - 3)
+    assert [found.low, found.high] == pytest.approx(np.tanh(np.arctanh(r[0]) + reach * np.array([-1, 1])))

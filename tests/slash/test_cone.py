@@ -127,12 +127,11 @@ def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
     assert found.value == pytest.approx(np.nan if share is None else share, nan_ok=True)
 
 
-def test_rank_correlation_is_over_heads(result):
+def test_the_rank_correlation_told_is_over_heads(result):
     data = result.own.sel(tokens="all")
     score = data["best_score"].sel(input="measured").values.flat
-    for side in "qk":
-        expected = spearmanr(score, data["r1"].sel(side=side).values.flat).statistic
-        assert float(data["spearman"].sel(side=side)) == pytest.approx(expected)
+    rho = [spearmanr(score, data["r1"].sel(side=side).values.flat).statistic for side in "qk"]
+    assert f"a rank correlation of {rho[0]:.2f} and {rho[1]:.2f}." in result.findings()[0]
 
 
 def test_a_trained_model_needs_and_amplifies_the_axis_and_its_null_does_not(result):

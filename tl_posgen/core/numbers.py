@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import torch
 import xarray as xr
+from torch import Tensor
 
 from tl_posgen.core.formatting import Formatted, format_number, in_brackets, in_ranges
-from tl_posgen.core.measure import ENDS, TOKENS
+from tl_posgen.core.measure import ENDS, HEAD, TOKENS
 from tl_posgen.errors import InputError
 from tl_posgen.models.selection import head_name
+from tl_posgen.stats.agreement import fisher_interval, pearson, spearman
 from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
 if TYPE_CHECKING:
@@ -309,6 +312,25 @@ class Numbers:
     def along(self, array: xr.DataArray, dim: str, bounds: Bounds | None = None) -> list[Number]:
         """Return the `number` at each label of a dim."""
         return self._numbers(array, (dim,), bounds)
+
+    def correlation(self, x: xr.DataArray, y: xr.DataArray, *, ranks: bool = False) -> Number:
+        """Return Pearson's r over heads of two arrays [.., layer, head], or Spearman's of ranks, in each model over its
+        own heads, with Fisher's 95 % interval of independent heads.
+
+        Heads without one of the values are left out; NaN where either is constant.
+        """
+
+        def of_model(init: str) -> tuple[Tensor, int]:
+            heads = [mean_of(at_init(one, init)).reset_coords(drop=True) for one in (x, y)]
+            both = xr.Dataset(dict(zip("xy", heads, strict=True))).stack(place=HEAD).dropna("place")
+            values = [torch.from_numpy(both[name].values.astype(float)) for name in "xy"]
+            return (spearman if ranks else pearson)(*values), both.sizes["place"]
+
+        r, n = of_model(TRAINED)
+        low, high = (float(end) for end in fisher_interval(r, n))
+        nulls = {kind: tuple(float(of_model(one)[0]) for one in getattr(self, field)) for kind, field in NULLS.items()}
+        found = Number(float(r), low, high, nulls["random init"], shuffled=nulls["shuffled"])
+        return mean_of_nulls(found.by_null.get(self.of, ())) if self.is_null else found
 
     def layers_not_above(self, name: str, **labels: Any) -> str:
         """Return "; not above random init in layers 2 to 29" for each kind of null models where the answer changes with

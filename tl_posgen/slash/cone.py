@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
@@ -32,7 +31,6 @@ from tl_posgen.slash.layer_means import (
     statistics_of,
 )
 from tl_posgen.slash.numbers.cone_fit import axis_projection, fit_cone
-from tl_posgen.stats.agreement import spearman
 
 WORTHLESS = 0.01  # of a slash score above uniform attention: no share of less is told
 INPUTS = ("measured", "axis only", "off axis")
@@ -96,7 +94,6 @@ class Cone(Dominance):
         ),
         "r1_h": Variable("r1 of the inputs", "", "s_1^2 / sum s^2 of H", PER_LAYER, **SHARE),
         "axis_agreement": Variable("agreement on the axis", "", "mean |<u, u'>| over pairs of prompts", PER_LAYER),
-        "spearman": Variable("rank correlation of slash score and r1", "", "over heads", ("tokens", "side")),
     }
     legend = (
         "r1: s_1^2 / sum s^2 of Q, K before RoPE; gain: how much W_Q, W_K amplify the axis of the inputs; slash: "
@@ -141,13 +138,14 @@ class Cone(Dominance):
             dominant=self.dominant_at(measured, uniform).any("short_distance"),
             axis_agreement=(("layer", "tokens"), agreement),
         )
-        return data.assign(spearman=rank_correlations(data)).transpose("tokens", ...)
+        return data.transpose("tokens", ...)
 
     # Words
 
     def findings(self, own: Numbers) -> list[str]:
         nulls = in_brackets(*(f"{kind} {in_groups(null, 'r1')}" for kind, null in own.by_null.items()))
-        rank = " and ".join(f"{own('spearman', side=side).plain:.2f}" for side in "qk")
+        score, r1 = own.array("best_score"), {side: own.array("r1", side=side) for side in "qk"}
+        rank = " and ".join(f"{own.correlation(score, one, ranks=True).plain:.2f}" for one in r1.values())
         agree = own("axis_agreement")
         shared = f"; prompts agree on it to {agree:.2f}" if agree else ""
         return [
@@ -238,12 +236,3 @@ def axis_agreement(axes: Float[Tensor, "prompt tokens d_model"]) -> Float[Tensor
     between = torch.einsum("ptm,stm->tps", axes, axes).abs()
     off_diagonal = between.sum((1, 2)) - between.diagonal(dim1=1, dim2=2).sum(-1)
     return off_diagonal / (len(axes) * (len(axes) - 1))
-
-
-def rank_correlations(data: xr.Dataset) -> xr.DataArray:
-    """Return Spearman's correlation over heads of the measured slash score with r1 [tokens, side]."""
-    score, r1 = xr.broadcast(data["best_score"].sel(input="measured", drop=True), data["r1"])
-    heads = xr.Dataset({"score": score, "r1": r1}).stack(place=HEAD)
-    heads = heads.isel(place=np.flatnonzero(heads["score"].notnull().all(("tokens", "side"))))
-    ranked = (torch.from_numpy(heads[name].transpose("tokens", "side", "place").values) for name in ("score", "r1"))
-    return score.isel(layer=0, head=0, drop=True).transpose("tokens", "side").copy(data=spearman(*ranked).numpy())
