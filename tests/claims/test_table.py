@@ -16,6 +16,7 @@ from tl_posgen.position import (
     MeanKey,
     Perturbation,
     PlaneSufficiency,
+    Residual,
     Substitution,
     ThreeAxis,
     Variance,
@@ -504,6 +505,14 @@ def test_the_toy_says_means_lowest_seeds_and_its_nulls():
     assert f"{(0.4 + 0.96) / 2:.2f} on unseen ones (least 0.40)" in found.measured
     assert found.null == "before training 0.020, uniform attention 0.030"
     assert "+0.00 from before training 0.90" in judged("slash 5", {"before": 0.9}).margin
+
+
+def test_what_the_residual_holds_is_said_without_the_first_token_and_not_judged():
+    shares = {"share": (("tokens",), [0.9, 0.4]), "top_share": (("tokens",), [0.8, 0.3])}
+    result = result_of(Residual(), *[dataset_of(shares)] * 2)
+    found = judge(CLAIMS["position 7a"], {"residual": result})
+    words = "first token left out, the fit leaves 40% of the variance within rows, 30% of that in one direction"
+    assert found == ("open", words, f"random init: {words}", "")
 
 
 def test_long_slashes_are_counted_without_the_first_token():

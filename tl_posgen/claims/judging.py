@@ -175,11 +175,11 @@ class Group:
 def joint_verdict(criteria: Sequence[Criterion | Group]) -> Verdict:
     """Return the verdict of numbers that should all hold: that of the least; where they know "detectable", this if only
     some are beyond their nulls; open without any."""
-    verdicts: set[Verdict] = {one.verdict for one in criteria}
+    verdicts: set[Verdict] = {one.verdict for one in criteria} or {"open"}
     some = "not held" in verdicts and len(verdicts) > 1 and "open" not in verdicts
     if some and any(one.otherwise == "detectable" for one in criteria):
         return "detectable"
-    return max(verdicts, key=get_args(Verdict).index, default="open")
+    return max(verdicts, key=get_args(Verdict).index)
 
 
 def or_lacking(by_null: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:

@@ -5,7 +5,7 @@ Coupling of residual Jacobians: Aubry et al. 2024 (arXiv 2407.07810).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,19 +146,19 @@ def _order_by(perturbation: Result) -> list[Group]:
     return [Group("held" if whole else "partly" if kept.holds or alike.holds else "not held", [kept, alike, matters])]
 
 
-def _cloze_change(own: Numbers, ratio: float) -> Number:
+def _accuracy(own: Numbers, ratio: float | None = None) -> Number:
+    """Return the accuracy on the cloze with the words in order, or its change, item by item, with some swapped."""
     accuracy = own.array("cloze_accuracy", condition="words")
-    return own.number(accuracy.sel(ratio=ratio) - accuracy.sel(ratio=min(own.measure.ratios)))  # item by item
-
-
-def _in_order(own: Numbers) -> Number:
-    return own("cloze_accuracy", condition="words", ratio=min(own.measure.ratios))
+    in_order = accuracy.sel(ratio=min(own.measure.ratios), drop=True)
+    if ratio is None:
+        return own.number(in_order, own.bounds_of("cloze_accuracy"))
+    return own.number(accuracy.sel(ratio=ratio, drop=True) - in_order)
 
 
 def _cloze(own: Numbers) -> str:
-    changes = {ratio: _cloze_change(own, ratio).with_interval for ratio in sorted({*_ratios(own.measure)})}
+    changes = {ratio: _accuracy(own, ratio).with_interval for ratio in sorted({*_ratios(own.measure)})}
     swapped = ", ".join(f"{change:+.1%} with {ratio:.0%} of the words swapped" for ratio, change in changes.items())
-    accuracy, n = f"accuracy {_in_order(own).plain:.1%} in order, {swapped}", own.data.sizes["item"]
+    accuracy, n = f"accuracy {_accuracy(own).plain:.1%} in order, {swapped}", own.data.sizes["item"]
     return accuracy if own.is_null else f"cloze of {n} items{fewer_of_inits(n)}: {accuracy}; chance {1 / N_CHOICES:.1%}"
 
 
@@ -169,7 +169,7 @@ def _no_cloze(perturbation: Result) -> str:
 
 def _cloze_by(perturbation: Result) -> list[Group]:
     own, (few, above, _) = perturbation.numbers, _ratios(perturbation.measure)
-    whole, at_few, at_more = _in_order(own), _cloze_change(own, few), _cloze_change(own, above)
+    whole, at_few, at_more = (_accuracy(own, ratio) for ratio in (None, few, above))
     kept = Criterion(f"low end at {few:.0%}", at_few.low, -SLIGHT, digits=3)
     still = Criterion(f"high end at {above:.0%}", at_more.high, -SLIGHT, digits=3)
     beyond = {"chance": [1 / N_CHOICES], **whole.by_null}
@@ -216,6 +216,11 @@ def _first_step(own: Numbers, name: str) -> str:
     return "step 0 is the random initialisation" if step == 0 else f"step {step}, the first given, is no random init"
 
 
+def _fewer_steps(name: str, n: int, why: str) -> Callable[[Result], str]:
+    """Return what says why a number that was measured at fewer than n checkpoints cannot be judged."""
+    return lambda emergence: "" if len(emergence.measure.at_steps(emergence.numbers, name)) >= n else why
+
+
 def _over_training(name: str, words: str, sign: int = 1, least: float | None = None) -> tuple[Any, ...]:
     """Return words, criterion, refusal and null of a number that rises during training, with the sign -1 falls, and
     ends at `least` or more: held where no checkpoint is further than the last."""
@@ -228,10 +233,7 @@ def _over_training(name: str, words: str, sign: int = 1, least: float | None = N
         is_furthest = max(sign * one.value for one in over.values()) == sign * last.value
         return [Group("partly" if at_last.holds and not is_furthest else at_last.verdict, [at_last])]
 
-    def lacks(emergence: Result) -> str:
-        is_known = len(emergence.measure.at_steps(emergence.numbers, name)) > 1
-        return "" if is_known else f"{words} was not measured at two checkpoints or more"
-
+    lacks = _fewer_steps(name, 2, f"{words} was not measured at two checkpoints or more")
     options = {"emergence": {"measures": ["coupling"]}}
     return lambda own: f"{words} {_course(own, name)}", by, lacks, lambda _, own: _first_step(own, name), options
 
@@ -328,7 +330,7 @@ def _frequencies_by(band_ablation: Result) -> list[Group]:
     each = _bands(band_ablation.numbers)
     verdicts = [one.verdict for one in each]
     disagree: Verdict = "partly" if "held" in verdicts else "not held"
-    return [Group(disagree if len({*verdicts}) > 1 else verdicts[0], each)] if each else []
+    return [Group(disagree if len({*verdicts}) > 1 else each[0].verdict, each)] if each else []
 
 
 def _frequencies(own: Numbers) -> str:
@@ -518,11 +520,7 @@ POSITION = [
         "not judged",
         ("emergence",),
         lambda own: f"r within rows {_course(own, 'three_axis_r_within_rows', '.2f')}",
-        lacks=lambda emergence: (
-            ""
-            if emergence.measure.at_steps(emergence.numbers, "three_axis_r_within_rows")
-            else "r within rows was not measured over training"
-        ),
+        lacks=_fewer_steps("three_axis_r_within_rows", 1, "r within rows was not measured over training"),
         null=lambda _, own: _first_step(own, "three_axis_r_within_rows"),
         options={"emergence": {"measures": ["three_axis"]}},
     ),
@@ -566,7 +564,7 @@ SLASH = [
         ),
         lambda cone: [
             Criterion.of_low_end(
-                f"low end of {side.upper()}", cone.numbers("gain", side=side), 2, 1.5, otherwise="detectable"
+                f"low end of {side.upper()}", cone.numbers("gain", side=side), 2.0, 1.5, otherwise="detectable"
             )
             for side in "qk"
         ],

@@ -230,12 +230,12 @@ def print_known_measures(*, full: bool = False) -> None:
 
 def print_claims(report: Report, *, full: bool = False) -> None:
     """Print one row per claim: the paper's claim, the verdict, the numbers, the random init's; by default one line."""
-    console, rows = Console(markup=False), report["claims"].table()
+    console, rows = Console(markup=False), report["claims"].frame()
     if full:
         for row in rows.astype(str).to_dict("records"):
             console.print(f"{row['claim']}: {row['verdict']}", style="bold", highlight=False)
             for name in row:
-                if name not in ("claim", "verdict") and row[name]:
+                if name not in ("claim", "verdict", "criterion") and row[name]:
                     console.print(Padding(f"{name}: {row[name]}", (0, 0, 0, 2), expand=False), highlight=False)
         for sentence in report["claims"].findings():
             print(sentence)
