@@ -411,10 +411,8 @@ def _beyond_ends(result: Result, quantity: str, name: str, held: float, sign: in
 
 
 def _growth_by(coupling: Result) -> list[Group]:
-    r2, nulls = (
-        _beyond_ends(coupling, "R²", "growth_r2", 0.9, otherwise="detectable"),
-        coupling.numbers("growth_r2").nulls,
-    )
+    r2 = _beyond_ends(coupling, "R²", "growth_r2", 0.9, otherwise="detectable")
+    nulls = coupling.numbers("growth_r2").nulls
     return [Group("partly" if r2.holds and max(nulls) >= 0.9 else r2.verdict, [r2])]
 
 
