@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tl_posgen.core.claim import Claim
 from tl_posgen.core.measure import ENDS, TOKENS, Measure
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.result import Result, joined
@@ -46,18 +45,3 @@ def beside_itself(result: Result, null: str) -> Result:
     """A result whose only null model, with this label, is the model itself."""
     data = result.dataset.sel(init=[TRAINED, TRAINED]).assign_coords(init=[TRAINED, null])
     return replace(result, dataset=data)
-
-
-KINDS = {"0": "random init", "shuffled 0": "shuffled"}  # by label: what a margin calls a null model
-NOT_HELD = {"measured": "held", **dict.fromkeys(KINDS.values(), "not held")}
-
-
-def verdicts_beside_nulls(claim: Claim, *results: Result) -> dict[str, str]:
-    """Verdicts of a claim as measured, and where a null model of each kind does as well, which its margin names."""
-    found = {"measured": claim.judge(*results).verdict}
-    for label, kind in KINDS.items():
-        judged = claim.judge(*(beside_itself(one, label) for one in results))
-        assert kind in judged.margin
-        assert judged.null.startswith(f"{kind}: ")
-        found[kind] = judged.verdict
-    return found

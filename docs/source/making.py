@@ -83,8 +83,7 @@ def claims(part: Part) -> Mapping[str, Any]:
 
 def some_claims(part: Part) -> Mapping[str, Any]:
     """Judge the claims that the settings name; give them and every result that they read."""
-    from tl_posgen.claims import PAPERS, results_for
-    from tl_posgen.core.claim import judged
+    from tl_posgen.claims import PAPERS, judged, results_for
     from tl_posgen.core.null_models import NullModels
     from tl_posgen.core.store import Parts
     from tl_posgen.models.loading.load import Pretrained

@@ -11,7 +11,7 @@ import xarray as xr
 from rich.console import Console
 
 import tl_posgen
-from tl_posgen.core.claim import Claims
+from tl_posgen.claims import Claims
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.result import Result
 from tl_posgen.report.columns import cell, print_frame, short

@@ -199,6 +199,8 @@ class Numbers:
         attrs: its attributes.
     """
 
+    measure: Any  # of a subclass of Measure, whose own methods claims call
+
     def __init__(self, measure: "Measure", dataset: xr.Dataset, *, of: str = TRAINED):
         self.measure, self.dataset, self.of = measure, dataset, of
         self.attrs = dataset.attrs

@@ -48,7 +48,7 @@ BUILT_IN = {  # name -> module:Class
     "emergence": "tl_posgen.studies.course:Emergence",
     "comparison": "tl_posgen.core.comparison:Comparison",
     "study": "tl_posgen.studies.overview:Overview",
-    "claims": "tl_posgen.core.claim:Claims",
+    "claims": "tl_posgen.claims.judging:Claims",
 }
 
 

@@ -10,7 +10,6 @@ from pandas.api.types import is_float_dtype
 from rich.console import Console
 from rich.padding import Padding
 
-from tl_posgen.core.claim import SHOWN
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import TRAINED
@@ -235,8 +234,8 @@ def print_claims(report: Report, *, full: bool = False) -> None:
     if full:
         for row in rows.astype(str).to_dict("records"):
             console.print(f"{row['claim']}: {row['verdict']}", style="bold", highlight=False)
-            for name in SHOWN:
-                if name not in ("claim", "verdict") and row.get(name):
+            for name in row:
+                if name not in ("claim", "verdict", "criterion") and row[name]:
                     console.print(Padding(f"{name}: {row[name]}", (0, 0, 0, 2), expand=False), highlight=False)
         for sentence in report["claims"].findings():
             print(sentence)

@@ -7,7 +7,8 @@ import xarray as xr
 from rotated_heads import captures_of
 from scipy.stats import t
 
-from tl_posgen.claims import PAPERS, analyses_of
+from tl_posgen.claims import PAPERS
+from tl_posgen.claims.running import analyses_of
 from tl_posgen.core.formatting import format_number
 from tl_posgen.core.numbers import Number, interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -200,9 +201,10 @@ def test_prompts_of_several_training_lengths_are_run_where_they_fit_into_memory(
     monkeypatch.setattr("tl_posgen.models.memory.memory_of", lambda device: int(gigabytes * 1e9))
     monkeypatch.setattr("tl_posgen.position.length.length_extrapolation.SHORT", 128)
     assert LengthExtrapolation().inside_for(mini) == inside
-    [(claim)] = [claim for claim in PAPERS["position"] if claim.number == 6]
-    measures = [measures for measures, _ in analyses_of([claim], mini)]
-    assert bool(measures) == (inside == 512)  # prompts inside the training length say nothing on the claim
+    [claim] = [claim for claim in PAPERS["position"] if claim.name == "position 6"]
+    analyses, reasons = analyses_of([claim], mini)
+    assert bool(analyses) == (inside == 512)  # prompts inside the training length say nothing on the claim
+    assert bool(reasons) == (inside < 512)
     assert LengthExtrapolation(inside=16).inside_for(mini) == 16
 
 

@@ -1,4 +1,4 @@
-"""All claims of all papers on one model; finished parts are kept, so a stopped run goes on."""
+"""All claims of the papers on one model: what they read is planned, measured and kept, then judged."""
 
 import os
 import sys
@@ -11,8 +11,9 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from tl_posgen.claims.judging import Claim, judge, judged
+from tl_posgen.claims.table import PAPERS
 from tl_posgen.core import registry
-from tl_posgen.core.claim import Claim, judged, judgement_of
 from tl_posgen.core.engine import analyze, planned, refusals
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels, check_seed
@@ -20,7 +21,6 @@ from tl_posgen.core.options import fits, require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
-from tl_posgen.coupling.claims import CLAIMS as COUPLING
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.checkpoints import Checkpoints
@@ -28,17 +28,13 @@ from tl_posgen.models.loading.load import without_context_limit
 from tl_posgen.models.provenance import model_label
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.position.claims import CLAIMS as POSITION
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 from tl_posgen.progress import Passes, Stage
-from tl_posgen.slash.claims import CLAIMS as SLASH
 from tl_posgen.slash.slash_toy import slash_toy
 from tl_posgen.studies.emergence import emergence
 
-PAPERS: Mapping[str, Sequence[Claim]] = {"position": POSITION, "slash": SLASH, "coupling": COUPLING}
 WITH_CHECKPOINTS, OF_MANY = "emergence", "coupling_scores"
 TOY, TOY_STEPS = "slash_toy", 500  # of a model of its own
-BEYOND = "length_extrapolation"  # prompts longer than the training context
 HALF_AND_TWICE = (0.5, 2.0)  # times the prompts, where verdicts are judged again
 CUT = ("length", "n_prompts")  # what a claim may ask for beside options of the measure
 
@@ -109,13 +105,13 @@ def judge_claims(
     run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(model, null_seeds, shuffled_seeds)}
     kept = Parts.kept_in(None if keep is None else Path(keep) / "parts")
     with kept as parts, Passes.counted(shown=progress) as passes:
-        passes.plan(planned_stages(model, prompts, claims, run) if progress else ())
+        passes.plan(_planned(model, prompts, claims, run) if progress else ())
         for times in HALF_AND_TWICE if stability and progress else ():
             with suppress(InputError):  # which is said when its turn comes
-                passes.plan(planned_stages(model, prompts, *scaled(claims, run, times)))
-        judged_on = partial(results_for, model, prompts, checkpoints=checkpoints, keep=parts)
-        results, reasons = judged_on(claims, run)
-        again = verdicts_again(judged_on, claims, run) if stability else None
+                passes.plan(_planned(model, prompts, *scaled(claims, run, times)))
+        results_of = partial(results_for, model, prompts, checkpoints=checkpoints, keep=parts)
+        results, reasons = results_of(claims, run)
+        again = _verdicts_again(results_of, claims, run) if stability else None
     provenance = next(iter(results.values())).provenance
     table = judged(claims, results, model_label(model), provenance, reasons, again)
     return Report({"claims": table, **results}, provenance)
@@ -131,7 +127,21 @@ def results_for(
     keep: Parts,
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """Return the results that the claims read, and why others could not be had: of the model, in training, of a toy."""
-    results, reasons = measure_all(model, text, claims, {**run, "keep": keep})
+    analyses, reasons = analyses_of(claims, model)
+    results: dict[str, Result] = {}
+    for subject, measures, own in analyses:
+        before = [kind.name for measure in measures for kind in measure.after if measure.runs_model]
+        if not set(before) <= set(results):
+            continue
+        settings = {**run, "keep": keep, "after": {name: results[name] for name in before}, **own}
+        try:
+            found = analyze(subject, text, measures=measures, **settings)
+            results |= {measure.name: found[measure.name] for measure in measures}
+        except ModelError as reason:
+            if not measures[0].runs_model:  # the pass that many share
+                raise
+            tqdm.write(f"{measures[0].name} is left out: {reason}", file=sys.stderr)
+            reasons[measures[0].name] = str(reason)
     if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
         options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
         asked = sorted({name for own in options for name in own.get("measures", ())})
@@ -141,8 +151,7 @@ def results_for(
     if not results:
         raise UnsupportedModelError(f"{model_label(model)}: none of the measures that the claims need can be had")
     if any(TOY in claim.needs for claim in claims):
-        seed = run["seed"]
-        toy = {"steps": TOY_STEPS, "seeds": [seed, seed + 1, seed + 2]}
+        toy = {"steps": TOY_STEPS, "seeds": [run["seed"] + one for one in range(3)]}
 
         def measured() -> Report:
             found = slash_toy(**toy, progress=run["progress"])
@@ -152,106 +161,66 @@ def results_for(
     return results, reasons
 
 
-def verdicts_again(judged_on: Callable[..., Any], claims: Sequence[Claim], run: Mapping[str, Any]) -> dict[str, str]:
+def analyses_of(
+    claims: Sequence[Claim], model: Any
+) -> tuple[list[tuple[Any, list[Measure], dict[str, Any]]], dict[str, str]]:
+    """Return the model, measures and settings of every analysis: that of the measures that share one forward pass, then
+    one of each that runs the model; and why this model does not allow the others."""
+    asked: dict[str, dict[str, Any]] = {}
+    for claim in claims:
+        for name in (one for one in claim.needs if one not in (WITH_CHECKPOINTS, OF_MANY, TOY)):
+            asked.setdefault(name, {}).update(claim.options.get(name, {}))
+    of_measures = {name: {key: one for key, one in own.items() if key not in CUT} for name, own in asked.items()}
+    measures = registry.requested([registry.measure_from(name, own) for name, own in of_measures.items()])
+    reasons, trained = {name: str(one) for name, one in refusals(measures, model).items()}, int(model.cfg.n_ctx)
+    for measure in measures:
+        if isinstance(measure, LengthExtrapolation) and measure.inside_for(model) < trained and not measure.inside:
+            why = f"prompts of {measure.times} x {trained:,} tokens do not fit into memory"
+            reasons.setdefault(measure.name, why)
+    allowed = [measure for measure in measures if measure.name not in reasons]
+    shared = [measure for measure in allowed if not measure.runs_model]
+    found: list[tuple[Any, list[Measure], dict[str, Any]]] = [(model, shared, {})] if shared else []
+    for measure in (one for one in allowed if one.runs_model):
+        subject = without_context_limit(model) if isinstance(measure, LengthExtrapolation) else model
+        found.append((subject, [measure], {key: one for key, one in asked.get(measure.name, {}).items() if key in CUT}))
+    return found, reasons
+
+
+def _planned(model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any]) -> list[Stage]:
+    """Return every stage of the analyses of `results_for`; of those that the model does not allow none."""
+    stages = []
+    for subject, measures, own in analyses_of(claims, model)[0]:
+        with suppress(ModelError):
+            stages += planned(subject, text, measures, {**run, **own})
+    return stages
+
+
+def scaled(claims: Sequence[Claim], run: Mapping[str, Any], times: float) -> tuple[list[Claim], dict[str, Any]]:
+    """Return the claims that read prompts, and the settings, at so many times the prompts and items, also of claims
+    that ask for a number of their own."""
+
+    def more(options: Mapping[str, Any]) -> dict[str, Any]:
+        own = {key: max(1, int(options[key] * times)) for key in {"n_prompts", "n_cloze"} & set(options)}
+        return {**options, **own}
+
+    of_prompts = [
+        replace(claim, options={name: more(options) for name, options in claim.options.items()})
+        for claim in claims
+        if TOY not in claim.needs
+    ]
+    return of_prompts, {**run, "n_prompts": int(run["n_prompts"] * times)}
+
+
+def _verdicts_again(results_of: Callable[..., Any], claims: Sequence[Claim], run: Mapping[str, Any]) -> dict[str, str]:
     """Return the verdicts at half and at twice the prompts, as "open, held", of each claim that reads prompts."""
-    verdicts: dict[str, list[str]] = {claim.name: [] for claim in claims if TOY not in claim.needs}
+    verdicts: dict[str, list[str]] = {}
     for times in HALF_AND_TWICE:
         of_prompts, settings = scaled(claims, run, times)
         try:
-            results, reasons = judged_on(of_prompts, settings)
+            results, reasons = results_of(of_prompts, settings)
         except InputError as reason:
             tqdm.write(f"not judged at {times:g} times the prompts: {reason}", file=sys.stderr)
             results, reasons = {}, {}
         for claim in of_prompts:
-            verdicts[claim.name].append(judgement_of(claim, results, reasons).verdict)
+            verdicts.setdefault(claim.name, []).append(judge(claim, results, reasons).verdict)
     return {name: ", ".join(found) for name, found in verdicts.items()}
-
-
-def scaled(claims: Sequence[Claim], run: Mapping[str, Any], times: float) -> tuple[list[Claim], dict[str, Any]]:
-    """Return the claims that read prompts, and the settings, at so many times the prompts."""
-    of_prompts = [with_prompts(claim, times) for claim in claims if TOY not in claim.needs]
-    return of_prompts, {**run, "n_prompts": int(run["n_prompts"] * times)}
-
-
-def with_prompts(claim: Claim, times: float) -> Claim:
-    """Return a claim that asks for so many times its prompts or items, where it asks for a number of its own."""
-    own = {name: dict(options) for name, options in claim.options.items()}
-    for options in own.values():
-        for name in {"n_prompts", "n_cloze"} & set(options):
-            options[name] = max(1, int(options[name] * times))
-    return replace(claim, options=own)
-
-
-def measure_all(
-    model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any]
-) -> tuple[dict[str, Result], dict[str, str]]:
-    """Return the results that the claims read, and why others could not be had; one forward pass gives all it can."""
-    reasons = {name: str(reason) for name, reason in refused(measures_of(claims)[0], model).items()}
-    results: dict[str, Result] = {}
-    for measures, own in analyses_of(claims, model):
-        before = [kind.name for measure in measures for kind in measure.after if measure.runs_model]
-        if not set(before) <= set(results):
-            continue
-        after = {name: results[name] for name in before}
-        try:
-            found = analyze(subject_of(model, measures), text, measures=measures, after=after, **{**run, **own})
-            results |= {measure.name: found[measure.name] for measure in measures}
-        except ModelError as reason:
-            if not measures[0].runs_model:  # the pass that many share
-                raise
-            tqdm.write(f"{measures[0].name} is left out: {reason}", file=sys.stderr)
-            reasons[measures[0].name] = str(reason)
-    return results, reasons
-
-
-def planned_stages(model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any]) -> list[Stage]:
-    """Return every stage of the analyses of `measure_all`; of those that the model does not allow none."""
-    stages = []
-    for measures, own in analyses_of(claims, model):
-        with suppress(ModelError):
-            stages += planned(subject_of(model, measures), text, measures, {**run, **own})
-    return stages
-
-
-def subject_of(model: Any, measures: Sequence[Measure]) -> Any:
-    """Return the model, without the limit of its context for prompts longer than it."""
-    return without_context_limit(model) if measures[0].name == BEYOND else model
-
-
-def measures_of(claims: Sequence[Claim]) -> tuple[list[Measure], dict[str, dict[str, Any]]]:
-    """Return the measures that claims need of one model and text, and what these ask for of each, by name."""
-    asked: dict[str, dict[str, Any]] = {}
-    for claim in claims:
-        for name in claim.needs:
-            asked.setdefault(name, {}).update(claim.options.get(name, {}))
-    elsewhere = (WITH_CHECKPOINTS, OF_MANY, TOY)
-    found = [measure_with(name, own) for name, own in asked.items() if name not in elsewhere]
-    return registry.requested(found), asked
-
-
-def refused(measures: Sequence[Measure], model: Any) -> dict[str, UnsupportedModelError]:
-    """Return, by name, why measures cannot be had of this model, nor its prompts beyond the training length."""
-    found, trained = refusals(measures, model), int(model.cfg.n_ctx)
-    for measure in measures:
-        if isinstance(measure, LengthExtrapolation) and measure.inside_for(model) < trained and not measure.inside:
-            why = f"prompts of {measure.times} x {trained:,} tokens do not fit into memory"
-            found.setdefault(measure.name, UnsupportedModelError(why))
-    return found
-
-
-def analyses_of(claims: Sequence[Claim], model: Any) -> list[tuple[list[Measure], dict[str, Any]]]:
-    """Return the measures of every analysis with settings of its own: those that share one forward pass, then each that
-    runs the model."""
-    measures, asked = measures_of(claims)
-    reasons = refused(measures, model)
-    allowed = [measure for measure in measures if measure.name not in reasons]
-    shared = [measure for measure in allowed if not measure.runs_model]
-    found: list[tuple[list[Measure], dict[str, Any]]] = [(shared, {})] if shared else []
-    for measure in (one for one in allowed if one.runs_model):
-        found.append(([measure], {key: value for key, value in asked.get(measure.name, {}).items() if key in CUT}))
-    return found
-
-
-def measure_with(name: str, options: Mapping[str, Any]) -> Measure:
-    """Return a measure with the options that its claims ask for."""
-    return registry.measure_from(name, {key: value for key, value in options.items() if key not in CUT})

@@ -1,6 +1,5 @@
-"""Every claim is judged from real results of a tiny model, and says its numbers and its null's."""
+"""Every claim is judged from real results of a tiny model, with its numbers and its null's, and goes on from parts."""
 
-import math
 import re
 from typing import get_args
 
@@ -8,10 +7,12 @@ import pytest
 import xarray as xr
 
 import tl_posgen
-from tl_posgen.claims import CUT as OF_A_RUN
-from tl_posgen.claims import PAPERS, judge_claims, measure_with, with_prompts
-from tl_posgen.core.claim import Criterion, Verdict, joint_verdict, judged, or_lacking
+from tl_posgen.claims import PAPERS, judge, judge_claims, judged
+from tl_posgen.claims.judging import Verdict
+from tl_posgen.claims.running import CUT as OF_A_RUN
+from tl_posgen.claims.running import scaled
 from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.registry import measure_from
 from tl_posgen.errors import InputError
 from tl_posgen.report.page import render_page
 from tl_posgen.slash.slash_toy import slash_toy
@@ -20,9 +21,8 @@ CLAIMS = [claim for claims in PAPERS.values() for claim in claims]
 ELSEWHERE = {"emergence", "coupling_scores", "slash_toy"}  # not of one model and one text
 CUT = {"length": 32, "n_prompts": 2, "progress": False}
 QUICK = {
-    "substitution": {"search": False, "head_costs": False},
+    "substitution": {"search": False},
     "dummy_distance": {"distances": (0, 64), "limits": (8,)},
-    "any_distance": {"n_distances": 16},
     "perturbation": {
         "n_draws": 1,
         "n_cloze": 4,
@@ -38,8 +38,8 @@ QUICK = {
 @pytest.fixture(scope="session")
 def results(small_model, alice):
     names = {name for claim in CLAIMS for name in claim.needs} - {*ELSEWHERE, "length_extrapolation"}
-    measures = [measure_with(name, QUICK.get(name, {})) for name in sorted(names)]
-    beyond = measure_with("length_extrapolation", QUICK["length_extrapolation"])
+    measures = [measure_from(name, QUICK.get(name, {})) for name in sorted(names)]
+    beyond = measure_from("length_extrapolation", QUICK["length_extrapolation"])
     return {
         **tl_posgen.analyze(small_model, alice, measures=measures, **CUT),
         **tl_posgen.analyze(small_model, alice, measures=beyond, n_prompts=2, progress=False),
@@ -85,58 +85,12 @@ def test_a_claim_without_its_results_is_open(results):
     assert found.loc["slash 1", "measured"] == "not measured: slash_transfer cannot be had of this model"
 
 
-@pytest.mark.parametrize(
-    ("value", "thresholds", "verdict"),
-    [
-        (0.9, {"held": 0.9, "partly": 0.5}, "held"),
-        (0.89, {"held": 0.9, "partly": 0.5}, "partly"),
-        (0.5, {"held": 0.9, "partly": 0.5}, "partly"),
-        (0.49, {"held": 0.9, "partly": 0.5}, "not held"),
-        (math.nan, {"held": 0.9, "partly": 0.5}, "open"),
-        (0.9, {"held": 0.9, "sign": -1}, "held"),
-        (0.91, {"held": 0.9, "sign": -1, "otherwise": "detectable"}, "detectable"),
-        (0.95, {"held": 0.9, "beyond": {"random init": [0.1], "shuffled": [0.95]}}, "not held"),
-        (0.95, {"held": 0.9, "beyond": {"random init": [0.1, math.nan]}}, "open"),
-        (0.8, {"held": 0.9, "beyond": {"random init": [0.1, 0.7]}, "otherwise": "partly"}, "partly"),
-        (0.4, {"beyond": {"random init": [0.4, 0.6]}, "sign": -1, "otherwise": "held"}, "not held"),
-        (0.95, {"held": 0.9, "beyond": {"random init": [0.8]}, "end": 0.8}, "not held"),  # the interval reaches it
-        (0.95, {"held": 0.9, "beyond": {"random init": [0.8]}, "end": math.nan}, "open"),
-        (0.95, {"held": 0.9, "beyond": {}}, "open"),
-        (0.3, {"beyond": {"random init": [0.4, 0.6]}, "sign": -1, "otherwise": "held"}, "held"),
-    ],
-)
-def test_thresholds_are_reached_at_their_value_and_nulls_exceeded(value, thresholds, verdict):
-    assert Criterion("r", value, **thresholds).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("values", "verdict"), [((0.9, 0.6), "partly"), ((0.9, 0.1), "not held"), ((0.9, math.nan), "open")]
-)
-def test_of_several_numbers_the_least_decides(values, verdict):
-    assert joint_verdict([Criterion("r", value, held=0.9, partly=0.5) for value in values]) == verdict
-
-
-def test_some_numbers_beyond_their_nulls_are_detectable_where_the_claim_knows_it():
-    beyond = {"random init": [0.2]}
-    assert (
-        joint_verdict([Criterion("r", value, 0.9, 0.5, beyond, otherwise="detectable") for value in (0.9, 0.1)])
-        == "detectable"
-    )
-
-
 def test_a_claim_with_prompts_of_its_own_is_scaled():
-    [claim] = [claim for claim in CLAIMS if claim.name == "position 2"]
-    assert [with_prompts(claim, times).options["substitution"]["n_prompts"] for times in (0.5, 2.0)] == [4, 16]
-
-
-def test_a_null_that_lacks_what_is_measured_does_not_do_as_well():
-    beyond = or_lacking({"random init": [math.nan]})
-    share = Criterion("share", 0.9, 0.8, beyond=beyond, end=0.85)
-    assert (share.verdict, share.margin) == (
-        "held",
-        "share 0.90, +0.10 from 0.80 (low end 0.85, no null model has any)",
-    )
-    assert Criterion("share", 0.9, 0.8, beyond=or_lacking({}), end=0.85).verdict == "open"
+    for times, n in ((0.5, 4), (2.0, 16)):
+        claims, run = scaled(CLAIMS, {"n_prompts": 6}, times)
+        [claim] = [claim for claim in claims if claim.name == "position 2"]
+        assert (claim.options["substitution"]["n_prompts"], run["n_prompts"]) == (n, 6 * times)
+        assert [claim.name for claim in CLAIMS if claim.name not in [one.name for one in claims]] == ["slash 5"]
 
 
 @pytest.mark.slow
@@ -173,7 +127,7 @@ def test_every_number_of_a_judgement_is_one_of_a_result(claim, results, monkeypa
         return found
 
     monkeypatch.setattr(Numbers, "number", recorded)
-    words = re.sub(r"\d+e-\d+", "", " ".join(claim.judge(*(results[name] for name in claim.needs))[1:3]))
+    words = " ".join(judge(claim, results)[1:3])
     for word in re.findall(r"(?<![\w.])[+-]?\d+(?:\.\d+)?%?(?![\w])", words):
         value = float(word.rstrip("%")) / (100 if word.endswith("%") else 1)
         digits = len(word.rstrip("%").partition(".")[2]) + (2 if word.endswith("%") else 0)
@@ -203,13 +157,13 @@ def test_options_that_claims_ask_for_are_those_of_their_measures():
         for name, options in claim.options.items():
             if name in ELSEWHERE:
                 continue  # takes measures, not options
-            measure_with(name, options)
+            measure_from(name, {key: one for key, one in options.items() if key not in OF_A_RUN})
             assert all(isinstance(options[key], int | None) for key in OF_A_RUN if key in options)
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_from_its_parts(small_model, alice, tmp_path, monkeypatch):
-    monkeypatch.setattr("tl_posgen.claims.TOY_STEPS", 2)
+    monkeypatch.setattr("tl_posgen.claims.running.TOY_STEPS", 2)
     run = {"papers": ["slash"], "length": 24, "n_prompts": 1, "keep": tmp_path, "progress": False}
     first = judge_claims(small_model, alice, **run)
     monkeypatch.setattr(
@@ -242,7 +196,7 @@ def test_damaged_parts_are_refused_and_parts_of_other_weights_or_settings_not_ta
 
 @pytest.mark.slow
 def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypatch):
-    monkeypatch.setattr("tl_posgen.claims.TOY_STEPS", 2)
+    monkeypatch.setattr("tl_posgen.claims.running.TOY_STEPS", 2)
     run = {"papers": ["slash"], "length": 24, "n_prompts": 1, "keep": tmp_path, "progress": False}
     found = judge_claims(small_model, alice, null_seeds=(), **run)
     rows = found["claims"].frame()[:4]

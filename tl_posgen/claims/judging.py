@@ -1,4 +1,4 @@
-"""A claim of a paper: a predicate over numbers, its words, and the same words for null models."""
+"""Verdicts on claims: numbers beside their thresholds and what would speak against them, and the table of a model."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +15,10 @@ from tl_posgen.core.numbers import NULLS, TRAINED, Number, Numbers
 from tl_posgen.core.result import Result
 
 Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small
-COLUMNS = ("says", "verdict", "margin", "again", "measured", "null", "criterion")
-SHOWN = ("claim", *COLUMNS[:-1])  # in a table; criteria are long
+BY_ITSELF = {  # measures that one model and one text do not give -> where they come from
+    "emergence": "its checkpoints of training were not given (checkpoints=, --checkpoints)",
+    "coupling_scores": "one model has no correlation with a score; `tl-posgen coupling-scores` takes a table of many",
+}
 
 
 class Judgement(NamedTuple):
@@ -26,41 +28,6 @@ class Judgement(NamedTuple):
     measured: str
     null: str
     margin: str = ""
-
-    def decided_by(self, *criteria: "Criterion") -> "Judgement":
-        """Return the judgement with the margins of the numbers that decide; open where it is already, or one of them is
-        not defined, and not held where a null does as well in one."""
-        verdicts = [self.verdict, *(one.verdict for one in criteria)]
-        as_good = any(one.is_beyond is False for one in criteria)
-        verdict: Verdict = "open" if "open" in verdicts else "not held" if as_good else self.verdict
-        return self._replace(verdict=verdict, margin="; ".join(one.margin for one in criteria))
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim of a paper.
-
-    Attributes:
-        paper: "position", "slash" or "coupling".
-        number: as numbered in the documentation.
-        says: the claim, in our words.
-        criterion: from which numbers on we say that it held; ours.
-        needs: names of the measures that it reads. Where one is missing, the claim is open and says which.
-        judge: from their results, in order, to a judgement. None of a claim that one model cannot show.
-        options: of a measure, by its name, where the claim needs others than the usual ones.
-    """
-
-    paper: str
-    number: int | str
-    says: str
-    criterion: str
-    needs: tuple[str, ...]
-    judge: Callable[..., Judgement] | None = None
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return f"{self.paper} {self.number}"
 
 
 @dataclass(frozen=True)
@@ -107,6 +74,13 @@ class Criterion:
         """Return the criterion of a number whose interval has to lie beyond each of its nulls, all kinds."""
         end = number.high if how.get("sign") == -1 else number.low
         return cls(quantity, number.value, held, **{"beyond": number.by_null, "end": end, **how})
+
+    @classmethod
+    def of_low_end(
+        cls, quantity: str, number: Number, held: float, partly: float | None = None, **how: Any
+    ) -> "Criterion":
+        """Return the criterion of the lower end of a number's interval, which thresholds are for too."""
+        return cls(quantity, number.low, held, partly, **{"beyond": number.by_null, **how})
 
     @cached_property
     def null(self) -> tuple[str, float]:
@@ -161,46 +135,51 @@ class Criterion:
             beside = "no null model has any" if null == null else f"{name} not defined"
         if self.end is None:
             return f"{words}, {beside}"
-        name = "low end" if self.sign > 0 else "high end"
+        side = "low end" if self.sign > 0 else "high end"
         return (
-            f"{words} ({name} not defined)" if math.isnan(self.end) else f"{words} ({name} {self.end:{form}}, {beside})"
+            f"{words} ({side} not defined)" if math.isnan(self.end) else f"{words} ({side} {self.end:{form}}, {beside})"
         )
 
 
-def joint_verdict(criteria: Sequence[Criterion]) -> Verdict:
+@dataclass(frozen=True)
+class Group:
+    """Criteria that decide a verdict together: open where one is, and not held where a null does as well in one.
+
+    Attributes:
+        ruled: the verdict of their numbers otherwise.
+        criteria: of which each gives its margin.
+        name: in front of the margins, or in their place.
+    """
+
+    ruled: Verdict
+    criteria: Sequence["Criterion | Group"] = ()
+    name: str = ""
+    otherwise = "not held"
+
+    @property
+    def is_beyond(self) -> bool | None:
+        return False if any(one.is_beyond is False for one in self.criteria) else None
+
+    @property
+    def verdict(self) -> Verdict:
+        if "open" in (self.ruled, *(one.verdict for one in self.criteria)):
+            return "open"
+        return "not held" if self.is_beyond is False else self.ruled
+
+    @property
+    def margin(self) -> str:
+        margins = [one.margin for one in self.criteria]
+        return f"{self.name}: {', '.join(margins)}" if self.name and margins else self.name or "; ".join(margins)
+
+
+def joint_verdict(criteria: Sequence[Criterion | Group]) -> Verdict:
     """Return the verdict of numbers that should all hold: that of the least; where they know "detectable", this if only
-    some are beyond their nulls."""
-    verdicts: set[Verdict] = {one.verdict for one in criteria}
+    some are beyond their nulls; open without any."""
+    verdicts: set[Verdict] = {one.verdict for one in criteria} or {"open"}
     some = "not held" in verdicts and len(verdicts) > 1 and "open" not in verdicts
     if some and any(one.otherwise == "detectable" for one in criteria):
         return "detectable"
     return max(verdicts, key=get_args(Verdict).index)
-
-
-def judgement(
-    verdict: Verdict, words: Callable[..., str], *results: Result, by: Sequence[Criterion] = (), margin: str = ""
-) -> Judgement:
-    """Return a judgement whose words are made of the model's numbers, and once more of those of each kind of nulls.
-
-    Args:
-        words: from the `Numbers` of each result to a phrase.
-        by: what decides, each of which is needed, and gives the margin: see `Judgement.decided_by`.
-        margin: in words, where `verdict` is all that decides.
-    """
-    own = [result.numbers for result in results]
-    kinds = [kind for kind in NULLS if all(kind in one.by_null for one in own)]
-    null = "; ".join(f"{kind}: {words(*(one.by_null[kind] for one in own))}" for kind in kinds)
-    found = Judgement(verdict, words(*own), null, margin)
-    return found.decided_by(*by) if by else found
-
-
-def each_null(own: Numbers) -> dict[str, list[Numbers]]:
-    """Return, by kind, the numbers of every null model as if it were the model: with intervals of its own."""
-
-    def alone(label: str) -> Numbers:
-        return Numbers(own.measure, own.dataset.sel(init=[label]).assign_coords(init=[TRAINED]))
-
-    return {kind: [alone(label) for label in one.labels] for kind, one in own.by_null.items()}
 
 
 def or_lacking(by_null: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
@@ -209,17 +188,67 @@ def or_lacking(by_null: Mapping[str, Sequence[float]]) -> dict[str, list[float]]
     return {kind: [-math.inf if math.isnan(one) else one for one in each] for kind, each in by_null.items()}
 
 
-def first_checkpoint(step: int) -> str:
-    """Say what stands for the null over training: step 0, or the first checkpoint that was given."""
-    return "step 0 is the random initialisation" if step == 0 else f"step {step}, the first given, is no random init"
+def ends_of_nulls(own: Numbers, name: str, end: str, **labels: str) -> dict[str, list[float]]:
+    """Return, by kind, one end of the interval that a number has in each null model, as if it were the model."""
+
+    def alone(label: str) -> Numbers:
+        return Numbers(own.measure, own.dataset.sel(init=[label]).assign_coords(init=[TRAINED]))
+
+    return {
+        kind: [getattr(alone(label)(name, **labels), end) for label in one.labels] for kind, one in own.by_null.items()
+    }
 
 
-# All claims of one model
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper: a row of the table.
 
-BY_ITSELF = {  # measures that one model and one text do not give -> where they come from
-    "emergence": "its checkpoints of training were not given (checkpoints=, --checkpoints)",
-    "coupling_scores": "one model has no correlation with a score; `tl-posgen coupling-scores` takes a table of many",
-}
+    The functions take what the claim `needs`, in order: `words` the `Numbers`, `by` and `lacks` the `Result`.
+
+    Attributes:
+        name: the paper, "position", "slash" or "coupling", and the number in the documentation.
+        says: the claim, in our words.
+        criterion: from which numbers on we say that it held, in words; ours.
+        needs: names of the measures that it reads. Where one is missing, the claim is open and says which.
+        words: the numbers that the verdict rests on, as a phrase, of the model and of each kind of null models. None of
+            a claim that one model cannot show.
+        by: the criteria, which should all hold; a claim without any is open.
+        lacks: why results say nothing on the claim; "" where they do.
+        null: from the words of the null models, then the `Numbers`, to those of all nulls.
+        options: of a measure, by its name, where the claim needs others than the usual ones.
+    """
+
+    name: str
+    says: str
+    criterion: str
+    needs: tuple[str, ...]
+    words: Callable[..., str] | None = None
+    by: Callable[..., Sequence[Criterion | Group]] = lambda *_: ()
+    lacks: Callable[..., str] = lambda *_: ""
+    null: Callable[..., str] = lambda words, *_: words
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str] | None = None) -> Judgement:
+    """Return the judgement of a claim; open where what it needs is missing or not defined, or there is no null.
+
+    Args:
+        reasons: why a measure could not be had.
+    """
+    lacking = [name for name in claim.needs if name not in results]
+    if lacking or claim.words is None:
+        known = {**BY_ITSELF, **(reasons or {})}
+        why = "; ".join(known.get(name, f"{name} cannot be had of this model") for name in lacking)
+        return Judgement("open", f"not measured: {why}", "not measured")
+    needed = [results[name] for name in claim.needs]
+    if why := claim.lacks(*needed):
+        return Judgement("open", why, "not measured")
+    own, criteria = [one.numbers for one in needed], claim.by(*needed)
+    kinds = [kind for kind in NULLS if all(kind in one.by_null for one in own)]
+    of_kinds = "; ".join(f"{kind}: {claim.words(*(one.by_null[kind] for one in own))}" for kind in kinds)
+    null = claim.null(of_kinds, *own)
+    margin = "; ".join(one.margin for one in criteria)
+    return Judgement(joint_verdict(criteria) if null else "open", claim.words(*own), null, margin)
 
 
 def judged(
@@ -233,29 +262,19 @@ def judged(
     """Return every claim as a row of a Result named "claims", all of it words.
 
     Args:
+        label: name of the model.
         reasons: why a measure could not be had.
         again: the verdicts at other numbers of prompts, by the claim's name.
     """
-    judgements = [judgement_of(claim, results, {**BY_ITSELF, **(reasons or {})}) for claim in claims]
-    columns = {name: [getattr(claim, name) for claim in claims] for name in ("says", "criterion")}
-    columns |= {name: [getattr(one, name) for one in judgements] for name in Judgement._fields}
-    if again is not None:
-        columns["again"] = [again.get(claim.name, "no prompts") for claim in claims]
-    data = {name: ("claim", columns[name]) for name in COLUMNS if name in columns}
+    rows = [
+        {"says": claim.says, "criterion": claim.criterion, **judge(claim, results, reasons)._asdict()}
+        | ({} if again is None else {"again": again.get(claim.name, "no prompts")})
+        for claim in claims
+    ]
+    data = {name: ("claim", [row[name] for row in rows]) for name in Claims.variables if name in rows[0]}
     coords = {"claim": [claim.name for claim in claims], "init": [TRAINED], "init_label": ("init", [label])}
-    measure = Claims()
     known = {name: value for name, value in provenance.items() if name != "options"}
-    return Result(measure, measure.describe(xr.Dataset(data, coords)), known)
-
-
-def judgement_of(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str]) -> Judgement:
-    """Return the claim's own judgement; open where what it needs is missing, or there is no null."""
-    lacking = [name for name in claim.needs if name not in results]
-    if lacking or claim.judge is None:
-        why = "; ".join(reasons.get(name, f"{name} cannot be had of this model") for name in lacking)
-        return Judgement("open", f"not measured: {why}", "not measured")
-    found = claim.judge(*(results[name] for name in claim.needs))
-    return found._replace(verdict="open") if not found.null else found
+    return Result(Claims(), Claims().describe(xr.Dataset(data, coords)), known)
 
 
 @dataclass(frozen=True)
@@ -292,4 +311,5 @@ class Claims(Measure):
         return ["Without null models, the claims that are judged against them are open."] if missing else []
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        return pd.DataFrame({name: own.data[name].values for name in SHOWN if name in own.data})
+        shown = ("claim", *list(self.variables)[:-1])  # criteria are long
+        return pd.DataFrame({name: own.data[name].values for name in shown if name in own.data})

@@ -1,0 +1,541 @@
+"""The table of claims: verdicts at thresholds and beside nulls, on results whose numbers are given."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xarray as xr
+from made_up import around, beside_itself, dataset_of, result_of
+
+from tl_posgen.claims import PAPERS, judge
+from tl_posgen.claims.table import OF_TOKENS
+from tl_posgen.coupling import Coupling, TokenCoupling
+from tl_posgen.position import (
+    DummyDistance,
+    LengthExtrapolation,
+    MeanKey,
+    Perturbation,
+    PlaneSufficiency,
+    Residual,
+    Substitution,
+    ThreeAxis,
+    Variance,
+)
+from tl_posgen.rope.frequency_bands import BANDS
+from tl_posgen.slash import BandAblation, Cone, Slash, SlashTransfer
+from tl_posgen.slash.slash_toy import SlashToy
+from tl_posgen.studies.course import Emergence
+
+CLAIMS = {claim.name: claim for claims in PAPERS.values() for claim in claims}
+NAN = float("nan")
+NONE = [NAN] * 3
+
+# Numbers of each claim, in datasets: without arguments, such that the claim is held
+
+
+def additive(r=0.97):
+    """Position + content: r, and the sizes of scores, position, content and interaction."""
+    sizes = (("of",), [2.0, 1.0, 0.8, 0.1])
+    labels = ["scores", "position", "content", "interaction"]
+    return dataset_of({"additive_r": (("end",), around(r, 0.01)), "size": sizes}, of=labels)
+
+
+def fitted(r=0.97):
+    return dataset_of({"r": (("tokens", "end"), [NONE, around(r, 0.01)]), "r_within_rows": ((), r)})
+
+
+def replaced(loss=0.97, kl=0.96, half=0.01):
+    """Shares recovered by each query's profile."""
+    variables = {
+        "loss": (("condition", "prompt"), [[2.0, 2.0], [3.0, 3.0], [2.1, 2.1]]),
+        "recovered": (("condition", "end"), [around(1, 0), around(0, 0), around(loss, half)]),
+        "kl_recovered": (("condition", "end"), [around(1, 0), around(0, 0), around(kl, half)]),
+    }
+    return dataset_of(variables, condition=["unchanged", "uniform_attention", "query_profile"], prompt=[0, 1])
+
+
+def at_distances(r=0.97, refits=(0.4,)):
+    numbers = {name: (("tokens", "end"), [NONE, around(r, 0.01)]) for name in ("additive_r", "key_part_r")}
+    again = (("tokens", "d0"), [[NAN] * len(refits), refits])
+    numbers |= {"share": (("tokens", "part"), [[0.5], [0.4]]), "refit_r": again}
+    return dataset_of(numbers, part=["distance"], d0=[0, 8, 64, 256][: len(refits)])
+
+
+def of_planes(r=0.8, interaction=0.2, shuffled=0.1):
+    """r and interaction of the weights and of shuffled ones, the first token left out."""
+    dims = ("weights", "tokens")
+    variables = {
+        "pearson": ((*dims, "end"), [[NONE, around(one, 0.1)] for one in (r, shuffled)]),
+        "interaction": ((*dims, "end"), [[NONE, around(share, 0.01)] for share in (interaction, 0.5)]),
+        "additive": ((*dims, "eps"), [[[0.1], [NAN]]] * 2),
+    }
+    return dataset_of(variables, weights=["own", "shuffled"], eps=[PlaneSufficiency().eps])
+
+
+def disturbed(few=0.1, many=0.2, index=0.5, features=0.5):
+    """Rises of the loss by words at 5 % and 20 %, of the index and of the features at 20 %, alike in four prompts."""
+    rises = np.array([[few, many], [0.1, index], [0.1, features]])[:, :, None, None, None].repeat(4, -1)
+    dims = ("condition", "ratio", "reach", "target", "prompt")
+    labels = {"condition": ["words", "positions", "position_part"], "ratio": [0.05, 0.2], "reach": ["uniform"]}
+    return dataset_of({"change": (dims, rises)}, **labels, target=["all"])
+
+
+def cloze_of(few=0.795, many=0.7, whole=0.8, half=0.01):
+    """Accuracy with 5 % and 20 % of the words swapped, and in order."""
+    ends = [around(whole, 0), around(few, half), around(many, half)]
+    texts = {"cloze_accuracy": (("condition", "ratio", "end"), [ends]), "of_items": (("item",), np.ones(40))}
+    return dataset_of(texts, condition=["words"], ratio=[0, 0.05, 0.2])
+
+
+def beyond(vanilla=0.5, lm_infinite=1.0):
+    """Of ten heads, the share whose outputs are within the noise level beyond the training length, by condition."""
+    within = {"vanilla": vanilla} | ({} if lm_infinite is None else {"lm_infinite": lm_infinite})
+    frechet = [
+        [[[0.0, NAN if share != share else float(head >= 10 * share)] for head in range(10)]]
+        for share in within.values()
+    ]
+    of_heads, n = ("condition", "layer", "head", "segment"), len(within)
+    variables = {
+        "frechet": (of_heads, frechet),
+        "noise_level": (("layer", "head"), np.full((1, 10), 0.5)),
+        "segment_loss": (("condition", "prompt", "segment"), np.full((n, 2, 2), 2.0)),
+        "plane_offset": (("condition", "shown_layer", "segment"), np.ones((n, 1, 2))),
+    }
+    return dataset_of(variables, condition=list(within), segment=range(2))
+
+
+def over_training(values=(0.1, 0.2, 0.3), half=0.02, name="coupling_coupling"):
+    steps = [0, 10, 20][: len(values)]
+    data = {"step": (("checkpoint",), steps), name: (("checkpoint", "end"), [around(one, half) for one in values])}
+    made = dataset_of(data, checkpoint=[f"step{one}" for one in steps])
+    made[name].attrs["measure"] = name.split("_")[0]
+    return made.assign_attrs(measures=["coupling"])
+
+
+def straightened(values=(1.9, 1.6, 1.4), half=0.02):
+    return over_training(values, half, "coupling_line_shape_score")
+
+
+def grown(values=(0.5, 0.7, 0.95), half=0.02):
+    return over_training(values, half, "coupling_growth_r2")
+
+
+def transfer(near=0.95, far=0.92, n=(1, 1)):
+    """r of text with random tokens at D = 1 and 2, and how many heads are dominant on text there."""
+    variables = {
+        "pearson": (("tokens", "short_distance", "end"), [[around(r, 0.01) for r in (near, far)]] * 2),
+        "jaccard": (("tokens", "short_distance"), np.ones((2, 2))),
+        "n_dominant": (("tokens", "source", "short_distance"), np.tile(n, (2, 2, 1))),
+    }
+    return dataset_of(variables, source=["natural", "random"], short_distance=[1, 2])
+
+
+def cone(cosine=0.8, gains=(2.2, 2.2), alone=0.8, rest=0.1, r1=0.95, dominant=True, n_prompts=4):
+    """Of one head, dominant or not, with a slash score of .5, .1 of it that of uniform attention."""
+    heads = ("tokens", "layer", "head")
+    scores = [0.5, 0.1 + 0.4 * alone, 0.1 + 0.4 * rest]
+    variables = {
+        "cosine": (("layer", "tokens", "end"), [[around(cosine, 0.05)] * 2]),
+        "gain": (("side", "end"), [around(gain, 0.1) for gain in gains]),
+        "r1": (("tokens", "side", "layer", "head", "end"), [[[[around(r1, 0.01)]]] * 2] * 2),
+        "best_score": (("tokens", "input", "layer", "head", "prompt"), [[[[[one] * n_prompts]] for one in scores]] * 2),
+        "best_uniform": (heads, [[[0.1]]] * 2),
+        "best_distance": (heads, [[[1]]] * 2),
+        "dominant": (heads, [[[dominant]]] * 2),
+    }
+    return dataset_of(variables, input=["measured", "axis only", "off axis"], side=["q", "k"])
+
+
+def ablated(thirds=(0.21, 0.55, 1.03, 0.08), wavelength=None, planes=(5, 5, 6), dominant=True):
+    """Of one head, that scores .2 unchanged: the shares left without each band, and on the low one alone."""
+    left, n_planes = {"unchanged": 1.0, "no_rope": 0.1}, {"unchanged": 16, "no_rope": 16}
+    for scheme, shares in {"thirds": thirds, "wavelength": wavelength}.items():
+        names = [f"drop {band}, {scheme}" for band in BANDS] + [f"keep low, {scheme}"]
+        left |= dict(zip(names, shares or (), strict=False))
+        n_planes |= dict(zip(names, (*(planes if scheme == "thirds" else (5, 5, 6)), 6), strict=True)) if shares else {}
+    of_head, n = ("condition", "layer", "head"), len(left)
+    variables = {
+        "score": ((*of_head, "prompt"), 0.2 * np.repeat([*left.values()], 4).reshape(n, 1, 1, 4)),
+        "dominant": ((*of_head, "short_distance"), np.full((n, 1, 1, 1), dominant)),
+        "loss": (("condition", "prompt"), np.ones((n, 4))),
+        "n_planes": (("condition", "model_layer"), np.array([n_planes[one] for one in left])[:, None]),
+    }
+    return dataset_of(variables, condition=list(left))
+
+
+def of_toy(trained=0.9, unseen=0.9, before=0.02):
+    scores = [[[before, trained], [before, 0.95]], [[before, unseen], [before, 0.96]]]
+    variables = {
+        "score": (("features", "seed", "step"), scores),
+        "r1": (("side", "seed", "step"), np.full((2, 2, 2), 0.9)),
+        "uniform": (("distance",), np.full(48, 0.03)),
+    }
+    return dataset_of(variables, features=["trained", "unseen"], step=[0, 500], distance=range(48))
+
+
+def long_slashes(counts=(1, 3), n=128, window=128):
+    """Of two heads, at how many long distances each is dominant without the first token."""
+    variables = {
+        "n_long": (("tokens", "layer", "head"), [[[9, 9]], [list(counts)]]),  # with the first token all would be
+        "score": (("layer", "head", "distance"), np.ones((1, 2, n))),
+        "uniform": (("layer", "distance"), [np.where(np.arange(n) < window, 0.01, 0.0)]),
+    }
+    return dataset_of(variables, tokens=["all", "without first"], distance=range(n))
+
+
+def coupled(low=0.28, high=0.32, chance=0.02, score=1.2, r2=0.95, states=5):
+    of_bases, of_versions = ("version", "bases", "end"), ("version",)
+    aligned = [[[0.3, low, high], around(0.1, 0)], [around(0.1, 0), around(0.1, 0)]]
+    variables = {
+        "coupling": (of_bases, aligned),
+        "chance": (of_versions, [chance, 0.0]),
+        "negative_share": ((), 0.4),
+        "line_shape_score": (("end",), around(score, 0.02)),
+        "growth_r2": (("end",), around(r2, 0.02)),
+        "expodistance": ((), 0.3),
+        "log_norm": (("state",), np.zeros(states)),
+    }
+    return dataset_of(variables, version=["absolute", "signed"], bases=["aligned", "swapped"])
+
+
+def between(low=0.3, chance=0.02, **of_kind):
+    ends = [around(of_kind.get(kind, low), 0) for kind in OF_TOKENS]
+    variables = {"coupling": (("kind", "end"), ends), "chance": (("kind", "token"), np.full((3, 3), chance))}
+    return dataset_of(variables, kind=list(OF_TOKENS))
+
+
+COUPLING, CONE, ORDER = (Coupling(k=30), coupled), (Cone(), cone), Perturbation(ratios=(0, 0.05, 0.2))
+TRAINING = Emergence(per_head=False)
+MADE = {  # by claim: each measure and what makes its numbers; a null that is far from those that hold, None for its own
+    "position 1": ([(Variance(), additive)], {"r": 0.2}),
+    "position 1b": ([(ThreeAxis(), fitted), (MeanKey(), fitted)], {"r": 0.2}),
+    "position 2": ([(Substitution(), replaced)], {"loss": 0.2, "kl": NAN}),
+    "position 3": ([(DummyDistance(), at_distances)], {"r": 0.2}),
+    "position 4": ([(PlaneSufficiency(), of_planes)], {"r": 0.2, "interaction": 0.5}),
+    "position 5": ([(ORDER, disturbed)], dict.fromkeys(("few", "many", "index", "features"), 0)),
+    "position 5b": ([(ORDER, cloze_of)], {"few": 0.3, "many": 0.3, "whole": 0.3}),
+    "position 6": ([(LengthExtrapolation(times=2), beyond)], {"vanilla": 1.0}),
+    "slash 1": ([(SlashTransfer(), transfer)], {"near": 0.2, "far": 0.3}),
+    "slash 2": ([CONE], {"r1": 0.5}),
+    "slash 3a": ([CONE], {"cosine": 0.4}),
+    "slash 3b": ([CONE], {"gains": (1, 1)}),
+    "slash 3c": ([CONE], {"dominant": False}),
+    "slash 4": ([(BandAblation(), ablated)], {"thirds": (1, 1, 1, 1), "wavelength": (1, 1, 1, 1), "dominant": False}),
+    "slash 5": ([(SlashToy(seeds=(0, 1), steps=500), of_toy)], None),
+    "slash 6": ([(Slash(), long_slashes)], {"counts": (0, 0)}),
+    "coupling 1": ([COUPLING], {"low": 0.0, "high": 0.03}),
+    "coupling 2": ([COUPLING], {"score": 2.0}),
+    "coupling 3": ([COUPLING], {"r2": 0.2}),
+    "coupling 4": ([(TRAINING, over_training)], None),
+    "coupling 4b": ([(TRAINING, straightened)], None),
+    "coupling 4c": ([(TRAINING, grown)], None),
+    "coupling 5": ([(TokenCoupling(k=30), between)], {"low": 0.0}),
+}
+COUNTS = {"position 6", "slash 5", "slash 6"}  # without an interval
+FAR = "far"
+
+
+def results_of(name, own=None, nulls=FAR, change=lambda data: data, **provenance):
+    """Results of what the claim needs, with these numbers, and the far null or nulls of these."""
+    made, far = MADE[name]
+    nulls = ([] if far is None else [far]) if nulls == FAR else nulls
+    return {
+        measure.name: result_of(
+            measure, change(builder(**(own or {}))), *(builder(**one) for one in nulls), **provenance
+        )
+        for measure, builder in made
+    }
+
+
+def judged(name, own=None, nulls=FAR, **how):
+    return judge(CLAIMS[name], results_of(name, own, nulls, **how))
+
+
+CLOSE = ((0.95, "held"), (0.9499, "partly"), (0.75, "partly"), (0.7499, "not held"), (NAN, "open"))
+VERDICTS = [  # claim, numbers of the model beside those that hold, those of null models, verdict
+    *((name, {"r": r}, FAR, verdict) for name in ("position 1", "position 1b", "position 3") for r, verdict in CLOSE),
+    *(("position 2", {"kl": share}, FAR, verdict) for share, verdict in CLOSE),
+    ("position 2", {"loss": NAN, "kl": NAN}, FAR, "open"),  # attention is worth nothing
+    ("position 4", {}, [{"r": 0.75, "interaction": 0.5}], "not held"),  # not beyond the interval
+    ("position 4", {"r": 0.3}, [{"r": 0.7, "interaction": 0.5}], "not held"),
+    ("position 4", {"interaction": 0.23}, FAR, "held"),
+    ("position 4", {"interaction": 0.24}, FAR, "not held"),  # its interval reaches half of the null's
+    ("position 4", {"shuffled": 0.75}, FAR, "not held"),  # weights shuffled here
+    ("position 4", {}, [{"r": 0.2, "interaction": 0.5}, {"r": 0.2, "interaction": 0.3}], "not held"),  # every null
+    ("position 5", {"few": 0.1001}, FAR, "partly"),  # index and features alike
+    ("position 5", {"many": 0.1}, FAR, "partly"),  # more than 10 % hardly matters either
+    ("position 5", {"features": 0.375}, FAR, "held"),
+    ("position 5", {"features": 0.3749}, FAR, "partly"),
+    ("position 5", {"few": 0.1001, "features": 0.3}, FAR, "not held"),
+    ("position 5", {"index": 0.0, "features": 0.0}, FAR, "held"),  # neither costs anything: alike
+    ("position 5", {"few": NAN, "features": 0.3}, FAR, "open"),
+    ("position 5b", {"many": 0.79}, FAR, "partly"),
+    ("position 5b", {"few": 0.75}, FAR, "not held"),
+    ("position 5b", {"few": 0.785}, FAR, "open"),
+    ("position 5b", {"few": 0.75, "half": 0.1}, FAR, "open"),
+    ("position 5b", {"whole": 0.25}, [{"whole": 0.1}], "not held"),  # no better than chance
+    ("position 6", {"lm_infinite": 0.9}, FAR, "held"),
+    ("position 6", {"lm_infinite": 0.8}, FAR, "partly"),
+    ("position 6", {"vanilla": 0.9}, FAR, "partly"),
+    ("position 6", {"vanilla": 1.0}, FAR, "not held"),
+    ("position 6", {"lm_infinite": NAN}, FAR, "open"),
+    ("position 6", {"lm_infinite": None}, [{"lm_infinite": None}], "open"),  # not run
+    ("slash 1", {"far": 0.9}, FAR, "held"),
+    ("slash 1", {"far": 0.8999}, FAR, "partly"),  # at every distance where heads are dominant
+    ("slash 1", {"far": 0.6}, FAR, "partly"),
+    ("slash 1", {"far": 0.5999}, FAR, "not held"),
+    ("slash 1", {"far": 0.7, "n": (1, 0)}, FAR, "held"),
+    ("slash 1", {"n": (0, 0)}, FAR, "open"),
+    ("slash 2", {"r1": 0.9}, FAR, "held"),
+    ("slash 2", {"r1": 0.8999}, FAR, "partly"),
+    ("slash 2", {"r1": 0.7}, FAR, "partly"),
+    ("slash 2", {"r1": 0.6999}, FAR, "not held"),
+    ("slash 2", {"r1": 0.83}, [{"r1": 0.8, "dominant": False}], "partly"),
+    ("slash 2", {"r1": 0.83}, [{"r1": 0.825, "dominant": False}], "not held"),  # the interval reaches it
+    ("slash 2", {"dominant": False}, FAR, "open"),
+    ("slash 3a", {"cosine": 0.76}, FAR, "held"),
+    ("slash 3a", {"cosine": 0.7499}, FAR, "partly"),  # its lower end decides
+    ("slash 3a", {"cosine": 0.38}, [{"cosine": 0.42}], "not held"),
+    ("slash 3b", {"gains": (2.2, 2.11)}, FAR, "held"),
+    ("slash 3b", {"gains": (2.2, 2.09)}, FAR, "partly"),
+    ("slash 3b", {"gains": (2.2, 1.61)}, FAR, "partly"),
+    ("slash 3b", {"gains": (2.2, 1.59)}, FAR, "detectable"),
+    ("slash 3b", {"gains": (2.2, 1)}, FAR, "detectable"),  # one of both
+    ("slash 3b", {"gains": (1.1, 1)}, FAR, "not held"),
+    ("slash 3c", {"alone": 1.45, "rest": 0.2}, FAR, "held"),  # a ratio, not a share
+    ("slash 3c", {"alone": 0.7499}, FAR, "partly"),
+    ("slash 3c", {"rest": 0.2501}, FAR, "partly"),
+    ("slash 3c", {"alone": 0.3999}, FAR, "not held"),
+    ("slash 3c", {"alone": 0.5, "rest": 0.6}, FAR, "not held"),
+    ("slash 3c", {}, [{"alone": 0.9}], "not held"),
+    ("slash 4", {"thirds": (0.21, 0.55, 0.7501, 0.2499)}, FAR, "held"),
+    ("slash 4", {"thirds": (0.21, 0.55, 0.71, 0.11)}, FAR, "partly"),  # low costs .29, the others .62 in the mean
+    ("slash 4", {"thirds": (0.21, 0.98, 1.00, 0.08)}, FAR, "partly"),  # the medium band makes nothing of it
+    ("slash 4", {"thirds": (0.21, 0.55, 1.00, 0.60)}, FAR, "partly"),  # the low band makes much of it alone
+    ("slash 4", {"thirds": (0.45, 0.59, 0.62, 0.16)}, FAR, "not held"),  # all cost alike
+    ("slash 4", {"thirds": (1.0, 1.0, 1.0, 1.0)}, FAR, "not held"),  # none costs anything
+    ("slash 4", {}, [{"thirds": (0.2, 0.2, 0.9, 1.0), "dominant": False}], "not held"),
+    ("slash 4", {"dominant": False}, FAR, "open"),
+    ("slash 4", {"planes": (8, 8, 0)}, FAR, "open"),
+    ("slash 5", {"trained": 0.5, "unseen": 0.5}, FAR, "held"),
+    ("slash 5", {"unseen": 0.4999}, FAR, "partly"),
+    ("slash 5", {"trained": 0.4999}, FAR, "not held"),
+    ("slash 5", {"before": 0.9}, FAR, "not held"),  # no better than before training, its null
+    ("slash 6", {"counts": (1, 0)}, [{"counts": (0, 2)}], "not held"),
+    ("slash 6", {"counts": (0, 0)}, FAR, "not held"),
+    ("slash 6", {"counts": (0, 0), "n": 99}, [{"counts": (0, 0), "n": 99}], "open"),
+    ("slash 6", {"window": 20}, [{"counts": (0, 0), "window": 20}], "open"),
+    ("coupling 1", {"low": 0.2}, [{"high": 0.19}], "held"),
+    ("coupling 1", {"low": 0.2}, [{"high": 0.2}], "not held"),
+    ("coupling 1", {"low": 0.1999}, FAR, "partly"),
+    ("coupling 1", {"low": 0.1}, FAR, "partly"),
+    ("coupling 1", {"low": 0.0999}, FAR, "detectable"),
+    ("coupling 1", {"low": 0.1, "chance": 0.1}, FAR, "not held"),
+    ("coupling 1", {}, [{"high": 0.03}, {"high": 0.9}], "not held"),  # every random init has to be cleared
+    ("coupling 2", {"score": 1.25}, FAR, "held"),
+    ("coupling 2", {"score": 1.2501}, FAR, "partly"),
+    ("coupling 2", {"score": 2.1}, FAR, "not held"),
+    ("coupling 2", {}, [{"score": 1.22}], "not held"),  # straight, but no straighter than random init
+    ("coupling 2", {}, [{"score": 2.0}, {"score": 1.21}], "not held"),
+    ("coupling 3", {"r2": 0.9}, FAR, "held"),
+    ("coupling 3", {"r2": 0.8999}, FAR, "detectable"),
+    ("coupling 3", {"r2": 0.96}, [{"r2": 0.91}], "partly"),  # random init grows exponentially too
+    ("coupling 3", {"r2": 0.91}, [{"r2": 0.89}], "not held"),  # the intervals overlap
+    ("coupling 3", {}, [{"r2": 0.92}, {"r2": 0.2}], "not held"),
+    ("coupling 3", {"states": 2}, [{"states": 2}], "open"),  # a line through two states is exact
+    ("coupling 4", {"values": [0.1, 0.4, 0.3]}, FAR, "partly"),
+    ("coupling 4", {"values": [0.1, 0.3, 0.12]}, FAR, "not held"),
+    ("coupling 4", {"values": [0.3]}, FAR, "open"),  # one checkpoint is no training
+    ("coupling 4b", {"values": [1.9, 1.3, 1.4]}, FAR, "partly"),
+    ("coupling 4b", {"values": [1.9, 1.5, 1.89]}, FAR, "not held"),
+    ("coupling 4c", {"values": [0.5, 0.7, 0.9]}, FAR, "held"),
+    ("coupling 4c", {"values": [0.5, 0.97, 0.95]}, FAR, "partly"),
+    ("coupling 4c", {"values": [0.5, 0.6, 0.8999]}, FAR, "detectable"),
+    ("coupling 4c", {"values": [0.5, 0.6, 0.51]}, FAR, "not held"),
+    ("coupling 5", {"low": 0.2}, FAR, "held"),
+    ("coupling 5", {"low": 0.1999}, FAR, "partly"),
+    ("coupling 5", {"same_output": 0.1}, FAR, "partly"),
+    ("coupling 5", {"low": 0.0999}, FAR, "detectable"),
+    ("coupling 5", {"same_output": 0.01}, FAR, "detectable"),  # not all three
+    ("coupling 5", {"low": 0.01}, FAR, "not held"),
+    ("coupling 5", {}, [{"low": 0.0}, {"low": 0.4}], "not held"),
+]
+
+
+@pytest.mark.parametrize(("name", "own", "nulls", "verdict"), VERDICTS, ids=lambda one: str(one).replace(" ", ""))
+def test_a_verdict_is_given_at_its_thresholds_and_no_longer_just_beyond(name, own, nulls, verdict):
+    assert judged(name, own, nulls).verdict == verdict
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_claim_holds_and_does_not_where_a_null_does_as_well(name):
+    assert judged(name).verdict == "held"
+    results = results_of(name)
+    for label, kind in {"0": "random init", "shuffled 0": "shuffled"}.items() if MADE[name][1] else ():
+        found = judge(CLAIMS[name], {key: beside_itself(one, label) for key, one in results.items()})
+        assert found.verdict == "not held"
+        assert kind in found.margin
+        assert found.null.startswith(f"{kind}: ")
+
+
+def without_values(data):
+    return data.map(lambda one: one * NAN if one.dtype.kind == "f" else one)
+
+
+def without_intervals(result, *inits):
+    """The result as if these models, or all, had fewer prompts than an interval takes."""
+
+    def values_alone(one):
+        return one.where((one["end"] == "value") | ~one["init"].isin(inits or one["init"].values))
+
+    data = result.dataset if inits or "prompt" not in result.dataset.dims else result.dataset.isel(prompt=slice(3))
+    data = data.map(lambda one: values_alone(one) if "end" in one.dims else one, keep_attrs=True)
+    return replace(result, dataset=data)
+
+
+@pytest.mark.parametrize("name", [one for one in MADE if one != "slash 6"])
+def test_a_claim_is_open_where_its_number_is_not_defined(name):
+    assert judged(name, change=without_values).verdict == "open"
+
+
+@pytest.mark.parametrize("name", [one for one in MADE if one not in COUNTS])
+def test_what_rests_on_an_interval_is_open_where_there_is_none(name):
+    results = {key: without_intervals(one) for key, one in results_of(name).items()}
+    assert judge(CLAIMS[name], results).verdict == "open"
+
+
+@pytest.mark.parametrize("name", [one for one, (_, far) in MADE.items() if far])
+def test_a_claim_is_open_without_a_null(name):
+    found = judged(name, nulls=[])
+    assert (found.verdict, found.null) == ("open", "")
+
+
+@pytest.mark.parametrize("name", ["coupling 1", "coupling 2", "coupling 3", "coupling 5"])
+def test_where_ends_of_null_models_decide_each_of_them_needs_an_interval(name):
+    [(key, result)] = results_of(name, nulls=[MADE[name][1]] * 2).items()
+    assert judge(CLAIMS[name], {key: result}).verdict == "held"
+    for init in ("trained", "0", "1"):
+        assert judge(CLAIMS[name], {key: without_intervals(result, init)}).verdict == "open"
+
+
+@pytest.mark.parametrize("name", ["position 1", "position 3"])
+def test_a_sum_is_not_judged_where_nothing_rotates(name):
+    assert judged(name, encoding="alibi").verdict == "open"
+    assert judged(name, encoding="alibi, rotary").verdict == "held"
+
+
+def test_shares_that_hold_by_construction_are_not_judged():
+    found = judged("position 2", encoding="alibi")
+    assert (found.verdict, found.margin.split("; ")[0]) == ("open", "least share not defined")
+
+
+# Words
+
+
+def test_a_margin_and_words_name_thresholds_nulls_and_sizes():
+    found = judged("position 1", {"r": 0.9}, [{"r": 0.8}])
+    assert found.margin == "additive r 0.900, -0.050 from 0.950 (low end 0.890, +0.090 from random init 0.800)"
+    assert found.measured.endswith("in logits: scores 2.00; position 1.00, content 0.80, interaction 0.10")
+    assert found.null.startswith("random init: additive r 0.800")
+    assert judged("position 1", {"r": 0.9}, [{"r": 0.895}]).verdict == "not held"
+
+
+def test_a_null_as_good_at_one_distance_decides():
+    found = judged("slash 1", {}, [{"near": 0.2, "far": 0.92}])
+    assert (found.verdict, found.margin.split("; ")[1]) == (
+        "not held",
+        "r at D = 2 0.92, +0.02 from 0.90 (low end 0.91, -0.01 from random init 0.92)",
+    )
+    assert judged("slash 1", {"n": (0, 0)}).margin == "no head is slash-dominant"
+
+
+def test_what_a_null_model_lacks_is_said():
+    assert "no null model has any" in judged("position 2").margin
+    assert "; weights shuffled here: sum of plane scores" in judged("position 4").null
+
+
+def test_the_refit_is_given_from_its_lowest_to_its_highest_distance_that_has_one():
+    assert "against c, r 0.30 at 64 to 0.90 at 0" in judged("position 3", {"refits": [0.9, NAN, 0.3, 0.7]}, []).measured
+    assert "against c, r not defined" in judged("position 3", {"refits": [NAN] * 4}, []).measured
+
+
+def test_order_is_open_where_a_condition_was_not_run_and_says_its_rises():
+    assert judged("position 5", change=lambda data: data.sel(condition=["words"])).verdict == "open"
+    assert "words 0.10 [+0.10" not in (found := judged("position 5").measured)
+    assert "words +0.10 [+0.10, +0.10] at 5%, +0.20 [+0.20, +0.20] at 20%; index" in found
+
+
+def test_without_a_cloze_downstream_scores_are_not_measured():
+    found = judged("position 5b", change=lambda data: data.drop_vars("cloze_accuracy"))
+    assert found == ("open", "not measured: no cloze was made of this text", "not measured", "")
+    assert judged("position 5b").measured.startswith("cloze of 40 items")
+
+
+def test_the_loss_beyond_is_the_mean_over_all_segments():
+    def longer(data):
+        further = data.isel(segment=[1]).assign_coords(segment=[2])
+        further["segment_loss"] += 1
+        return xr.concat([data, further], "segment", data_vars="minimal")
+
+    [result] = results_of("position 6", nulls=[], change=longer).values()
+    measured = judge(
+        CLAIMS["position 6"], {result.name: replace(result, measure=LengthExtrapolation(times=3))}
+    ).measured
+    assert "mean from the training length to 3 times it" in measured
+    assert "LM-Infinite 100%, loss 2.50 (+0.50); in brackets against 2.00 inside" in measured
+
+
+HELD, PARTLY = (0.21, 0.55, 1.03, 0.08), (0.21, 0.55, 1.00, 0.60)
+
+
+@pytest.mark.parametrize(
+    ("thirds", "wavelength", "planes", "verdict", "words"),
+    [
+        (HELD, HELD, (5, 5, 6), "held", "slash score in the running model"),
+        (HELD, PARTLY, (5, 5, 6), "partly", "the two ways of making bands disagree: held by thirds, partly by"),
+        (PARTLY, (1, 1, 1.1, 1), (5, 5, 6), "not held", "the two ways of making bands disagree: partly by thirds, not"),
+        (HELD, PARTLY, (8, 8, 0), "partly", "judged by wavelength alone, as by the other a band has no plane; slash"),
+    ],
+)
+def test_schemes_that_disagree_are_named_first(thirds, wavelength, planes, verdict, words):
+    found = judged("slash 4", {"thirds": thirds, "wavelength": wavelength, "planes": planes})
+    assert found.verdict == verdict
+    assert found.measured.startswith(words)
+    assert found.null.startswith("random init: slash score of all heads, none dominant,")
+    assert found.margin.startswith("wavelength: without high" if planes[2] == 0 else "thirds: without high")
+
+
+def test_the_toy_says_means_lowest_seeds_and_its_nulls():
+    found = judged("slash 5", {"unseen": 0.4})
+    assert f"{(0.4 + 0.96) / 2:.2f} on unseen ones (least 0.40)" in found.measured
+    assert found.null == "before training 0.020, uniform attention 0.030"
+    assert "+0.00 from before training 0.90" in judged("slash 5", {"before": 0.9}).margin
+
+
+def test_what_the_residual_holds_is_said_without_the_first_token_and_not_judged():
+    shares = {"share": (("tokens",), [0.9, 0.4]), "top_share": (("tokens",), [0.8, 0.3])}
+    result = result_of(Residual(), *[dataset_of(shares)] * 2)
+    found = judge(CLAIMS["position 7a"], {"residual": result})
+    words = "first token left out, the fit leaves 40% of the variance within rows, 30% of that in one direction"
+    assert found == ("open", words, f"random init: {words}", "")
+
+
+def test_long_slashes_are_counted_without_the_first_token():
+    assert judged("slash 6").measured == "2 of 2 heads at 50 tokens or further, without the first token"
+
+
+def test_training_says_its_course_and_what_stands_for_the_null():
+    found = judged("coupling 4c")
+    assert found.measured.startswith("R² of ln |x| against depth 0.500 [0.480, 0.520] at step 0, ")
+    assert found.null == "step 0 is the random initialisation"
+    assert found.margin == "at last 0.950, +0.050 from 0.900 (low end 0.930, +0.410 from step 0 0.520)"
+    found = judged("coupling 4", change=lambda data: data.isel(checkpoint=[1, 2]))
+    assert found.null == "step 10, the first given, is no random init"
+    found = judged("coupling 4", change=lambda data: data.drop_vars("coupling_coupling"))
+    assert found.measured == "coupling was not measured at two checkpoints or more"
+
+
+def test_position_and_dummy_distance_call_different_numbers_different_things():
+    assert "interaction" in [one.label for one in Variance.variables.values()]
+    assert not [one for one in DummyDistance.variables.values() if "interaction" in one.label]
+    assert "distance × key" in DummyDistance().labels()["part"]
