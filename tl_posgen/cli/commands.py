@@ -378,7 +378,7 @@ def compare(first: Path, second: Path, /, *, setup: Setup) -> None:
         first: A report's directory, or its results.nc.
         second: Another: of another model or text, or under an intervention.
     """
-    from tl_posgen.core.comparison import compare as run
+    from tl_posgen.comparison import compare as run
 
     setup.prepare()
     setup.present(run(first, second))

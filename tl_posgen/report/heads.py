@@ -9,11 +9,11 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int16
 
+from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.columns import title
 from tl_posgen.report.figures import at_labels, model_name
-from tl_posgen.report.tables import head_table
+from tl_posgen.report.tables import title
 
 VALUES = 250_000  # of one curve over all heads
 LONGEST, SHORTEST = 96, 24  # points of a head's curve
@@ -27,29 +27,29 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     The numbers are the headlines of the per-head table; the curves and the maps between tokens are those that measures
     declare in `Measure.curves` and `Measure.patterns`.
     """
-    table = head_table(results)
+    table = Report(results, {}).frame()
     if table.empty:
         return None
     places = list(zip(table["layer"].astype(int), table["head"].astype(int), strict=True))
     labels = {name: label for one in results.values() for name, (_, label) in one.headline_labels().items()}
     numbers = [
-        {"label": labels.get(name, title(name)), "values": [rounded(value) for value in table[name]]}
+        {"label": labels.get(name, title(name)), "values": [_rounded(value) for value in table[name]]}
         for name in table.columns[2:]
     ]
     curves = [
-        curve_of(result, name, labels, places)
+        _curve_of(result, name, labels, places)
         for result in results.values()
         if {"layer", "head"} <= set(result.measure.rows)
         for name in result.measure.curves
         if name in result.own
-        for labels in labels_of_curves(result, name)
+        for labels in _labels_of_curves(result, name)
     ]
     names = [head_name(*place) for place in places]
-    patterns = [patterns_of(one, names) for one in results.values() if one.measure.patterns in one.own]
+    patterns = [_patterns_of(one, names) for one in results.values() if one.measure.patterns in one.own]
     return {"names": names, "numbers": numbers, "curves": curves, "patterns": patterns}
 
 
-def patterns_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
+def _patterns_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
     """Return the maps between tokens of every head, in steps of 1 / 255, a byte a value."""
     array = result.own[result.measure.patterns]
     kind, unit = array.dims[:2]
@@ -60,12 +60,12 @@ def patterns_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
     return {"kinds": array[kind].values.tolist(), "tokens": tokens, "steps": steps, "known": known}
 
 
-def rounded(value: int | float) -> float | None:
+def _rounded(value: int | float) -> float | None:
     """Round to four digits; None for a value that is not finite."""
     return float(f"{value:.4g}") if np.isfinite(value) else None
 
 
-def labels_of_curves(result: Result, name: str) -> list[dict[str, Any]]:
+def _labels_of_curves(result: Result, name: str) -> list[dict[str, Any]]:
     """Return the labels of every curve of a variable: one for each label of a dim, besides the last, that has no usual
     label."""
     along = str(result.own[name].dims[-1])
@@ -74,13 +74,13 @@ def labels_of_curves(result: Result, name: str) -> list[dict[str, Any]]:
     return [dict(zip(over, place, strict=True)) for place in product(*(array[dim].values.tolist() for dim in over))]
 
 
-def curve_of(result: Result, name: str, labels: Mapping[str, Any], places: list[tuple[int, int]]) -> dict[str, Any]:
+def _curve_of(result: Result, name: str, labels: Mapping[str, Any], places: list[tuple[int, int]]) -> dict[str, Any]:
     """Return the curve of every head at these labels, thinned, and the span of the first random init's heads."""
     along = str(result.own[name].dims[-1])
     most = int(np.clip(VALUES // len(places), SHORTEST, LONGEST))
     log = along in LOGARITHMIC
     own, null = (
-        None if data is None else rows(at_labels(result, data[name], {along: slice(None), **labels}), along, most, log)
+        None if data is None else _rows(at_labels(result, data[name], {along: slice(None), **labels}), along, most, log)
         for data in (result.own, result.null)
     )
     assert own is not None
@@ -102,12 +102,12 @@ def curve_of(result: Result, name: str, labels: Mapping[str, Any], places: list[
     if null is not None and np.isfinite(null.values).any(0).all() and null.shape[1] == own.shape[1]:
         ends = np.nanmin(null.values, 0), np.nanmax(null.values, 0)
         curve["null"] = {
-            side: [rounded(value) for value in end] for side, end in zip(("low", "high"), ends, strict=True)
+            side: [_rounded(value) for value in end] for side, end in zip(("low", "high"), ends, strict=True)
         }
     return curve
 
 
-def rows(array: xr.DataArray, along: str, most: int, log: bool) -> xr.DataArray:
+def _rows(array: xr.DataArray, along: str, most: int, log: bool) -> xr.DataArray:
     """Return one row per head with at most `most` points; on a logarithmic axis long distances are thinned most."""
     n = array.sizes[along]
     if along not in array.coords:

@@ -1,4 +1,4 @@
-"""Reports as one HTML page: findings, figures, tables, with every script inside."""
+"""Reports as one HTML page, every script inside, and in a notebook's cell: findings, figures, tables."""
 
 import base64
 import html
@@ -17,18 +17,19 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
 from tl_posgen.report.circuits import split_script
-from tl_posgen.report.columns import table_html
 from tl_posgen.report.heads import heads_of
-from tl_posgen.report.tables import MOST_HEADS, labelled, short_table
+from tl_posgen.report.tables import MOST_HEADS, compact, labelled, short_table, table_html
 
 QUESTION = "How does attention use position?"
 MOST_VALUES = 64  # a longer list of the provenance is shown as its length
 MOST_SECTIONS = 5  # that are open; of more, all but the first are folded
 MOST_ROWS = 200  # of a long table
+CELL_ROWS = 16  # of a table in a notebook's cell
 HEADROOM = 54  # pixels above a figure's panels, for their titles
 NULLS = {
     "random init": "for a randomly initialised model of the same shape (random init)",
@@ -37,6 +38,7 @@ NULLS = {
 TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 WITHOUT_FIRST = re.compile("without (the )?first token")
+FRAME = '<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:0" loading="lazy"></iframe>'
 HEAD = re.compile(r"L\d+H\d+")
 UNSHOWN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")  # which HTML drops, or cannot hold
 
@@ -219,3 +221,67 @@ def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, st
             text = f"{len(value)} values" if isinstance(value, list) and len(value) > MOST_VALUES else str(value)
             rows.append((f"{prefix}{name}", html.unescape(text)))
     return rows
+
+
+# In a notebook's cell
+
+
+class Page:
+    """HTML page that displays itself in a notebook cell, in a frame that keeps its styles apart.
+
+    Attributes:
+        source: the whole page, which loads nothing from the network.
+        height: of the frame, in pixels.
+    """
+
+    def __init__(self, source: str, height: int):
+        self.source, self.height = source, height
+
+    def _repr_html_(self) -> str:
+        return FRAME.format(page=html.escape(self.source), height=self.height)
+
+    def __repr__(self) -> str:
+        return f"a page of {len(self.source.encode()) / 1e6:.1f} MB: the last line of a notebook's cell shows it"
+
+
+def result_html(result: Result) -> str:
+    """Return a result for a cell: findings, its short table, its first figure."""
+    parts = [_heading(result.measure.question, result.own.attrs.get("model")), _list_of_sentences(result.findings())]
+    return "".join([*parts, _cell_table(compact(result)), _first_figure([result])])
+
+
+def report_html(report: Report) -> str:
+    """Return a report for a cell: its findings, the table with a row per head, the first figure."""
+    first = [*report.headlines(), *report.notes()]
+    told = [*first, *(one for one in report.findings() if one not in first)]
+    parts = [_heading("Position", report.provenance.get("model")), _list_of_sentences(told, len(first))]
+    table = head_cell_table(report.results)
+    if len(table):
+        parts.append(_cell_table(table))
+    return "".join([*parts, _first_figure(report.results.values())])
+
+
+def _heading(question: str, model: Any) -> str:
+    return f"<h4>{html.escape(question)} · {html.escape(str(model or 'model'))}</h4>"
+
+
+def _list_of_sentences(findings: list[str], n_shown: int = MOST_SENTENCES) -> str:
+    """Return the first sentences as a list, and the others folded below it."""
+    shown, more = (
+        f"<ul>{''.join(f'<li>{html.escape(one)}</li>' for one in some)}</ul>" if some else ""
+        for some in (findings[:n_shown], findings[n_shown:])
+    )
+    folded = f"<details><summary>{counted(len(findings[n_shown:]), 'more sentence')}</summary>{more}</details>"
+    return shown + folded if more else shown
+
+
+def _cell_table(table: Any) -> str:
+    more = f"<p>{len(table) - CELL_ROWS} rows more: .frame()</p>" if len(table) > CELL_ROWS else ""
+    return table_html(table.head(CELL_ROWS)) + more
+
+
+def _first_figure(results: Iterable[Result]) -> str:
+    """Return the first figure that results have; plotly's script is loaded from its CDN, once for all cells."""
+    drawn = next((result for result in results if result.kinds), None)
+    how: dict[str, Any] = {"include_plotlyjs": "cdn", "full_html": False}
+    return "" if drawn is None else plotly.io.to_html(drawn.plot(), **how)
