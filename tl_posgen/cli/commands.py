@@ -175,7 +175,9 @@ def measure_command(name: str, chosen: MeasureCommand) -> Callable[..., Any]:
         for kind in (kinds[one] for one in [*chosen.measures, *added]):
             names = {one.name for one in fields(kind)}
             asked.append(kind.with_options({name: value for name, value in options.items() if name in names}))
-        cut = setup.cut | ({"length": None} if "length" in chosen.without else {})
+        cut = setup.cut
+        if "length" in chosen.without:
+            cut["length"] = None
         words, model = setup.words(), setup.pretrained(chosen.backend if setup.backend == "auto" else None)
         from tl_posgen.core.engine import analyze
         from tl_posgen.core.report import Report

@@ -121,8 +121,8 @@ class Setup:
         """Return the model, to be loaded by what measures it."""
         from tl_posgen.models.loading.load import Pretrained
 
-        how = self.place | ({"backend": backend} if backend else {})
-        return Pretrained(self.model, **how, revision=self.revision, tokenizer=self.tokenizer)
+        how = (backend or self.backend, self.dtype, self.device)
+        return Pretrained(self.model, *how, revision=self.revision, tokenizer=self.tokenizer)
 
     def parts(self) -> Any:
         """Return the place where finished parts are kept, so that a stopped command goes on from them."""
@@ -291,9 +291,13 @@ def _convert_list(annotation: Any, _: Any, tokens: Sequence[Any]) -> Any:
     entries = alternatives(next(get_args(kind)[0] for kind in kinds if is_list(kind)))
     if entries == [int]:
         return parse_indices(words, name)
-    if int in entries or float in entries:
-        return [int(one) if abs(one) < sys.maxsize and one == int(one) else one for one in parse_numbers(words, name)]
-    return parse_names(words)
+    if float not in entries:
+        return parse_names(words)
+    try:
+        numbers = [float(word) for word in words.split(",")]
+    except ValueError:
+        raise InputError(f"{name} {words!r}: write numbers such as 0,0.05,0.5") from None
+    return [int(one) if abs(one) < sys.maxsize and one == int(one) else one for one in numbers]
 
 
 def as_words(value: Any) -> str:
@@ -335,14 +339,6 @@ def parse_heads(words: str | None) -> list[Any] | None:
     if words is None or not re.search(r"[.hH(]", words):
         return parse_indices(words, "--heads")
     return [name.strip() for name in re.findall(r"\([^)]*\)|[^,]+", words)]
-
-
-def parse_numbers(words: str, name: str) -> list[float]:
-    """'0,0.05,0.5' -> [0.0, 0.05, 0.5]."""
-    try:
-        return [float(word) for word in words.split(",")]
-    except ValueError:
-        raise InputError(f"{name} {words!r}: write numbers such as 0,0.05,0.5") from None
 
 
 def parse_names(words: str | None) -> list[str] | None:

@@ -16,7 +16,6 @@ from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.figures import (
     COLOURS,
     MARKS,
-    NULL_COLOUR,
     Panels,
     at_labels,
     band,
@@ -29,7 +28,7 @@ from tl_posgen.report.figures import (
     model_label,
     sides,
 )
-from tl_posgen.report.kinds import heat_maps
+from tl_posgen.report.kinds import heat_maps, lines
 
 MOST_LAYERS = 16  # whose A in the bases of each other is drawn
 MOST_TOKENS = 16  # paths drawn of a prompt
@@ -171,22 +170,19 @@ def trajectories(result: Any) -> go.Figure:
     return panels.finish(f"Trajectories through the layers · {model_label(result.own)}", subtitle)
 
 
-def growth(result: Any) -> go.Figure:
-    """Draw the log-norm against layer with its fit, and that of the first token."""
-    shown = sides(result)
-    numbers = (on_both_sides(result.numbers(name), ".2f") for name in ("growth_r2", "growth_slope"))
-    titles = [f"{side}: R² {r2}, {slope} a layer" for (side, *_), r2, slope in zip(shown, *numbers, strict=True)]
-    panels = Panels(titles, columns=len(shown), row_height=280)
-    markers, dashes = {"mode": "lines+markers"}, {"dash": "dash"}
-    styles: Any = ((COLOURS[0], markers), (COLOURS[1], dashes), (NULL_COLOUR, markers))
-    for number, (_, data, _) in enumerate(shown):
-        curves = data["log_norm"].mean("prompt").transpose("curve", "state").values
-        for y, name, (colour, style) in zip(curves, CURVES, styles, strict=True):
-            panels.add(number, line(data["state"].values, y, name, colour, **style))
-    panels.figure.update_xaxes(dtick=max(1, (result.own.sizes["state"] - 1) // 10))
-    panels.axes("after block (0: embedding)", "ln |x|")
-    subtitle = "mean over prompts; R² and growth: median over tokens; the first token is not in the mean"
-    return panels.finish(f"Growth of the residual stream · {model_label(result.own)}", subtitle)
+def _growth_in_numbers(result: Any) -> str:
+    r2, slope = (result.numbers(name) for name in ("growth_r2", "growth_slope"))
+    return f"R² {r2:.2f}, {slope:.2f} a layer: medians over tokens; the first token is not in the mean"
+
+
+growth = lines(
+    {"": [(name, "log_norm", {"curve": name}) for name in CURVES]},
+    "state",
+    title="Growth of the residual stream",
+    subtitle=_growth_in_numbers,
+    x_title="after block (0: embedding)",
+    y_title="ln |x|",
+)
 
 
 def add_squares(panels: Panels, maps: Sequence[xr.DataArray], x: str, y: str) -> None:

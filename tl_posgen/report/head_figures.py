@@ -18,7 +18,6 @@ from tl_posgen.report.figures import (
     colours_of,
     heat,
     model_label,
-    model_name,
     sides,
 )
 
@@ -63,53 +62,22 @@ def head_map(
     """
 
     def figure(result: Any) -> go.Figure:
-        labels: dict[str, str] = {}
-        known = [data for _, data, _ in sides(result)]
-        found: list[dict[str, xr.DataArray]] = [{} for _ in known]
-        for one in names:
-            name, at = (one, {}) if isinstance(one, str) else one
-            column = ", ".join(
-                [
-                    _label_of(result, name),
-                    *(f"{label} token" if dim == "tokens" else str(label) for dim, label in at.items()),
-                ]
-            )
-            labels[column] = column
-            for side, data in zip(found, known, strict=True):
-                if name in data:
-                    side[column] = at_labels(result, data[name], at)
-        heading = f"{title} · {model_label(result.own)}"
-        shown = [
-            xr.Dataset(side, attrs={"model": model_name(data)}) for side, data in zip(found, known, strict=True) if side
-        ]
+        titles, arrays = [], []
+        pairs = [(one, {}) if isinstance(one, str) else one for one in names]
+        pairs = [(name, at) for name, at in pairs if name in result.own]
+        for side, data, _ in sides(result):
+            for name, at in pairs:
+                variable = result.measure.variables.get(name)
+                words = [f"{label} token" if dim == "tokens" else str(label) for dim, label in at.items()]
+                titles.append(f"{', '.join([variable.label if variable else name, *words])} · {side}")
+                arrays.append(at_labels(result, data[name], at))
+        low, high = limits or (min(float(one.min()) for one in arrays), max(float(one.max()) for one in arrays))
+        panels = map_panels(titles, arrays, colour_axis(low, high), columns=len(pairs), horizontal_spacing=0.06)
+        panels.figure.update_annotations(font_size=11)
         words = subtitle.format(**{**result.own.attrs, **result.measure.options()})
-        return head_maps(shown, labels, title=heading, subtitle=words, limits=limits)
+        return panels.finish(f"{title} · {model_label(result.own)}", words)
 
     return figure
-
-
-def _label_of(result: Any, name: str) -> str:
-    variable = result.measure.variables.get(name)
-    return variable.label if variable else name
-
-
-def head_maps(
-    models: Sequence[xr.Dataset],
-    measures: Mapping[str, str],
-    *,
-    title: str,
-    subtitle: str = "",
-    limits: tuple[int | float, int | float] | None = None,
-) -> go.Figure:
-    """Draw layer x head maps on one colour scale: a column per variable (variable -> label), a row per model."""
-    shown = {name: label for name, label in measures.items() if name in models[0]}
-    titles = [f"{label} · {model_label(data)}" for data in models for label in shown.values()]
-    arrays = [data[name] for data in models for name in shown]
-    if limits is None:
-        limits = (min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays))
-    panels = map_panels(titles, arrays, colour_axis(*limits), columns=len(shown), horizontal_spacing=0.06)
-    panels.figure.update_annotations(font_size=11)
-    return panels.finish(title, subtitle)
 
 
 def map_panels(

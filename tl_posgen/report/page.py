@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 import plotly.io
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
+from pandas.api.types import is_float_dtype
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
@@ -50,7 +51,7 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     findings = Report(results, provenance).headlines()
     if {*findings} <= {*(sections[0]["findings"] if sections else [])}:
         findings = []  # they stand right below
-    words = {"title": page_title(results, provenance), "beside": _beside(results, sections), "findings": findings}
+    words = {"title": _page_title(results, provenance), "beside": _beside(results, sections), "findings": findings}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
 
@@ -62,6 +63,10 @@ def fill_page(
     heads: Any = None,
 ) -> str:
     """Return the page of these sections, under these words: title, beside, findings."""
+
+    def shipped(*names: str) -> Markup:
+        return Markup("".join(files("tl_posgen.report").joinpath(name).read_text(encoding="utf-8") for name in names))
+
     environment = Environment(loader=PackageLoader("tl_posgen.report", "."), autoescape=True)
     templates = {name: plotly.io.templates[one].to_plotly_json() for name, one in TEMPLATES.items()}
     sections = [{"n_open": 1, **one} for one in sections]
@@ -78,18 +83,13 @@ def fill_page(
         scripts=[Markup(script) for script in scripts],
         heads=None if heads is None else _json(json.dumps(heads)),
         templates=_json(to_json_plotly(templates)),
-        style=_shipped("page.css"),
-        behaviour=_shipped("panels.js", "page.js"),
+        style=shipped("page.css"),
+        behaviour=shipped("panels.js", "page.js"),
     )
     return UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", page)  # scripts read the letter, readers see its number
 
 
-def _shipped(*names: str) -> Markup:
-    """Return the text of files that stand beside this one."""
-    return Markup("".join(files("tl_posgen.report").joinpath(name).read_text(encoding="utf-8") for name in names))
-
-
-def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
+def _page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
     """Return the question of the page with the model's name."""
     first = next(iter(results.values()), None)
     question = question_of(*(result.measure for result in results.values())) if results else QUESTION
@@ -118,11 +118,22 @@ def _beside(results: Mapping[str, Result], sections: Sequence[Mapping[str, Any]]
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
+    """Return what the template shows of a result; scripts of token-level views are added to `scripts`."""
     measure, frame, table = result.measure, result.frame(), short_table(result)
-    labels = result.token_labels()
     n_heads = result.own.sizes.get("layer", 0) * result.own.sizes.get("head", 0)
     left = measure.by_head if n_heads > MOST_HEADS else frozenset()
-    shown, by = _most(result, frame)
+    views = []
+    for index, label in enumerate(result.token_labels()):
+        script, page = split_script(result.show(index))
+        scripts[script] = None
+        head = HEAD.search(label)
+        views.append({"label": label, "head": head[0] if head else "", "page": Markup(page)})
+    # of a long table, the rows of the highest first headline, or number; the first rows where there is neither
+    numbers = [str(name) for name in frame.columns if name not in measure.rows and is_float_dtype(frame[name])]
+    headlines = [name for name, one in measure.variables.items() if one.headline and name in numbers]
+    by = [*headlines, *numbers, ""][0] if len(frame) > MOST_ROWS else ""
+    shown = frame.nlargest(MOST_ROWS, by) if by else frame.head(MOST_ROWS) if len(frame) > 10 * MOST_ROWS else frame
+    known = [result.own[name].attrs for name in dict.fromkeys(_quantity(one) for one in frame) if name in result.own]
     return {
         "id": result.name,
         "title": measure.question,
@@ -132,37 +143,24 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "figures": [figure_on_page(result.plot(kind)) for kind in result.kinds if kind not in left],
         "n_open": measure.n_headlines,
         "of_heads": ", ".join(measure.variables[name].label for name in measure.curves) if left else "",
-        "views": [_token_view(result.show(index), label, scripts) for index, label in enumerate(labels)],
+        "views": views,
         "short": None if table is None else table_on_page(table),
         "legend": measure.legend,
         "table": table_on_page(labelled(result, shown)),
-        "variables": _variables(result, frame),
+        "variables": [
+            (attrs["long_name"], words + (f" [{attrs['units']}]" if "units" in attrs else ""))
+            for attrs in known
+            if "long_name" in attrs and (words := attrs.get("description"))
+        ],
         "rows": len(frame),
         "shown": len(shown),
         "by": labelled(result, pd.DataFrame(columns=[by])).columns[0],
     }
 
 
-def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return the rows of the long table that are shown, and the column whose highest they have; "" for the first."""
-    numbers = [name for name in frame.columns if name not in result.measure.rows]
-    numbers = [str(name) for name in numbers if pd.api.types.is_float_dtype(frame[name])]
-    if len(frame) <= MOST_ROWS or not numbers:
-        return frame.head(MOST_ROWS) if len(frame) > 10 * MOST_ROWS else frame, ""
-    headlines = [name for name, one in result.measure.variables.items() if one.headline and name in numbers]
-    by = [*headlines, *numbers][0]
-    return frame.nlargest(MOST_ROWS, by), by
-
-
-def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the columns of the long table, as figures call them, with their meaning."""
-    names = dict.fromkeys(str(column).split(", ")[0] for column in frame.columns)
-    known = [result.own[name].attrs for name in names if name in result.own]
-    return [
-        (attrs["long_name"], words + (f" [{attrs['units']}]" if "units" in attrs else ""))
-        for attrs in known
-        if "long_name" in attrs and (words := attrs.get("description"))
-    ]
+def _quantity(column: Any) -> str:
+    """Return the variable of a column: "r" of "r, without first"."""
+    return str(column).partition(", ")[0]
 
 
 def table_on_page(frame: pd.DataFrame) -> Markup:
@@ -205,13 +203,6 @@ def _json(text: str | None) -> Markup:
     return Markup(str(text).replace("<", "\\u003c"))
 
 
-def _token_view(view: Any, label: str, scripts: dict[str, None]) -> dict[str, Any]:
-    script, page = split_script(view)
-    scripts[script] = None
-    head = HEAD.search(label)
-    return {"label": label, "head": head[0] if head else "", "page": Markup(page)}
-
-
 def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows = []
     for name, value in provenance.items():
@@ -246,42 +237,33 @@ class Page:
 
 def result_html(result: Result) -> str:
     """Return a result for a cell: findings, its short table, its first figure."""
-    parts = [_heading(result.measure.question, result.own.attrs.get("model")), _list_of_sentences(result.findings())]
-    return "".join([*parts, _cell_table(compact(result)), _first_figure([result])])
+    model = result.own.attrs.get("model")
+    return _cell(result.measure.question, model, result.findings(), MOST_SENTENCES, compact(result), [result])
 
 
 def report_html(report: Report) -> str:
     """Return a report for a cell: its findings, the table with a row per head, the first figure."""
     first = [*report.headlines(), *report.notes()]
     told = [*first, *(one for one in report.findings() if one not in first)]
-    parts = [_heading("Position", report.provenance.get("model")), _list_of_sentences(told, len(first))]
-    table = head_cell_table(report.results)
+    return _cell("Position", report.provenance.get("model"), told, len(first), report.frame(), report.results.values())
+
+
+def _cell(
+    question: str, model: Any, told: list[str], n_shown: int, table: pd.DataFrame, results: Iterable[Result]
+) -> str:
+    """Return a heading, the first sentences, the others folded below, rows of a table, and the first figure of
+    results; plotly's script is loaded from its CDN, once for all cells."""
+
+    def listed(sentences: list[str]) -> str:
+        return f"<ul>{''.join(f'<li>{html.escape(one)}</li>' for one in sentences)}</ul>" if sentences else ""
+
+    parts = [f"<h4>{html.escape(question)} · {html.escape(str(model or 'model'))}</h4>", listed(told[:n_shown])]
+    if more := told[n_shown:]:
+        parts.append(f"<details><summary>{counted(len(more), 'more sentence')}</summary>{listed(more)}</details>")
     if len(table):
-        parts.append(_cell_table(table))
-    return "".join([*parts, _first_figure(report.results.values())])
-
-
-def _heading(question: str, model: Any) -> str:
-    return f"<h4>{html.escape(question)} · {html.escape(str(model or 'model'))}</h4>"
-
-
-def _list_of_sentences(findings: list[str], n_shown: int = MOST_SENTENCES) -> str:
-    """Return the first sentences as a list, and the others folded below it."""
-    shown, more = (
-        f"<ul>{''.join(f'<li>{html.escape(one)}</li>' for one in some)}</ul>" if some else ""
-        for some in (findings[:n_shown], findings[n_shown:])
-    )
-    folded = f"<details><summary>{counted(len(findings[n_shown:]), 'more sentence')}</summary>{more}</details>"
-    return shown + folded if more else shown
-
-
-def _cell_table(table: Any) -> str:
-    more = f"<p>{len(table) - CELL_ROWS} rows more: .frame()</p>" if len(table) > CELL_ROWS else ""
-    return table_html(table.head(CELL_ROWS)) + more
-
-
-def _first_figure(results: Iterable[Result]) -> str:
-    """Return the first figure that results have; plotly's script is loaded from its CDN, once for all cells."""
+        parts.append(table_html(table.head(CELL_ROWS)))
+    if len(table) > CELL_ROWS:
+        parts.append(f"<p>{len(table) - CELL_ROWS} rows more: .frame()</p>")
     drawn = next((result for result in results if result.kinds), None)
     how: dict[str, Any] = {"include_plotlyjs": "cdn", "full_html": False}
-    return "" if drawn is None else plotly.io.to_html(drawn.plot(), **how)
+    return "".join([*parts, "" if drawn is None else plotly.io.to_html(drawn.plot(), **how)])

@@ -41,11 +41,15 @@ FLAT = 0.01  # a random init's column that spans less than this share of the mod
 
 def print_report(report: Report, *, full: bool = False) -> None:
     """Print one row per head with all headlines, then the other results as `print_measures` does."""
-    per_head = [result for result in report.values() if _headlines(result)]
+    per_head = [
+        name
+        for name, result in report.items()
+        if any(one.headline for one in result.measure.variables.values()) and result.headline_frame() is not None
+    ]
     if not per_head or len(report.frame().columns) > MOST_COLUMNS:
         print_measures(report, full=full)
         return
-    others = [result for result in report.values() if all(result is not one for one in per_head)]
+    others = [result for name, result in report.items() if name not in per_head]
     _print_blocks(partial(print_heads, report=report), others, report, full)
 
 
@@ -56,15 +60,14 @@ def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | N
         full: print all sentences, and one table per result with the random init's below it.
         lead: a frame whose `attrs` hold its title and its legend.
     """
-    results = list(report.values())
+    results, first = list(report.values()), None
     if lead is not None and len(lead):
-        _print_blocks(partial(_print_lead, lead=lead), results, report, full)
-    elif full:
-        _print_blocks(None, results, report, full)
-    else:
-        shown = next((result for result in results if _has_table(result)), None)
-        first = None if shown is None else partial(print_own, result=shown)
-        _print_blocks(first, [result for result in results if result is not shown], report, full)
+        heading, legend = (lead.attrs.get(name, "") for name in ("title", "legend"))
+        first = lambda console, most=None: print_frame(console, lead, heading, legend, most)  # noqa: E731
+    elif not full and (shown := next(filter(_has_table, results), None)) is not None:
+        first = partial(print_own, result=shown)
+        results = [result for result in results if result is not shown]
+    _print_blocks(first, results, report, full)
 
 
 # prints a table, or at most so many rows and the columns that fit; returns how many are left out
@@ -74,56 +77,40 @@ Printer: TypeAlias = Callable[[Console, int | None], dict[str, int]]
 def _print_blocks(first: Printer | None, results: Sequence[Result], report: Report, full: bool) -> None:
     """Print three sentences and the first table; or (full) all sentences and every result's table."""
     console = Console(markup=False)
+
+    def print_tables(most: int | None = None) -> None:
+        if first is not None:
+            first(console, most)
+        for result in results if full else ():
+            _print_result(console, result)
+
+    def printed(show: Callable[[], Any]) -> list[str]:
+        with console.capture() as captured:
+            show()
+        return captured.get().rstrip().splitlines()
+
     try:
         shown = [*report.findings(), *report.without_null()] if full else [*report.headlines(), *report.notes()]
     except Exception:  # of a measure's own sentences: what was measured is still shown
-        _print_tables(console, first, results if full else (), None if full else TABLE_LINES)
+        print_tables(None if full else TABLE_LINES)
         raise
-    told = [line for one in shown for line in _printed(console, partial(_print_sentence, sentence=one))]
+    told = printed(lambda: [console.print(f"• {one}", highlight=False) for one in shown])
     if told:
         print(*told, "", sep="\n")
     if full:
-        _print_tables(console, first, results)
+        print_tables()
         return
     missing = dict[str, int]()
     if first is not None:
-        lines, missing = _fitted(console, first, max(1, min(TABLE_LINES, MOST_LINES - len(told) - 3)))
-        print(*lines, "", sep="\n")
-    tables = sum(_has_table(result) for result in results)
-    missing |= {"sentence": len({*report.findings()} - {*shown}), "table": tables}
+        room = max(1, min(TABLE_LINES, MOST_LINES - len(told) - 3))
+        for most in range(room, 0, -1):  # until the table fits, if its first row does
+            lines = printed(lambda: missing.update(first(console, most)))  # noqa: B023
+            if len(lines) <= room or most == 1:
+                print(*lines, "", sep="\n")
+                break
+    missing |= {"sentence": len({*report.findings()} - {*shown}), "table": sum(map(_has_table, results))}
     if counts := [counted(n, what) for what, n in missing.items() if n]:
         print(f"Not shown: {', '.join(counts)}; --full shows all.")
-
-
-def _print_tables(console: Console, first: Printer | None, results: Sequence[Result], most: int | None = None) -> None:
-    """Print the first table, at most so many rows of it, and every result's."""
-    if first is not None:
-        first(console, most)
-    for result in results:
-        _print_result(console, result)
-
-
-def _printed(console: Console, show: Callable[[Console], Any]) -> list[str]:
-    """Return the lines that a function prints."""
-    with console.capture() as captured:
-        show(console)
-    return captured.get().rstrip().splitlines()
-
-
-def _fitted(console: Console, show: Printer, room: int) -> tuple[list[str], dict[str, int]]:
-    """Return the lines of a table cut to so many lines if its first row fits them, and what is left out."""
-    missing: dict[str, int] = {}
-    lines: list[str] = []
-    for most in range(room, 0, -1):
-        lines = _printed(console, lambda console: missing.update(show(console, most)))  # noqa: B023
-        if len(lines) <= room:
-            break
-    return lines, missing
-
-
-def _print_lead(console: Console, most: int | None = None, *, lead: pd.DataFrame) -> dict[str, int]:
-    """Print a table with the title and the legend of its attributes."""
-    return print_frame(console, lead, lead.attrs.get("title", ""), lead.attrs.get("legend", ""), most)
 
 
 def print_heads(console: Console, most: int | None = None, *, report: Report) -> dict[str, int]:
@@ -133,7 +120,10 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
     if most is not None and most < len(frame):
         rows = frame.nlargest(most, str(frame.columns[2])).sort_index()  # in the order of all
         heading += f", the {most} of highest {title(frame.columns[2])}"
-    short_names, legend = _headings(report)
+    labelled = [one for result in report.values() for one in result.headline_labels().items()]
+    known = {name: (heading, label) for name, (heading, label) in labelled if heading}
+    short_names = {"layer": "L", "head": "H"} | {name: heading for name, (heading, _) in known.items()}
+    legend = "; ".join(f"{heading}: {label}" for heading, label in known.values() if heading != label)
     records = [row | {name: int(row[name]) for name in HEAD} for row in with_whole_numbers(rows).to_dict("records")]
     foot = {"mean": {"layer": "mean", "head": ""} | head_means(frame)}
     for kind, seeds in NULL_SEEDS.items():
@@ -150,19 +140,6 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
     wide = table_width({name: widest([name, *cells]) for name, cells in columns.items()}, list(columns)) > console.width
     left_out = print_columns(console, columns, heading, 2, styles, legend, 1 if wide else 2, whole=most is None)
     return {"row": len(frame) - len(rows), "column": left_out}
-
-
-def _headlines(result: Result) -> bool:
-    """Return whether the per-head table shows a result."""
-    return any(one.headline for one in result.measure.variables.values()) and result.headline_frame() is not None
-
-
-def _headings(report: Report) -> tuple[dict[str, str], str]:
-    """Return short headings for the columns of the per-head table, and the legend that spells them out."""
-    columns = [one for result in report.results.values() for one in result.headline_labels().items()]
-    known = {name: (heading, label) for name, (heading, label) in columns if heading}
-    short = {"layer": "L", "head": "H"} | {name: heading for name, (heading, _) in known.items()}
-    return short, "; ".join(f"{heading}: {label}" for heading, label in known.values() if heading != label)
 
 
 def _has_table(result: Result) -> bool:
@@ -251,7 +228,3 @@ def print_claims(report: Report, *, full: bool = False) -> None:
         table.add_row(row["claim"], row["verdict"], textwrap.shorten(row["says"], max(room, 10), placeholder=" ..."))
     console.print(table)
     print(*[*report["claims"].findings(), "The numbers that verdicts rest on: --full, or the page."], sep="\n")
-
-
-def _print_sentence(console: Console, sentence: str) -> None:
-    console.print(f"• {sentence}", highlight=False)
