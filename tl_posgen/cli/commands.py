@@ -129,7 +129,7 @@ def app_for(words: Sequence[str] = ()) -> App:
         "what-if-rope, sources, variance and others; `tl-posgen measures` lists them.",
         version=f"tl-posgen {version('tl-posgen')}",
         help_format="plaintext",
-        default_parameter=Parameter(negative=(), allow_repeating=True),  # the last one counts
+        default_parameter=Parameter(allow_repeating=True),  # the last one counts
     )
     for name, function in WRITTEN.items():
         app.command(function, name=name)

@@ -203,16 +203,19 @@ def as_command(
     return run
 
 
-def option(name: str, annotation: Any, default: Any, words: str, **more: Any) -> inspect.Parameter:
+def option(
+    name: str, annotation: Any, default: Any, words: str, *, of_measure: bool = False, **more: Any
+) -> inspect.Parameter:
     """Return an option with its help; lists are written with commas, and a flag of a measure can be switched off."""
     shown = False if default is None or default == () or default is False else as_words
     kinds = alternatives(annotation)
     if float in kinds:
-        annotation = reduce(
-            or_, [kind for kind in kinds if kind is not int]
-        )  # cyclopts would read 0.5 as the whole number 0
+        # of int | float cyclopts would read 0.5 as the whole number 0
+        annotation = reduce(or_, [kind for kind in kinds if kind is not int])
     elif int in kinds and "converter" not in more:
         more["converter"] = _convert_whole
+    can_be_off = bool in kinds and (default is not False or of_measure)
+    more["negative"] = f"--no-{name.replace('_', '-')}" if can_be_off else ()
     annotation = Annotated[annotation, Parameter(help=words, show_default=shown, **more)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -227,12 +230,12 @@ def measure_options(kind: Any, defaults: Mapping[str, Any]) -> dict[str, inspect
         if not is_writable(annotation):
             continue
         kinds = list(map(plain, alternatives(annotation)))
-        if bool in kinds:
-            more = {"negative": f"--no-{one.name.replace('_', '-')}"}
-        elif lists := list(filter(is_list, kinds)):
+        if lists := list(filter(is_list, kinds)):
             kinds, more = lists, {"converter": partial(_convert_list, annotation), "n_tokens": 1}
         default, told = defaults.get(one.name, one.default), words.get(one.name, "")
-        found[one.name] = option(one.name, reduce(or_, kinds), default, told[:1].upper() + told[1:], **more)
+        found[one.name] = option(
+            one.name, reduce(or_, kinds), default, told[:1].upper() + told[1:], of_measure=True, **more
+        )
     return found
 
 
@@ -304,11 +307,9 @@ def as_words(value: Any) -> str:
     """Return a default as a command line would give it.
 
     Example:
-        >>> as_words((0, 0.05, 0.5)), as_words("head"), as_words(16), as_words(True)
-        ('0,0.05,0.5', 'head', '16', 'on')
+        >>> as_words((0, 0.05, 0.5)), as_words("head"), as_words(16)
+        ('0,0.05,0.5', 'head', '16')
     """
-    if isinstance(value, bool):
-        return "on" if value else "off"
     if isinstance(value, str) or not isinstance(value, Sequence):
         return f"{value:g}" if isinstance(value, float) else str(value)
     return ",".join(as_words(one) for one in value)
