@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 from doc_pages import BLOCK, DOCS, PAGES, ROOT, lines_of, of_page, pages
 
-from tl_posgen.cli.commands import app
+from tl_posgen.cli.commands import app_for
 
 STEPS = sorted((ROOT / "examples" / "mini_model" / "checkpoints").iterdir())
 HERE: dict[str, list[Any]] = {  # words of the pages -> words that have files here
@@ -43,24 +42,21 @@ COMMAND_LINES = dict.fromkeys(
 )
 
 
-def command_named(name: str):
-    """The command of this name; one of a measure is made now."""
-    group: Any = typer.main.get_command(app)
-    return group.resolve_command(group.context_class(group), [name])[1]
+def options_of(name: str) -> set[str]:
+    """The options of a command."""
+    return {option for one in app_for([name])[name].assemble_argument_collection() for option in one.names}
 
 
 @pytest.mark.parametrize(("page", "line"), lines_of("tl-posgen"))
 def test_the_command_and_its_options_exist(page, line):
-    name, *arguments = shlex.split(line.replace("|", "_").replace("...", ""))[1:]
-    command = command_named(name)
-    context = command.context_class(command, info_name=name, resilient_parsing=True)
-    command.make_parser(context).parse_args(arguments)
+    words = shlex.split(line.replace("|", "_").replace("...", ""))[1:]
+    app_for(words).parse_args(words, exit_on_error=False, print_error=False)
 
 
 def small_words(line: str) -> list[str]:
     """The words of a command line on files that are here, with as few and short prompts as it takes."""
     words = [str(word) for name in shlex.split(line)[1:] for word in HERE.get(name, [name])]
-    known = {option for one in command_named(words[0]).params for option in one.opts}
+    known = options_of(words[0])
     sizes = SIZES | ({"--prompts": 8} if "--absolute" in words else {})
     words = [word for place, word in enumerate(words) if not {word, words[place - 1]} & {*sizes, "--null-seeds"}]
     is_one = "--prompt" in words
@@ -89,8 +85,7 @@ def test_the_command_runs(line, command, tmp_path, monkeypatch, alice):
 
 def test_every_option_in_the_text_exists():
     names = [one.name for one in pages.commands()] + [one.command for one in pages.environment().globals["measures"]]
-    parameters = [one for name in names for one in command_named(name).params]
-    known = {option for one in parameters for option in (*one.opts, *one.secondary_opts)}
+    known = {option for name in names for option in options_of(name)}
     known |= {
         "--measure",
         "--model",

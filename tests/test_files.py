@@ -12,10 +12,9 @@ import xarray as xr
 from forked import child, exit_code
 
 from tl_posgen.core.files import require_writable, write_together, write_whole
-from tl_posgen.core.report import Report
+from tl_posgen.core.report import Report, unknown_measure
 from tl_posgen.core.result import Result
 from tl_posgen.errors import OutputError
-from tl_posgen.report.unknown import unknown_measure
 
 OLD = {"a": b"old a", "b": b"old b", "c": b"old c"}
 NEW = {"a": b"new a", "b": b"new b", "c": b"new c"}

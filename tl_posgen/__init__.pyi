@@ -7,9 +7,9 @@ from . import rules as rules
 from . import slash as slash
 from . import sources as sources
 from .claims import judge_claims as judge_claims
+from .comparison import compare as compare
 from .core.attach import analyze_cache as analyze_cache
 from .core.attach import attach as attach
-from .core.comparison import compare as compare
 from .core.engine import analyze as analyze
 from .core.measure import Measure as Measure
 from .core.measure import Variable as Variable

@@ -18,7 +18,7 @@ from tl_posgen.core.report import Report
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.snapshot import snapshot
 from tl_posgen.models.tokens import check_counts, refuse_file_names
-from tl_posgen.report.tables import head_means, head_table
+from tl_posgen.report.tables import head_means
 
 Step = Annotated[int, Within(0, words="a step, 0 or more")]
 
@@ -55,7 +55,7 @@ def headline_means(report: Report) -> dict[str, float]:
     measure without numbers of heads, the mean over prompts of what has one value a prompt."""
     if not isinstance(report, Report):
         raise InputError(f"report is a {type(report).__name__}: give a Report, as analyze returns")
-    found = head_means(head_table(report.results))
+    found = head_means(report.frame())
     for name, result in report.items():
         if result.headline_frame() is None:
             plain = {key: one for key, one in result.own.data_vars.items() if one.dims == ("prompt",)}

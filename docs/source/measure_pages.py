@@ -7,7 +7,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
-from tl_posgen.cli.measure_commands import argument_help, as_words, is_writable
+from tl_posgen.cli.options import argument_help, as_words, is_writable
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.options import annotations_of, in_words

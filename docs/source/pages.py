@@ -1,6 +1,5 @@
 """README.md and docs/*.md from their templates and docs/numbers.json: one source for every number."""
 
-import inspect
 import json
 import math
 import sys
@@ -351,28 +350,23 @@ def bibtex(kind: str, key: str, fields: Mapping[str, Any]) -> str:
 
 def commands() -> Iterator[SimpleNamespace]:
     """Yield every command of tl-posgen with its options, as its --help has them; those of single measures left out."""
-    from typer.main import get_command
+    from tl_posgen.cli.commands import COMMANDS, WRITTEN, app_for
 
-    from tl_posgen.cli.commands import app
-    from tl_posgen.cli.measure_commands import COMMANDS, built
-
-    group: Any = get_command(app)
-    written = group.commands
-    every = {**written, **{name: built(name, chosen) for name, chosen in COMMANDS.items()}}
-    for name, command in every.items():
+    for name in (*WRITTEN, *COMMANDS):
+        command = app_for([name])[name]
         yield SimpleNamespace(
-            name=name, help=inspect.cleandoc(command.help or ""), rows=list(map(option, command.params))
+            name=name, help=command.help, rows=list(map(option, command.assemble_argument_collection()))
         )
 
 
 def option(one: Any) -> SimpleNamespace:
     """Return the row of an option, or of an argument."""
-    argument = not one.opts[0].startswith("-")
-    flags = f"`{one.name.upper()}`" if argument else f"`{' '.join([*one.opts, *one.secondary_opts])}`"
-    default = one.default
-    shown = "" if default is None or isinstance(default, bool) or callable(default) else f"`{default}`"
-    text = (one.help or "").replace("|", "\\|")
-    return SimpleNamespace(name=flags, help=text, default="required" if one.required else shown)
+    from tl_posgen.cli.options import as_words
+
+    default = one.field_info.default
+    shown = f"`{as_words(default)}`" if one.parameter.show_default else ""
+    text = (one.parameter.help or "").replace("|", "\\|")
+    return SimpleNamespace(name=f"`{' '.join(one.names)}`", help=text, default="required" if one.required else shown)
 
 
 def write_pages() -> None:

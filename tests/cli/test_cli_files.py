@@ -8,10 +8,9 @@ import sys
 import time
 
 import pytest
-from typer.main import get_command
 
 from tl_posgen import load
-from tl_posgen.cli.commands import app
+from tl_posgen.cli.commands import COMMANDS, WRITTEN, app_for
 from tl_posgen.core import registry
 from tl_posgen.core.store import Parts, read_datasets
 from tl_posgen.errors import OutputError
@@ -177,12 +176,11 @@ def test_a_report_of_another_run_is_replaced_only_by_force(command, tmp_path):
 
 
 def test_every_command_has_a_place_of_its_own():
-    group = get_command(app)
     places = {}
-    for name in [*group.list_commands(None), "three-axis"]:
-        (_, command, _) = group.resolve_command(None, [name])
-        if default := [one.default for one in command.params if one.name == "out"]:
-            places[name] = default[0]
+    for name in [*WRITTEN, *COMMANDS, "three-axis"]:
+        for argument in app_for([name])[name].assemble_argument_collection():
+            if argument.name == "--out":
+                places[name] = argument.field_info.default
     assert str(places.pop("sweep")) == "runs"
     assert places == {name: f"report-{name}" for name in places}
     assert {"analyze", "slash", "three-axis", "compare", "claims", "toy"} <= places.keys()

@@ -6,9 +6,10 @@ import pytest
 from families import save_small
 
 import tl_posgen
-from tl_posgen.cli.options import name_options, parse_indices
+from tl_posgen.cli.commands import name_options
+from tl_posgen.cli.options import parse_indices
 from tl_posgen.errors import InputError
-from tl_posgen.report.columns import short
+from tl_posgen.report.tables import short
 
 MEASURES = {
     "substitute": [],

@@ -14,10 +14,10 @@ from made_up import grown
 from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
+from tl_posgen.core.formatting import ENCODINGS
 from tl_posgen.core.measure import HEAD, LABELS, Measure, in_words
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
-from tl_posgen.report.caveats import ENCODINGS
 from tl_posgen.report.figures import MOST_NAMES, MOST_TICKS
 from tl_posgen.report.head_figures import MOST_ROWS
 from tl_posgen.report.tables import compact, labelled

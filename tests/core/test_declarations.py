@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from quick_options import KINDS, NAMES, OPTIONS
 
-from tl_posgen.cli.measure_commands import argument_help, as_words, built, command_of_measure, is_writable, value_of
+from tl_posgen.cli.commands import app_for
+from tl_posgen.cli.options import argument_help, as_words, is_writable
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure, paragraphs_of
 from tl_posgen.core.options import annotations_of
@@ -86,19 +87,17 @@ def test_the_docstring_describes_the_measure_once(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_is_one_of_the_command(name):
     kind, annotations = KINDS[name], annotations_of(KINDS[name])
-    command = built(name, command_of_measure(name.replace("_", "-")))
-    parameters = {one.name: one for one in command.params}
+    command = name.replace("_", "-")
+    app = app_for([command])
+    arguments = app[command].assemble_argument_collection()
     for one in fields(kind):
         if not is_writable(annotations[one.name]):
             continue
-        parameter, default = parameters[one.name], getattr(kind(), one.name)
-        assert parameter.default is None, one.name
-        assert parameter.help, one.name
+        option, default = f"--{one.name.replace('_', '-')}", getattr(kind(), one.name)
+        assert arguments[option].parameter.help, option
         if default not in (None, ()) and not isinstance(default, bool):
-            words = as_words(default)
-            assert parameter.help.endswith(f"{words} if left out."), one.name
-            given = value_of(words, annotations[one.name], f"--{one.name}")
-            assert replace(kind(), **{one.name: given}).options() == kind().options(), one.name
+            _, bound, _ = app.parse_args([command, option, as_words(default)], exit_on_error=False, print_error=False)
+            assert replace(kind(), **bound.arguments).options() == kind().options(), option
 
 
 def test_every_measure_is_one():

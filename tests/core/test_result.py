@@ -11,10 +11,9 @@ import xarray as xr
 
 from tl_posgen.core.measure import TOKENS, Measure, Variable
 from tl_posgen.core.netcdf import netcdf_bytes
-from tl_posgen.core.report import Report, load
+from tl_posgen.core.report import Report, load, unknown_measure
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.report.unknown import unknown_measure
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ def panel_titles(figure):
 def test_every_picture_names_the_model_and_the_seed_of_its_null(result, kind):
     figure = result.plot(kind=kind)
     assert figure.layout.title.text.split("</b>")[0].endswith("· llama")
-    assert any(title.startswith(NULL) for title in panel_titles(figure))
+    beside = [*panel_titles(figure), *(str(trace.name) for trace in figure.data)]
+    assert any(words.startswith(NULL) or words.endswith(", random init") for words in beside)
 
 
 def test_the_map_has_a_row_a_k_of_trained_and_null_couplings_without_the_diagonal(result):
@@ -78,8 +79,7 @@ def test_singular_values_paths_and_growth_are_those_of_the_result(result):
     np.testing.assert_array_equal(lines[15].x, result.own.trajectory.sel(prompt=0, position=19, component=0))
     figure, own = result.plot(kind="growth"), result.numbers
     assert len(figure.data) == 2 * 3
-    for number, data in enumerate((result.own, result.null)):
-        for trace, curve in zip(figure.data[3 * number :], data["log_norm"].mean("prompt"), strict=False):
-            np.testing.assert_allclose(trace.y, curve)
-    r2, slope = own("growth_r2").plain, own("growth_slope").plain
-    assert panel_titles(figure)[0] == f"llama: R² {r2:.2f}, {slope:.2f} a layer"
+    for number, init in enumerate((["trained"], own.inits)):
+        expected = result.dataset["log_norm"].sel(init=init).mean(("init", "prompt"))
+        np.testing.assert_allclose([trace.y for trace in figure.data[number::2]], expected)
+    assert f"R² {own('growth_r2'):.2f}, {own('growth_slope'):.2f} a layer" in figure.layout.title.text

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tl_posgen.cli.options import name_options
+from tl_posgen.cli.commands import name_options
 from tl_posgen.models.same_logits import rounding_remedy
 
 

@@ -6,9 +6,8 @@ import pytest
 from rich.console import Console
 
 import tl_posgen
-from tl_posgen.report.cell import MOST_ROWS
-from tl_posgen.report.columns import NO_NUMBER, as_text
-from tl_posgen.report.tables import compact
+from tl_posgen.report.page import CELL_ROWS
+from tl_posgen.report.tables import NO_NUMBER, as_text, compact
 from tl_posgen.report.terminal import print_own
 
 pytestmark = pytest.mark.longer
@@ -24,7 +23,7 @@ def test_a_result_shows_its_findings_its_table_and_its_first_figure(report):
     shown = report["three_axis"]._repr_html_()
     assert "Are the scores position + query + key?" in shown
     assert "random init" in shown
-    assert shown.count("<tr") == 1 + MOST_ROWS
+    assert shown.count("<tr") == 1 + CELL_ROWS
     assert "Three-axis fit" in shown
     assert len(shown) < 200_000  # plotly's script comes once, from outside
 

@@ -6,9 +6,9 @@ import pytest
 import xarray as xr
 from made_up import dataset_of, result_of
 
+from tl_posgen.core.report import unknown_measure
 from tl_posgen.report.figures import COLOURS, Panels, colours_of, finish, line
 from tl_posgen.report.head_figures import MOST_CURVES, head_rows, layer_curves, map_panels, said_of_rows
-from tl_posgen.report.unknown import unknown_measure
 
 PER_HEAD = ("init", "layer", "head", "d")
 

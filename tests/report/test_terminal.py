@@ -14,8 +14,7 @@ import tl_posgen
 from tl_posgen.claims import Claims
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.result import Result
-from tl_posgen.report.columns import cell, print_frame, short
-from tl_posgen.report.tables import compact
+from tl_posgen.report.tables import cell, compact, print_frame, short
 from tl_posgen.report.terminal import MOST_LINES, flat_null, print_claims, print_heads, print_measures, print_report
 from tl_posgen.slash import slash_heads
 

@@ -143,10 +143,12 @@ def test_pictures_show_the_numbers(result):
     assert result.table().shape == (len(data["condition"]), 6)
     for trace, side in zip(result.plot(kind="rise").data, (data, null), strict=True):
         loss = side["loss"].mean("prompt")
-        np.testing.assert_allclose(trace.x, loss[1:] - loss[0], atol=1e-6)
-    shown = [mean_of_slash_heads(data).mean("prompt"), mean_of_slash_heads(data, "score_alone")]
-    shown += [mean_of_slash_heads(null).mean("prompt"), n_slash_heads(data), n_slash_heads_kept(data)]
-    for bar, expected in zip(result.plot(kind="slash").data, [*shown, n_slash_heads(null)], strict=True):
+        np.testing.assert_allclose(trace.x, loss - loss[0], atol=1e-6)
+    both = (data, null)
+    shown = [mean_of_slash_heads(one).mean("prompt") for one in both]
+    shown += [mean_of_slash_heads(one, "score_alone") for one in both]
+    shown += [of(one) for of in (n_slash_heads, n_slash_heads_kept) for one in both]
+    for bar, expected in zip(result.plot(kind="slash").data, shown, strict=True):
         np.testing.assert_allclose(bar.x, expected)
     (heads,) = result.plot(kind="heads").data
     strongest = np.sort(data["score"].mean("prompt").sel(condition="unchanged").values.flat)[::-1][:12]

@@ -1,62 +1,271 @@
-"""Commands that are no measures: analyses of several, reports side by side, studies, claims."""
+"""Commands: those of measures, made from their dataclasses, and analyses of several, studies, reports side by side."""
 
-from dataclasses import fields
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from pkgutil import resolve_name
+from typing import Any
 
-import typer
+from cyclopts import App, Parameter
 
-from tl_posgen.cli.measure_commands import Commands
-from tl_posgen.cli.options import Setup, app, command, parse_heads, parse_indices, parse_names
-
-Layers = Annotated[str | None, typer.Option(help="Layers, such as 0,2-3; all if left out.")]
-Heads = Annotated[
-    str | None, typer.Option(help="Heads, such as L3H1,L0H2, or 0,2-3 of each of those layers; all if left out.")
-]
+from tl_posgen.cli.options import (
+    Setup,
+    argument_help,
+    as_command,
+    measure_options,
+    option,
+    parse_heads,
+    parse_indices,
+    parse_names,
+)
+from tl_posgen.errors import InputError
 
 LOADING = ("backend", "dtype", "device", "revision", "tokenizer")
 NULLS = ("null_seeds", "shuffled_seeds", "no_null")
 PAGE = ("out", "force", "full")
 TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive")
-READING = tuple(field.name for field in fields(Setup) if field.name not in PAGE)
-
-app.info.cls = Commands
-
-
-def print_version(wanted: bool) -> bool:
-    if wanted:
-        print(f"tl-posgen {version('tl-posgen')}")
-        raise typer.Exit
-    return wanted
+SHARED = tuple(one.name for one in fields(Setup))
+WRITTEN: dict[str, Callable[..., Any]] = {}  # name -> command that is a function below
 
 
-@app.callback()
-def general(
-    show_version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """How does a language model's attention use position?"""
+@dataclass(frozen=True)
+class MeasureCommand:
+    """A command that runs measures.
+
+    Attributes:
+        help: one line.
+        measures: names; an option that several have goes to each of them.
+        setup: defaults of the shared options, where they are not the usual ones.
+        options: defaults of the measures' options, where a command line wants others than the library.
+        backend: that is used where none is chosen.
+        without: shared options that mean nothing here.
+        with_flag: flag -> (measure that it adds, help).
+        lead: function of the report that makes the first table, as "module:function".
+    """
+
+    help: str
+    measures: Sequence[str]
+    setup: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    backend: str | None = None
+    without: tuple[str, ...] = ()
+    with_flag: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    lead: str = ""
 
 
-__all__ = ["app"]
+COMMANDS = {
+    "substitute": MeasureCommand(
+        "Replace the scores by position + content and measure the loss: does the model run on the split?",
+        ["substitution"],
+        options={"search": False, "head_costs": False},
+    ),
+    "distance": MeasureCommand(
+        "Put every pair at a distance of your choosing: what stays of the scores, and of the loss?", ["dummy_distance"]
+    ),
+    "perturb": MeasureCommand(
+        "Move tokens, positions or features: loss and cloze accuracy. How much order does the model need?",
+        ["perturbation"],
+    ),
+    "length": MeasureCommand(
+        "Run beyond the training length: do attention outputs stay in their distribution, and at what loss?",
+        ["length_extrapolation"],
+        backend="bridge",
+        without=("length",),
+    ),
+    "planes": MeasureCommand(
+        "Magnitude and phase of queries and keys in RoPE's planes: could the model entangle, and did training?",
+        ["planes", "plane_sufficiency", "plane_interaction", "any_distance"],
+    ),
+    "perturb-planes": MeasureCommand(
+        "Shuffle magnitudes, phases or positions in RoPE's planes: what does it cost, all at once and plane by plane?",
+        ["plane_perturbation"],
+    ),
+    "profiles": MeasureCommand(
+        "One row a head over all subjects: rank, interaction, slash, induction, costs. What goes together?",
+        ["profiles"],
+    ),
+    "cut-keys": MeasureCommand(
+        "Cut keys towards rank one in the running model: what becomes of interaction, slash and loss?",
+        ["key_cut"],
+    ),
+    "slash": MeasureCommand(
+        "Heads that attend a fixed distance back: which, on random tokens too, and why.",
+        ["slash", "slash_planes", "cone", "slash_transfer", "band_ablation"],
+        {"length": 512},
+        lead="tl_posgen.slash.slash_heads:slash_heads",
+    ),
+    "coupling": MeasureCommand(
+        "Coupling of residual Jacobians across layers, linearity and growth of the residual stream.",
+        ["coupling"],
+        {"length": 64},
+        with_flag={"between_tokens": ("token_coupling", "Also between tokens of a layer.")},
+    ),
+}
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the command that these words name; return its exit code."""
+    app, name = app_for(words), "".join(words[:1])
+    if name and not name.startswith("-") and name not in app:
+        from tl_posgen.core.registry import measurable, none_such
+
+        measures = [one.replace("_", "-") for one in measurable()]
+        raise InputError(none_such("command", name, list(dict.fromkeys([*WRITTEN, *COMMANDS, *measures]))))
+    return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
+
+
+def app_for(words: Sequence[str] = ()) -> App:
+    """Return the commands. That of a measure has its options only if it is the first word: measures import torch.
+
+    Every measure is a command by its own name, too; the list of commands shows those of `COMMANDS`.
+    """
+    app = App(
+        name="tl-posgen",
+        help="How does a language model's attention use position?\n\nEvery measure is a command too: rules, "
+        "what-if-rope, sources, variance and others; `tl-posgen measures` lists them.",
+        version=f"tl-posgen {version('tl-posgen')}",
+        help_format="plaintext",
+        default_parameter=Parameter(allow_repeating=True),  # the last one counts
+    )
+    for name, function in WRITTEN.items():
+        app.command(function, name=name)
+    asked = "".join(words[:1])
+    for name, chosen in COMMANDS.items():
+        if name != asked:
+            app.command(App(name=name, help=chosen.help))
+    if asked and asked not in app and (chosen := command_of_measure(asked)) is not None:
+        app.command(measure_command(asked, chosen), name=asked)
+    return app
+
+
+def command_of_measure(name: str) -> MeasureCommand | None:
+    """Return the command of a measure, also by its own name, "three-axis"; None where there is no such measure.
+
+    That of `COMMANDS` which runs it alone, with its settings, where there is one: "length" of "length-extrapolation".
+    """
+    from tl_posgen.core import registry
+
+    known = name.replace("-", "_")
+    alone = [one for one in COMMANDS.values() if one.measures == [known]]
+    if name in COMMANDS or alone:
+        return COMMANDS.get(name) or alone[0]
+    kind = registry.find_or_none(known) if known in registry.names() else None
+    return MeasureCommand(kind.question, [known]) if kind and (kind.is_fed or kind.runs_model) else None
+
+
+def measure_command(name: str, chosen: MeasureCommand) -> Callable[..., Any]:
+    """Return a command with the options of its measures and the shared ones."""
+    from tl_posgen.core.registry import find, measure_from
+
+    every = [*chosen.measures, *(measure for measure, _ in chosen.with_flag.values())]
+    kinds = {measure: kind for measure in every if (kind := find(measure)) is not None}
+    own: dict[str, inspect.Parameter] = {}
+    for kind in kinds.values():  # where two measures have an option, the default of the first is shown
+        own = measure_options(kind, chosen.options) | own
+    own |= {flag: option(flag, bool, False, text) for flag, (_, text) in chosen.with_flag.items()}
+
+    def run(*, setup: Setup, **given: Any) -> None:
+        added = [measure for flag, (measure, _) in chosen.with_flag.items() if given.pop(flag, False)]
+        options = {**chosen.options, **given}
+        asked = []
+        for kind in (kinds[one] for one in [*chosen.measures, *added]):
+            names = {one.name for one in fields(kind)}
+            asked.append(kind.with_options({name: value for name, value in options.items() if name in names}))
+        cut = setup.cut
+        if "length" in chosen.without:
+            cut["length"] = None
+        words, model = setup.words(), setup.pretrained(chosen.backend if setup.backend == "auto" else None)
+        from tl_posgen.core.engine import analyze
+        from tl_posgen.core.report import Report
+
+        with setup.parts() as parts:
+            found = analyze(model, words, measures=asked, skip_unsupported=True, keep=parts, **cut)
+        first = [name for name in (measure_from(one).name for one in asked) if name in found]
+        report = Report({name: found[name] for name in (*first, *found)}, found.provenance)  # then what they are after
+        setup.present(report, parts=parts, lead=resolve_name(chosen.lead)(found) if chosen.lead else None)
+
+    run.__doc__ = chosen.help
+    defaults = {"prompts": max(kind.usual_prompts for kind in kinds.values()), **chosen.setup}
+    return as_command(run, own, name=name, without=chosen.without, **defaults)
+
+
+RENAMED = {"n_prompts": "prompts"}  # keywords of the library whose option has another name
+VALUE = r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\([^)]*\)|[\w.-]+)"""
+
+
+def name_options(message: str, command: str) -> str:
+    """Return a message of the library with the command's options in place of keywords.
+
+    Example:
+        >>> name_options("no tokenizer there; give tokenizer=, the directory", "emerge")
+        'no tokenizer there; give --tokenizer, the directory'
+        >>> name_options("n_prompts = 0; load it with backend=\\"bridge\\"", "coupling")
+        '--prompts 0; load it with --backend bridge'
+        >>> name_options("gamma 2.0 is outside [0, 1]; from_layer leaves none", "substitute")
+        '--gamma 2.0 is outside [0, 1]; --from-layer leaves none'
+    """
+
+    def written(flag: str, found: re.Match[str]) -> str:
+        value = (found["value"] or "").strip("\"'[]()").replace(", ", ",")
+        return flag if value in ("", "True") else f"{flag} {value}"
+
+    app = app_for([command])
+    if command.startswith("-") or command not in app:
+        return message
+    taken = inspect.signature(app[command].default_command).parameters
+    options = {name: name for name in taken} | {name: one for name, one in RENAMED.items() if one in taken}
+    for name, own in options.items():
+        keyword = rf"(?<![\w.-])(?<!\w\(){name}(?: ?=(?: ?(?P<value>{VALUE}))?" + (r"|\b)" if "_" in name else ")")
+        named = re.compile(rf"{keyword}|^{name}(?= [-\d\['])")  # else it is a word of prose
+        message = named.sub(partial(written, f"--{own.replace('_', '-')}"), message)
+    return message
+
+
+# Commands that are functions
+
+
+def command(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function a command: its keywords are options, and beside them, if it takes a `Setup`, the shared ones.
+
+    Args:
+        without: shared options that mean nothing here. defaults: of shared options.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        name, words = function.__name__.replace("_", "-"), argument_help(function)
+        parameters = dict(inspect.signature(function).parameters)
+        takes_setup = parameters.pop("setup", None) is not None
+        own = {
+            key: option(key, one.annotation, one.default, words[key]).replace(kind=one.kind)
+            for key, one in parameters.items()
+        }
+        WRITTEN[name] = as_command(function, own, name=name, without=without if takes_setup else SHARED, **defaults)
+        return function
+
+    return register
 
 
 @command(length=512)
 def analyze(
+    *,
     setup: Setup,
-    measures: Annotated[
-        str | None, typer.Option(help="Such as three_axis,planes; `tl-posgen measures` lists them.")
-    ] = None,
-    layers: Layers = None,
-    heads: Heads = None,
-    streaming: Annotated[
-        bool | None,
-        typer.Option(help="Form no score matrix; if left out, for prompts over 1,024 tokens.", show_default=False),
-    ] = None,
+    measures: str | None = None,
+    layers: str | None = None,
+    heads: str | None = None,
+    streaming: bool | None = None,
 ) -> None:
-    """Measure how attention uses position on a text: a table here, and a report in --out."""
+    """Measure how attention uses position on a text: a table here, and a report in --out.
+
+    Args:
+        measures: Such as three_axis,planes; `tl-posgen measures` lists them.
+        layers: Layers, such as 0,2-3; all if left out.
+        heads: Heads, such as L3H1,L0H2, or 0,2-3 of each of those layers; all if left out.
+        streaming: Form no score matrix; if left out, for prompts over 1,024 tokens.
+    """
     where = {"layers": parse_indices(layers, "--layers"), "heads": parse_heads(heads)}
     names, cut = parse_names(measures), setup.cut
     words, model = setup.words(), setup.pretrained()
@@ -68,16 +277,20 @@ def analyze(
     setup.present(found, print_report, parts=parts)
 
 
-@app.command()
-def measures(full: Annotated[bool, typer.Option("--full", help="Also the source of each.")] = False) -> None:
-    """List every measure that analyze can be asked for, those of other packages too."""
+@command()
+def measures(*, full: bool = False) -> None:
+    """List every measure that analyze can be asked for, those of other packages too.
+
+    Args:
+        full: Also the source of each.
+    """
     from tl_posgen.report.terminal import print_known_measures
 
     print_known_measures(full=full)
 
 
 @command(without=(*TEXT, "seed", *NULLS, *PAGE))
-def check(setup: Setup) -> None:
+def check(*, setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
     from tl_posgen.models.layer_table import check as run
 
@@ -85,14 +298,15 @@ def check(setup: Setup) -> None:
 
 
 @command(without=("model", *TEXT, *LOADING, *NULLS))
-def toy(
-    setup: Setup,
-    distance: Annotated[int, typer.Option(help="How many positions later the label is shown.", min=1)] = 3,
-    planes: Annotated[str, typer.Option(help="all, high_medium, high, medium or low.")] = "all",
-    seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.", min=1)] = 3,
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 1500,
-) -> None:
-    """Train the shallow RoPE transformer that grows a slash-dominant head."""
+def toy(*, setup: Setup, distance: int = 3, planes: str = "all", seeds: int = 3, steps: int = 1500) -> None:
+    """Train the shallow RoPE transformer that grows a slash-dominant head.
+
+    Args:
+        distance: How many positions later the label is shown.
+        planes: all, high_medium, high, medium or low.
+        seeds: How many seeds, from --seed on.
+        steps: Training steps.
+    """
     setup.prepare()
     from tl_posgen.slash import slash_toy
 
@@ -100,13 +314,14 @@ def toy(
 
 
 @command(without=("model", "revision", "prompt", "shuffled_seeds"), length=64)
-def coupling_scores(
-    setup: Setup,
-    scores: Annotated[Path, typer.Argument(help="CSV with columns model, score [, d_model, n_layers, parameters].")],
-    score: Annotated[str, typer.Option(help="The column of scores.")] = "score",
-    k: Annotated[int, typer.Option(help="Number of top singular vectors.", min=1)] = 10,
-) -> None:
-    """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?"""
+def coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: int = 10) -> None:
+    """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?
+
+    Args:
+        scores: CSV with columns model, score [, d_model, n_layers, parameters].
+        score: The column of scores.
+        k: Number of top singular vectors.
+    """
     cut, words = setup.cut, setup.words()
     from tl_posgen.coupling import coupling_scores as run
 
@@ -116,13 +331,14 @@ def coupling_scores(
 
 
 @command(without=("model", "revision", "prompt", "shuffled_seeds"))
-def emerge(
-    setup: Setup,
-    checkpoints: Annotated[list[str], typer.Argument(help="Checkpoint directories or Hub revisions, in order.")],
-    model: Annotated[str | None, typer.Option(help="Hub name, where the checkpoints are its revisions.")] = None,
-    coupling: Annotated[bool, typer.Option("--coupling", help="Also the coupling of residual Jacobians.")] = False,
-) -> None:
-    """Every measure over a sequence of training checkpoints: when does the split form?"""
+def emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None, coupling: bool = False) -> None:
+    """Every measure over a sequence of training checkpoints: when does the split form?
+
+    Args:
+        checkpoints: Checkpoint directories or Hub revisions, in order.
+        model: Hub name, where the checkpoints are its revisions.
+        coupling: Also the coupling of residual Jacobians.
+    """
     cut, words = setup.cut, setup.words()
     from tl_posgen.studies.emergence import MEASURES, emergence
 
@@ -135,18 +351,17 @@ def emerge(
 
 @command(without=("length", "prompts", "consecutive", "seed", *NULLS))
 def explain(
-    setup: Setup,
-    prompt: Annotated[str, typer.Option(help="The prompt that is explained; --text is the reference beside it.")],
-    head: Annotated[str, typer.Option(help="One head, such as L3H1 or 3.1.")],
-    query: Annotated[int, typer.Option(help="The token that attends; -1 is the last.")] = -1,
-    against: Annotated[
-        int | None, typer.Option(help="The key whose score is taken away; the row's mean if left out.")
-    ] = None,
-    other: Annotated[
-        str | None, typer.Option(help="Another prompt of as many tokens: what makes the difference to it?")
-    ] = None,
+    *, prompt: str, head: str, setup: Setup, query: int = -1, against: int | None = None, other: str | None = None
 ) -> None:
-    """Why does a head attend from one token of a prompt to others? Terms, planes and sources of its scores."""
+    """Why does a head attend from one token of a prompt to others? Terms, planes and sources of its scores.
+
+    Args:
+        prompt: The prompt that is explained; --text is the reference beside it.
+        head: One head, such as L3H1 or 3.1.
+        query: The token that attends; -1 is the last.
+        against: The key whose score is taken away; the row's mean if left out.
+        other: Another prompt of as many tokens: what makes the difference to it?
+    """
     words, model = setup.words(), setup.pretrained()
     from tl_posgen.prompt import explain as run
     from tl_posgen.prompt.terminal import print_explanation
@@ -157,46 +372,57 @@ def explain(
     print(f"\nPage: {found.write(setup.out, force=setup.force)}")
 
 
-@command(without=READING)
-def compare(
-    setup: Setup,
-    first: Annotated[Path, typer.Argument(help="A report's directory, or its results.nc.")],
-    second: Annotated[Path, typer.Argument(help="Another: of another model or text, or under an intervention.")],
-) -> None:
-    """Show what changes per head from one report to another; intervals are paired where the prompts are the same."""
-    from tl_posgen.core.comparison import compare as run
+@command(without=tuple(one for one in SHARED if one not in PAGE))
+def compare(first: Path, second: Path, /, *, setup: Setup) -> None:
+    """Show what changes per head from one report to another; intervals are paired where the prompts are the same.
+
+    Args:
+        first: A report's directory, or its results.nc.
+        second: Another: of another model or text, or under an intervention.
+    """
+    from tl_posgen.comparison import compare as run
 
     setup.prepare()
     setup.present(run(first, second))
 
 
-@app.command()
+@command()
 def sweep(
-    study: Annotated[Path, typer.Argument(help="TOML: models, revisions, texts, measures.")],
-    out: Annotated[Path, typer.Option(help="Directory of the results, a file a job.")] = Path("runs"),
-    executor: Annotated[str, typer.Option(help="local, processes or ray.")] = "local",
-    workers: Annotated[int, typer.Option(help="How many processes.", min=1)] = 2,
-    address: Annotated[
-        str | None,
-        typer.Option(help="Of a Ray cluster; auto: the one running here; RAY_ADDRESS or a new one if left out."),
-    ] = None,
-    shard: Annotated[str, typer.Option(help="Which of how many parts, for any scheduler.")] = "1/1",
-    retry: Annotated[bool, typer.Option("--retry", help="Also try again what failed.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Print all, not three sentences and one table.")] = False,
-    plan: Annotated[bool, typer.Option("--list", help="List the jobs and what became of them; run nothing.")] = False,
-) -> None:
+    study: Path,
+    /,
+    *,
+    out: Path = Path("runs"),
+    executor: str = "local",
+    workers: int = 2,
+    address: str | None = None,
+    shard: str = "1/1",
+    retry: bool = False,
+    full: bool = False,
+    list: bool = False,
+) -> int:
     """Measure models x revisions x texts: a job a file; finished jobs are passed over, so a second run goes on.
 
     Exit code 1 where jobs failed or their worker was lost: --retry tries failed ones again.
+
+    Args:
+        study: TOML: models, revisions, texts, measures.
+        out: Directory of the results, a file a job.
+        executor: local, processes or ray.
+        workers: How many processes.
+        address: Of a Ray cluster; auto: the one running here; RAY_ADDRESS or a new one if left out.
+        shard: Which of how many parts, for any scheduler.
+        retry: Also try again what failed.
+        full: Print all, not three sentences and one table.
+        list: List the jobs and what became of them; run nothing.
     """
     from tl_posgen.report.terminal import print_measures
     from tl_posgen.studies.collect import report_study
     from tl_posgen.studies.run import states
     from tl_posgen.studies.run import sweep as run
 
-    if plan:
+    if list:
         print(*(f"{state:10} {job}" for job, state in states(study, out).items()), sep="\n")
-        return
+        return 0
     swept = run(study, out=out, executor=executor, workers=workers, address=address, shard=shard, retry=retry)
     if swept.is_whole:
         report = report_study(out)
@@ -204,27 +430,29 @@ def sweep(
         print_measures(report, full=full)
         print(f"\nReport: {page}")
     print(f"{swept} in {out}")
-    raise typer.Exit(int(bool(swept.failed or swept.unfinished)))
+    return int(bool(swept.failed or swept.unfinished))
 
 
 @command(without=("prompt",))
 def claims(
+    *,
     setup: Setup,
-    papers: Annotated[str, typer.Option(help="Any of position, slash, coupling.")] = "position,slash,coupling",
-    checkpoints: Annotated[
-        list[str] | None, typer.Option(help="A checkpoint of the model in training; repeat, in order.")
-    ] = None,
-    stability: Annotated[bool, typer.Option(help="Judge again at half and at twice the prompts.")] = False,
+    papers: str = "position,slash,coupling",
+    checkpoints: list[str] | None = None,
+    stability: bool = False,
 ) -> None:
     """Run every measure that a claim of the papers needs, and table each claim: held, partly, or not, by how much.
 
     Takes minutes to hours. Finished parts are kept in --out, and a second run goes on from them.
+
+    Args:
+        papers: Any of position, slash, coupling.
+        checkpoints: A checkpoint of the model in training; repeat, in order.
+        stability: Judge again at half and at twice the prompts.
     """
     cut, words, model = setup.cut, setup.words(), setup.pretrained()
     from tl_posgen.claims import judge_claims
     from tl_posgen.report.terminal import print_claims
 
-    names = parse_names(papers) or []
-    how = {"papers": names, "checkpoints": checkpoints or [], "stability": stability}
-    found = judge_claims(model, words, keep=setup.out, **how, **cut)
-    setup.present(found, print_claims)
+    how = {"papers": parse_names(papers) or [], "checkpoints": checkpoints or [], "stability": stability}
+    setup.present(judge_claims(model, words, keep=setup.out, **how, **cut), print_claims)

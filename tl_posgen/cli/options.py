@@ -1,68 +1,72 @@
-"""The options that every command shares, declared once."""
+"""The options that commands share, and how words of a command line are read."""
 
 import inspect
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from tl_posgen.errors import InputError, OutputError
 
-app = typer.Typer(
-    help="How does a language model's attention use position?",
-    epilog="Every measure is a command too: rules, what-if-rope, sources, variance and others; `tl-posgen measures` "
-    "lists them.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+MOST_INDICES = 100_000
+GROUP = "Model, text, output"  # heading of the shared options
+CUTS = ("length", "prompts", "consecutive")  # options that cut a text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Options that commands share: model, text, random inits, output."""
+    """Options that commands share: model, text, null models, output.
 
-    model: Annotated[
-        str, typer.Option(help="mini (bundled), a Hub name, a Hugging Face directory, or a GGUF file.")
-    ] = "mini"
-    text: Annotated[
-        str | None, typer.Option(help="A text file, or a directory of them; the bundled book if left out.")
-    ] = None
-    prompt: Annotated[str | None, typer.Option(help="Instead, one prompt itself, whole.")] = None
-    dataset: Annotated[
-        str | None, typer.Option(help="Instead, a name or path that `datasets` reads; name:config for one of several.")
-    ] = None
-    length: Annotated[int, typer.Option(help="Tokens per prompt.", min=2)] = 256
-    prompts: Annotated[int, typer.Option(help="Number of prompts, spread over the text.", min=1)] = 4
-    consecutive: Annotated[
-        bool, typer.Option("--consecutive", help="Take the prompts one after the other from the text's beginning.")
-    ] = False
-    backend: Annotated[str, typer.Option(help="auto, hooked (HookedTransformer) or bridge (TransformerBridge).")] = (
-        "auto"
-    )
-    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16 or float64.")] = "auto"
-    device: Annotated[str, typer.Option(help="auto (cuda where there is one), cpu, cuda, cuda:1 or mps.")] = "auto"
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None
-    tokenizer: Annotated[
-        str | None, typer.Option(help="A directory with another tokenizer, or mini; for a model that has none.")
-    ] = None
-    seed: Annotated[int, typer.Option(help="Seed of random draws.", min=0)] = 0
-    null_seeds: Annotated[
-        str | None, typer.Option(help="Seeds of the randomly initialised models, such as 0-2; 0 if left out.")
-    ] = None
-    shuffled_seeds: Annotated[
-        str | None,
-        typer.Option(help="Seeds of models of shuffled weights, or none; 0, for what one pass gives, if left out."),
-    ] = None
-    no_null: Annotated[bool, typer.Option("--no-null", help="Skip the null models.")] = False
-    out: Annotated[str, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = "report"
-    force: Annotated[bool, typer.Option("--force", help="Replace another run's report in --out.")] = False
-    full: Annotated[bool, typer.Option("--full", help="Print all, not three sentences and one table.")] = False
+    Args:
+        model: mini (bundled), a Hub name, a Hugging Face directory, or a GGUF file.
+        text: A text file, or a directory of them; the bundled book if left out.
+        prompt: Instead, one prompt itself, whole.
+        dataset: Instead, a name or path that `datasets` reads; name:config for one of several.
+        length: Tokens per prompt.
+        prompts: Number of prompts, spread over the text.
+        consecutive: Take the prompts one after the other from the text's beginning.
+        backend: auto, hooked (HookedTransformer) or bridge (TransformerBridge).
+        dtype: auto (the checkpoint's), float32, bfloat16, float16 or float64.
+        device: auto (cuda where there is one), cpu, cuda, cuda:1 or mps.
+        revision: Branch, tag or commit on the Hub.
+        tokenizer: A directory with another tokenizer, or mini; for a model that has none.
+        seed: Seed of random draws.
+        null_seeds: Seeds of the randomly initialised models, such as 0-2; 0 if left out.
+        shuffled_seeds: Seeds of models of shuffled weights, or none; 0, for what one pass gives, if left out.
+        no_null: Skip the null models.
+        out: Directory for index.html, summary.json and results.nc.
+        force: Replace another run's report in --out.
+        full: Print all, not three sentences and one table.
+    """
+
+    model: str = "mini"
+    text: str | None = None
+    prompt: str | None = None
+    dataset: str | None = None
+    length: Annotated[int, Parameter(validator=Number(gte=2))] = 256
+    prompts: Annotated[int, Parameter(validator=Number(gte=1))] = 4
+    consecutive: bool = False
+    backend: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    revision: str | None = None
+    tokenizer: str | None = None
+    seed: Annotated[int, Parameter(validator=Number(gte=0))] = 0
+    null_seeds: str | None = None
+    shuffled_seeds: str | None = None
+    no_null: bool = False
+    out: str = "report"
+    force: bool = False
+    full: bool = False
 
     def __post_init__(self) -> None:
         for option in ("model", "text", "dataset", "out"):
@@ -71,21 +75,19 @@ class Setup:
         if self.prompt is not None and not self.prompt.strip():
             raise InputError("--prompt '': empty; give the text itself")
         given = [f"--{one}" for one in ("text", "prompt", "dataset") if getattr(self, one) is not None]
-        if len(given) > 1:
-            raise InputError(f"{' and '.join(given)} contradict each other; give one of them")
-        for option, given_seeds in (("--null-seeds", self.null_seeds), ("--shuffled-seeds", self.shuffled_seeds)):
-            if self.no_null and given_seeds is not None:
-                raise InputError(f"--no-null and {option} contradict each other; give one of them")
+        nulls = {"--null-seeds": self.null_seeds, "--shuffled-seeds": self.shuffled_seeds}
+        seeds = [f"--no-null and {option}" for option, written in nulls.items() if self.no_null and written is not None]
+        for contradiction in ([" and ".join(given)] if len(given) > 1 else []) + seeds:
+            raise InputError(f"{contradiction} contradict each other; give one of them")
 
     @property
     def cut(self) -> dict[str, Any]:
-        """Settings that every measure takes: how the text is cut, seeds, random inits."""
-        written = "0" if self.null_seeds is None else self.null_seeds
-        null_seeds = [] if self.no_null else parse_indices(written, "--null-seeds")
+        """Settings that every measure takes: how the text is cut, seeds of draws and of null models."""
         cut: dict[str, Any] = {"length": self.length, "n_prompts": self.prompts, "consecutive": self.consecutive}
         if self.prompt is not None:
             cut = {"length": None, "n_prompts": None, "consecutive": False}
-        cut |= {"seed": self.seed, "null_seeds": null_seeds}
+        written = "0" if self.null_seeds is None else self.null_seeds
+        cut |= {"seed": self.seed, "null_seeds": [] if self.no_null else parse_indices(written, "--null-seeds")}
         if self.shuffled_seeds is not None:
             none = self.shuffled_seeds == "none"
             cut["shuffled_seeds"] = [] if none else parse_indices(self.shuffled_seeds, "--shuffled-seeds")
@@ -100,12 +102,11 @@ class Setup:
         """Read the text, or take the prompt, and refuse an output that cannot be written."""
         from tl_posgen.studies.texts import BUNDLED, Text
 
-        if self.prompt is not None:
-            self.prepare()
-            return [self.prompt]  # of a list no entry is taken for the name of a file
         name, _, config = (self.dataset or "").partition(":")
-        text = Text(dataset=name, config=config or None) if name else Text(self.text or BUNDLED)
-        words = text.words
+        if self.prompt is not None:
+            words = [self.prompt]  # of a list no entry is taken for the name of a file
+        else:
+            words = (Text(dataset=name, config=config or None) if name else Text(self.text or BUNDLED)).words
         self.prepare()
         return words
 
@@ -122,21 +123,6 @@ class Setup:
 
         how = (backend or self.backend, self.dtype, self.device)
         return Pretrained(self.model, *how, revision=self.revision, tokenizer=self.tokenizer)
-
-    def measure(
-        self, *measures: Any, backend: str | None = None, lead: Callable[[Any], Any] | None = None, **more: Any
-    ) -> None:
-        """Measure the model on the text and present what was found, the table that `lead` makes of it first."""
-        cut, words, model = self.cut | more, self.words(), self.pretrained(backend)
-        from tl_posgen.core.engine import analyze
-        from tl_posgen.core.registry import measure_from
-        from tl_posgen.core.report import Report
-
-        with self.parts() as parts:
-            found = analyze(model, words, measures=list(measures), skip_unsupported=True, keep=parts, **cut)
-        asked = [name for name in (measure_from(one).name for one in measures) if name in found]
-        ordered = {name: found[name] for name in (*asked, *found)}  # what they come after stands behind them
-        self.present(Report(ordered, found.provenance), parts=parts, lead=None if lead is None else lead(found))
 
     def parts(self) -> Any:
         """Return the place where finished parts are kept, so that a stopped command goes on from them."""
@@ -162,128 +148,174 @@ class Setup:
             write_together(self.out, {"results.nc": report.as_bytes()})
             if parts is not None:
                 parts.discard()
-            page = self.page(report)
+            try:
+                write_together(self.out, report.page_files())
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}".splitlines()[0]
+                saved = Path(self.out, "results.nc")
+                raise OutputError(f"no page could be made ({why}); {saved} is measured") from error
         except OutputError:
             with suppress(Exception):  # what broke the page may break the tables
                 show(report)
             raise
         show(report)
-        print(f"\nReport: {page}")
-
-    def page(self, report: Any) -> Path:
-        """Write the page of a report whose results are saved."""
-        from tl_posgen.core.files import write_together
-
-        try:
-            write_together(self.out, report.page_files())
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise OutputError(
-                f"no page could be made ({reason}); {Path(self.out, 'results.nc')} is measured"
-            ) from error
-        return Path(self.out) / "index.html"
+        print(f"\nReport: {Path(self.out) / 'index.html'}")
 
 
-def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function whose first parameter is a `Setup` a command: the setup's fields become options beside its own.
+def as_command(
+    function: Callable[..., Any],
+    own: Mapping[str, inspect.Parameter],
+    *,
+    name: str,
+    without: Sequence[str] = (),
+    **defaults: Any,
+) -> Callable[..., Any]:
+    """Return a function that takes the fields of a `Setup` beside its own options, as a command line gives them.
 
     Args:
-        without: fields that mean nothing here. defaults: of this command, where they are not the setup's; --out is
-            `report-<command>`.
+        function: called with own options that were given, and a `Setup` as `setup`.
+        own: its parameters.
+        without: fields that mean nothing here. defaults: where they are not the setup's.
     """
+    defaults = {"out": f"report-{name}"} | defaults
+    words, hints = argument_help(Setup), inspect.get_annotations(Setup)
+    shared = {
+        field.name: option(
+            field.name, hints[field.name], defaults.get(field.name, field.default), words[field.name], group=GROUP
+        )
+        for field in fields(Setup)
+        if field.name not in {*without, *own}
+    }
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        app.command(function.__name__.replace("_", "-"))(as_command(function, without=without, **defaults))
-        return function
+    def run(*arguments: Any, **given: Any) -> Any:
+        cuts = [f"--{one}" for one in CUTS if one in given]
+        if cuts and given.get("prompt") is not None and "prompt" in shared:
+            raise InputError(f"{cuts[0]} cuts a text, and --prompt is taken whole; give one of them")
+        if not shared:
+            return function(*arguments, **given)
+        setup = Setup(**defaults | {one: given.pop(one) for one in shared if one in given})
+        return function(*arguments, setup=setup, **given)
 
-    return register
-
-
-def as_command(function: Callable[..., None], *, without: tuple[str, ...] = (), **defaults: Any) -> Callable[..., None]:
-    """Return a function of options alone: the setup's fields and the function's own parameters."""
-    hints = get_type_hints(Setup, include_extras=True)
-    name = function.__name__.replace("_", "-")
-    chosen = {field.name: field.default for field in fields(Setup)} | {"out": f"report-{name}"} | defaults
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
-        for name, default in chosen.items()
-        if name not in without
-    ]
-    own_hints = get_type_hints(function, include_extras=True)
-    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-    shared = [one for one in shared if one.name not in {other.name for other in own}]
-    # arguments have no default and stand first on the command line
-    arguments, own_options = ([p for p in own if (p.default is p.empty) == needed] for needed in (True, False))
-
-    def run(ctx: Any, **options: Any) -> None:
-        if options.get("prompt") is not None and function.__name__ != "explain":
-            refuse_cut(ctx)
-        setup = Setup(**{parameter.name: options.pop(parameter.name) for parameter in shared})
-        function(setup, **options)
-
-    ordered = (*arguments, *shared[:2], *own_options, *shared[2:])
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in ordered]
-    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    run.__signature__ = inspect.Signature([context, *parameters])  # pyright: ignore[reportFunctionMemberAccess]
-    run.__annotations__ = {"ctx": typer.Context} | {p.name: own_hints.get(p.name, p.annotation) for p in parameters}
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    signature = inspect.Signature([*own.values(), *shared.values()])
+    run.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+    run.__name__, run.__doc__ = function.__name__, (inspect.getdoc(function) or "").partition("\n\nArgs:")[0]
     return run
 
 
-def refuse_cut(ctx: Any) -> None:
-    """Refuse options that cut a text where one whole prompt is given."""
-    for name in ("length", "prompts", "consecutive"):
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise InputError(f"--{name} cuts a text, and --prompt is taken whole; give one of them")
+def option(
+    name: str, annotation: Any, default: Any, words: str, *, of_measure: bool = False, **more: Any
+) -> inspect.Parameter:
+    """Return an option with its help; lists are written with commas, and a flag of a measure can be switched off."""
+    shown = False if default is None or default == () or default is False else as_words
+    kinds = alternatives(annotation)
+    if float in kinds:
+        # of int | float cyclopts would read 0.5 as the whole number 0
+        annotation = reduce(or_, [kind for kind in kinds if kind is not int])
+    elif int in kinds and "converter" not in more:
+        more["converter"] = _convert_whole
+    can_be_off = bool in kinds and (default is not False or of_measure)
+    more["negative"] = f"--no-{name.replace('_', '-')}" if can_be_off else ()
+    annotation = Annotated[annotation, Parameter(help=words, show_default=shown, **more)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-RENAMED = {"n_prompts": "prompts"}  # keywords of the library whose option has another name
-VALUE = r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\([^)]*\)|[\w.-]+)"""
+def measure_options(kind: Any, defaults: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
+    """Return the options of a measure that words can give: not mappings."""
+    from tl_posgen.core.options import annotations_of
+
+    words, found = argument_help(kind), {}
+    for one in fields(kind):
+        annotation, more = annotations_of(kind)[one.name], {}
+        if not is_writable(annotation):
+            continue
+        kinds = list(map(plain, alternatives(annotation)))
+        if lists := list(filter(is_list, kinds)):
+            kinds, more = lists, {"converter": partial(_convert_list, annotation), "n_tokens": 1}
+        default, told = defaults.get(one.name, one.default), words.get(one.name, "")
+        found[one.name] = option(
+            one.name, reduce(or_, kinds), default, told[:1].upper() + told[1:], of_measure=True, **more
+        )
+    return found
 
 
-def option_names(command: str) -> list[str]:
-    """Return the names of a command's options as the library's keywords have them."""
-    from tl_posgen.cli.measure_commands import COMMANDS, built, command_of_measure
+def argument_help(described: Any) -> dict[str, str]:
+    """Return the sentence of a docstring on each argument."""
+    block = re.search(r"^Args:\n(.*?)(?:\n\S|\Z)", inspect.getdoc(described) or "", re.M | re.S)
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n(?=    \S)", block[1]) if block else []:
+        names, _, words = entry.strip().partition(": ")
+        found |= {name.strip(): re.sub(r"\s+", " ", words) for name in names.split(",")}
+    return found
 
-    if (chosen := COMMANDS.get(command) or command_of_measure(command)) is not None:
-        return [str(one.name) for one in built(command, chosen).params]
-    functions = [one.callback for one in app.registered_commands if one.name == command and one.callback is not None]
-    return [name for function in functions for name in inspect.signature(function).parameters]
+
+def plain(annotation: Any) -> Any:
+    """Return an annotation without its constraints, those of a list's entries too."""
+    if get_origin(annotation) is Annotated:
+        return plain(get_args(annotation)[0])
+    return Sequence[reduce(or_, alternatives(get_args(annotation)[0]))] if is_list(annotation) else annotation
 
 
-def name_options(message: str, command: str) -> str:
-    """Return a message of the library with the command's options in place of keywords.
+def alternatives(annotation: Any) -> list[Any]:
+    """Return the types of a union; of another annotation itself alone."""
+    annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if get_origin(annotation) in (Union, UnionType):
+        return [one for part in get_args(annotation) for one in alternatives(part)]
+    return [annotation]
+
+
+def is_list(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    return isinstance(origin, type) and issubclass(origin, Sequence)
+
+
+def is_writable(annotation: Any) -> bool:
+    """Return whether words of a command line can give an option."""
+    origins = map(get_origin, alternatives(annotation))
+    return not any(isinstance(origin, type) and issubclass(origin, Mapping) for origin in origins)
+
+
+def _convert_whole(_: Any, tokens: Sequence[Any]) -> int:
+    """Return the word of an option as a whole number, where cyclopts would round it."""
+    (token,) = tokens
+    try:
+        return int(token.value)
+    except ValueError:
+        raise InputError(f"{token.keyword} {token.value!r}: give a whole number") from None
+
+
+def _convert_list(annotation: Any, _: Any, tokens: Sequence[Any]) -> Any:
+    """Return the words of an option as its annotation has them: a list, or a name that may stand in its place."""
+    kinds, words, name = alternatives(annotation), tokens[-1].value, tokens[-1].keyword
+    if any(get_origin(kind) is Literal and words in get_args(kind) for kind in kinds):
+        return words
+    if not words.strip():
+        return []
+    entries = alternatives(next(get_args(kind)[0] for kind in kinds if is_list(kind)))
+    if entries == [int]:
+        return parse_indices(words, name)
+    if float not in entries:
+        return parse_names(words)
+    try:
+        numbers = [float(word) for word in words.split(",")]
+    except ValueError:
+        raise InputError(f"{name} {words!r}: write numbers such as 0,0.05,0.5") from None
+    return [int(one) if abs(one) < sys.maxsize and one == int(one) else one for one in numbers]
+
+
+def as_words(value: Any) -> str:
+    """Return a default as a command line would give it.
 
     Example:
-        >>> name_options("no tokenizer there; give tokenizer=, the directory", "emerge")
-        'no tokenizer there; give --tokenizer, the directory'
-        >>> name_options("n_prompts = 0; load it with backend=\\"bridge\\"", "coupling")
-        '--prompts 0; load it with --backend bridge'
-        >>> name_options("gamma 2.0 is outside [0, 1]; from_layer leaves none", "substitute")
-        '--gamma 2.0 is outside [0, 1]; --from-layer leaves none'
+        >>> as_words((0, 0.05, 0.5)), as_words("head"), as_words(16)
+        ('0,0.05,0.5', 'head', '16')
     """
-    import tl_posgen.cli.commands  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
-    taken = option_names(command)
-    options = {name: name for name in taken} | {name: own for name, own in RENAMED.items() if own in taken}
-    for name, option in options.items():
-        keyword = rf"(?<![\w.-])(?<!\w\(){name}(?: ?=(?: ?(?P<value>{VALUE}))?" + (r"|\b)" if "_" in name else ")")
-        named = re.compile(rf"{keyword}|^{name}(?= [-\d\['])")  # else it is a word of prose
-        message = named.sub(partial(as_option, f"--{option.replace('_', '-')}"), message)
-    return message
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return ",".join(as_words(one) for one in value)
 
 
-def as_option(option: str, found: re.Match[str]) -> str:
-    """Return the option with the value that a keyword was given, as a command line has it."""
-    value = (found["value"] or "").strip("\"'[]()").replace(", ", ",")
-    return option if value in ("", "True") else f"{option} {value}"
-
-
-MOST_INDICES = 100_000
-
-
-def parse_indices(words: str | None, option: str) -> list[int] | None:
+def parse_indices(words: str | None, name: str) -> list[int] | None:
     """'0,2-4' -> [0, 2, 3, 4], as written; whether one may stand twice, the library says."""
     if words is None:
         return None
@@ -292,9 +324,9 @@ def parse_indices(words: str | None, option: str) -> list[int] | None:
     except ValueError:
         spans = []
     if not spans or any(len(span) > 2 or span[0] > span[-1] for span in spans):
-        raise InputError(f"{option} {words!r}: write indices and ranges such as 0,2-4")
+        raise InputError(f"{name} {words!r}: write indices and ranges such as 0,2-4")
     if sum(span[-1] - span[0] for span in spans) > MOST_INDICES:
-        raise InputError(f"{option} {words!r}: more than {MOST_INDICES} indices; write a shorter range")
+        raise InputError(f"{name} {words!r}: more than {MOST_INDICES} indices; write a shorter range")
     return [index for span in spans for index in range(span[0], span[-1] + 1)]
 
 
@@ -308,14 +340,6 @@ def parse_heads(words: str | None) -> list[Any] | None:
     if words is None or not re.search(r"[.hH(]", words):
         return parse_indices(words, "--heads")
     return [name.strip() for name in re.findall(r"\([^)]*\)|[^,]+", words)]
-
-
-def parse_numbers(words: str, option: str) -> list[float]:
-    """'0,0.05,0.5' -> [0.0, 0.05, 0.5]."""
-    try:
-        return [float(word) for word in words.split(",")]
-    except ValueError:
-        raise InputError(f"{option} {words!r}: write numbers such as 0,0.05,0.5") from None
 
 
 def parse_names(words: str | None) -> list[str] | None:

@@ -1,4 +1,7 @@
-"""Options of measures: dataclass fields whose annotations say which values are allowed, such as Share or Count."""
+"""Options of measures: dataclass fields whose annotations say which values are allowed, such as Share or Count.
+
+Not by beartype: it looks at one random entry of a list, takes True for a whole number and NumPy's integers for none.
+"""
 
 import os
 import sys
@@ -90,12 +93,12 @@ def refusal(value: Any, annotation: Any) -> str:
     if origin is Annotated:
         base, *constraints = inside
         if why := refusal(value, base):
-            return why if listed(base) else constraints[0].words
+            return why if _listed(base) else constraints[0].words
         return next((one.words for one in constraints if not one(value)), "")
     return "" if fits(value, annotation) else in_words(annotation)
 
 
-def listed(annotation: Any) -> bool:
+def _listed(annotation: Any) -> bool:
     """Return whether an annotation is that of a list."""
     origin = get_origin(annotation)
     return isinstance(origin, type) and issubclass(origin, Sequence)
@@ -105,12 +108,12 @@ def in_words(annotation: Any) -> str:
     """Return an annotation as an error message says it."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return in_words(inside[0]) if listed(inside[0]) else inside[1].words
+        return in_words(inside[0]) if _listed(inside[0]) else inside[1].words
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(in_words(one) for one in inside))
     if origin is Literal:
         return f"one of {', '.join(map(repr, inside))}"
-    if listed(annotation):
+    if _listed(annotation):
         return f"a list, each {in_words(inside[0])}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "a mapping"
@@ -137,7 +140,7 @@ def fits(value: Any, annotation: Any) -> bool:
         return any(fits(value, one) for one in inside)
     if origin is Literal:
         return isinstance(value, str | int) and not isinstance(value, bool) and value in inside
-    if listed(annotation):
+    if _listed(annotation):
         is_list = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
         return is_list and all(fits(one, inside[0]) for one in value)
     if origin is not None:

@@ -46,7 +46,7 @@ BUILT_IN = {  # name -> module:Class
     "profiles": "tl_posgen.joining.profiles:Profiles",
     "key_cut": "tl_posgen.joining.key_cut:KeyCut",
     "emergence": "tl_posgen.studies.course:Emergence",
-    "comparison": "tl_posgen.core.comparison:Comparison",
+    "comparison": "tl_posgen.comparison:Comparison",
     "study": "tl_posgen.studies.overview:Overview",
     "claims": "tl_posgen.claims.judging:Claims",
 }

@@ -3,8 +3,9 @@
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,18 @@ import xarray as xr
 
 from tl_posgen.core import registry
 from tl_posgen.core.files import as_path, require_free, write_together, write_whole
-from tl_posgen.core.measure import DEFINED, Measure
+from tl_posgen.core.formatting import shared_caveat
+from tl_posgen.core.json_values import jsonable
+from tl_posgen.core.measure import DEFINED, HEAD, Measure
 from tl_posgen.core.netcdf import netcdf_bytes, read_attributes, read_netcdf, readable
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
-from tl_posgen.report.caveats import shared_caveat
 
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
+NULL_SEEDS = {"random init": "null_seeds", "shuffled": "shuffled_seeds"}  # kinds of null models -> their provenance
+MOST_MAPS = 12  # of a measure that is not installed
 FORMAT = 2  # of saved files; raised when this version can no longer read them as they were
 
 
@@ -65,13 +69,13 @@ class Report(Mapping[str, Result]):
 
     def _repr_html_(self) -> str:
         """In a notebook: findings, a table, the first figure; `show` has the whole page."""
-        from tl_posgen.report.cell import report_html
+        from tl_posgen.report.page import report_html
 
         return report_html(self)
 
     def show(self, height: int = 900) -> Any:
         """Show the page that `write` writes in a notebook's cell."""
-        from tl_posgen.report.cell import Page
+        from tl_posgen.report.page import Page
 
         return Page(self.html(), height)
 
@@ -124,9 +128,12 @@ class Report(Mapping[str, Result]):
     def frame(self, of: str = TRAINED) -> pd.DataFrame:
         """Return a row a head with the headlines of every per-head result: of the model, or of the first "random init"
         or "shuffled" weights."""
-        from tl_posgen.report.tables import head_table
-
-        return head_table(self.results, of)
+        table = pd.DataFrame(columns=list(HEAD))
+        for result in self.results.values():
+            frame = result.headline_frame(of)
+            if frame is not None:
+                table = frame if table.empty else table.merge(frame, on=list(HEAD), how="outer")
+        return table
 
     def heads(self, name: str, top: int = 5, by: str | None = None) -> pd.DataFrame:
         """Return the `top` heads of a result, see `Result.heads`; interventions and measures take it as `heads=`."""
@@ -134,9 +141,19 @@ class Report(Mapping[str, Result]):
 
     def summary(self) -> dict[str, Any]:
         """Return the report in one JSON-ready dictionary: model, prompts, versions, heads, means, all numbers."""
-        from tl_posgen.report.tables import summary_of
 
-        return summary_of(self.results, self.provenance)
+        def means(table: pd.DataFrame) -> Any:
+            return jsonable({str(name): float(table[name].mean()) for name in table.columns if name not in HEAD})
+
+        table = self.frame()
+        heads = [{key: jsonable(float(value)) for key, value in row.items()} for row in table.to_dict("records")]
+        heads = [row | {name: int(row[name] or 0) for name in HEAD} for row in heads]
+        told = {name: self.provenance.get(name) for name in ("model", "backend", "length", "prompts", "versions")}
+        told |= {"heads": heads, "mean": means(table)}
+        for kind, seeds in NULL_SEEDS.items():
+            null, known = self.frame(kind), self.provenance.get(seeds)
+            told[kind] = {"seed": known[0] if known else None, "mean": means(null)} if len(null) else None
+        return told | {"measures": {name: result.as_summary() for name, result in self.results.items()}}
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write all results to one NetCDF4 file, which `tl_posgen.load` reads back.
@@ -227,6 +244,38 @@ def other_format(version: Any) -> str:
     return f"saved in format {version} by another version of tl_posgen, and this one reads {FORMAT}; install that one"
 
 
+def unknown_measure(name: str) -> Measure:
+    """Return a measure of this name that maps what a saved result holds, where its own is not installed here."""
+
+    def scalars(data: xr.Dataset) -> list[str]:
+        return [str(one) for one, array in data.data_vars.items() if set(array.dims) == set(HEAD)]
+
+    def map_of_scalars(result: Result) -> Any:
+        from tl_posgen.report.head_figures import head_map
+
+        return head_map(*scalars(result.own)[:MOST_MAPS], title=f"{name.replace('_', ' ')} per head", limits=None)(
+            result
+        )
+
+    @dataclass(frozen=True)
+    class Unknown(Measure):
+        """A measure that is not installed.
+
+        The package that declares this measure is not installed; its per-head numbers are shown.
+
+        Source: unknown
+        """
+
+        question = name.replace("_", " ")
+        figures = {"map": map_of_scalars}
+
+        def kinds(self, data: xr.Dataset) -> Sequence[str]:
+            return ["map"] if scalars(data) else []
+
+    Unknown.__name__ = Unknown.__qualname__ = "".join(part.capitalize() for part in name.split("_"))
+    return Unknown()
+
+
 def load_provenance(path: Path) -> dict[str, Any]:
     """Return the provenance of the report in a file that `load` reads, and none of its arrays."""
     with readable(path):
@@ -236,8 +285,6 @@ def load_provenance(path: Path) -> dict[str, Any]:
 def measure_named(name: str, options: Mapping[str, Any]) -> Measure:
     """Return the measure of a saved result with its options: a registered one, or one that this session has defined;
     one that maps heads where there is neither."""
-    from tl_posgen.report.unknown import unknown_measure
-
     kind = registry.find_or_none(name) or DEFINED.get(name)
     if kind is None:
         return unknown_measure(name)

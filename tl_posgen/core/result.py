@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tl_posgen.core.formatting import caveat
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import SAMPLED, SHUFFLED, TRAINED, Numbers, at_labels, intervals_of, mean_of, one_side
 from tl_posgen.core.options import Count, refusal
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.caveats import caveat
 
 MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
 
@@ -323,7 +323,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """In a notebook: findings, a table, the first figure."""
-        from tl_posgen.report.cell import result_html
+        from tl_posgen.report.page import result_html
 
         return result_html(self)
 

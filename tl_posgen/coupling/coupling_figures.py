@@ -1,6 +1,6 @@
 """Figures of coupling, each next to the random init, and tokens coloured by a number of their path."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -11,12 +11,11 @@ from plotly.colors import sample_colorscale
 
 from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import TokenView
-from tl_posgen.core.numbers import Number, intervals_of
+from tl_posgen.core.numbers import TRAINED, Number, intervals_of
 from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.figures import (
     COLOURS,
     MARKS,
-    NULL_COLOUR,
     Panels,
     at_labels,
     band,
@@ -29,6 +28,7 @@ from tl_posgen.report.figures import (
     model_label,
     sides,
 )
+from tl_posgen.report.kinds import heat_maps, lines
 
 MOST_LAYERS = 16  # whose A in the bases of each other is drawn
 MOST_TOKENS = 16  # paths drawn of a prompt
@@ -46,18 +46,29 @@ def on_both_sides(number: Number, form: str) -> list[str]:
     return [format_number(value, form) for value in (number.value, *number.inits[:1], *number.shuffled[:1])]
 
 
-def coupling_map(result: Any) -> go.Figure:
-    """Draw a row of maps a K: the model's, and the null's beside it."""
-    shown, ks, own = sides(result), result.own["k"].values, result.numbers
-    means = [mean for k in ks for mean in on_both_sides(own("coupling", k=k), ".3f")]
-    titles = [f"{side}, K = {k}: mean {mean}" for (k, (side, *_)), mean in zip(product(ks, shown), means, strict=True)]
-    panels = Panels(titles, columns=len(shown), row_height=300)
-    squares = [at_labels(result, data["coupling"], {"k": k}).mean("prompt") for k, (_, data, _) in product(ks, shown)]
-    maps = [square.transpose("layer", "layer_2") for square in squares]
-    add_squares(panels, maps, "bases of layer", "Jacobian of layer")
-    chance = ", ".join(f"{own('chance', k=k).plain:.3f}" for k in ks)
-    subtitle = f"1 - || |A| - S ||_F / ||S||_F, top K; mean over pairs of layers; random bases reach {chance}"
-    return panels.finish(f"Coupling of residual Jacobians · {model_label(result.own)}", subtitle)
+def _with_mean(result: Any, kind: str, at: Mapping[str, Any]) -> str:
+    number = result.numbers("coupling", **at)
+    mean = number.value if kind == TRAINED else number.by_null[kind][0]
+    return f"{model_label(result.sides[kind])}, K = {at['k']}: mean {format_number(mean, '.3f')}"
+
+
+def _of_chance(result: Any) -> str:
+    chance = ", ".join(f"{result.numbers('chance', k=k).plain:.3f}" for k in result.own["k"].values)
+    return f"1 - || |A| - S ||_F / ||S||_F, top K; mean over pairs of layers; random bases reach {chance}"
+
+
+coupling_map = heat_maps(
+    "coupling",
+    "layer",
+    "layer_2",
+    per=["k"],
+    title="Coupling of residual Jacobians",
+    panel_title=_with_mean,
+    subtitle=_of_chance,
+    x_title="bases of layer",
+    y_title="Jacobian of layer",
+    diagonal=False,
+)
 
 
 def against_chance(result: Any) -> go.Figure:
@@ -159,22 +170,19 @@ def trajectories(result: Any) -> go.Figure:
     return panels.finish(f"Trajectories through the layers · {model_label(result.own)}", subtitle)
 
 
-def growth(result: Any) -> go.Figure:
-    """Draw the log-norm against layer with its fit, and that of the first token."""
-    shown = sides(result)
-    numbers = (on_both_sides(result.numbers(name), ".2f") for name in ("growth_r2", "growth_slope"))
-    titles = [f"{side}: R² {r2}, {slope} a layer" for (side, *_), r2, slope in zip(shown, *numbers, strict=True)]
-    panels = Panels(titles, columns=len(shown), row_height=280)
-    markers, dashes = {"mode": "lines+markers"}, {"dash": "dash"}
-    styles: Any = ((COLOURS[0], markers), (COLOURS[1], dashes), (NULL_COLOUR, markers))
-    for number, (_, data, _) in enumerate(shown):
-        curves = data["log_norm"].mean("prompt").transpose("curve", "state").values
-        for y, name, (colour, style) in zip(curves, CURVES, styles, strict=True):
-            panels.add(number, line(data["state"].values, y, name, colour, **style))
-    panels.figure.update_xaxes(dtick=max(1, (result.own.sizes["state"] - 1) // 10))
-    panels.axes("after block (0: embedding)", "ln |x|")
-    subtitle = "mean over prompts; R² and growth: median over tokens; the first token is not in the mean"
-    return panels.finish(f"Growth of the residual stream · {model_label(result.own)}", subtitle)
+def _growth_in_numbers(result: Any) -> str:
+    r2, slope = (result.numbers(name) for name in ("growth_r2", "growth_slope"))
+    return f"R² {r2:.2f}, {slope:.2f} a layer: medians over tokens; the first token is not in the mean"
+
+
+growth = lines(
+    {"": [(name, "log_norm", {"curve": name}) for name in CURVES]},
+    "state",
+    title="Growth of the residual stream",
+    subtitle=_growth_in_numbers,
+    x_title="after block (0: embedding)",
+    y_title="ln |x|",
+)
 
 
 def add_squares(panels: Panels, maps: Sequence[xr.DataArray], x: str, y: str) -> None:

@@ -10,9 +10,9 @@ from markupsafe import Markup
 from tl_posgen.prompt.explanation import Explanation, rows_of
 from tl_posgen.prompt.numbers.split_terms import TERMS
 from tl_posgen.report.circuits import stacked, titled, token_colours
-from tl_posgen.report.columns import title
 from tl_posgen.report.figures import COLOURS, Panels, plain
 from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
+from tl_posgen.report.tables import title
 
 TERM_COLOURS = {"position": "#3b6fb6", "key_part": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
 TERM_COLOURS |= {"alibi": "#8b5fa8"}

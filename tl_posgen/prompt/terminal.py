@@ -5,7 +5,7 @@ from rich.console import Console
 from tl_posgen.core.formatting import counted
 from tl_posgen.prompt.explanation import Explanation
 from tl_posgen.prompt.explanation_figures import with_words
-from tl_posgen.report.columns import print_frame
+from tl_posgen.report.tables import print_frame
 
 MOST_KEYS, MOST_TERMS = 12, 8
 

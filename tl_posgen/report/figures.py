@@ -56,7 +56,7 @@ def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
 
 def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420) -> go.Figure:
     """Add title, subtitle and the layout that all figures share."""
-    thin_names(figure)
+    _thin_names(figure)
     heading = f"<b>{title}</b>" + (f"<br><span style='font-size:12px;color:#555'>{subtitle}</span>" if subtitle else "")
     figure.update_layout(
         title={"text": heading, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}},
@@ -87,7 +87,7 @@ def colours_of(n: int) -> list[str]:
     return list(COLOURS[:n]) if n <= len(COLOURS) else sampled
 
 
-def thin_names(figure: go.Figure) -> None:
+def _thin_names(figure: go.Figure) -> None:
     """Leave a few names where they would grow with the model: in the legend of those that differ by a number, "layer
     3", and along axes whose places are given."""
     alike = defaultdict[str, list[Any]](list)

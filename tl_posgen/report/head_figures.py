@@ -11,17 +11,13 @@ from jaxtyping import Float, Real
 
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import (
-    COLOURS,
     Panels,
     at_labels,
     band,
     colour_axis,
     colours_of,
     heat,
-    line,
-    line_with_intervals,
     model_label,
-    model_name,
     sides,
 )
 
@@ -66,48 +62,22 @@ def head_map(
     """
 
     def figure(result: Any) -> go.Figure:
-        labels: dict[str, str] = {}
-        known = [data for _, data, _ in sides(result)]
-        found: list[dict[str, xr.DataArray]] = [{} for _ in known]
-        for one in names:
-            name, at = (one, {}) if isinstance(one, str) else one
-            column = ", ".join(
-                [
-                    result.measure.variables[name].label,
-                    *(f"{label} token" if dim == "tokens" else str(label) for dim, label in at.items()),
-                ]
-            )
-            labels[column] = column
-            for side, data in zip(found, known, strict=True):
-                if name in data:
-                    side[column] = at_labels(result, data[name], at)
-        heading = f"{title} · {model_label(result.own)}"
-        shown = [
-            xr.Dataset(side, attrs={"model": model_name(data)}) for side, data in zip(found, known, strict=True) if side
-        ]
+        titles, arrays = [], []
+        pairs = [(one, {}) if isinstance(one, str) else one for one in names]
+        pairs = [(name, at) for name, at in pairs if name in result.own]
+        for side, data, _ in sides(result):
+            for name, at in pairs:
+                variable = result.measure.variables.get(name)
+                words = [f"{label} token" if dim == "tokens" else str(label) for dim, label in at.items()]
+                titles.append(f"{', '.join([variable.label if variable else name, *words])} · {side}")
+                arrays.append(at_labels(result, data[name], at))
+        low, high = limits or (min(float(one.min()) for one in arrays), max(float(one.max()) for one in arrays))
+        panels = map_panels(titles, arrays, colour_axis(low, high), columns=len(pairs), horizontal_spacing=0.06)
+        panels.figure.update_annotations(font_size=11)
         words = subtitle.format(**{**result.own.attrs, **result.measure.options()})
-        return head_maps(shown, labels, title=heading, subtitle=words, limits=limits)
+        return panels.finish(f"{title} · {model_label(result.own)}", words)
 
     return figure
-
-
-def head_maps(
-    models: Sequence[xr.Dataset],
-    measures: Mapping[str, str],
-    *,
-    title: str,
-    subtitle: str = "",
-    limits: tuple[int | float, int | float] | None = None,
-) -> go.Figure:
-    """Draw layer x head maps on one colour scale: a column per variable (variable -> label), a row per model."""
-    shown = {name: label for name, label in measures.items() if name in models[0]}
-    titles = [f"{label} · {model_label(data)}" for data in models for label in shown.values()]
-    arrays = [data[name] for data in models for name in shown]
-    if limits is None:
-        limits = (min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays))
-    panels = map_panels(titles, arrays, colour_axis(*limits), columns=len(shown), horizontal_spacing=0.06)
-    panels.figure.update_annotations(font_size=11)
-    return panels.finish(title, subtitle)
 
 
 def map_panels(
@@ -157,13 +127,13 @@ def layer_curves(
     for number, layer in enumerate(layers):
         for side, is_null, colour, heads, x, curves in columns:
             if many:
-                panels.add(number, *over_heads(x, curves[number], layer, side, colour, along, grey=is_null))
+                panels.add(number, *_over_heads(x, curves[number], layer, side, colour, along, grey=is_null))
             elif is_null:
-                panels.add(number, curve(*joined(x, curves[number]), layer, side, colour, along, width=1, opacity=0.5))
+                panels.add(number, curve(*_joined(x, curves[number]), layer, side, colour, along, width=1, opacity=0.5))
             else:
                 for head, y, shade in zip(heads, curves[number], colours_of(len(heads)), strict=True):
                     drawn = curve(x, y, layer, f"head {head}", shade, along)
-                    panels.add(number, drawn | {"hovertemplate": hover_of(head_name(layer, head), along)})
+                    panels.add(number, drawn | {"hovertemplate": _hover_of(head_name(layer, head), along)})
         panels.add(number, *beside(thinned(result.own, along, share) if log_x else result.own, layer))
     panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
     words = f"{subtitle}; {MEDIAN}" if many else subtitle
@@ -194,11 +164,11 @@ def curve(
         "line": {"color": colour, "width": width},
         "opacity": opacity,
         "showlegend": None,
-        "hovertemplate": hover_of(f"layer {layer}, {name}", along),
+        "hovertemplate": _hover_of(f"layer {layer}, {name}", along),
     }
 
 
-def over_heads(
+def _over_heads(
     x: Real[np.ndarray, " x"],
     curves: Float[np.ndarray, "head x"],
     layer: Any,
@@ -215,49 +185,18 @@ def over_heads(
     return [area, curve(x, middle, layer, name, colour, along)]
 
 
-def by_layer(panels: Mapping[str, Sequence[tuple]], *, title: str, subtitle: str = "") -> Callable:
-    """Return a figure for `Measure.figures`: means over heads by layer with intervals, the null models' broken.
-
-    Args:
-        panels: title -> curves (name, variable [, labels]); or (name, function of the `Numbers` that gives an array).
-    """
-
-    def figure(result: Any) -> go.Figure:
-        own, layers = result.numbers, [int(layer) for layer in result.own["layer"].values]
-        drawn = Panels(list(panels), columns=3, row_height=280)
-        names = dict.fromkeys(name for curves in panels.values() for name, *_ in curves)
-        colours = dict(zip(names, COLOURS, strict=False))
-        for number, curves in enumerate(panels.values()):
-            for name, variable, *labels in curves:
-                colour = colours[name]
-                array = variable(own) if callable(variable) else own.array(variable, **dict(*labels))
-                numbers = own.along(array, "layer", None if callable(variable) else own.bounds_of(variable))
-                ends = [[getattr(one, end) for one in numbers] for end in ("value", "low", "high")]
-                drawn.add(number, line_with_intervals(layers, ends, name, colour))
-                for (kind, null), dash in zip(own.by_null.items(), ("dash", "dot"), strict=False):
-                    values = [one.value for one in null.along(array, "layer")]
-                    drawn.add(
-                        number, line(layers, values, f"{name}, {kind}", colour, dash=dash, width=1, showlegend=False)
-                    )
-        broken = [f"{dash}: {kind}" for kind, dash in zip(own.by_null, ("dashed", "dotted"), strict=False)]
-        words = "; ".join(filter(None, [subtitle, "mean over heads, 95 % intervals over prompts", *broken]))
-        return drawn.axes("layer").finish(f"{title} · {model_label(result.own)}", words)
-
-    return figure
-
-
-def hover_of(name: str, along: str) -> str:
+def _hover_of(name: str, along: str) -> str:
     """Return what hovering over a curve says."""
     return f"{name}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>"
 
 
-def joined(
+def _joined(
     x: Real[np.ndarray, " x"], curves: Float[np.ndarray, "curve x"]
 ) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, " point"]]:
     """Join several curves [curve, x] over one x into a single line with gaps between them.
 
     Example:
-        >>> x, y = joined(np.array([1, 2]), np.array([[3.0, 4.0], [5.0, 6.0]]))
+        >>> x, y = _joined(np.array([1, 2]), np.array([[3.0, 4.0], [5.0, 6.0]]))
         >>> x.tolist(), y.tolist()
         ([1.0, 2.0, nan, 1.0, 2.0, nan], [3.0, 4.0, nan, 5.0, 6.0, nan])
     """

@@ -9,11 +9,11 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int16
 
+from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.columns import title
 from tl_posgen.report.figures import at_labels, model_name
-from tl_posgen.report.tables import head_table
+from tl_posgen.report.tables import title
 
 VALUES = 250_000  # of one curve over all heads
 LONGEST, SHORTEST = 96, 24  # points of a head's curve
@@ -25,31 +25,34 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     """Return names, numbers and curves of all heads, JSON-ready; None for a report without a row per head.
 
     The numbers are the headlines of the per-head table; the curves and the maps between tokens are those that measures
-    declare in `Measure.curves` and `Measure.patterns`.
+    declare in `Measure.curves` and `Measure.patterns`, a curve for each label of a dim, besides the last, that has no
+    usual label.
     """
-    table = head_table(results)
+    table = Report(results, {}).frame()
     if table.empty:
         return None
     places = list(zip(table["layer"].astype(int), table["head"].astype(int), strict=True))
     labels = {name: label for one in results.values() for name, (_, label) in one.headline_labels().items()}
     numbers = [
-        {"label": labels.get(name, title(name)), "values": [rounded(value) for value in table[name]]}
+        {"label": labels.get(name, title(name)), "values": [_rounded(value) for value in table[name]]}
         for name in table.columns[2:]
     ]
-    curves = [
-        curve_of(result, name, labels, places)
-        for result in results.values()
-        if {"layer", "head"} <= set(result.measure.rows)
-        for name in result.measure.curves
-        if name in result.own
-        for labels in labels_of_curves(result, name)
-    ]
+    curves = []
+    for result in results.values():
+        is_per_head = {"layer", "head"} <= set(result.measure.rows)
+        for name in result.measure.curves if is_per_head else ():
+            if name in result.own:
+                along = str(result.own[name].dims[-1])
+                array = at_labels(result, result.own[name], {along: slice(None)})
+                over = [str(dim) for dim in array.dims if dim not in ("layer", "head", along)]
+                for place in product(*(array[dim].values.tolist() for dim in over)):
+                    curves.append(_curve_of(result, name, along, dict(zip(over, place, strict=True)), places))
     names = [head_name(*place) for place in places]
-    patterns = [patterns_of(one, names) for one in results.values() if one.measure.patterns in one.own]
+    patterns = [_patterns_of(one, names) for one in results.values() if one.measure.patterns in one.own]
     return {"names": names, "numbers": numbers, "curves": curves, "patterns": patterns}
 
 
-def patterns_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
+def _patterns_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
     """Return the maps between tokens of every head, in steps of 1 / 255, a byte a value."""
     array = result.own[result.measure.patterns]
     kind, unit = array.dims[:2]
@@ -60,62 +63,49 @@ def patterns_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
     return {"kinds": array[kind].values.tolist(), "tokens": tokens, "steps": steps, "known": known}
 
 
-def rounded(value: int | float) -> float | None:
+def _rounded(value: int | float) -> float | None:
     """Round to four digits; None for a value that is not finite."""
     return float(f"{value:.4g}") if np.isfinite(value) else None
 
 
-def labels_of_curves(result: Result, name: str) -> list[dict[str, Any]]:
-    """Return the labels of every curve of a variable: one for each label of a dim, besides the last, that has no usual
-    label."""
-    along = str(result.own[name].dims[-1])
-    array = at_labels(result, result.own[name], {along: slice(None)})
-    over = [str(dim) for dim in array.dims if dim not in ("layer", "head", along)]
-    return [dict(zip(over, place, strict=True)) for place in product(*(array[dim].values.tolist() for dim in over))]
+def _curve_of(
+    result: Result, name: str, along: str, labels: Mapping[str, Any], places: list[tuple[int, int]]
+) -> dict[str, Any]:
+    """Return the curve of every head at these labels, thinned, and the span of the first random init's heads; on a
+    logarithmic axis long distances are thinned most."""
+    most, log = int(np.clip(VALUES // len(places), SHORTEST, LONGEST)), along in LOGARITHMIC
 
+    def rows(data: xr.Dataset) -> xr.DataArray:
+        array = at_labels(result, data[name], {along: slice(None), **labels})
+        n = array.sizes[along]
+        if along not in array.coords:
+            array = array.assign_coords({along: np.arange(n)})
+        if n > most:
+            spread = np.geomspace(1, n, most).round() - 1 if log else np.linspace(0, n - 1, most).round()
+            array = array.isel({along: np.unique(spread.astype(int))})
+        return array.stack(unit=("layer", "head")).transpose("unit", along)
 
-def curve_of(result: Result, name: str, labels: Mapping[str, Any], places: list[tuple[int, int]]) -> dict[str, Any]:
-    """Return the curve of every head at these labels, thinned, and the span of the first random init's heads."""
-    along = str(result.own[name].dims[-1])
-    most = int(np.clip(VALUES // len(places), SHORTEST, LONGEST))
-    log = along in LOGARITHMIC
-    own, null = (
-        None if data is None else rows(at_labels(result, data[name], {along: slice(None), **labels}), along, most, log)
-        for data in (result.own, result.null)
-    )
-    assert own is not None
+    own = rows(result.own)
     by_place = dict(zip(own["unit"].values, own.values, strict=True))
     empty = np.full(own.shape[1], np.nan)
     steps, low, high = quantised(np.stack([by_place.get(place, empty) for place in places]))
     variable = result.measure.variables.get(name)
     heading = ", ".join([variable.label if variable else name, *map(str, labels.values())])
-    curve = {
+    null = None if result.null is None else rows(result.null)
+    span = None
+    if null is not None and np.isfinite(null.values).any(0).all() and null.shape[1] == own.shape[1]:
+        ends = {"low": np.nanmin(null.values, 0), "high": np.nanmax(null.values, 0)}
+        span = {side: [_rounded(value) for value in end] for side, end in ends.items()}
+    return {
         "title": f"{heading} · {model_name(result.own)}",
-        "along": f"{along} + 1" if log else str(along),
+        "along": f"{along} + 1" if log else along,
         "log": log,
         "x": [float(x) + log for x in own[along].values],
         "steps": base64.b64encode(steps.tobytes()).decode(),
         "low": low,
         "high": high,
-        "null": None,
+        "null": span,
     }
-    if null is not None and np.isfinite(null.values).any(0).all() and null.shape[1] == own.shape[1]:
-        ends = np.nanmin(null.values, 0), np.nanmax(null.values, 0)
-        curve["null"] = {
-            side: [rounded(value) for value in end] for side, end in zip(("low", "high"), ends, strict=True)
-        }
-    return curve
-
-
-def rows(array: xr.DataArray, along: str, most: int, log: bool) -> xr.DataArray:
-    """Return one row per head with at most `most` points; on a logarithmic axis long distances are thinned most."""
-    n = array.sizes[along]
-    if along not in array.coords:
-        array = array.assign_coords({along: np.arange(n)})
-    if n > most:
-        spread = np.geomspace(1, n, most).round() - 1 if log else np.linspace(0, n - 1, most).round()
-        array = array.isel({along: np.unique(spread.astype(int))})
-    return array.stack(unit=("layer", "head")).transpose("unit", along)
 
 
 def quantised(values: Float[np.ndarray, "head point"]) -> tuple[Int16[np.ndarray, "head point"], float, float]:

@@ -1,4 +1,4 @@
-"""Reports as one HTML page: findings, figures, tables, with every script inside."""
+"""Reports as one HTML page, every script inside, and in a notebook's cell: findings, figures, tables."""
 
 import base64
 import html
@@ -14,21 +14,23 @@ import plotly.graph_objects as go
 import plotly.io
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
+from pandas.api.types import is_float_dtype
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
 from tl_posgen.report.circuits import split_script
-from tl_posgen.report.columns import table_html
 from tl_posgen.report.heads import heads_of
-from tl_posgen.report.tables import MOST_HEADS, labelled, short_table
+from tl_posgen.report.tables import MOST_HEADS, compact, labelled, short_table, table_html
 
 QUESTION = "How does attention use position?"
 MOST_VALUES = 64  # a longer list of the provenance is shown as its length
 MOST_SECTIONS = 5  # that are open; of more, all but the first are folded
 MOST_ROWS = 200  # of a long table
+CELL_ROWS = 16  # of a table in a notebook's cell
 HEADROOM = 54  # pixels above a figure's panels, for their titles
 NULLS = {
     "random init": "for a randomly initialised model of the same shape (random init)",
@@ -37,6 +39,7 @@ NULLS = {
 TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 WITHOUT_FIRST = re.compile("without (the )?first token")
+FRAME = '<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:0" loading="lazy"></iframe>'
 HEAD = re.compile(r"L\d+H\d+")
 UNSHOWN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")  # which HTML drops, or cannot hold
 
@@ -48,7 +51,7 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     findings = Report(results, provenance).headlines()
     if {*findings} <= {*(sections[0]["findings"] if sections else [])}:
         findings = []  # they stand right below
-    words = {"title": page_title(results, provenance), "beside": _beside(results, sections), "findings": findings}
+    words = {"title": _page_title(results, provenance), "beside": _beside(results, sections), "findings": findings}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
 
@@ -60,6 +63,10 @@ def fill_page(
     heads: Any = None,
 ) -> str:
     """Return the page of these sections, under these words: title, beside, findings."""
+
+    def shipped(*names: str) -> Markup:
+        return Markup("".join(files("tl_posgen.report").joinpath(name).read_text(encoding="utf-8") for name in names))
+
     environment = Environment(loader=PackageLoader("tl_posgen.report", "."), autoescape=True)
     templates = {name: plotly.io.templates[one].to_plotly_json() for name, one in TEMPLATES.items()}
     sections = [{"n_open": 1, **one} for one in sections]
@@ -76,18 +83,13 @@ def fill_page(
         scripts=[Markup(script) for script in scripts],
         heads=None if heads is None else _json(json.dumps(heads)),
         templates=_json(to_json_plotly(templates)),
-        style=_shipped("page.css"),
-        behaviour=_shipped("panels.js", "page.js"),
+        style=shipped("page.css"),
+        behaviour=shipped("panels.js", "page.js"),
     )
     return UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", page)  # scripts read the letter, readers see its number
 
 
-def _shipped(*names: str) -> Markup:
-    """Return the text of files that stand beside this one."""
-    return Markup("".join(files("tl_posgen.report").joinpath(name).read_text(encoding="utf-8") for name in names))
-
-
-def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
+def _page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
     """Return the question of the page with the model's name."""
     first = next(iter(results.values()), None)
     question = question_of(*(result.measure for result in results.values())) if results else QUESTION
@@ -116,11 +118,22 @@ def _beside(results: Mapping[str, Result], sections: Sequence[Mapping[str, Any]]
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
+    """Return what the template shows of a result; scripts of token-level views are added to `scripts`."""
     measure, frame, table = result.measure, result.frame(), short_table(result)
-    labels = result.token_labels()
     n_heads = result.own.sizes.get("layer", 0) * result.own.sizes.get("head", 0)
     left = measure.by_head if n_heads > MOST_HEADS else frozenset()
-    shown, by = _most(result, frame)
+    views = []
+    for index, label in enumerate(result.token_labels()):
+        script, page = split_script(result.show(index))
+        scripts[script] = None
+        head = HEAD.search(label)
+        views.append({"label": label, "head": head[0] if head else "", "page": Markup(page)})
+    # of a long table, the rows of the highest first headline, or number; the first rows where there is neither
+    numbers = [str(name) for name in frame.columns if name not in measure.rows and is_float_dtype(frame[name])]
+    headlines = [name for name, one in measure.variables.items() if one.headline and name in numbers]
+    by = [*headlines, *numbers, ""][0] if len(frame) > MOST_ROWS else ""
+    shown = frame.nlargest(MOST_ROWS, by) if by else frame.head(MOST_ROWS) if len(frame) > 10 * MOST_ROWS else frame
+    known = [result.own[name].attrs for name in dict.fromkeys(_quantity(one) for one in frame) if name in result.own]
     return {
         "id": result.name,
         "title": measure.question,
@@ -130,37 +143,24 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "figures": [figure_on_page(result.plot(kind)) for kind in result.kinds if kind not in left],
         "n_open": measure.n_headlines,
         "of_heads": ", ".join(measure.variables[name].label for name in measure.curves) if left else "",
-        "views": [_token_view(result.show(index), label, scripts) for index, label in enumerate(labels)],
+        "views": views,
         "short": None if table is None else table_on_page(table),
         "legend": measure.legend,
         "table": table_on_page(labelled(result, shown)),
-        "variables": _variables(result, frame),
+        "variables": [
+            (attrs["long_name"], words + (f" [{attrs['units']}]" if "units" in attrs else ""))
+            for attrs in known
+            if "long_name" in attrs and (words := attrs.get("description"))
+        ],
         "rows": len(frame),
         "shown": len(shown),
         "by": labelled(result, pd.DataFrame(columns=[by])).columns[0],
     }
 
 
-def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return the rows of the long table that are shown, and the column whose highest they have; "" for the first."""
-    numbers = [name for name in frame.columns if name not in result.measure.rows]
-    numbers = [str(name) for name in numbers if pd.api.types.is_float_dtype(frame[name])]
-    if len(frame) <= MOST_ROWS or not numbers:
-        return frame.head(MOST_ROWS) if len(frame) > 10 * MOST_ROWS else frame, ""
-    headlines = [name for name, one in result.measure.variables.items() if one.headline and name in numbers]
-    by = [*headlines, *numbers][0]
-    return frame.nlargest(MOST_ROWS, by), by
-
-
-def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the columns of the long table, as figures call them, with their meaning."""
-    names = dict.fromkeys(str(column).split(", ")[0] for column in frame.columns)
-    known = [result.own[name].attrs for name in names if name in result.own]
-    return [
-        (attrs["long_name"], words + (f" [{attrs['units']}]" if "units" in attrs else ""))
-        for attrs in known
-        if "long_name" in attrs and (words := attrs.get("description"))
-    ]
+def _quantity(column: Any) -> str:
+    """Return the variable of a column: "r" of "r, without first"."""
+    return str(column).partition(", ")[0]
 
 
 def table_on_page(frame: pd.DataFrame) -> Markup:
@@ -203,13 +203,6 @@ def _json(text: str | None) -> Markup:
     return Markup(str(text).replace("<", "\\u003c"))
 
 
-def _token_view(view: Any, label: str, scripts: dict[str, None]) -> dict[str, Any]:
-    script, page = split_script(view)
-    scripts[script] = None
-    head = HEAD.search(label)
-    return {"label": label, "head": head[0] if head else "", "page": Markup(page)}
-
-
 def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows = []
     for name, value in provenance.items():
@@ -219,3 +212,58 @@ def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, st
             text = f"{len(value)} values" if isinstance(value, list) and len(value) > MOST_VALUES else str(value)
             rows.append((f"{prefix}{name}", html.unescape(text)))
     return rows
+
+
+# In a notebook's cell
+
+
+class Page:
+    """HTML page that displays itself in a notebook cell, in a frame that keeps its styles apart.
+
+    Attributes:
+        source: the whole page, which loads nothing from the network.
+        height: of the frame, in pixels.
+    """
+
+    def __init__(self, source: str, height: int):
+        self.source, self.height = source, height
+
+    def _repr_html_(self) -> str:
+        return FRAME.format(page=html.escape(self.source), height=self.height)
+
+    def __repr__(self) -> str:
+        return f"a page of {len(self.source.encode()) / 1e6:.1f} MB: the last line of a notebook's cell shows it"
+
+
+def result_html(result: Result) -> str:
+    """Return a result for a cell: findings, its short table, its first figure."""
+    model = result.own.attrs.get("model")
+    return _cell(result.measure.question, model, result.findings(), MOST_SENTENCES, compact(result), [result])
+
+
+def report_html(report: Report) -> str:
+    """Return a report for a cell: its findings, the table with a row per head, the first figure."""
+    first = [*report.headlines(), *report.notes()]
+    told = [*first, *(one for one in report.findings() if one not in first)]
+    return _cell("Position", report.provenance.get("model"), told, len(first), report.frame(), report.results.values())
+
+
+def _cell(
+    question: str, model: Any, told: list[str], n_shown: int, table: pd.DataFrame, results: Iterable[Result]
+) -> str:
+    """Return a heading, the first sentences, the others folded below, rows of a table, and the first figure of
+    results; plotly's script is loaded from its CDN, once for all cells."""
+
+    def listed(sentences: list[str]) -> str:
+        return f"<ul>{''.join(f'<li>{html.escape(one)}</li>' for one in sentences)}</ul>" if sentences else ""
+
+    parts = [f"<h4>{html.escape(question)} · {html.escape(str(model or 'model'))}</h4>", listed(told[:n_shown])]
+    if more := told[n_shown:]:
+        parts.append(f"<details><summary>{counted(len(more), 'more sentence')}</summary>{listed(more)}</details>")
+    if len(table):
+        parts.append(table_html(table.head(CELL_ROWS)))
+    if len(table) > CELL_ROWS:
+        parts.append(f"<p>{len(table) - CELL_ROWS} rows more: .frame()</p>")
+    drawn = next((result for result in results if result.kinds), None)
+    how: dict[str, Any] = {"include_plotlyjs": "cdn", "full_html": False}
+    return "".join([*parts, "" if drawn is None else plotly.io.to_html(drawn.plot(), **how)])

@@ -1,28 +1,24 @@
-"""Tables of a report: one row per head with every headline, the means, and the content of summary.json."""
+"""Tables of results, as page, notebook and terminal show them; printed, split where too wide, no number cut."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_float_dtype
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
 
-from tl_posgen.core.json_values import jsonable
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import HEAD, in_words
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.result import Result
 
 MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row per layer
 MOST_COLUMNS = 9  # of numbers there
-NULLS = {"random init": "null_seeds", "shuffled": "shuffled_seeds"}  # kinds of null models, and their provenance
-
-
-def head_table(results: Mapping[str, Result], of: str = TRAINED) -> pd.DataFrame:
-    """Return one row per head: the headlines of each measure, or all per-head numbers of a measure without any."""
-    table = pd.DataFrame(columns=list(HEAD))
-    for result in results.values():
-        frame = result.headline_frame(of)
-        if frame is not None:
-            table = frame if table.empty else table.merge(frame, on=list(HEAD), how="outer")
-    return table
+NO_NUMBER = "-"  # in a cell; sentences say "not defined"
 
 
 def compact(result: Result, of: str = TRAINED) -> pd.DataFrame:
@@ -42,10 +38,10 @@ def compact(result: Result, of: str = TRAINED) -> pd.DataFrame:
 def short_table(result: Result, of: str = TRAINED) -> pd.DataFrame | None:
     """Return the result's own short table with conditions called as figures call them; None where it has none."""
     table = result.table(of)
-    return None if table is None else with_words(result, table)
+    return None if table is None else _with_words(result, table)
 
 
-def with_words(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
+def _with_words(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame with its labels in the words of the measure."""
     words = result.measure.words
     texts = [str(name) for name, labels in result.own.coords.items() if labels.dtype.kind in "OUT"]
@@ -61,7 +57,7 @@ def labelled(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
         name, *more = column.split(", ")
         return ", ".join([labels.get(name, name), *(in_words(one, result.measure.words) for one in more)])
 
-    return with_words(result, frame).rename(columns=lambda column: words(str(column)))
+    return _with_words(result, frame).rename(columns=lambda column: words(str(column)))
 
 
 def head_means(table: pd.DataFrame) -> dict[str, float]:
@@ -69,16 +65,165 @@ def head_means(table: pd.DataFrame) -> dict[str, float]:
     return {str(name): float(table[name].mean()) for name in table.columns if name not in HEAD}
 
 
-def summary_of(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return summary.json: the model, each head's headlines and their means, and the summary of every measure."""
-    table = head_table(results)
-    heads = [{key: jsonable(float(value)) for key, value in row.items()} for row in table.to_dict("records")]
-    for row in heads:
-        row |= {"layer": int(row["layer"] or 0), "head": int(row["head"] or 0)}
-    summary = {name: provenance.get(name) for name in ("model", "backend", "length", "prompts", "versions")}
-    summary |= {"heads": heads, "mean": jsonable(head_means(table))}
-    for kind, seeds in NULLS.items():
-        null, known = head_table(results, kind), provenance.get(seeds)
-        summary[kind] = {"seed": known[0] if known else None, "mean": jsonable(head_means(null))} if len(null) else None
-    summary["measures"] = {name: result.as_summary() for name, result in results.items()}
-    return summary
+# Columns as text, and printed
+
+
+def print_frame(
+    console: Console, frame: pd.DataFrame, title: str, legend: str = "", most: int | None = None
+) -> dict[str, int]:
+    """Print a frame in as many tables as its columns need, each with the columns that name the rows.
+
+    Args:
+        most: print only so many rows, and only the columns that fit into one table; all if left out.
+
+    Returns:
+        Numbers of rows and columns that are left out.
+    """
+    n_rows = len(frame)
+    frame = frame.head(n_rows if most is None else most)
+    columns = {str(name): texts.tolist() for name, texts in as_text(frame).items()}
+    labels = list(takewhile(lambda name: not is_float_dtype(frame[name]), frame.columns))
+    n_labels = len(labels) if 0 < len(labels) < len(columns) else 1
+    left_out = print_columns(console, columns, title, n_labels, (), legend, whole=most is None)
+    return {"row": n_rows - len(frame), "column": left_out}
+
+
+def as_text(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame as terminal, page and notebook show it: titles without underscores, every cell as text.
+
+    Example:
+        >>> as_text(pd.DataFrame({"refit_r": [0.5, float("nan")]})).to_dict("list")
+        {'refit r': ['0.500', '-']}
+    """
+    return with_whole_numbers(frame).map(cell).rename(columns=title)
+
+
+def table_html(frame: pd.DataFrame) -> str:
+    """Return a table for pages and notebooks."""
+    with pd.option_context("display.max_colwidth", None):
+        return as_text(frame).to_html(index=False, border=0, classes="numbers")
+
+
+def title(name: Any) -> str:
+    """Return the title of a column."""
+    return str(name).replace("_", " ")
+
+
+def with_whole_numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with columns of whole numbers, such as steps and distances, as integers; "-" for none.
+
+    Example:
+        >>> with_whole_numbers(pd.DataFrame({"step": [30.0, float("nan")], "r": [0.5, 1.0]})).to_dict("list")
+        {'step': [30, '-'], 'r': [0.5, 1.0]}
+    """
+    found = frame.copy()
+    for name in frame.columns[[is_float_dtype(kind) for kind in frame.dtypes]]:
+        known = frame[name].dropna()
+        if len(known) and (known % 1 == 0).all() and known.abs().max() > 1:
+            found[name] = pd.Series([int(one) if one == one else NO_NUMBER for one in frame[name]], frame.index, object)
+    return found
+
+
+def cell(value: Any) -> str:
+    """Return a value with three decimals if it is no whole number; "-" for none."""
+    if not isinstance(value, float):
+        return str(value)
+    return format_number(value, ".3f") if value == value else NO_NUMBER
+
+
+def print_columns(
+    console: Console,
+    columns: Mapping[str, Sequence[str]],
+    title: str,
+    n_labels: int,
+    foot: Sequence[str] = (),
+    legend: str = "",
+    gap: int = 2,
+    *,
+    whole: bool = True,
+) -> int:
+    """Print columns of cells in as many tables as the width needs; a column that does not fit moves to a further table.
+
+    Headings and text break at spaces if necessary; a number is never cut. If not even the labels and one column fit,
+    the table is wider than the terminal.
+
+    Args:
+        n_labels: how many of the first columns name the rows; every table begins with them.
+        foot: styles of the last rows, which a line separates from the others.
+        legend: printed below the last table.
+        gap: spaces between columns.
+        whole: False prints only the first table.
+
+    Returns:
+        Number of columns that are not shown.
+    """
+    names = list(columns)
+    labels, rest = names[:n_labels], names[n_labels:]
+    uncut = {name: widest([name, *columns[name]]) for name in names}
+    by_cell = {name: widest([*name.split(), *columns[name]]) for name in names}
+    by_word = by_cell | {
+        name: widest([word for one in (name, *columns[name]) for word in one.split()]) for name in labels
+    }
+    unbroken = all(table_width(by_cell, [*labels, name], gap) <= console.width for name in rest)
+    needs = by_cell if unbroken else by_word
+    groups = [[*labels]]  # of columns that fit the width, each with the labels and at least one other
+    for name in rest:
+        if len(groups[-1]) > n_labels and table_width(needs, [*groups[-1], name], gap) > console.width:
+            groups.append([*labels])
+        groups[-1].append(name)
+    for group in groups if whole else groups[:1]:
+        widths = uncut if table_width(uncut, group, gap) <= console.width else needs
+        table = empty_table(title, gap)
+        for name in group:
+            table.add_column(name, justify="right", width=widths[name])
+        rows = list(zip(*(columns[name] for name in group), strict=True))
+        body = len(rows) - len(foot)
+        for number, row in enumerate(rows):
+            style = foot[number - body] if number >= body else None
+            table.add_row(*row, style=style, end_section=number == body - 1 and bool(foot))
+        if table_width(widths, group, gap) > console.width:
+            table.width = table_width(widths, group, gap)
+        console.print(table, crop=False)
+    if legend:
+        shown = names if whole else groups[0]
+        console.print(_legend_of(legend, shown, set(names) - {*shown}), style="dim", highlight=False)
+    return 0 if whole else sum(len(group) - n_labels for group in groups[1:])
+
+
+def _legend_of(legend: str, shown: Sequence[str], hidden: Collection[str]) -> str:
+    """Return a legend "column: meaning; columns, of one meaning: ..." without the columns that are hidden.
+
+    Example:
+        >>> _legend_of("r: of scores; R², rho: of ranks.", ["r"], ["R²", "rho"])
+        'r: of scores.'
+    """
+
+    def names_one(part: str, columns: Collection[str]) -> bool:
+        keys = part.partition(":")[0].split(", ")
+        return any(column == key or column.startswith(f"{key},") for key in keys for column in columns)
+
+    parts = legend.removesuffix(".").split("; ")
+    return "; ".join(part for part in parts if names_one(part, shown) or not names_one(part, hidden)) + "."
+
+
+def widest(texts: Sequence[str]) -> int:
+    return max(map(cell_len, texts), default=1)
+
+
+def table_width(widths: Mapping[str, int], names: Sequence[str], gap: int = 2) -> int:
+    """Return the width in characters of a table of these columns."""
+    return sum(widths[name] + gap for name in names) + 2 - gap
+
+
+def empty_table(title: str, gap: int = 2) -> Table:
+    """Return an empty table whose columns are `gap` spaces apart, and one space from either edge."""
+    return Table(title=title, box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False)
+
+
+def short(value: float) -> str:
+    """Format with three decimals and no zero before the point: .917, -.500, but 10.250; "-" for none."""
+    text = cell(float(value))
+    if text == NO_NUMBER:
+        return text
+    sign, digits = ("-" if text.startswith("-") else ""), text.lstrip("-")
+    return sign + (digits[1:] if digits.startswith("0.") else digits)

@@ -13,13 +13,16 @@ from rich.padding import Padding
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import TRAINED
-from tl_posgen.core.report import Report
+from tl_posgen.core.report import NULL_SEEDS, Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
-from tl_posgen.report.columns import (
+from tl_posgen.report.figures import model_name
+from tl_posgen.report.tables import (
     NO_NUMBER,
     cell,
+    compact,
     empty_table,
+    head_means,
     print_columns,
     print_frame,
     short,
@@ -28,8 +31,6 @@ from tl_posgen.report.columns import (
     widest,
     with_whole_numbers,
 )
-from tl_posgen.report.figures import model_name
-from tl_posgen.report.tables import NULLS, compact, head_means
 
 MOST_COLUMNS = 15  # of the table of all measures; with more columns each measure has its own table
 MOST_LINES = 38  # of the default output; the path of the page takes two more
@@ -39,12 +40,16 @@ FLAT = 0.01  # a random init's column that spans less than this share of the mod
 
 def print_report(report: Report, *, full: bool = False) -> None:
     """Print one row per head with all headlines, then the other results as `print_measures` does."""
-    per_head = [result for result in report.values() if headlines(result)]
+    per_head = [
+        name
+        for name, result in report.items()
+        if any(one.headline for one in result.measure.variables.values()) and result.headline_frame() is not None
+    ]
     if not per_head or len(report.frame().columns) > MOST_COLUMNS:
         print_measures(report, full=full)
         return
-    others = [result for result in report.values() if all(result is not one for one in per_head)]
-    print_blocks(partial(print_heads, report=report), others, report, full)
+    others = [result for name, result in report.items() if name not in per_head]
+    _print_blocks(partial(print_heads, report=report), others, report, full)
 
 
 def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | None = None) -> None:
@@ -54,74 +59,57 @@ def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | N
         full: print all sentences, and one table per result with the random init's below it.
         lead: a frame whose `attrs` hold its title and its legend.
     """
-    results = list(report.values())
+    results, first = list(report.values()), None
     if lead is not None and len(lead):
-        print_blocks(partial(print_lead, lead=lead), results, report, full)
-    elif full:
-        print_blocks(None, results, report, full)
-    else:
-        shown = next((result for result in results if has_table(result)), None)
-        first = None if shown is None else partial(print_own, result=shown)
-        print_blocks(first, [result for result in results if result is not shown], report, full)
+        heading, legend = (lead.attrs.get(name, "") for name in ("title", "legend"))
+        first = lambda console, most=None: print_frame(console, lead, heading, legend, most)  # noqa: E731
+    elif not full and (shown := next(filter(_has_table, results), None)) is not None:
+        first = partial(print_own, result=shown)
+        results = [result for result in results if result is not shown]
+    _print_blocks(first, results, report, full)
 
 
 # prints a table, or at most so many rows and the columns that fit; returns how many are left out
 Printer: TypeAlias = Callable[[Console, int | None], dict[str, int]]
 
 
-def print_blocks(first: Printer | None, results: Sequence[Result], report: Report, full: bool) -> None:
+def _print_blocks(first: Printer | None, results: Sequence[Result], report: Report, full: bool) -> None:
     """Print three sentences and the first table; or (full) all sentences and every result's table."""
     console = Console(markup=False)
+
+    def print_tables(most: int | None = None) -> None:
+        if first is not None:
+            first(console, most)
+        for result in results if full else ():
+            _print_result(console, result)
+
+    def printed(show: Callable[[], Any]) -> list[str]:
+        with console.capture() as captured:
+            show()
+        return captured.get().rstrip().splitlines()
+
     try:
         shown = [*report.findings(), *report.without_null()] if full else [*report.headlines(), *report.notes()]
     except Exception:  # of a measure's own sentences: what was measured is still shown
-        print_tables(console, first, results if full else (), None if full else TABLE_LINES)
+        print_tables(None if full else TABLE_LINES)
         raise
-    told = [line for one in shown for line in printed(console, partial(print_sentence, sentence=one))]
+    told = printed(lambda: [console.print(f"• {one}", highlight=False) for one in shown])
     if told:
         print(*told, "", sep="\n")
     if full:
-        print_tables(console, first, results)
+        print_tables()
         return
     missing = dict[str, int]()
     if first is not None:
-        lines, missing = fitted(console, first, max(1, min(TABLE_LINES, MOST_LINES - len(told) - 3)))
-        print(*lines, "", sep="\n")
-    tables = sum(has_table(result) for result in results)
-    missing |= {"sentence": len({*report.findings()} - {*shown}), "table": tables}
+        room = max(1, min(TABLE_LINES, MOST_LINES - len(told) - 3))
+        for most in range(room, 0, -1):  # until the table fits, if its first row does
+            lines = printed(lambda: missing.update(first(console, most)))  # noqa: B023
+            if len(lines) <= room or most == 1:
+                print(*lines, "", sep="\n")
+                break
+    missing |= {"sentence": len({*report.findings()} - {*shown}), "table": sum(map(_has_table, results))}
     if counts := [counted(n, what) for what, n in missing.items() if n]:
         print(f"Not shown: {', '.join(counts)}; --full shows all.")
-
-
-def print_tables(console: Console, first: Printer | None, results: Sequence[Result], most: int | None = None) -> None:
-    """Print the first table, at most so many rows of it, and every result's."""
-    if first is not None:
-        first(console, most)
-    for result in results:
-        print_result(console, result)
-
-
-def printed(console: Console, show: Callable[[Console], Any]) -> list[str]:
-    """Return the lines that a function prints."""
-    with console.capture() as captured:
-        show(console)
-    return captured.get().rstrip().splitlines()
-
-
-def fitted(console: Console, show: Printer, room: int) -> tuple[list[str], dict[str, int]]:
-    """Return the lines of a table cut to so many lines if its first row fits them, and what is left out."""
-    missing: dict[str, int] = {}
-    lines: list[str] = []
-    for most in range(room, 0, -1):
-        lines = printed(console, lambda console: missing.update(show(console, most)))  # noqa: B023
-        if len(lines) <= room:
-            break
-    return lines, missing
-
-
-def print_lead(console: Console, most: int | None = None, *, lead: pd.DataFrame) -> dict[str, int]:
-    """Print a table with the title and the legend of its attributes."""
-    return print_frame(console, lead, lead.attrs.get("title", ""), lead.attrs.get("legend", ""), most)
 
 
 def print_heads(console: Console, most: int | None = None, *, report: Report) -> dict[str, int]:
@@ -131,10 +119,13 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
     if most is not None and most < len(frame):
         rows = frame.nlargest(most, str(frame.columns[2])).sort_index()  # in the order of all
         heading += f", the {most} of highest {title(frame.columns[2])}"
-    short_names, legend = headings(report)
+    labelled = [one for result in report.values() for one in result.headline_labels().items()]
+    known = {name: (heading, label) for name, (heading, label) in labelled if heading}
+    short_names = {"layer": "L", "head": "H"} | {name: heading for name, (heading, _) in known.items()}
+    legend = "; ".join(f"{heading}: {label}" for heading, label in known.values() if heading != label)
     records = [row | {name: int(row[name]) for name in HEAD} for row in with_whole_numbers(rows).to_dict("records")]
     foot = {"mean": {"layer": "mean", "head": ""} | head_means(frame)}
-    for kind, seeds in NULLS.items():
+    for kind, seeds in NULL_SEEDS.items():
         if report.provenance.get(seeds):
             foot[kind] = {"layer": kind.split()[0], "head": ""} | head_means(report.frame(kind))
     styles = ["bold" if name == "mean" else "dim" for name in foot]
@@ -150,20 +141,7 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
     return {"row": len(frame) - len(rows), "column": left_out}
 
 
-def headlines(result: Result) -> bool:
-    """Return whether the per-head table shows a result."""
-    return any(one.headline for one in result.measure.variables.values()) and result.headline_frame() is not None
-
-
-def headings(report: Report) -> tuple[dict[str, str], str]:
-    """Return short headings for the columns of the per-head table, and the legend that spells them out."""
-    columns = [one for result in report.results.values() for one in result.headline_labels().items()]
-    known = {name: (heading, label) for name, (heading, label) in columns if heading}
-    short = {"layer": "L", "head": "H"} | {name: heading for name, (heading, _) in known.items()}
-    return short, "; ".join(f"{heading}: {label}" for heading, label in known.values() if heading != label)
-
-
-def has_table(result: Result) -> bool:
+def _has_table(result: Result) -> bool:
     """Return whether a result has numbers a row."""
     return bool(set(compact(result).columns) - set(result.measure.rows))
 
@@ -175,9 +153,9 @@ def print_own(console: Console, most: int | None = None, *, result: Result, of: 
     return print_frame(console, table, f"{name}: {side}", result.measure.legend, most)
 
 
-def print_result(console: Console, result: Result) -> None:
+def _print_result(console: Console, result: Result) -> None:
     """Print the short table of a result, then those of its null models, or a sentence of one that is flat."""
-    if not has_table(result):
+    if not _has_table(result):
         return
     print_own(console, result=result)
     for kind in list(result.sides)[1:]:
@@ -249,7 +227,3 @@ def print_claims(report: Report, *, full: bool = False) -> None:
         table.add_row(row["claim"], row["verdict"], textwrap.shorten(row["says"], max(room, 10), placeholder=" ..."))
     console.print(table)
     print(*[*report["claims"].findings(), "The numbers that verdicts rest on: --full, or the page."], sep="\n")
-
-
-def print_sentence(console: Console, sentence: str) -> None:
-    console.print(f"• {sentence}", highlight=False)

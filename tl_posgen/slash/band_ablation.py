@@ -9,12 +9,12 @@ import torch
 import xarray as xr
 
 from tl_posgen.core.formatting import counted, format_bound, in_brackets
-from tl_posgen.core.interventions import Interventions
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.interventions import Interventions
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.rope.frequency_bands import BANDS

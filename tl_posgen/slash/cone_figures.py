@@ -6,8 +6,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tl_posgen.report.figures import Panels, equality, model_label, sides
-from tl_posgen.report.head_figures import head_maps, head_points
+from tl_posgen.report.figures import Panels, equality, model_label
+from tl_posgen.report.head_figures import head_map, head_points
 from tl_posgen.slash.head_groups import TITLES, group_boxes, head_groups
 
 Q_AND_K = {"Q": {"side": "q"}, "K": {"side": "k"}}
@@ -18,15 +18,6 @@ def ranks(result: Any, columns: Mapping[str, Any], title: str, subtitle: str) ->
     panels = group_boxes({words: head_groups(result, one) for one, words in TITLES.items()}, columns, "r1")
     panels.figure.update_yaxes(range=[0, 1.03])
     return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
-
-
-def axis_map(
-    result: Any, name: str, labels: Mapping[str, str], title: str, subtitle: str, limits: tuple[float, float] | None
-) -> go.Figure:
-    """Draw head maps of what W_Q and W_K do with the axis, all tokens."""
-    both = [data[name].sel(tokens="all").to_dataset("side").assign_attrs(data.attrs) for _, data, _ in sides(result)]
-    heading = f"{title} · {model_label(result.own)}"
-    return head_maps(both, labels, title=heading, subtitle=subtitle, limits=limits)
 
 
 def counterfactual(result: Any) -> go.Figure:
@@ -55,10 +46,8 @@ FIGURES: Mapping[str, Callable[[Any], go.Figure]] = {
         title="How near rank one are queries and keys?",
         subtitle="share of the first singular value in the energy of Q and K before RoPE, not centred; a point a head",
     ),
-    "gain": partial(
-        axis_map,
-        name="gain",
-        labels={"q": "W_Q", "k": "W_K"},
+    "gain": head_map(
+        *(("gain", side) for side in Q_AND_K.values()),
         title="Gain of the cone's axis",
         subtitle="|u'W| over its root mean square over directions: 1 is no preference for the axis u",
         limits=None,

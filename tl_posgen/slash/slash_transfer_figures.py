@@ -8,10 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.core.measure import HEAD
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.figures import Panels, colour_axis, equality, model_label, sides, token_map
-from tl_posgen.report.head_figures import head_points
+from tl_posgen.report.figures import Panels, colour_axis, model_label, sides, token_map
+from tl_posgen.report.kinds import points
 from tl_posgen.slash.layer_means import examples
 
 SOURCES = ("natural", "random")
@@ -20,29 +19,28 @@ N_PANELS = 5  # distances drawn in one row
 N_HEADS = 2  # whose attention is drawn; of the random init the strongest
 
 
-def scatter(result: Any) -> go.Figure:
-    """Draw random tokens against text, a point a head: a column a distance, a row with and without the first token."""
-    own, distances = result.numbers, result.own["short_distance"].values[:N_PANELS].tolist()
-    places, titles = list(product(KEYS, distances)), []
-    for tokens, distance in places:
+def scatter_panels(result: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Return a panel a distance, with and without the first token, titled by its correlations over heads."""
+    own, panels = result.numbers, {}
+    for tokens, distance in product(KEYS, result.own["short_distance"].values[:N_PANELS].tolist()):
         r, rho = (own(name, tokens=tokens, short_distance=distance) for name in ("pearson", "spearman"))
         random = f" (random init {r.of_inits.value:.2f})" if own.inits else ""
-        titles.append(f"D = {distance}: r {r.value:.2f}{random}<br>ρ {rho.value:.2f}")
-    panels = Panels(titles, columns=len(distances), horizontal_spacing=0.04)
-    for panel, (tokens, distance) in enumerate(places):
-        at = {"tokens": tokens, "distance": distance}
-        for side, data, colour in sides(result):
-            heads = data["score"].sel(at).stack(place=HEAD).dropna("place")
-            look = {"color": colour, "size": 7, "symbol": "x-thin-open" if data is not result.own else "circle"}
-            hover = f"D = {distance}<br>text %{{x:.3f}}, random tokens %{{y:.3f}}"
-            text, random_tokens = (heads.sel(source=source) for source in SOURCES)
-            panels.add(panel, head_points(text, random_tokens, hover, name=side, marker=look))
-        panels.add(panel, equality(float(result.own["score"].sel(at).max())))
-    for row, words in enumerate(KEYS.values(), start=1):
-        panels.figure.update_yaxes(title_text=f"random tokens<br>{words}", row=row, col=1)
-    panels.figure.update_xaxes(title_text="on text", row=2).update_annotations(font_size=11)
-    subtitle = "a point a head, a column a distance D; r: Pearson over heads, ρ: Spearman; dotted: equal"
-    return panels.finish(f"Slash scores in and out of distribution · {model_label(result.own)}", subtitle)
+        title = f"D = {distance}: r {r.value:.2f}{random}<br>ρ {rho.value:.2f}, {KEYS[tokens]}"
+        panels[title] = {"tokens": tokens, "distance": distance}
+    return panels
+
+
+scatter = points(
+    ("score", {"source": "natural"}),
+    ("score", {"source": "random"}),
+    scatter_panels,
+    title="Slash scores in and out of distribution",
+    subtitle="a panel a distance D; r: Pearson over heads, ρ: Spearman",
+    x_title="on text",
+    y_title="on random tokens",
+    equal=True,
+    columns=N_PANELS,
+)
 
 
 def maps(result: Any) -> go.Figure:

@@ -9,11 +9,11 @@ from rotated_heads import captures_of
 
 from tl_posgen.core.attach import attach
 from tl_posgen.core.engine import analyze
+from tl_posgen.core.formatting import ENCODINGS as WHERE
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition import AcrossPrompts, MeanKey, Residual, ThreeAxis
-from tl_posgen.report.caveats import ENCODINGS as WHERE
 
 pytestmark = pytest.mark.longer
 

@@ -6,7 +6,7 @@ import torch
 import xarray as xr
 
 import tl_posgen
-from tl_posgen.cli.measure_commands import built, command_of_measure
+from tl_posgen.cli.commands import app_for
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
@@ -97,7 +97,5 @@ def test_learned_positions_are_in_the_content_and_something_is_concluded(learned
 
 
 def test_the_command_takes_as_many_prompts_as_shares_by_place_want():
-    chosen = command_of_measure("variance")
-    assert chosen is not None
-    (prompts,) = (one for one in built("variance", chosen).params if one.name == "prompts")
-    assert prompts.default == 16 >= FEWEST_PROMPTS
+    arguments = app_for(["variance"])["variance"].assemble_argument_collection()
+    assert arguments["--prompts"].field_info.default == 16 >= FEWEST_PROMPTS

@@ -18,7 +18,8 @@ from tl_posgen.position.decomposition.layer_fits import ALIKE, fit_capture, weig
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, ThreeAxisFit
 from tl_posgen.report.figures import finish, sides
-from tl_posgen.report.head_figures import by_layer, head_map, head_names, layer_curves
+from tl_posgen.report.head_figures import head_map, head_names, layer_curves
+from tl_posgen.report.kinds import lines
 
 BOTH = ("tokens", *HEAD)
 HIGH = 0.95  # Han & Ji 2025 report .959 for a sum of position and semantics; of which fit is not known
@@ -195,7 +196,7 @@ class ThreeAxis(Measure):
         )
 
     figures = {
-        "depth": by_layer(
+        "depth": lines(
             {"correlation": [("r of position + query + key", "r"), ("r within rows", "r_within_rows")]}
             | {"std of scores within rows, logits": [("scores", "std")]},
             title="Three-axis fit by layer",

@@ -34,7 +34,8 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     variance_shares,
 )
 from tl_posgen.position.decomposition.variance_figures import draw_atlas, draw_places, draw_shares
-from tl_posgen.report.head_figures import by_layer, head_map
+from tl_posgen.report.head_figures import head_map
+from tl_posgen.report.kinds import lines
 
 DIMS = ("tokens", *HEAD)
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
@@ -139,7 +140,7 @@ class Variance(Measure):
     figures = {
         "places": draw_places,
         "atlas": draw_atlas,
-        "depth": by_layer(
+        "depth": lines(
             {
                 "correlation": [("position + content", "additive_r"), ("three axes", three_axis_r)],
                 "std within rows, logits": [(of, "size", {"of": of}) for of in SIZES],

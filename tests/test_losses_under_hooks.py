@@ -9,7 +9,7 @@ import xarray as xr
 
 import tl_posgen
 from tl_posgen.core import engine
-from tl_posgen.core.interventions import Interventions
+from tl_posgen.interventions import Interventions
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, to_prompts
 from tl_posgen.slash import BandAblation
@@ -65,8 +65,8 @@ def test_rises_have_intervals_and_nulls_and_stand_in_words_table_and_figure(resu
     assert table["recovered"]["everywhere"] == 0
     assert table["recovered"].drop("unchanged").max() < 1
     trained, null = result.plot().data
-    np.testing.assert_allclose(trained.x, [rise.value for rise in rises.values()])
-    np.testing.assert_allclose(null.x, [rise.inits[0] for rise in rises.values()])
+    np.testing.assert_allclose(trained.x[1:], [rise.value for rise in rises.values()])
+    np.testing.assert_allclose(null.x[1:], [np.mean(rise.inits) for rise in rises.values()])
 
 
 def test_the_passes_are_those_that_are_made(mini, monkeypatch):

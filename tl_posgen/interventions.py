@@ -6,34 +6,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import Measure, Variable, in_words
-from tl_posgen.core.numbers import TRAINED, Number, Numbers, at_init, intervals_of
+from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.run import Run
-from tl_posgen.report.figures import Panels, error_bars, model_label, sides
+from tl_posgen.report.kinds import bars
 
 UNTOUCHED = "unchanged"  # the condition without hooks
 MOST_NAMED = 6  # conditions in a sentence
-
-
-def rise_bars(result: Any) -> go.Figure:
-    """Draw the rise of the loss under every condition with its interval, beside the null models'."""
-    rise = result.measure.rise_of(result.numbers)
-    names = [in_words(one, result.measure.words) for one in rise["condition"].values]
-    panels = Panels([""], columns=1, row_height=60 + 26 * len(names) * len(result.sides))
-    inits = (TRAINED, *(one.labels[0] for one in result.numbers.by_null.values()))
-    for (side, _, colour), init in zip(sides(result), inits, strict=True):
-        found = intervals_of(at_init(rise, init))
-        value, low, high = (found[end].values for end in ("value", "low", "high"))
-        bars = go.Bar(x=value, y=names, orientation="h", name=side, marker_color=colour)
-        panels.add(0, bars.update(error_x=error_bars(value, low, high)))
-    panels.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group")
-    subtitle = "nats per token, over the unchanged model; bars: 95 % intervals over prompts"
-    title = f"{result.measure.question} · {model_label(result.own)}"
-    return panels.axes("rise of the loss, nats").finish(title, subtitle)
 
 
 @dataclass(frozen=True)
@@ -66,7 +48,15 @@ class Interventions(Measure):
     rows = ("condition",)
     control = ""
     variables = {"loss": Variable("loss", "nats", "per token", ("condition", "prompt"), headline="loss")}
-    figures = {"rise": rise_bars}
+    figures = {
+        "rise": bars(
+            {"rise of the loss, nats": [("rise", lambda own: own.measure.rise_of(own))]},
+            "condition",
+            title="Loss under interventions",
+            subtitle="nats per token, over the unchanged model",
+            form="+.3f",
+        )
+    }
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         """Return the interventions: name -> hooks; none for the unchanged model, which is added."""
@@ -87,13 +77,13 @@ class Interventions(Measure):
         return {"loss": run.losses_under(hooks).mean(-1).numpy()}
 
     def rise_of(self, own: Numbers) -> xr.DataArray:
-        """Return the rise of the loss [.., condition, prompt] of all conditions but the unchanged."""
+        """Return the rise of the loss [.., condition, prompt], zero of the unchanged model."""
         loss = own.array("loss", condition=None)
-        return loss.drop_sel(condition=UNTOUCHED) - loss.sel(condition=UNTOUCHED, drop=True)
+        return loss - loss.sel(condition=UNTOUCHED, drop=True)
 
     def rises(self, own: Numbers) -> dict[str, Number]:
-        """Return the rise of the loss by condition."""
-        rise = self.rise_of(own)
+        """Return the rise of the loss by condition, all but the unchanged."""
+        rise = self.rise_of(own).drop_sel(condition=UNTOUCHED)
         return dict(zip(map(str, rise["condition"].values), own.along(rise, "condition"), strict=True))
 
     def rise(self, own: Numbers, condition: str) -> Number:

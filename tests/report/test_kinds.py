@@ -1,0 +1,107 @@
+"""Declared figures draw the numbers of their variables, with intervals, beside the null models."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.result import Result
+from tl_posgen.report.kinds import bars, heat_maps, lines, points
+
+INITS = ["trained", "0", "1", "shuffled 0"]
+CONDITIONS = ["unchanged", "no_rope", "means"]
+SIZES = {"init": 4, "prompt": 5, "condition": 3, "layer": 2, "head": 3, "layer_2": 2, "k": 2}
+DIMS = {
+    "loss": ("init", "condition", "prompt"),
+    "score": ("init", "layer", "head", "prompt"),
+    "other": ("init", "layer", "head", "prompt"),
+    "square": ("init", "k", "layer", "layer_2", "prompt"),
+}
+
+
+@dataclass(frozen=True)
+class Figures(Measure):
+    """1.
+
+    Numbers that were made up.
+
+    Source: ours
+    """
+
+    of: int = 3
+    question = "What is drawn?"
+    words = {"no_rope": "RoPE removed"}
+    variables = {name: Variable(name, dims=dims[1:]) for name, dims in DIMS.items()}
+
+
+@pytest.fixture(scope="module")
+def result():
+    draw = np.random.default_rng(0)
+    labels = {"init": INITS, "condition": CONDITIONS, "init_label": ("init", ["m", "m, 0", "m, 1", "m, shuffled"])}
+    labels |= {dim: range(SIZES[dim]) for dim in ("layer", "head", "prompt", "layer_2")} | {"k": [5, 10]}
+    arrays = {name: (dims, draw.normal(size=[SIZES[dim] for dim in dims])) for name, dims in DIMS.items()}
+    return Result(Figures(), xr.Dataset(arrays, labels, {"model": "m"}), {})
+
+
+def nulls_of(result, name, over):
+    """The mean over random inits, and that of shuffled weights."""
+    means = result.dataset[name].mean(over)
+    return means.sel(init=["0", "1"]).mean("init"), means.sel(init="shuffled 0")
+
+
+def ends(trace, axis):
+    value, bar = np.asarray(trace[axis]), trace[f"error_{axis}"]
+    return value, value - bar.arrayminus, value + bar.array
+
+
+def expected_ends(result, name, along):
+    numbers = result.numbers.along(result.numbers.array(name), along)
+    return [[getattr(one, end) for one in numbers] for end in ("value", "low", "high")]
+
+
+def test_bars_are_means_over_prompts_with_intervals_beside_both_nulls(result):
+    figure = bars({"loss": [("loss", "loss")]}, "condition", title="T", subtitle="of {of}", mark="unchanged")(result)
+    own, *nulls = figure.data
+    np.testing.assert_allclose(ends(own, "x"), expected_ends(result, "loss", "condition"))
+    assert np.isfinite(own.error_x.array).all()
+    assert list(own.y) == ["unchanged", "RoPE removed", "means"]
+    for bar, expected in zip(nulls, nulls_of(result, "loss", "prompt"), strict=True):
+        np.testing.assert_allclose(bar.x, expected)
+    (mark,) = figure.layout.shapes
+    assert mark.x0 == own.x[0]
+    assert figure.layout.title.text.startswith("<b>T · m</b>")
+    assert "of 3; 95 % intervals over prompts; dotted: unchanged" in figure.layout.title.text
+
+
+def test_lines_are_means_over_heads_and_functions_stand_for_variables(result):
+    curves = [("score", "score"), ("twice", lambda own: 2 * own.array("score"))]
+    figure = lines({"one": curves}, title="T")(result)
+    np.testing.assert_allclose(ends(figure.data[0], "y"), expected_ends(result, "score", "layer"))
+    for curve, expected in zip(figure.data[1:3], nulls_of(result, "score", ("prompt", "head")), strict=True):
+        np.testing.assert_allclose(curve.y, expected)
+    np.testing.assert_allclose(figure.data[3].y, 2 * figure.data[0].y)
+    assert [trace.line.dash for trace in figure.data[:3]] == ["solid", "dash", "dot"]
+
+
+def test_points_are_heads(result):
+    figure = points(("score", {"prompt": 0}), ("other", {"prompt": 0}), title="T", equal=True)(result)
+    for trace, init in zip(figure.data[:3], ("trained", "0", "shuffled 0"), strict=True):
+        one = result.dataset.sel(init=init, prompt=0)
+        np.testing.assert_array_equal((trace.x, trace.y), (one["score"].values.ravel(), one["other"].values.ravel()))
+    assert list(figure.data[0].text) == [f"L{layer}H{head}" for layer in range(2) for head in range(3)]
+    assert figure.data[3].name == "equal"
+
+
+def test_heat_maps_have_a_row_a_label_and_a_column_a_side_on_one_scale(result):
+    figure = heat_maps("square", "layer", "layer_2", per=["k"], title="T", diagonal=False)(result)
+    off = ~np.eye(2, dtype=bool)
+    places = [(k, init) for k in (5, 10) for init in ("trained", "0", "shuffled 0")]
+    for trace, (k, init) in zip(figure.data, places, strict=True):
+        expected = result.dataset["square"].sel(k=k, init=init).mean("prompt").transpose("layer", "layer_2").values
+        np.testing.assert_allclose(trace.z[off], expected[off])
+        assert np.isnan(np.diag(trace.z)).all()
+    values = np.concatenate([trace.z[off] for trace in figure.data])
+    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (values.min(), values.max())
+    assert figure.layout.annotations[3].text == "m, k = 10"

@@ -1,0 +1,257 @@
+"""Kinds of figure that a measure declares by the names of its variables: bars, lines, points and heat maps.
+
+Each is made once with its intervals over prompts and the null models beside; the fifth kind, `head_map`, and the curves
+of all heads are in `head_figures`. A curve is (name, variable) or (name, variable, labels); a function of the `Numbers`
+that gives an array stands in the place of a variable that is derived from stored ones.
+
+    figures = {
+        "loss": bars({"loss, nats per token": [("loss", "loss")]}, "condition", title="Loss", mark="unchanged"),
+        "depth": lines({"correlation": [("r", "r"), ("within rows", "r_within_rows")]}, title="Fit by layer"),
+        "against": points(("score", {"source": "natural"}), ("score", {"source": "random"}), title="On random tokens"),
+        "map": heat_maps("coupling", "layer", "layer_2", per=["k"], title="Coupling"),
+    }
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeAlias
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tl_posgen.core.measure import HEAD, in_words
+from tl_posgen.core.numbers import KEPT, Number
+from tl_posgen.report.figures import (
+    AT_START,
+    COLOURS,
+    NULL_COLOUR,
+    SHUFFLED_COLOUR,
+    Panels,
+    at_labels,
+    colour_axis,
+    equality,
+    error_bars,
+    heat,
+    line,
+    line_with_intervals,
+    model_label,
+    sides,
+)
+from tl_posgen.report.head_figures import head_points
+
+Curve: TypeAlias = Sequence[Any]  # (name, variable or function of Numbers [, labels])
+Figure: TypeAlias = Callable[[Any], go.Figure]  # of a Result: an entry of `Measure.figures`
+Words: TypeAlias = str | Callable[[Any], str]  # a text, or a function of the result that gives it
+INTERVALS = "95 % intervals over prompts"
+DASHES = {"random init": "dash", "shuffled": "dot"}
+NULL_COLOURS = {"random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
+CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A curve with its numbers along a dim: of the model, and of its null models by kind."""
+
+    panel: int
+    name: str
+    colour: str
+    own: list[Number]
+    nulls: Mapping[str, list[float]]
+
+    @property
+    def ends(self) -> np.ndarray:
+        return np.array([[getattr(one, end) for one in self.own] for end in ("value", "low", "high")])
+
+
+def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> Iterator[_Drawn]:
+    own = result.numbers
+    names = dict.fromkeys(name for curves in panels.values() for name, *_ in curves)
+    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+    for number, curves in enumerate(panels.values()):
+        for name, variable, *labels in curves:
+            array = variable(own) if callable(variable) else own.array(variable, **{along: None} | dict(*labels))
+            bounds = None if callable(variable) else own.bounds_of(variable)
+            nulls = {kind: [one.value for one in null.along(array, along)] for kind, null in own.by_null.items()}
+            known = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
+            yield _Drawn(number, name, colours[name], own.along(array, along, bounds), known)
+
+
+def _said(words: Words, result: Any) -> str:
+    return words(result) if callable(words) else words.format(**{**result.own.attrs, **result.measure.options()})
+
+
+def _heading(title: str, result: Any) -> str:
+    return f"{title} · {model_label(result.own)}"
+
+
+def lines(
+    panels: Mapping[str, Sequence[Curve]],
+    along: str = "layer",
+    *,
+    title: str,
+    subtitle: Words = "",
+    x_title: str = "",
+    y_title: str = "",
+    log_x: bool = False,
+    columns: int = 3,
+) -> Figure:
+    """Return a figure of curves along a dim: means over the other dims with intervals, the null models' broken.
+
+    Args:
+        panels: title -> curves.
+        subtitle: may name options: "at distance {d0:g}".
+        log_x: on a logarithmic axis.
+    """
+
+    def figure(result: Any) -> go.Figure:
+        drawn = Panels(list(panels), columns=columns, row_height=280)
+        x = result.own[along].values.tolist()
+        for one in _drawn(result, panels, along):
+            drawn.add(one.panel, line_with_intervals(x, one.ends, one.name, one.colour))
+            for kind, values in one.nulls.items():
+                look: dict[str, Any] = {"dash": DASHES[kind], "width": 1, "showlegend": False}
+                drawn.add(one.panel, line(x, values, f"{one.name}, {kind}", one.colour, **look))
+        over = "mean over heads, " if along == "layer" else ""
+        words = {"dash": "dashed", "dot": "dotted"}
+        broken = [f"{words[DASHES[kind]]}: {kind}" for kind in result.numbers.by_null]
+        told = "; ".join(filter(None, [_said(subtitle, result), f"{over}{INTERVALS}", *broken]))
+        return drawn.axes(x_title or along, y_title, log_x=log_x).finish(_heading(title, result), told)
+
+    return figure
+
+
+def bars(
+    panels: Mapping[str, Sequence[Curve]],
+    along: str,
+    *,
+    title: str,
+    subtitle: Words = "",
+    form: str = ".3f",
+    mark: Any = None,
+) -> Figure:
+    """Return a figure of horizontal bars, one a label of a dim, with intervals, and the null models' in grey.
+
+    Args:
+        panels: title -> curves; a panel each, beside each other.
+        subtitle: as in `lines`.
+        form: how values are written on the bars.
+        mark: a label whose values are dotted lines, such as "unchanged".
+    """
+
+    def figure(result: Any) -> go.Figure:
+        places = result.own[along].values.tolist()
+        names = [in_words(place, result.measure.words) for place in places]
+        every = list(_drawn(result, panels, along))
+        n_bars = max(sum(1 + len(one.nulls) for one in every if one.panel == panel) for panel in range(len(panels)))
+        height = 60 + len(names) * max(24, 14 * n_bars)
+        drawn = Panels(list(panels), columns=len(panels), row_height=height, shared_yaxes=True, horizontal_spacing=0.04)
+        for one in every:
+            value, low, high = one.ends
+            written = ["" if np.isnan(number) else format(number, form) for number in value]
+            bar = go.Bar(x=value, y=names, name=one.name, text=written, orientation="h", marker_color=one.colour)
+            drawn.add(one.panel, bar.update(error_x=error_bars(value, low, high), **AT_START))
+            for kind, values in one.nulls.items():
+                look: dict[str, Any] = {"orientation": "h", "marker_color": NULL_COLOURS[kind]}
+                drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **look))
+            if mark is not None:
+                place: dict[str, Any] = {"row": 1, "col": one.panel + 1, "line_dash": "dot"}
+                drawn.figure.add_vline(x=float(value[places.index(mark)]), **place)
+        drawn.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.25)
+        marked = "" if mark is None else f"dotted: {in_words(mark, result.measure.words)}"
+        has_ends = any(np.isfinite(one.ends[1:]).any() for one in every)
+        told = filter(None, [_said(subtitle, result), INTERVALS if has_ends else "", marked])
+        return drawn.finish(_heading(title, result), "; ".join(told))
+
+    return figure
+
+
+def points(
+    x: tuple[str, Mapping[str, Any]],
+    y: tuple[str, Mapping[str, Any]],
+    panels: Mapping[str, Mapping[str, Any]] | Callable[[Any], Mapping[str, Mapping[str, Any]]] | None = None,
+    *,
+    title: str,
+    subtitle: Words = "",
+    x_title: str = "",
+    y_title: str = "",
+    equal: bool = False,
+    columns: int = 4,
+) -> Figure:
+    """Return a figure of one per-head variable against another, a point a head; the null models' heads are crosses.
+
+    Args:
+        x, y: variable and labels of its dims; the usual ones where none is given.
+        panels: title -> labels of both, or a function of the result that returns this; one panel if left out.
+        subtitle: as in `lines`.
+        equal: draw the diagonal.
+    """
+
+    def figure(result: Any) -> go.Figure:
+        known = panels(result) if callable(panels) else panels or {"": {}}
+        drawn = Panels(list(known), columns=columns, horizontal_spacing=0.04)
+        for panel, labels in enumerate(known.values()):
+            tops = []
+            for side, data, colour in sides(result):
+                ends = (at_labels(result, data[name], {**labels, **at}) for name, at in (x, y))
+                both = xr.concat(list(ends), "axis").stack(place=HEAD).dropna("place")
+                look = {"color": colour, "size": 7, "symbol": "circle" if data is result.own else "x-thin-open"}
+                drawn.add(panel, head_points(both[0], both[1], name=side, marker=look))
+                tops.append(float(both.max()) if both.size else np.nan)
+            if equal:
+                drawn.add(panel, equality(tops[0]))
+        drawn.figure.update_annotations(font_size=11)
+        words = "; ".join(filter(None, [_said(subtitle, result), "a point a head", "dotted: equal" if equal else ""]))
+        return drawn.axes(x_title, y_title).finish(_heading(title, result), words)
+
+    return figure
+
+
+def heat_maps(
+    name: str,
+    down: str,
+    across: str,
+    *,
+    title: str,
+    per: Sequence[str] = (),
+    at: Mapping[str, Any] | None = None,
+    panel_title: Callable[[Any, str, Mapping[str, Any]], str] | None = None,
+    subtitle: Words = "",
+    x_title: str = "",
+    y_title: str = "",
+    limits: tuple[float, float] | None = None,
+    diagonal: bool = True,
+    row_height: int = 300,
+) -> Figure:
+    """Return a figure of maps of a variable over two dims, means over prompts: a row for each label of the dims `per`,
+    a column for the model and each kind of null models, all on one colour scale.
+
+    Args:
+        at: labels of other dims.
+        panel_title: function of the result, the kind ("trained", "random init"), and the labels of `per`.
+        subtitle: as in `lines`.
+        limits: of the colour scale; those of the numbers if left out.
+        diagonal: False leaves it empty, where it is 1 by definition.
+    """
+
+    def figure(result: Any) -> go.Figure:
+        rows = list(product(*(result.own[dim].values.tolist() for dim in per)))
+        shown, maps, titles = sides(result), [], []
+        for row, (kind, (side, data, _)) in product(rows, zip(result.sides, shown, strict=True)):
+            labels = dict(zip(per, row, strict=True))
+            array = at_labels(result, data[name], {**(at or {}), **labels})
+            array = array.mean([dim for dim in array.dims if dim in KEPT]).transpose(down, across)
+            maps.append(array if diagonal else array.where(~np.eye(*array.shape, dtype=bool)))
+            where = "".join(f", {dim} = {label}" for dim, label in labels.items())
+            titles.append(panel_title(result, kind, labels) if panel_title else f"{side}{where}")
+        drawn = Panels(titles, columns=len(shown), row_height=row_height)
+        text = "%{z:.2f}" if len(shown) * max((one.shape[1] for one in maps), default=0) <= CELLS_WRITTEN else None
+        for number, array in enumerate(maps):
+            drawn.add(number, heat(array, texttemplate=text))
+        drawn.figure.update_xaxes(type="category").update_yaxes(type="category", autorange="reversed")
+        ends = limits or (min(float(one.min()) for one in maps), max(float(one.max()) for one in maps))
+        drawn.figure.update_layout(coloraxis=colour_axis(*ends))
+        return drawn.axes(x_title or across, y_title or down).finish(_heading(title, result), _said(subtitle, result))
+
+    return figure
