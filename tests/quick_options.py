@@ -16,7 +16,6 @@ OPTIONS = {
     "profiles": {"n_repeated": 2, "period": 4, "costs": True},
     "sources": {"terms": ("position", "content"), "check": True},
     "rules": {"rules": ("window", "position_and_content"), "budgets": (4,)},
-    "what_if_rope": {"rules": ("linear",), "factors": (2,), "times": (2,), "inside": 12},
     "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
     "token_coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
 }

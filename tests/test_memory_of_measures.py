@@ -7,7 +7,6 @@ from live_memory import LiveMemory
 
 import tl_posgen
 from tl_posgen.core import registry
-from tl_posgen.frequencies import WhatIfRope
 from tl_posgen.joining import KeyCut, Profiles
 from tl_posgen.models.layers import fused
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
@@ -86,13 +85,4 @@ def test_the_untouched_model_beyond_its_length_forms_no_matrix(many_heads, monke
     monkeypatch.setattr(pair_moments, *ROWS)
     requests = [(n, LengthExtrapolation(inside=n // 2, times=2, conditions=())) for n in (LENGTH, 2 * LENGTH)]
     one, two = (peak_of(many_heads, registry.measure_from(options), n, True) for n, options in requests)
-    assert two <= 2.2 * one
-
-
-@pytest.mark.slow
-def test_longer_prompts_at_other_frequencies_form_no_matrix(many_heads, monkeypatch):
-    monkeypatch.setattr(fused, "SCORES_AT_ONCE", 2**16)
-    options = {"rules": ["linear"], "factors": [2], "times": [2]}
-    requests = [(n, WhatIfRope(**options, inside=n // 2)) for n in (LENGTH, 2 * LENGTH)]
-    one, two = (peak_of(many_heads, request, n, True) for n, request in requests)
     assert two <= 2.2 * one

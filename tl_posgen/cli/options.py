@@ -15,8 +15,7 @@ from tl_posgen.errors import InputError, OutputError
 
 app = typer.Typer(
     help="How does a language model's attention use position?",
-    epilog="Every measure is a command too: rules, what-if-rope, sources, variance and others; `tl-posgen measures` "
-    "lists them.",
+    epilog="Every measure is a command too: rules, sources, variance and others; `tl-posgen measures` lists them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,16 +1,22 @@
-"""Rules against transformers' own functions and the papers' closed formulas."""
+"""Rules of frequencies against transformers' own functions and the papers' formulas; models under other frequencies
+against models whose config has them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from families import family_cases, scaled_llama
 
-from tl_posgen.errors import InputError
-from tl_posgen.frequencies import FrequencyRule
-from tl_posgen.frequencies.numbers.changed_frequencies import base_of, change_elsewhere, fastest_alone
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.frequencies import FrequencyRule, _base_of, _fastest_alone, with_frequencies
+from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
+TOKENS = torch.randint(2, 60, (2, 20), generator=torch.manual_seed(0))
+WITHOUT_ROPE = ["gpt2", "bloom", "opt", "gpt_neo", "mpt"]
+NOT_HERE = [*WITHOUT_ROPE, "llama4", "gptj"]  # these two show scores only in streamed passes
 N_CTX, FACTORS = 512, [1.0, 1.1, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]
 
 
@@ -95,35 +101,11 @@ def test_a_layer_without_rope_stays_as_it_is():
 @pytest.mark.parametrize("base", [100.0, 10_000.0, 500_000.0, 1_000_000.0])
 @pytest.mark.parametrize("dim", [4, 16, 128])
 def test_the_base_is_found(base, dim):
-    assert base_of(Rope(inverse_frequencies(dim, base).float())) == base
+    assert _base_of(Rope(inverse_frequencies(dim, base).float())) == base
 
 
 def test_p_rope_keeps_the_fastest_wherever_they_are():
-    assert fastest_alone(torch.tensor([0.1, 1.0, 0.5, 0.2]), 0.5).tolist() == pytest.approx([0, 1.0, 0.5, 0])
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_random_changes_have_the_same_total_angle(seed):
-    theta = inverse_frequencies(16)
-    changed = FrequencyRule("ntk", 3)(Rope(theta)).inv_freq
-    random = change_elsewhere(theta, changed, seed)
-    assert float((random - theta).abs().sum()) == pytest.approx(float((changed - theta).abs().sum()))
-    assert sorted((random - theta).tolist()) == pytest.approx(sorted((changed - theta).tolist()))
-    assert not torch.allclose(random, changed)
-
-
-@pytest.mark.parametrize("n", [2, 3, 5])
-def test_no_plane_keeps_its_own_change(n):
-    theta, change = torch.zeros(n).double(), torch.arange(n).double() + 1
-    found = torch.stack([change_elsewhere(theta, change, seed) for seed in range(200)])
-    assert not (found == change).any()
-    assert [len(one.unique()) for one in found.mT] == [n - 1] * n  # every other plane's change is drawn
-
-
-def test_one_plane_has_no_random_change_and_none_needs_none():
-    with pytest.raises(InputError, match="one RoPE plane alone"):
-        change_elsewhere(torch.ones(1), torch.zeros(1), 0)
-    assert len(change_elsewhere(torch.ones(0), torch.ones(0), 0)) == 0
+    assert _fastest_alone(torch.tensor([0.1, 1.0, 0.5, 0.2]), 0.5).tolist() == pytest.approx([0, 1.0, 0.5, 0])
 
 
 @pytest.mark.parametrize(
@@ -144,6 +126,97 @@ def test_one_plane_has_no_random_change_and_none_needs_none():
     ],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_refused(make, message):
+def test_rules_that_cannot_be_are_refused(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+# Hooks
+
+
+@torch.no_grad()
+def logits(model, hooks=()):
+    return model.run_with_hooks(TOKENS, fwd_hooks=list(hooks))
+
+
+@pytest.mark.parametrize(("name", "backend"), family_cases("llama", "neox", without=NOT_HERE))
+def test_own_frequencies_change_nothing(family_model, name, backend):
+    model = family_model(name, backend)
+    torch.testing.assert_close(logits(model, with_frequencies(model, lambda rope: rope)), logits(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("llama_linear", FrequencyRule("linear", 4)),
+        ("llama_yarn", FrequencyRule("yarn", 4, 32)),
+        ("llama3", FrequencyRule("llama3", 8, 32)),
+    ],
+)
+def test_hooks_make_the_model_whose_config_scales(family_model, name, backend, rule):
+    """These families have the same weights."""
+    plain, scaled = (family_model(one, backend) for one in ("llama", name))
+    expected = logits(scaled)
+    assert not torch.allclose(expected, logits(plain), atol=1e-2)
+    torch.testing.assert_close(logits(plain, with_frequencies(plain, rule)), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_longrope_makes_the_model_whose_config_has_it(family_directory, family_model):
+    """transformers takes the long divisors once a text is longer than the training length, here of 8 tokens."""
+    from transformers import LlamaForCausalLM
+
+    divisors = [1.0, 1.5, 3.0, 6.0]
+    rope = {"factor": 4.0, "original_max_position_embeddings": 8, "short_factor": [1.0] * 4, "long_factor": divisors}
+    config = scaled_llama(rope_type="longrope", **rope)()
+    scaled = LlamaForCausalLM.from_pretrained(family_directory("llama"), config=config).eval()
+    plain = family_model("llama")
+    with torch.no_grad():
+        expected = scaled(TOKENS).logits
+    rule = FrequencyRule("longrope", 4, 8, divisors)
+    torch.testing.assert_close(logits(plain, with_frequencies(plain, rule)), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_some_heads_alone(mini):
+    """Its other heads have the scores that they had."""
+    scores = {}
+    for name, hooks in {"own": [], "one": with_frequencies(mini, FrequencyRule("linear", 2), heads="0.1")}.items():
+        kept = ("blocks.0.attn.hook_attn_scores", lambda scores_, hook, name=name: scores.update({name: scores_}))
+        logits(mini, [*hooks, kept])
+    same = [bool(torch.equal(*(scores[one][:, head] for one in ("own", "one")))) for head in range(4)]
+    assert same == [True, False, True, True]
+
+
+def test_numbers_of_ones_own(mini):
+    theta = geometry_of(mini)[0].rope.inv_freq
+    given = [theta / 2, (theta / 2).tolist(), FrequencyRule("given", values=(theta / 2).tolist())]
+    found = [logits(mini, with_frequencies(mini, one)) for one in (*given, FrequencyRule("linear", 2))]
+    for one in found[1:]:
+        torch.testing.assert_close(one, found[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("frequencies", "message"),
+    [
+        ([1.0, 0.1], r"layer 0: frequencies: \[2\] values for 16 RoPE planes"),
+        (lambda rope: 3, "let the function give a Rope"),
+        (lambda rope: Rope(), r"\[0\] values for 16"),
+        (lambda rope: replace(rope, inv_freq=[1, 2]), r"give a tensor of angles"),
+        (lambda rope: replace(rope, inv_freq="fast"), "give a tensor of angles"),
+        ("linear 2", "give a FrequencyRule"),
+        ([float("nan")] * 16, "finite"),
+        ([True] * 16, "give a FrequencyRule"),
+        (torch.ones(16, dtype=torch.complex64), "give a FrequencyRule"),
+        (lambda rope: replace(rope, scaling=float("nan")), "a scaling of nan"),
+        (FrequencyRule("ntk", 1e300), "too large"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_frequencies_that_no_layer_can_have_are_refused(mini, frequencies, message):
+    with pytest.raises(InputError, match=message):
+        with_frequencies(mini, frequencies)
+
+
+def test_a_model_without_rope_is_refused(family_model):
+    model = family_model("gpt2", "bridge")
+    with pytest.raises(UnsupportedModelError, match="no chosen layer has RoPE"):
+        with_frequencies(model, FrequencyRule("linear", 2))
