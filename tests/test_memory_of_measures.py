@@ -43,7 +43,7 @@ def request_of(name, n):
         ),
         "length_extrapolation": LengthExtrapolation(inside=n // 2, times=2),
         "substitution": Substitution(search=False),
-        "profiles": Profiles(costs=True, cost_prompts=1),
+        "profiles": Profiles(metrics="literature"),
         "key_cut": KeyCut(shares=[0], controls=1),
         "rules": Rules(rules=["slashes_and_vertical", "position_and_content"], budgets=[32], epsilon=0),
     }

@@ -2,6 +2,6 @@
 
 from tl_posgen.joining.hooks import cut_keys
 from tl_posgen.joining.key_cut import KeyCut
-from tl_posgen.joining.profiles import Profiles
+from tl_posgen.joining.profiles import Profiles, scatter
 
-__all__ = ["KeyCut", "Profiles", "cut_keys"]
+__all__ = ["KeyCut", "Profiles", "cut_keys", "scatter"]

@@ -8,7 +8,7 @@ from tl_posgen.core.null_models import check_seed
 from tl_posgen.core.options import Share, require
 from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, replace_scores, scores_with
-from tl_posgen.joining.numbers.mean_direction import mean_direction, share_of_equal_energy, shrink_rest
+from tl_posgen.joining.numbers import mean_direction, share_of_equal_energy, shrink_rest
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
