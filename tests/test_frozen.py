@@ -11,9 +11,15 @@ from freeze import MODELS, OPTIONS, found_now, frozen, frozen_file, machine, mod
 pytestmark = pytest.mark.slow
 # of the largest value: rounding of float32 elsewhere, summed by another processor's instructions
 HERE, ELSEWHERE = 1e-6, 1e-3
-CHANGED: dict[tuple[str, str], str] = {}  # (measure, variable) -> why its values are others
+CHANGED: dict[tuple[str, str], str] = {  # (measure, variable) -> why its values are others
+    ("rules", "rise"): "heads that share a key see the keys of their own rule, no longer each other's too",
+}
 GONE: dict[tuple[str, str], str] = {  # (measure, variable) -> where its meaning is to be found
     **{("profiles", name): "over-reads one model: see `scatter`" for name in ("rho", "cost", "joint_cost")},
+    **dict.fromkeys(
+        (("rules", name) for name in ("plan_recall", "plan_rise", "reads")), "plans are a project of a KV cache"
+    ),
+    **dict.fromkeys((("rules", name) for name in ("group_recall", "kept")), "heads keep their own keys: see `recall`"),
 }
 
 

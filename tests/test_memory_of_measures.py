@@ -12,7 +12,7 @@ from tl_posgen.models.layers import fused
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
 from tl_posgen.position.decomposition import layer_residuals
 from tl_posgen.position.decomposition.numbers import pair_moments
-from tl_posgen.rules import Rules, recalls
+from tl_posgen.rules import Rules, rules
 
 FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
 HEADS, LENGTH = 16, 192
@@ -45,7 +45,7 @@ def request_of(name, n):
         "substitution": Substitution(search=False),
         "profiles": Profiles(metrics="literature"),
         "key_cut": KeyCut(shares=[0], controls=1),
-        "rules": Rules(rules=["slashes_and_vertical", "position_and_content"], budgets=[32], epsilon=0),
+        "rules": Rules(rules=["slashes_and_vertical", "position_and_content"], budgets=[32]),
     }
     return registry.measure_from(options.get(name, name))
 
@@ -69,7 +69,7 @@ def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypat
         (layer_residuals, "ENTRIES", 1),
         (layer_residuals, "SPECTRUM_CROP", 128),
         (pair_moments, *ROWS),
-        (recalls, "BLOCK", 8),
+        (rules, "BLOCK", 8),
         (fused, "SCORES_AT_ONCE", 2**16),
     )
     for module, bound, size in bounds:

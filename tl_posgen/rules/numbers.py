@@ -1,15 +1,17 @@
-"""Rules by which the keys of a query are ranked without its attention: from distances, and means of queries and keys.
+"""Numbers of the rules of attention: by what a rule ranks the keys of a query, and which keys it keeps.
 
-Query i of n queries is the one at key n_keys - n_queries + i, as everywhere with a KV cache.
+Rules know distances, and means of queries and keys, but not the attention. Query i of n queries is the one at key
+n_keys - n_queries + i, as everywhere with a KV cache.
 """
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.rope.planes import mean_curves, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
 from tl_posgen.rope.splits import split_scores
@@ -19,7 +21,7 @@ Weights = Literal["near", "causal", "uniform"]
 RULES: tuple[Rule, ...] = get_args(Rule)  # the cheapest first
 PREDICTING: tuple[Rule, ...] = RULES[2:]  # whose number stands for a score
 N_SINKS = 4
-STEP = 2.0**-10  # logits: equal keys, such as a token's in the first layer, are equal whatever rounding makes of them
+_STEP = 2.0**-10  # logits: equal keys, such as a token's in the first layer, are equal whatever rounding makes of them
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,16 @@ def rule_scores(
         position = torch.arange(k.shape[1], device=q.device)
         return near if rule == "window" else torch.where(position < N_SINKS, (N_SINKS - position).to(near), near)
     if rule == "vertical":
-        keys = (vertical(k, means, rope, scale) / STEP).round() * STEP
+        keys = (_vertical(k, means, rope, scale) / _STEP).round() * _STEP
         return keys[:, None].expand(-1, q.shape[1], -1)
     if rule == "position_and_content":
         scores = split_scores(q, k, rope, scale, means.turn(rope).expand(len(q), -1), means.k).scores
     elif rule == "mean_query":
-        scores = scale * mean_query_products(q.shape[1], k, means, rope)
+        scores = scale * _mean_query_products(q.shape[1], k, means, rope)
     else:
-        scores = slashes(means, rope, scale, k.shape[1]).to(q)[:, distance.clamp(min=0)]
+        scores = _slashes(means, rope, scale, k.shape[1]).to(q)[:, distance.clamp(min=0)]
         if rule == "slashes_and_vertical":
-            scores = scores + vertical(k, means, rope, scale)[:, None]
+            scores = scores + _vertical(k, means, rope, scale)[:, None]
     return scores if slopes is None else scores - slopes.to(scores)[:, None, None] * distance
 
 
@@ -100,13 +102,13 @@ def distances_of(n_queries: int, n_keys: int, device: torch.device) -> Int[Tenso
     return position[n_keys - n_queries :, None] - position
 
 
-def slashes(means: Means, rope: Rope, scale: float, n: int) -> Float[Tensor, "head distance"]:
+def _slashes(means: Means, rope: Rope, scale: float, n: int) -> Float[Tensor, "head distance"]:
     """a(d) = scale Re sum_m qbar_m conj(kbar_m) u_m(d), d = 0 .. n - 1."""
     products = complex_planes(means.q, rope) * complex_planes(means.k, rope).conj()
     return scale * mean_curves(products, rope, n, means.q.shape[-1])
 
 
-def vertical(k: Float[Tensor, "head key d_head"], means: Means, rope: Rope, scale: float) -> Float[Tensor, "head key"]:
+def _vertical(k: Float[Tensor, "head key d_head"], means: Means, rope: Rope, scale: float) -> Float[Tensor, "head key"]:
     """c(j) = scale Re sum_m qbar_m conj(k_jm - kbar_m) ubar_m."""
     turned = complex_planes(means.q.to(k), rope)
     turned = real_coordinates(turned * means.turn(rope).to(turned))
@@ -114,7 +116,7 @@ def vertical(k: Float[Tensor, "head key d_head"], means: Means, rope: Rope, scal
     return scale * (centred @ turned[..., None])[..., 0]
 
 
-def mean_query_products(
+def _mean_query_products(
     n_queries: int, k: Float[Tensor, "head key d_head"], means: Means, rope: Rope
 ) -> Float[Tensor, "head query key"]:
     """<R_i qbar, R_j k_j>: the mean query at the place of each query."""
@@ -129,14 +131,72 @@ def drawn_scores(
     """Return numbers in [0, 1] of head, query and key, as good as drawn, and the same when a prompt is written on."""
     position = torch.arange(n_keys, device=heads.device)
     query = position[n_keys - n_queries :, None]
-    drawn = scrambled(torch.full_like(heads[:, None, None], seed % 2**32))
+    drawn = _scrambled(torch.full_like(heads[:, None, None], seed % 2**32))
     for number in (heads[:, None, None], query, position):
-        drawn = scrambled(drawn + number)
+        drawn = _scrambled(drawn + number)
     return drawn.float() / 2**32
 
 
-def scrambled(x: Int[Tensor, "*place"]) -> Int[Tensor, "*place"]:
+def _scrambled(x: Int[Tensor, "*place"]) -> Int[Tensor, "*place"]:
     """Return a whole number below 2^32 for each below 2^33 that seems to have nothing to do with it."""
     for _ in range(2):
         x = (x ^ (x >> 16)) % 2**32 * 0x45D9F3B % 2**32
     return x ^ (x >> 16)
+
+
+# Keys that are kept
+
+
+def kept_keys(
+    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"], budget: int
+) -> Bool[Tensor, "head query key"]:
+    """Keep the `budget` visible keys of a query with the largest scores, the later one of equals; all of fewer.
+
+    The query's own key and the first ones count and are ranked as all others.
+
+    Example:
+        >>> scores, visible = torch.tensor([[[3.0, 1.0, 2.0, 9.0]]]), torch.tensor([[True, True, True, False]])
+        >>> kept_keys(scores, visible, 2).tolist()
+        [[[True, False, True, False]]]
+    """
+    ordered = _ordered_keys(scores, visible)
+    least = ordered.topk(min(budget, ordered.shape[-1]), sorted=False).values.amin(-1, keepdim=True)
+    return (ordered >= least) & visible
+
+
+def best_keys(
+    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"], budget: int
+) -> Int[Tensor, "head query place"]:
+    """Return the positions of the keys that `kept_keys` keeps, the best first; behind them keys that are not visible.
+
+    Example:
+        >>> scores, visible = torch.tensor([[[3.0, 1.0, 3.0, 9.0]]]), torch.tensor([[True, True, True, False]])
+        >>> best_keys(scores, visible, 2).tolist()
+        [[[2, 0]]]
+    """
+    return _ordered_keys(scores, visible).topk(min(budget, scores.shape[-1])).indices
+
+
+def _ordered_keys(
+    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
+) -> Int[Tensor, "head query key"]:
+    """Return integers in the order of float32 scores, larger for the later of equal keys, and least where not visible.
+
+    A float's bits, those of negative ones turned round, are integers in its order; the position of the key follows.
+    """
+    bits = (scores.float() + 0.0).view(torch.int32)  # -0.0 + 0.0 = 0.0
+    bits = bits ^ ((bits >> 31) & (2**31 - 1))
+    ordered = (bits.long() << 32) | torch.arange(scores.shape[-1], device=scores.device)
+    return torch.where(visible, ordered, -(2**63))
+
+
+def squared_correlations(
+    x: Float[Tensor, "head query key"], y: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
+) -> Float[Tensor, "3 head"]:
+    """sum xy, sum xx and sum yy over visible keys, x and y less their mean in each query: R^2 = xy^2 / (xx yy)."""
+    x, y = double(x), double(y)
+    shown = visible.to(x.device)
+    n = shown.sum(-1, keepdim=True).clamp(min=1)
+    x, y = (one - one.masked_fill(~shown, 0).sum(-1, keepdim=True) / n for one in (x, y))
+    x, y = (one.masked_fill(~shown, 0) for one in (x, y))
+    return torch.stack([(x * y).sum((1, 2)), x.square().sum((1, 2)), y.square().sum((1, 2))])
