@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tl_posgen.joining.literature import LITERATURE, literature_metrics, permuted_overlaps
 
 from tl_posgen.joining import Profiles
-from tl_posgen.joining.literature import LITERATURE, literature_metrics, permuted_overlaps
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.rotation import to_planes

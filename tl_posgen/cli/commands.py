@@ -149,7 +149,7 @@ def explain(
     """Why does a head attend from one token of a prompt to others? Terms, planes and sources of its scores."""
     words, model = setup.words(), setup.pretrained()
     from tl_posgen.prompt import explain as run
-    from tl_posgen.prompt.terminal import print_explanation
+    from tl_posgen.prompt.explanation_figures import print_explanation
 
     reference = None if setup.text is None and setup.dataset is None else words
     found = run(model, prompt, head=head, query=query, against=against, other=other, reference=reference)

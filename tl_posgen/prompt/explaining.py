@@ -21,14 +21,11 @@ from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import head_name, one_head
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.prompt.deletion import Deletion
-from tl_posgen.prompt.explanation import ALIBI, Explanation
-from tl_posgen.prompt.numbers.source_terms import source_terms
-from tl_posgen.prompt.numbers.split_terms import TERMS
+from tl_posgen.prompt.explanation import ALIBI, Deletion, Explanation
+from tl_posgen.prompt.numbers import TERMS, source_terms
 from tl_posgen.prompt.score_split import note_of, one_prompt
-from tl_posgen.residual.frozen_layer import Side, frozen_layer, source_vectors
 from tl_posgen.residual.reference import LayerReference, Reference, given_reference
-from tl_posgen.residual.residual_sources import SourceReader
+from tl_posgen.residual.residual_sources import Side, SourceReader, frozen_layer, source_vectors
 
 REST, REFERENCE_MEAN = "rest", "reference mean"
 Parts = Mapping[str, Tensor]

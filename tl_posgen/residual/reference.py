@@ -19,8 +19,14 @@ from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import Layers, chosen
 from tl_posgen.models.tokens import bundled_text, spread, text_ids, to_prompts
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.residual.frozen_layer import ROUNDING, Side, frozen_layer, require_small
-from tl_posgen.residual.residual_sources import ResidualSources, SourceReader
+from tl_posgen.residual.residual_sources import (
+    ROUNDING,
+    ResidualSources,
+    Side,
+    SourceReader,
+    frozen_layer,
+    require_small,
+)
 from tl_posgen.rope.splits import DistanceDistribution, attention_profile
 
 Distances = Literal["uniform", "causal", "attention"]

@@ -21,9 +21,8 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.residual.frozen_layer import ROUNDING, Side, frozen_layer
 from tl_posgen.residual.reference import Reference, reference_of
-from tl_posgen.residual.residual_sources import SourceReader, called, near
+from tl_posgen.residual.residual_sources import ROUNDING, Side, SourceReader, called, frozen_layer, near
 from tl_posgen.rope.rotation import complex_planes, from_complex_planes
 
 Removed = Literal["constant", "varying", "all"]

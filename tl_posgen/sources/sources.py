@@ -23,21 +23,33 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights
 from tl_posgen.residual.residual_sources import By, ResidualSources
-from tl_posgen.sources.causal_check import CHECKED, PREDICTORS, check_sentence, checked, without_constants
-from tl_posgen.sources.mean_token import OF_MEAN_TOKEN, MeanToken
-from tl_posgen.sources.source_curves import CURVES, strongest_pairs
-from tl_posgen.sources.source_sums import SIDE_WORDS, Letter, SourcedSide, SourceSums, folded, read_prompts
-from tl_posgen.sources.source_terms import (
+from tl_posgen.sources.constants import (
+    CHECKED,
+    CURVES,
+    OF_MEAN_TOKEN,
+    PREDICTORS,
+    MeanToken,
+    check_sentence,
+    checked,
+    strongest_pairs,
+    without_constants,
+)
+from tl_posgen.sources.figures import draw_check, draw_curves, draw_graph, draw_heads, draw_layers
+from tl_posgen.sources.source_sums import (
+    SIDE_WORDS,
     Factors,
+    Letter,
+    SourcedSide,
+    SourceSums,
     TermName,
     all_sources,
+    folded,
     products_of,
+    read_prompts,
     share_of,
     sums_of,
     takes_products,
 )
-from tl_posgen.sources.sources_figures import draw_check, draw_heads, draw_layers
-from tl_posgen.sources.writers_figures import draw_curves, draw_graph
 
 WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key part"}
 DIMS = ("tokens", "side", "term", *HEAD)

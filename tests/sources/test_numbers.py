@@ -7,7 +7,7 @@ from source_vectors import part_of
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, weighted_spread
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies
-from tl_posgen.sources.numbers.source_shares import TERMS, source_form, source_weights
+from tl_posgen.sources.numbers import TERMS, source_form, source_weights
 
 ROPE = Rope(inverse_frequencies(4, 10.0))  # of six numbers, two do not rotate
 N_DISTANCES = 7

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tl_posgen.prompt.numbers.source_terms import source_terms
-from tl_posgen.prompt.numbers.split_terms import TERMS, split_terms
+from tl_posgen.prompt.numbers import TERMS, source_terms, split_terms
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies
 

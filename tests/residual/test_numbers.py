@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tl_posgen.residual.numbers.frozen_map import frozen_map
-from tl_posgen.residual.numbers.frozen_norm import freeze
+from tl_posgen.residual.numbers import freeze, frozen_map
 
 D, N = 8, 5
 
