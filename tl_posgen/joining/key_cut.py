@@ -112,7 +112,7 @@ def _random_directions(capture: LayerCapture, seed: int) -> Float[Tensor, "head 
 # The measure
 
 
-def draw_curves(result: Any) -> go.Figure:
+def _draw_curves(result: Any) -> go.Figure:
     """Draw loss, slash score and interaction along the share that is kept."""
     names = {"rise": "rise of the loss, nats", "slash_score": "slash score", "interaction": "interaction share"}
     panels = Panels(list(names.values()), columns=3, row_height=320)
@@ -200,7 +200,7 @@ class KeyCut(Measure):
         ),
         "energy_taken": Variable("key energy taken", "", "E|k' - k|^2 / E|k|^2, first token left out", (*CURVE, *HEAD)),
     }
-    figures = {"curves": draw_curves}
+    figures = {"curves": _draw_curves}
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "KeyCut":
@@ -223,14 +223,14 @@ class KeyCut(Measure):
             return xr.concat(both, pd.Index(list(CUTS), name="cut"))
 
         def in_all_layers(share: float) -> Mapping[str, Any]:
-            return dict(by_cut(lambda control, seed: in_running_model(run, share, control, seed)))
+            return dict(by_cut(lambda control, seed: _in_running_model(run, share, control, seed)))
 
         def in_one_layer(layer: int) -> Mapping[str, Any]:
             heads = [(layer, head) for head in selected[layer]]
 
             def rise(control: bool, seed: int) -> dict[str, xr.DataArray]:
                 hooks = cut_keys(run.model, shares[0], control=control, heads=heads, seed=seed)
-                return {"layer_rise": rise_of(run, run.losses_under(hooks))}
+                return {"layer_rise": _rise_of(run, run.losses_under(hooks))}
 
             return dict(by_cut(rise))
 
@@ -271,12 +271,12 @@ def less_control(rise: xr.DataArray) -> xr.DataArray:
     return rise.sel(cut="mean") - rise.sel(cut="random")
 
 
-def rise_of(run: Run, losses: Float[Tensor, "prompt target"]) -> xr.DataArray:
+def _rise_of(run: Run, losses: Float[Tensor, "prompt target"]) -> xr.DataArray:
     """Return the rise of the loss of every prompt."""
     return xr.DataArray((losses.mean(-1) - run.loss.mean(-1)).numpy(), dims="prompt")
 
 
-def in_running_model(run: Run, share: float, control: bool, seed: int) -> dict[str, xr.DataArray]:
+def _in_running_model(run: Run, share: float, control: bool, seed: int) -> dict[str, xr.DataArray]:
     """Return the rise of the loss, and of every head its slash score, interaction, and share of key energy taken."""
     sums = Sums(OF_RUN)
 
@@ -296,7 +296,7 @@ def in_running_model(run: Run, share: float, control: bool, seed: int) -> dict[s
     shares = {layer: shares_of(one, *sums.layers[layer], n_tokens, "uniform") for layer, one in moments.items()}
     interaction = {layer: one.within_rows.interaction.cpu().numpy() for layer, one in shares.items()}
     return {
-        "rise": rise_of(run, losses),
+        "rise": _rise_of(run, losses),
         "slash_score": at_distance(sums.mean("score"), run.found(Slash)["best_distance"]),
         "interaction": sums.over_layers("interaction", interaction, HEAD),
         "energy_taken": sums.mean("energy_taken"),

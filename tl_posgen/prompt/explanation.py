@@ -166,7 +166,7 @@ class Explanation:
         require("seed", seed, Whole)
         if deletion is None:
             raise InputError("check deletes terms of one prompt; explain each of the two without other=")
-        return compare_deletions(self, deletion, n, seed)
+        return _compare_deletions(self, deletion, n, seed)
 
     def minus(self, other: "Explanation") -> "Explanation":
         """Return which terms make the difference to another prompt of as many tokens: its contributions taken away.
@@ -238,7 +238,7 @@ class Deletion:
         return double(logits[0, self.query]).log_softmax(-1), rows[-1]
 
 
-def compare_deletions(explanation: "Explanation", deletion: Deletion, n: int, seed: int) -> pd.DataFrame:
+def _compare_deletions(explanation: "Explanation", deletion: Deletion, n: int, seed: int) -> pd.DataFrame:
     """Return what deleting the n largest terms does, and what as much in drawn ones does; see `Explanation.check`."""
     cells = explanation.data["contribution"].sum("plane").transpose(*TERM)
     values, keys = cells.values.ravel(), np.repeat(cells["key"].values, cells[0].size)
@@ -259,17 +259,17 @@ def compare_deletions(explanation: "Explanation", deletion: Deletion, n: int, se
     generator, draws = np.random.default_rng(seed), []
     for _ in range(DRAWS):
         drawn = generator.permutation(order[n:])
-        shares = shares_until(abs(values[drawn]), size)
+        shares = _shares_until(abs(values[drawn]), size)
         draws.append(deleted(drawn[: len(shares)], shares))
     rows = [deleted(order[:n], np.ones(n)), pd.DataFrame(draws).mean().to_dict()]
     return pd.DataFrame(rows, index=pd.Index(["largest", "drawn"], name="deleted"))
 
 
-def shares_until(sizes: np.ndarray, total: float) -> np.ndarray:
+def _shares_until(sizes: np.ndarray, total: float) -> np.ndarray:
     """Return how much of each of the first sizes makes the total: 1, and of the last one a part.
 
     Example:
-        >>> shares_until(np.array([1.0, 2.0, 4.0, 9.0]), 4.0).tolist()
+        >>> _shares_until(np.array([1.0, 2.0, 4.0, 9.0]), 4.0).tolist()
         [1.0, 1.0, 0.25]
     """
     before = np.concatenate([[0.0], sizes.cumsum()[:-1]])

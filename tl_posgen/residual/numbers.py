@@ -32,10 +32,10 @@ class FrozenNorm:
     def linear(self, parts: Float[Tensor, "*source pos d"]) -> Float[Tensor, "*source pos d"]:
         """Return c_t gamma * (r_t - mean r_t) of parts that add up to x_t, of a norm without a batch; beta is a part of
         its own."""
-        return self.factor[..., None] * scaled(parts, self.gamma, self.centred)
+        return self.factor[..., None] * _scaled(parts, self.gamma, self.centred)
 
 
-def scaled(x: Float[Tensor, "*any d"], gamma: Float[Tensor, "*some d"], centred: bool) -> Float[Tensor, "*both d"]:
+def _scaled(x: Float[Tensor, "*any d"], gamma: Float[Tensor, "*some d"], centred: bool) -> Float[Tensor, "*both d"]:
     """gamma * (x - mean x), or gamma * x where nothing is centred."""
     x = double(x)
     return double(gamma) * (x - x.mean(-1, keepdim=True) if centred else x)
@@ -69,7 +69,7 @@ def freeze(
     centred = bool((raised - at_signs).abs().max() <= SAME * reach)
     signs = double(signs)
     gamma = (at_signs - beta) / (signs - signs.mean() if centred else signs)
-    unscaled = scaled(x, gamma[..., None, :], centred)
+    unscaled = _scaled(x, gamma[..., None, :], centred)
     rest = double(y) - beta[..., None, :]
     factor = (unscaled * rest).sum(-1) / unscaled.square().sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
     off = (factor[..., None] * unscaled - rest).abs().max() / double(y).abs().max().clamp(min=1e-30)
@@ -169,10 +169,10 @@ def frozen_map(
     constants = {name: (vector, ones) for name, vector in inner.items()}
     factor = ones * double(norm.factor)
     if behind is not None:
-        matrix = scaled(matrix, behind.gamma[:, None], behind.centred)
+        matrix = _scaled(matrix, behind.gamma[:, None], behind.centred)
         factor = factor * behind.factor
         constants = {
-            name: (scaled(vector, behind.gamma, behind.centred), behind.factor)
+            name: (_scaled(vector, behind.gamma, behind.centred), behind.factor)
             for name, (vector, _) in constants.items()
         }
         constants[names[2]] = behind.beta, ones

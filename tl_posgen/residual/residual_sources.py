@@ -172,7 +172,7 @@ class SourceReader:
         before = torch.stack(list(named.values())).sum(0)
         if near(before, out, self.wrapped.dtype):
             return named
-        norm = norm_between(self.wrapped, layer, before, out)
+        norm = _norm_between(self.wrapped, layer, before, out)
         if norm is None:
             raise UnsupportedModelError(
                 f"layer {layer}: what its heads write through W_O does not add up to what its attention adds to the "
@@ -210,7 +210,7 @@ def near(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
     return bool((double(x) - double(y)).abs().max() <= tolerance(dtype) * double(y).abs().max())
 
 
-def norm_between(wrapped: WrappedModel, layer: int, x: Tensor, y: Tensor) -> FrozenNorm | None:
+def _norm_between(wrapped: WrappedModel, layer: int, x: Tensor, y: Tensor) -> FrozenNorm | None:
     """Return the norm of a block that makes y [pos, d_model] of x, frozen; None where none of its norms does."""
     for name, module in wrapped.backend.model.blocks[layer].named_children():
         if name.startswith("ln"):
@@ -249,9 +249,9 @@ def frozen_layer(wrapped: WrappedModel, capture: LayerCapture, side: Side) -> Fr
     part = side[0]
     weight, bias = (projections.w_q, projections.b_q) if part == "q" else (projections.w_k, projections.b_k)
     with torch.no_grad(), without_hooks(wrapped.model):
-        norm = attention_norm(wrapped, capture.layer, resid.to(inputs.device), inputs)
+        norm = _attention_norm(wrapped, capture.layer, resid.to(inputs.device), inputs)
         raw = inputs.to(weight.dtype) @ weight + (0 if bias is None else bias[:, None])
-        behind = norm_behind(partial(projections.finished, part), raw, wrapped.dtype, capture.layer)
+        behind = _norm_behind(partial(projections.finished, part), raw, wrapped.dtype, capture.layer)
     if part == "k":
         weight, bias = projections.per_query_head(weight), None if bias is None else projections.per_query_head(bias)
         if behind is not None:
@@ -261,14 +261,14 @@ def frozen_layer(wrapped: WrappedModel, capture: LayerCapture, side: Side) -> Fr
     return frozen_map(norm, weight, bias, behind, ("ln bias", f"b_{part.upper()}", f"{part}_norm bias"))
 
 
-def attention_norm(
+def _attention_norm(
     wrapped: WrappedModel, layer: int, resid: Float[Tensor, "pos d_model"], inputs: Float[Tensor, "pos d_model"]
 ) -> FrozenNorm:
     """Return the norm before attention, frozen; the identity where there is none."""
     if near(resid, inputs, wrapped.dtype):
         ones = torch.ones_like(double(resid))
         return FrozenNorm(ones[0], 0 * ones[0], False, ones[:, 0], 0.0)
-    norm = norm_between(wrapped, layer, resid, inputs)
+    norm = _norm_between(wrapped, layer, resid, inputs)
     if norm is None:
         raise UnsupportedModelError(
             f"layer {layer}: no norm of the block makes its attention's input of the residual stream, so queries and "
@@ -277,7 +277,7 @@ def attention_norm(
     return norm
 
 
-def norm_behind(
+def _norm_behind(
     finish: partial, raw: Float[Tensor, "some_head pos d_head"], dtype: torch.dtype, layer: int
 ) -> FrozenNorm | None:
     """Return the norm of queries or keys, frozen; None where there is none."""

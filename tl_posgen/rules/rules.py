@@ -50,7 +50,7 @@ SMALLEST = 1e-300  # attention; of none at all, a rule recalls 0
 BLOCK = 256  # queries whose attention is in memory
 
 
-def draw_recall(result: Any) -> go.Figure:
+def _draw_recall(result: Any) -> go.Figure:
     """Draw the recall of every head, a column a rule and a panel a budget, beside the random init."""
     budgets, rules = result.own["budget"].values, result.own["rule"].values[:-1]  # the best keys recall all
     names = [WORDS.get(rule, rule) for rule in rules]
@@ -149,7 +149,7 @@ class Rules(Measure):
         "budget: keys that a head keeps; recall: attention in them against the best B keys, mean over heads; rise: of "
         "the loss, nats, the rule in every head."
     )
-    figures = {"recall": draw_recall}
+    figures = {"recall": _draw_recall}
     caveats = {
         "absolute": "nothing turns, so slashes are the last keys, and a mean query ranks as vertical keys do.",
         "alibi": "slashes are the last keys where the slope is not zero.",
@@ -184,7 +184,7 @@ class Rules(Measure):
         calibration, means = self.calibrated(run)
 
         def add(capture: LayerCapture) -> None:
-            seen.add_layer(capture, recalls_of(capture, calibration[capture.layer], run.seed, **labels))
+            seen.add_layer(capture, _recalls_of(capture, calibration[capture.layer], run.seed, **labels))
 
         run.capture(add, frozenset({"pattern"}), odd)
         untouched = self.losses(run, odd, [])
@@ -261,7 +261,7 @@ class Rules(Measure):
         return own.frame(columns, *CELL)
 
 
-def recalls_of(
+def _recalls_of(
     capture: LayerCapture,
     calibration: tuple[Sequence[int], Means],
     seed: int,

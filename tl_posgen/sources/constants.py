@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.measure import HEAD, TOKENS, Variable
-from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.hooks.given import under
@@ -53,7 +52,7 @@ def strongest_pairs(sums: Sums, n_distances: int | None, weights: DistanceWeight
         turn, share = turning(moments, geometry.rope, min(n, geometry.window or n), weights)
         turn = turn - share.to(turn) @ turn
         zq, zk = (complex_planes(side.means, geometry.rope).to(turn) for side in (q, k))
-        shares, places, curves, whole = curves_of_pairs(zq, zk, geometry.scale * turn, share)
+        shares, places, curves, whole = _curves_of_pairs(zq, zk, geometry.scale * turn, share)
         names = np.array([f"{one} · {other}" for one in q.names for other in k.names], dtype=object)
         if not geometry.rope.rotary_dim:  # a(d) is constant, and what is left of it rounding
             shares = shares * torch.nan
@@ -70,7 +69,7 @@ def strongest_pairs(sums: Sums, n_distances: int | None, weights: DistanceWeight
     return data.assign(pair_sources=data["pair_sources"].fillna(""))
 
 
-def curves_of_pairs(
+def _curves_of_pairs(
     zq: Complex[Tensor, "query_source head plane"],
     zk: Complex[Tensor, "key_source head plane"],
     turn: Complex[Tensor, "distance plane"],
@@ -136,7 +135,7 @@ class MeanToken:
                 own = folded(written, fold)
                 sourced = {side: SourcedSide.of_capture(run.wrapped, capture, own, side) for side in sides}
                 found_cosines = [
-                    cosines(one, sums.by_layer(f"{side} {TOKENS[1]}")[capture.layer], every)
+                    _cosines(one, sums.by_layer(f"{side} {TOKENS[1]}")[capture.layer], every)
                     for side, one in sourced.items()
                 ]
                 found[capture.layer] = torch.stack(found_cosines).cpu().numpy()
@@ -158,7 +157,7 @@ class MeanToken:
         return [(name, hook) for name, hook in hooks if name in known]
 
 
-def cosines(sourced: SourcedSide, sums: SourceSums, every: Sequence[str]) -> Float[Tensor, "head source"]:
+def _cosines(sourced: SourcedSide, sums: SourceSums, every: Sequence[str]) -> Float[Tensor, "head source"]:
     """cos(x_s, E x_s) of every source, x_s the mean over this prompt; NaN of a source without one or the other."""
     own = SourceSums(sourced.whole.shape[1] - 1, sourced.names, sourced.sums(REST)).of_names(every)
     constant = sums.of_names(every).to(own.device)
@@ -240,17 +239,11 @@ def checked(sums: Sums, share: xr.DataArray) -> xr.Dataset:
         found.append(xr.Dataset(arrays, {"layer": layer, "head": sums.layers[layer][1], "source": list(names)}))
     data = sums.join_layers(found).reindex(source=share["source"]).transpose(*OF_SOURCE)
     columns = {"share": share, **data.data_vars}
-    fall = spread_of(data["fall"].where(share.notnull().sum("source") > 1))
-    rho = [rank_correlation(spread_of(columns[name]), fall).r for name in PREDICTORS.values()]
+    fall = _spread_of(data["fall"].where(share.notnull().sum("source") > 1))
+    rho = [rank_correlation(_spread_of(columns[name]), fall).r for name in PREDICTORS.values()]
     return data.assign(rho=xr.DataArray(rho, {"predictor": list(PREDICTORS)}))
 
 
-def spread_of(array: xr.DataArray) -> torch.Tensor:
+def _spread_of(array: xr.DataArray) -> torch.Tensor:
     """Return the values at all heads and sources as one column."""
     return torch.tensor(array.transpose(*OF_SOURCE).values.ravel(), dtype=DOUBLE)
-
-
-def check_sentence(own: Numbers) -> str:
-    """Say how well shares and energies order heads and sources by the fall of the slash score."""
-    parts = ", ".join(f"{name} {own('rho', predictor=name):.2f}" for name in PREDICTORS)
-    return f"Rank correlation with the fall of the slash score without a source's constant: {parts}."

@@ -31,21 +31,21 @@ FEW = 300  # cells that have their number written
 
 def draw_layers(result: Any) -> go.Figure:
     """Draw the mean share over heads of every source, a row a layer, beside the random init."""
-    both = [(side, shares_of(result, data).mean("head")) for side, data, _ in sides(result)]
-    return maps(result, both, 26)
+    both = [(side, _shares_of(result, data).mean("head")) for side, data, _ in sides(result)]
+    return _maps(result, both, 26)
 
 
 def draw_heads(result: Any) -> go.Figure:
     """Draw the share of every source, a row a head; of many heads, a row a layer."""
-    both = [(side, head_rows(shares_of(result, data), "source")) for side, data, _ in sides(result)]
-    return maps(result, both, 14, said_of_rows(both[0][1]))
+    both = [(side, head_rows(_shares_of(result, data), "source")) for side, data, _ in sides(result)]
+    return _maps(result, both, 14, said_of_rows(both[0][1]))
 
 
 def draw_check(result: Any) -> go.Figure:
     """Draw the fall of the slash score by what may predict it, a point a head and source."""
     panels = Panels(list(PREDICTORS), columns=len(PREDICTORS), row_height=320)
     for side, data, colour in reversed(sides(result)):
-        share = shares_of(result, data)
+        share = _shares_of(result, data)
         columns = xr.Dataset({"share": share, **{name: data[name] for name in ("fall", "constant_energy", "energy")}})
         points = columns.where(share.notnull().sum("source") > 1).stack(unit=OF_SOURCE).dropna("unit")
         names = [f"{head_name(*place)}, {source}" for *place, source in points["unit"].values]
@@ -60,7 +60,7 @@ def draw_check(result: Any) -> go.Figure:
     return panels.finish(f"Constants of sources, removed · {model_label(result.own)}", subtitle)
 
 
-def shares_of(result: Any, data: xr.Dataset) -> xr.DataArray:
+def _shares_of(result: Any, data: xr.Dataset) -> xr.DataArray:
     """Return the shares [layer, head, source] at the usual side and term, only those of sources that are there, if any
     is."""
     shares = at_labels(result, data["share"]).transpose("layer", "head", "source")
@@ -68,7 +68,7 @@ def shares_of(result: Any, data: xr.Dataset) -> xr.DataArray:
     return there if there.sizes["source"] else shares
 
 
-def maps(result: Any, both: list[tuple[str, xr.DataArray]], height: int, said: str = "") -> go.Figure:
+def _maps(result: Any, both: list[tuple[str, xr.DataArray]], height: int, said: str = "") -> go.Figure:
     """Draw one map a model."""
     size = 110 + height * max(len(one) for _, one in both)
     panels = Panels([side for side, _ in both], columns=1, row_height=size, vertical_spacing=0.5 * 70 / size)
@@ -105,16 +105,13 @@ def draw_curves(result: Any) -> go.Figure:
             panels.add(panel, line(distance, null["whole_curve"].values, "random init, all sources", NULL_COLOUR))
         for pair, name in enumerate(one["pair_sources"].values):
             if name:
-                colour, dash = styles.setdefault(str(name), style_of(len(styles)))
+                n = len(styles)  # a colour and a dash that no other of the first 24 pairs has
+                own_style = COLOURS[n % len(COLOURS)], ("dash", "dot", "dashdot")[n // len(COLOURS) % 3]
+                colour, dash = styles.setdefault(str(name), own_style)
                 panels.add(panel, line(distance, one["curve"].values[pair], str(name), colour, dash=dash))
     subtitle = "score of the mean query and mean key less its mean over distances; broken: query source · key source"
     figure = panels.axes("distance + 1", "logits").finish(f"Curves of sources · {model_label(result.own)}", subtitle)
     return figure.update_xaxes(type="log")
-
-
-def style_of(number: int) -> tuple[str, str]:
-    """Return a colour and a dash that no other of the first 24 pairs has."""
-    return COLOURS[number % len(COLOURS)], ("dash", "dot", "dashdot")[number // len(COLOURS) % 3]
 
 
 def draw_graph(result: Any) -> go.Figure:
@@ -126,9 +123,14 @@ def draw_graph(result: Any) -> go.Figure:
         shares = at_labels(result, data["share"])
         for layer, head in heads:
             of_head = shares.sel(layer=layer, head=head).dropna("source")
-            panels.add(number, *arrows(of_head, (layer, head)))
+            for name, share in of_head[abs(of_head) >= LEAST_SHARE].to_series().items():
+                (x, y), colour = _place_of(str(name)), COLOURS[0] if share > 0 else COLOURS[1]
+                words = f"{name} → {head_name(layer, head)}: {share:.2f}"
+                arrow = go.Scatter(x=np.linspace(x, layer, 9), y=np.linspace(y, head, 9), text=words, hoverinfo="text")
+                arrow.update(mode="lines", line={"width": 7 * min(abs(share), 1.2), "color": colour}, opacity=0.55)
+                panels.add(number, arrow.update(name=None, showlegend=False))
         names = shares["source"].values.tolist()
-        places = [*map(place_of, names), *heads]
+        places = [*map(_place_of, names), *heads]
         marks = [*names, *head_names(heads)]
         xs, ys = zip(*places, strict=True)
         style = {"mode": "markers", "marker": {"size": 9, "color": "black"}, "name": None, "showlegend": False}
@@ -146,30 +148,12 @@ def draw_graph(result: Any) -> go.Figure:
     return panels.finish(title, subtitle)
 
 
-def arrows(shares: xr.DataArray, head: tuple[int, int]) -> list[go.Scatter]:
-    """Return a line from the place of each source to the head, by the share."""
-    found = []
-    for name, share in zip(shares["source"].values.tolist(), shares.values, strict=True):
-        if abs(share) >= LEAST_SHARE:
-            (x, y), colour = place_of(name), COLOURS[0] if share > 0 else COLOURS[1]
-            words = f"{name} → {head_name(*head)}: {share:.2f}"
-            points = {
-                "x": np.linspace(x, head[0], 9),
-                "y": np.linspace(y, head[1], 9),
-                "hoverinfo": "text",
-                "text": words,
-            }
-            style = {"mode": "lines", "line": {"width": 7 * min(abs(share), 1.2), "color": colour}, "opacity": 0.55}
-            found.append(go.Scatter(name=None, showlegend=False, **points, **style))
-    return found
-
-
-def place_of(source: str) -> tuple[float, float]:
+def _place_of(source: str) -> tuple[float, float]:
     """Return where a source stands: heads at their layer and number, what is no head below them, behind its layer.
 
     Example:
-        >>> place_of("L1H3"), place_of("L0 MLP"), place_of("embed + L0 MLP"), place_of("pos_embed"), place_of("b_K")
-        ((1.0, 3.0), (0.4, -1.6), (-0.6, 0.0), (-0.6, 1.0), (-0.6, -2.4))
+        >>> [_place_of(name) for name in ("L1H3", "L0 MLP", "embed + L0 MLP", "pos_embed", "b_K")]
+        [(1.0, 3.0), (0.4, -1.6), (-0.6, 0.0), (-0.6, 1.0), (-0.6, -2.4)]
     """
     head = re.fullmatch(r"L(\d+)H(\d+)", source)
     if head:

@@ -16,7 +16,7 @@ Part = Literal["all", "mean", "rest"]
 
 
 @dataclass(frozen=True)
-class Term:
+class _Term:
     """The part of query, key and distance that a term of the score's variance has: all, the mean, or the rest."""
 
     q: Part
@@ -25,21 +25,21 @@ class Term:
 
 
 TERMS = {
-    "position": Term("all", "mean", "rest"),
-    "content": Term("all", "rest", "mean"),
-    "interaction": Term("all", "rest", "rest"),
-    "key": Term("mean", "rest", "mean"),
+    "position": _Term("all", "mean", "rest"),
+    "content": _Term("all", "rest", "mean"),
+    "interaction": _Term("all", "rest", "rest"),
+    "key": _Term("mean", "rest", "mean"),
 }
 
 
-def moments_of_part(x: Spread, part: Part) -> SecondMoments:
+def _moments_of_part(x: Spread, part: Part) -> SecondMoments:
     """Return the second moments of all of x, of its mean, or of its deviations from it."""
     if part == "mean":
         return SecondMoments.from_samples(x.mean[:, None])
     return x.second_moments if part == "all" else x.about_mean
 
 
-def source_form(term: Term, side: Literal["q", "k"], moments: TripleMoments, distance: Spread) -> SecondMoments:
+def source_form(term: _Term, side: Literal["q", "k"], moments: TripleMoments, distance: Spread) -> SecondMoments:
     """C, D with E[w_s w] = 1/2 Re E sum_mn conj(x_s)_m (C_mn conj(x_n) + D_mn x_n), without the squared scale.
 
     x is the query or key whose sources x_s are asked for, w the score that its part gives. C and D hold the moments of
@@ -48,10 +48,10 @@ def source_form(term: Term, side: Literal["q", "k"], moments: TripleMoments, dis
     Args:
         distance: the spread of u(d), its `head` axis of length one.
     """
-    turn = moments_of_part(distance, term.d)
+    turn = _moments_of_part(distance, term.d)
     if side == "q":
-        return moments_of_part(moments.k, term.k).times(turn)
-    return moments_of_part(moments.q, term.q).times(SecondMoments(turn.plain.conj(), turn.conjugate.conj()))
+        return _moments_of_part(moments.k, term.k).times(turn)
+    return _moments_of_part(moments.q, term.q).times(SecondMoments(turn.plain.conj(), turn.conjugate.conj()))
 
 
 def source_weights(
