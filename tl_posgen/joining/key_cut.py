@@ -1,6 +1,6 @@
 """Keys cut towards rank one in the running model: hooks, and what becomes of interaction, slash and loss."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Any
@@ -216,14 +216,15 @@ class KeyCut(Measure):
         shares, selected = sorted(float(share) for share in self.shares), select_heads(run.model, **run.where)
         draws = [run.seed * self.controls + draw for draw in range(self.controls)]
 
-        def by_cut(measured: Any) -> xr.Dataset:
+        def by_cut(measured: Callable[[bool, int], Mapping[str, xr.DataArray]]) -> dict[str, xr.DataArray]:
             """Return measured(control, seed) of the mean direction, and its mean over draws of random ones."""
             random = xr.concat([xr.Dataset(measured(True, seed)) for seed in draws], "draw").mean("draw")
             both = [xr.Dataset(measured(False, run.seed)), random]
-            return xr.concat(both, pd.Index(list(CUTS), name="cut"))
+            found = xr.concat(both, pd.Index(list(CUTS), name="cut"))
+            return {str(name): one for name, one in found.data_vars.items()}
 
         def in_all_layers(share: float) -> Mapping[str, Any]:
-            return dict(by_cut(lambda control, seed: _in_running_model(run, share, control, seed)))
+            return by_cut(lambda control, seed: _in_running_model(run, share, control, seed))
 
         def in_one_layer(layer: int) -> Mapping[str, Any]:
             heads = [(layer, head) for head in selected[layer]]
@@ -232,7 +233,7 @@ class KeyCut(Measure):
                 hooks = cut_keys(run.model, shares[0], control=control, heads=heads, seed=seed)
                 return {"layer_rise": _rise_of(run, run.losses_under(hooks))}
 
-            return dict(by_cut(rise))
+            return by_cut(rise)
 
         data = run.grid(in_all_layers, share=shares).assign(loss=("prompt", run.loss.mean(-1).numpy()))
         data = data.merge(run.grid(in_one_layer, layer=list(selected))) if self.each_layer else data

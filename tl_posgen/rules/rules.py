@@ -53,7 +53,7 @@ BLOCK = 256  # queries whose attention is in memory
 def _draw_recall(result: Any) -> go.Figure:
     """Draw the recall of every head, a column a rule and a panel a budget, beside the random init."""
     budgets, rules = result.own["budget"].values, result.own["rule"].values[:-1]  # the best keys recall all
-    names = [WORDS.get(rule, rule) for rule in rules]
+    names = [WORDS.get(str(rule), str(rule)) for rule in rules]
     panels = Panels([f"{budget} keys" for budget in budgets], columns=1, row_height=300)
     for side, data, colour in sides(result):
         fill = f"rgba{(*hex_to_rgb(colour), 0.45)}"
