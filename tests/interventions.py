@@ -16,7 +16,7 @@ from tl_posgen.position.order.hooks import permute_positions
 from tl_posgen.position.planes import perturb_planes
 from tl_posgen.residual.reference import Reference, reference_of
 from tl_posgen.rules import Rules, apply_rules
-from tl_posgen.rules.head_rules import REFERENCES
+from tl_posgen.rules.hooks import REFERENCES
 from tl_posgen.slash import ablate_bands
 from tl_posgen.sources import remove_source
 
@@ -52,7 +52,7 @@ def rules(model, name: str):
     """A rule in every head, calibrated on one prompt."""
     tokens, measured = torch.stack([torch.arange(2, 2 + N)] * 2), "window" if name in REFERENCES else name
     result = Rules(rules=[measured], budgets=[6])(model, tokens, null_seeds=(), progress=False)
-    return apply_rules(model, result, rule=name)
+    return apply_rules(model, result, name)
 
 
 ROW_BY_ROW = {

@@ -13,10 +13,9 @@ OPTIONS = {
     "dummy_distance": {"distances": (0, 4), "limits": (8,)},
     "length_extrapolation": {"inside": 18, "times": 2},
     "key_cut": {"shares": (0.0, 0.5), "controls": 2},
-    "profiles": {"n_repeated": 2, "period": 4, "costs": True},
+    "profiles": {"n_repeated": 2, "period": 4, "metrics": "literature"},
     "sources": {"terms": ("position", "content"), "check": True},
     "rules": {"rules": ("window", "position_and_content"), "budgets": (4,)},
-    "what_if_rope": {"rules": ("linear",), "factors": (2,), "times": (2,), "inside": 12},
     "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
     "token_coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
 }

@@ -2,8 +2,7 @@
 
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.residual.frozen_layer import frozen_layer
-from tl_posgen.residual.residual_sources import residual_sources
+from tl_posgen.residual.residual_sources import frozen_layer, residual_sources
 
 
 def source_vectors(model, row, layer, *sides):

@@ -143,7 +143,7 @@ def test_numbers_without_groups_of_prompts_stand_beside_those_that_have_them(min
 
 
 def test_the_recall_of_every_rule_and_budget_is_compared_head_by_head(mini, alice):
-    rules = Rules(rules=["window", "vertical"], budgets=[4, 6], epsilon=100)
+    rules = Rules(rules=["window", "vertical"], budgets=[4, 6])
     changed = copy.deepcopy(mini)
     with torch.no_grad():
         changed.blocks[1].attn.W_O.zero_()

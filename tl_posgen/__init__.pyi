@@ -17,7 +17,7 @@ from .core.report import Report as Report
 from .core.report import load as load
 from .core.result import Result as Result
 from .errors import PosgenError as PosgenError
-from .frequencies.hooks import with_frequencies as with_frequencies
+from .frequencies import with_frequencies as with_frequencies
 from .models.layer_table import check as check
 from .models.loading.load import load_model as load_model
 from .models.loading.random_like import random_like as random_like
@@ -26,7 +26,7 @@ from .models.metric import logit_difference as logit_difference
 from .models.streaming.stream import streaming as streaming
 from .prompt.explaining import explain as explain
 from .prompt.score_split import split as split
-from .rules.hooks import apply_rules as apply_rules
+from .rules import apply_rules as apply_rules
 from .slash.slash_heads import find_slash_heads as find_slash_heads
 from .sources.hooks import remove_source as remove_source
 from .studies.collect import open_study as open_study

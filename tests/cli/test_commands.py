@@ -17,7 +17,7 @@ MEASURES = {
     "perturb": ["--ratios", "0.5", "--n-cloze", "2"],
     "planes": [],
     "perturb-planes": ["--strengths", "1", "--map-edits", ""],
-    "profiles": ["--cost-prompts", "1"],
+    "profiles": ["--n-repeated", "1"],
     "cut-keys": ["--shares", "0,1", "--controls", "1"],
     "slash": ["--distances", "0-1"],
     "coupling": ["--k", "5,10"],

@@ -7,8 +7,7 @@ from families import family_cases
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models import wrap
-from tl_posgen.residual.frozen_layer import frozen_layer, source_vectors
-from tl_posgen.residual.residual_sources import SourceReader, residual_sources
+from tl_posgen.residual.residual_sources import SourceReader, frozen_layer, residual_sources, source_vectors
 
 TOKENS = torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
 LEARNED = {"gpt2", "opt", "gpt_neo"}

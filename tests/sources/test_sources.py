@@ -12,7 +12,7 @@ from tl_posgen.residual.residual_sources import residual_sources
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import complex_planes
 from tl_posgen.sources import Sources
-from tl_posgen.sources.numbers.source_shares import TERMS
+from tl_posgen.sources.numbers import TERMS
 
 pytestmark = pytest.mark.longer
 

@@ -364,7 +364,7 @@ def explain(
     """
     words, model = setup.words(), setup.pretrained()
     from tl_posgen.prompt import explain as run
-    from tl_posgen.prompt.terminal import print_explanation
+    from tl_posgen.prompt.explanation_figures import print_explanation
 
     reference = None if setup.text is None and setup.dataset is None else words
     found = run(model, prompt, head=head, query=query, against=against, other=other, reference=reference)

@@ -42,7 +42,6 @@ BUILT_IN = {  # name -> module:Class
     "coupling_scores": "tl_posgen.coupling.coupling_scores:CouplingScores",
     "sources": "tl_posgen.sources.sources:Sources",
     "rules": "tl_posgen.rules.rules:Rules",
-    "what_if_rope": "tl_posgen.frequencies.what_if_rope:WhatIfRope",
     "profiles": "tl_posgen.joining.profiles:Profiles",
     "key_cut": "tl_posgen.joining.key_cut:KeyCut",
     "emergence": "tl_posgen.studies.course:Emergence",

@@ -1,4 +1,4 @@
-"""Keys cut towards rank one in the running model: what becomes of interaction, slash and loss?"""
+"""Keys cut towards rank one in the running model: hooks, and what becomes of interaction, slash and loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,21 +7,24 @@ from typing import Annotated, Any
 
 import pandas as pd
 import plotly.graph_objects as go
+import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import Numbers, intervals_of, mean_of_nulls
-from tl_posgen.core.options import Count, Each, Share
+from tl_posgen.core.null_models import check_seed
+from tl_posgen.core.numbers import Numbers, intervals_of
+from tl_posgen.core.options import Count, Each, Share, require
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
-from tl_posgen.hooks.replace_scores import replace_scores, scores_with
-from tl_posgen.joining.hooks import cut, cut_keys
+from tl_posgen.hooks.draws import generator_at
+from tl_posgen.hooks.replace_scores import HookList, replace_scores, scores_with
+from tl_posgen.joining.numbers import mean_direction, share_of_equal_energy, shrink_rest
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.selection import select_heads
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.position.decomposition.variance import shares_of
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
@@ -35,7 +38,81 @@ MOST_LAYERS = 12  # that are also cut alone unless asked for
 NO_TURN = "nothing rotates, so there is no interaction, and no slash that RoPE makes of constant keys."
 
 
-def draw_curves(result: Any) -> go.Figure:
+# Hooks
+
+
+def cut_keys(
+    model: Model,
+    share: int | float,
+    *,
+    control: bool = False,
+    first_token: bool = False,
+    layers: Layers = None,
+    heads: Heads = None,
+    seed: int = 0,
+) -> HookList:
+    """score_ij <- scale <R_i q_i, R_j k'_j>, k' = <k, u> u + share (k - <k, u> u), u the direction of the mean key.
+
+    Before RoPE and after qk-norm, each head by itself, the mean over the prompt's keys, later ones too. Share 0 leaves
+    keys of rank one, 1 changes nothing. Query heads that share a key see it cut alike.
+
+    Args:
+        share: of what is not along u that is kept, in [0, 1].
+        control: keep the mean key, and of the deviations from it the part along a random direction in the place of u,
+            the rest shrunk so that as much energy is taken, E|k' - k|^2, of every head and prompt.
+        first_token: whether the first token's key is cut as well, and counts in the mean.
+        layers, heads: which; all if left out.
+        seed: of the control's directions: one a layer and key head, the same for all prompts and shares.
+
+    Raises:
+        InputError: a share outside [0, 1], a layer or head that does not exist.
+        UnsupportedModelError: see `replace_scores`.
+
+    Source: ours.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> plain = model(tokens)
+        >>> same, other = (model.run_with_hooks(tokens, fwd_hooks=cut_keys(model, share)) for share in (1, 0))
+        >>> torch.allclose(same, plain, atol=1e-4), torch.allclose(other, plain, atol=1e-4)
+        (True, False)
+    """
+    require("share", share, Share)
+    require("control", control, bool)
+    require("first_token", first_token, bool)
+    seed = check_seed(seed)
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        return scores_with(capture, k=cut(capture, float(share), control, int(not first_token), seed))
+
+    return replace_scores(model, scores_of, layers, heads)
+
+
+def cut(capture: LayerCapture, share: float, control: bool, first: int, seed: int) -> Float[Tensor, "head pos d_head"]:
+    """Return the keys of a layer, cut from token `first` on."""
+    kept, k = capture.k[:, :first], capture.k[:, first:]
+    if share == 1 or not k.shape[1]:
+        return capture.k
+    direction, rest, mean = mean_direction(k), share, k.mean(1, keepdim=True)
+    if control:
+        other = _random_directions(capture, seed)
+        direction, rest = other, share_of_equal_energy(k - mean, direction, other, share)
+    return torch.cat([kept, mean + shrink_rest(k - mean, direction, rest)], 1)  # the mean is along its direction
+
+
+def _random_directions(capture: LayerCapture, seed: int) -> Float[Tensor, "head d_head"]:
+    """Return a direction for each key head, drawn from seed and layer alone."""
+    geometry = capture.geometry
+    shape = geometry.n_key_value_heads, geometry.d_head
+    drawn = torch.randn(shape, generator=generator_at(seed, layer=capture.layer))
+    return torch.nn.functional.normalize(drawn, dim=-1)[geometry.key_heads(capture.heads)].to(capture.k)
+
+
+# The measure
+
+
+def _draw_curves(result: Any) -> go.Figure:
     """Draw loss, slash score and interaction along the share that is kept."""
     names = {"rise": "rise of the loss, nats", "slash_score": "slash score", "interaction": "interaction share"}
     panels = Panels(list(names.values()), columns=3, row_height=320)
@@ -123,7 +200,7 @@ class KeyCut(Measure):
         ),
         "energy_taken": Variable("key energy taken", "", "E|k' - k|^2 / E|k|^2, first token left out", (*CURVE, *HEAD)),
     }
-    figures = {"curves": draw_curves}
+    figures = {"curves": _draw_curves}
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "KeyCut":
@@ -137,60 +214,52 @@ class KeyCut(Measure):
 
     def of_model(self, run: Run) -> xr.Dataset:
         shares, selected = sorted(float(share) for share in self.shares), select_heads(run.model, **run.where)
-        loss = run.loss.mean(-1).numpy()
+        draws = [run.seed * self.controls + draw for draw in range(self.controls)]
 
-        def in_all_layers(share: float) -> Mapping[str, xr.DataArray]:
-            return self.by_cut(run, lambda control, seed: in_running_model(run, share, control, seed))
+        def by_cut(measured: Callable[[bool, int], Mapping[str, xr.DataArray]]) -> dict[str, xr.DataArray]:
+            """Return measured(control, seed) of the mean direction, and its mean over draws of random ones."""
+            random = xr.concat([xr.Dataset(measured(True, seed)) for seed in draws], "draw").mean("draw")
+            both = [xr.Dataset(measured(False, run.seed)), random]
+            found = xr.concat(both, pd.Index(list(CUTS), name="cut"))
+            return {str(name): one for name, one in found.data_vars.items()}
 
-        def in_one_layer(layer: int) -> Mapping[str, xr.DataArray]:
+        def in_all_layers(share: float) -> Mapping[str, Any]:
+            return by_cut(lambda control, seed: _in_running_model(run, share, control, seed))
+
+        def in_one_layer(layer: int) -> Mapping[str, Any]:
             heads = [(layer, head) for head in selected[layer]]
 
             def rise(control: bool, seed: int) -> dict[str, xr.DataArray]:
                 hooks = cut_keys(run.model, shares[0], control=control, heads=heads, seed=seed)
-                return {"layer_rise": rise_of(run, run.losses_under(hooks))}
+                return {"layer_rise": _rise_of(run, run.losses_under(hooks))}
 
-            return self.by_cut(run, rise)
+            return by_cut(rise)
 
-        data = run.grid(in_all_layers, share=shares).assign(loss=("prompt", loss))
-        data = data.merge(run.grid(in_one_layer, layer=list(selected))) if self.each_layer else data
+        data = run.grid(in_all_layers, pure=True, share=shares).assign(loss=("prompt", run.loss.mean(-1).numpy()))
+        data = data.merge(run.grid(in_one_layer, pure=True, layer=list(selected))) if self.each_layer else data
         return data.assign({name: one.transpose(*self.variables[str(name)].dims) for name, one in data.items()})
-
-    def by_cut(
-        self, run: Run, measured: Callable[[bool, int], Mapping[str, xr.DataArray]]
-    ) -> Mapping[str, xr.DataArray]:
-        """Return measured(False, seed) for the mean direction and the mean of measured(True, seed) over draws of random
-        ones, along the dim cut."""
-        draws = [run.seed * self.controls + draw for draw in range(self.controls)]
-        random = xr.concat([xr.Dataset(measured(True, seed)) for seed in draws], "draw").mean("draw")
-        both = xr.concat([xr.Dataset(measured(False, run.seed)), random], pd.Index(list(CUTS), name="cut"))
-        return {str(name): array for name, array in both.data_vars.items()}
 
     def findings(self, own: Numbers) -> list[str]:
         shares = own.data["share"].values.tolist()
         taken = own("energy_taken", cut="mean", share=shares[0])
         rise, control = (own("rise", cut=which, share=shares[0]) for which in CUTS)
         less = own.number(less_control(own.array("rise", share=shares[0])))
-        lines = [
+        parts = []
+        for words, name, form in (("interaction share", "interaction", ".1%"), ("slash score", "slash_score", ".3f")):
+            along = {
+                which: ", ".join(f"{own(name, cut=which, share=share).plain:{form}}" for share in shares)
+                for which in CUTS
+            }
+            null = own(name, cut="mean", share=shares[0]).null_in_brackets
+            parts.append(f"{words} {along['mean']}{null:{form}}, with the control {along['random']}")
+        kept = ", ".join(f"{share:.0%}" for share in shares)
+        return [
             f"With keys cut to their mean direction and {shares[0]:.0%} of the rest, which takes {taken.plain:.0%} of "
             f"their squared norm, the loss changes by {rise.with_interval:+.3f} nats{rise.null_in_brackets:+.3f}. "
             "With the mean key and what lies along a random direction kept, as much taken, it changes by "
-            f"{control.with_interval:+.3f}; the difference is {less.with_interval:+.3f}."
+            f"{control.with_interval:+.3f}; the difference is {less.with_interval:+.3f}.",
+            f"With {kept} of the rest kept, mean over heads: {'; '.join(parts)}.",
         ]
-        kept = ", ".join(f"{share:.0%}" for share in shares)
-        for words, name, form in (("Interaction share", "interaction", ".1%"), ("Slash score", "slash_score", ".3f")):
-            along = {which: [own(name, cut=which, share=share) for share in shares] for which in CUTS}
-            parts = [f"{CUTS[which]} {', '.join(f'{one.plain:{form}}' for one in along[which])}" for which in CUTS]
-            first, last = (along["mean"][place] for place in (0, -1))
-            ends = ", ".join(
-                f"{kind} {' to '.join(f'{mean_of_nulls(one.by_null[kind]).plain:{form}}' for one in (first, last))}"
-                for kind in first.by_null
-            )
-            lines.append(f"{words}, mean over heads, with {kept} of the rest: {'; '.join(parts)}{in_brackets(ends)}.")
-        alone = []
-        for layer in own.data["layer"].values if self.each_layer else ():
-            mean, random = (own("layer_rise", cut=which, layer=layer).plain for which in CUTS)
-            alone.append(f"{layer} {mean:+.3f} ({random:+.3f})")
-        return [*lines, *([f"One layer alone (random direction): {', '.join(alone)}."] if alone else [])]
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a cut and share: rise of the loss, slash score, interaction and energy taken."""
@@ -203,12 +272,12 @@ def less_control(rise: xr.DataArray) -> xr.DataArray:
     return rise.sel(cut="mean") - rise.sel(cut="random")
 
 
-def rise_of(run: Run, losses: Float[Tensor, "prompt target"]) -> xr.DataArray:
+def _rise_of(run: Run, losses: Float[Tensor, "prompt target"]) -> xr.DataArray:
     """Return the rise of the loss of every prompt."""
     return xr.DataArray((losses.mean(-1) - run.loss.mean(-1)).numpy(), dims="prompt")
 
 
-def in_running_model(run: Run, share: float, control: bool, seed: int) -> dict[str, xr.DataArray]:
+def _in_running_model(run: Run, share: float, control: bool, seed: int) -> dict[str, xr.DataArray]:
     """Return the rise of the loss, and of every head its slash score, interaction, and share of key energy taken."""
     sums = Sums(OF_RUN)
 
@@ -228,7 +297,7 @@ def in_running_model(run: Run, share: float, control: bool, seed: int) -> dict[s
     shares = {layer: shares_of(one, *sums.layers[layer], n_tokens, "uniform") for layer, one in moments.items()}
     interaction = {layer: one.within_rows.interaction.cpu().numpy() for layer, one in shares.items()}
     return {
-        "rise": rise_of(run, losses),
+        "rise": _rise_of(run, losses),
         "slash_score": at_distance(sums.mean("score"), run.found(Slash)["best_distance"]),
         "interaction": sums.over_layers("interaction", interaction, HEAD),
         "energy_taken": sums.mean("energy_taken"),

@@ -1,79 +1,118 @@
-"""Head profiles: one row a head over the three subjects, and how its columns go together over heads."""
+"""Head profiles: one row a head over the three subjects, with head metrics of other papers as further columns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-import pandas as pd
+import numpy as np
+import plotly.graph_objects as go
 import torch
 import xarray as xr
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double, double_device
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import TRAINED, Number, Numbers
+from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.options import Count, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
-from tl_posgen.joining.column_correlations import COLUMNS, LITERATURE_PAIRS, SCOPES, beyond_null, correlations, pairs_of
-from tl_posgen.joining.head_costs import COSTS, TOGETHER, counts_up_to, head_costs
-from tl_posgen.joining.literature import LITERATURE, literature_metrics
-from tl_posgen.joining.numbers.repeated_tokens import repeated_prompts, repeated_scores
-from tl_posgen.joining.profiles_figures import JOINT, correlation_maps, joint_costs, rank_table
-from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.selection import select_heads
+from tl_posgen.joining.numbers import (
+    concentration,
+    frequency_entropy,
+    massive_values,
+    overlap,
+    repeated_prompts,
+    repeated_scores,
+    slow_mean_energy,
+)
+from tl_posgen.models.layers.capture import LayerCapture, scores_from
+from tl_posgen.models.selection import head_name
 from tl_posgen.models.tokens import bos_of
 from tl_posgen.position.decomposition.variance import Variance
+from tl_posgen.report.figures import Panels, model_label, sides
+from tl_posgen.rope.rotation import rotate, to_planes
 from tl_posgen.slash.slash import Slash
+from tl_posgen.stats.rank_correlation import rank_correlation
 
-MOST_HEADS = 96  # whose costs are measured unless asked for
-MOST_PAIRS = 3  # of columns, in a sentence; the table has all
 PERIOD = 50
+SINK = 0.3  # attention to the first token from which a query counts as sunk
+N_ROWS, LEAST_KEYS = 8, 4  # queries whose keys are permuted, keys that each sees at least
+SIDED = ("side", *HEAD)
 FROM_SLASH = {  # variable -> its name there
     "r1": "r1",
-    "rank95": "rank95",
     "slash_score": "best_score",
     "slash_distance": "best_distance",
     "first_token": "first_token",
 }
 FROM_VARIANCE = ("mean_energy", "interaction", "position", "additive_r", "absolute")  # the last, if it was asked for
-REPEATED = ("previous_token", "duplicate_token", "induction")
-ON_REPEATED = "mean attention on repeated random tokens"
-EDITS = (
-    "without its interaction (f(q, d) + g(q, k) in the place of its scores), without its slash distance, with as much "
-    "attention taken elsewhere, mean-ablated"
-)
-NO_TURN = "nothing rotates, so the interaction and its cost are zero by construction."
+REPEATED = {  # on repeated random tokens: variable -> label, attention from token i to, short heading
+    "previous_token": ("previous token", "i-1", "prev"),
+    "duplicate_token": ("duplicate token", "i-T", "dup"),
+    "induction": ("induction", "i-T+1", "ind"),
+}
+METRICS = {  # of other papers: variable -> label, description, dims, bounds, source
+    "massive": ("massive values", "max_d / mean_d of |x_{:,d}| over tokens, before RoPE", SIDED, None, "2502.01563"),
+    "concentration": ("concentration", "sum_m |E z_m| / sum_m E|z_m|, before RoPE", SIDED, (0, 1), "2604.04921"),
+    "slow_mean": (
+        *("slow mean", "share of energy in the mean of planes that turn less than once in a prompt", SIDED, (0, 1)),
+        "2503.01832",
+    ),
+    "frequency_entropy": ("entropy over frequencies", "of p_m ~ E|q_m| E|k_m|, over ln M", HEAD, (0, 1), ""),
+    "sink_rate": ("sink rate", f"share of queries with S_i0 > {SINK}", HEAD, (0, 1), "2410.10781"),
+    "positional": ("positional", "overlap by place with attention to permuted keys", HEAD, (0, 1), "2511.11579"),
+    "symbolic": ("symbolic", "overlap by key with attention to permuted keys", HEAD, (0, 1), "2511.11579"),
+}
+NO_TURN = "nothing rotates, so the interaction is zero by construction."
+
+
+def scatter(result: Any, x: str = "r1, k", y: str = "slash_score") -> go.Figure:
+    """Draw two columns of the heads' table against each other: a point a head, the first null models' beside it.
+
+    Args:
+        result: of `Profiles`.
+        x, y: columns of `result.frame()`.
+
+    Raises:
+        InputError: a column that the table lacks.
+
+    Example:
+        >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> found = Profiles()("mini", "Down, down, down. Would the fall never end?" * 3, **cut)
+        >>> [len(one.x) for one in scatter(found, "interaction", "induction").data]
+        [16]
+    """
+    labels = [TRAINED, *(one.labels[0] for one in result.numbers.by_null.values())]
+    panels, rho = Panels([""], columns=1, row_height=420), None
+    for (side, _, colour), label in reversed(list(zip(sides(result), labels, strict=True))):
+        table = result.frame(init=label)
+        for name in (x, y):
+            if name not in table.columns[2:]:
+                raise InputError(f"profiles: no column {name!r}; it has {', '.join(map(repr, table.columns[2:]))}")
+        names = [head_name(*place) for place in zip(table["layer"], table["head"], strict=True)]
+        points = go.Scatter(x=table[x], y=table[y], text=names, name=side, mode="markers", marker={"color": colour})
+        panels.add(0, points.update(hovertemplate="%{text}<br>%{x:.3f}, %{y:.3f}<extra></extra>"))
+        rho = rank_correlation(*(torch.from_numpy(table[name].to_numpy(float).copy()) for name in (x, y)))
+    assert rho is not None
+    words = f"a point a head; Spearman's rho over heads {rho.r:.2f} [{rho.low:.2f}, {rho.high:.2f}], heads independent"
+    return panels.axes(x, y).finish(f"{y} by {x} · {model_label(result.own)}", words)
 
 
 @dataclass(frozen=True)
 class Profiles(Measure):
-    r"""One row a head: rank and concentration of Q and K, interaction, slash, attention on repeated tokens, costs.
+    r"""One row a head: rank and constancy of Q and K, interaction, slash, attention on repeated tokens.
 
     One row a head over the three subjects: how near rank one and how constant its queries and keys are, how much of its
-    scores is interaction, its slash, where it attends on repeated random tokens, and what the model loses without its
-    interaction, its slash, or the head (mean ablation). Below, how the columns go together over heads and within
-    layers; random init shows what comes without training.
+    scores is interaction, its slash, and where it attends on repeated random tokens.
 
     From the results of the same run: r1 and rank of Q and K before RoPE, the highest slash score and its distance,
     attention to the first token (`slash`); |E x|^2 / E|x|^2 of queries and keys, shares of interaction and position,
     additive r (`variance`), the first token left out; with Variance(absolute=True) among the measures, the share of the
     key's place too. On random tokens of which a block stands twice: mean attention to the previous token, to the
-    earlier occurrence of the same token, and to the token after it. Costs are in nats per token: a head's scores
-    replaced by the nearest f(q, d) + g(q, k) over the distances that it sees ("interaction"), no attention at its slash
-    distance ("slash"), as much attention taken from drawn keys at other distances ("elsewhere", the control of
-    "slash"), its output replaced by the mean over prompts and positions ("head"). Joint costs are those of the 1, 2,
-    4, .. heads of the highest slash scores edited at once, beside as many drawn heads at their means.
-
-    rho is Spearman's correlation of two columns over heads; within layers, that of the ranks with every layer's mean
-    taken away. Pairs are said to go beyond random init from eight random inits on; heads are all of the model's, not a
-    sample, so that such a pair is a fact about this model and not yet about others.
+    earlier occurrence of the same token, and to the token after it.
 
     Args:
-        costs: whether to measure what heads cost, four runs a head and some thirty more; if left out, of models with up
-            to 96 heads.
-        cost_prompts: on how many of the prompts.
         period: length of the random block; 50 if left out, less where the context or the vocabulary is shorter.
         n_repeated: prompts of repeated tokens.
         metrics: "literature" adds head metrics of other papers as columns, one more pass a prompt: massive values and
@@ -83,215 +122,159 @@ class Profiles(Measure):
 
     Raises:
         InputError: prompts of different lengths; a period that does not fit.
-        UnsupportedModelError: a layer whose scores cannot be replaced, where costs are measured.
 
     Source: induction score: Olsson et al. 2022; slash score: Cheng et al. 2026; the split: Han & Ji 2025; the
-    table and its correlations: ours. Reconstructed from abstracts and public text: massive values after arXiv
-    2502.01563, concentration (as a mean resultant length) after TriAttention (arXiv 2604.04921), the mean in slow
-    planes after rotary offset features (arXiv 2503.01832), positional and symbolic after arXiv 2511.11579 (overlaps,
-    and permutations of the keys before RoPE, are ours). Sink rate: Gu et al. 2024 (arXiv 2410.10781), their
-    threshold, by query. Entropy over frequencies: ours, of a quantity several of them use.
+    table: ours. Reconstructed from abstracts and public text: massive values after arXiv 2502.01563, concentration (as
+    a mean resultant length) after TriAttention (arXiv 2604.04921), the mean in slow planes after rotary offset features
+    (arXiv 2503.01832), positional and symbolic after arXiv 2511.11579 (overlaps, and permutations of the keys before
+    RoPE, are ours). Sink rate: Gu et al. 2024 (arXiv 2410.10781), their threshold, by query. Entropy over frequencies:
+    ours, of a quantity several of them use.
 
     Example:
         >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
-        >>> found = Profiles(costs=False)("mini", "Down, down, down. Would the fall never end?" * 3, **cut)
+        >>> found = Profiles()("mini", "Down, down, down. Would the fall never end?" * 3, **cut)
         >>> found.frame().columns[2:5].tolist()
         ['previous_token', 'duplicate_token', 'induction']
     """
 
-    costs: bool | None = None
-    cost_prompts: Count = 2
     period: Annotated[int, Within(2, words="a whole number, 2 or more")] | None = None
     n_repeated: Count = 4
     metrics: Literal["own", "literature"] = "own"
 
     usual_prompts = 8
-    question = "What kind of head is it, and what goes together?"
+    question = "What kind of head is it?"
     after = (Slash, Variance)
     one_length = True
-    matrices = 10
+    matrices = 2
     whole_rows = True
-    legend = "pair: two columns of the heads' table; Spearman's rho, its 95% interval for independent heads (and null)."
     variables = {
-        "r1": Variable("r1 of Q and K", "", "before RoPE, all tokens, see `slash`", ("side", *HEAD)),
-        "rank95": Variable("rank of Q and K at 95%", "", "before RoPE, all tokens, see `slash`", ("side", *HEAD)),
+        "r1": Variable("r1 of Q and K", "", "before RoPE, all tokens, see `slash`", SIDED),
         "mean_energy": Variable(
-            "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys, first token left out", ("side", *HEAD)
+            "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys, first token left out", SIDED
         ),
-        **{name: Variable(COLUMNS[name], "", "see `variance`") for name in FROM_VARIANCE[1:]},
-        "slash_score": Variable(COLUMNS["slash_score"], "", "highest over D < N/2"),
-        "slash_distance": Variable(COLUMNS["slash_distance"], "tokens", "the D of the highest slash score"),
-        "first_token": Variable(COLUMNS["first_token"], "", "E_i S_i0"),
+        "interaction": Variable("interaction share", "", "see `variance`"),
+        "position": Variable("position share", "", "see `variance`"),
+        "additive_r": Variable("additive r", "", "see `variance`"),
+        "absolute": Variable("share of the key's place", "", "see `variance`"),
+        "slash_score": Variable("slash score", "", "highest over D < N/2"),
+        "slash_distance": Variable("slash distance", "tokens", "the D of the highest slash score"),
+        "first_token": Variable("attention to the first token", "", "E_i S_i0"),
         **{
-            name: Variable(COLUMNS[name], "", f"S_{{i, {place}}}, {ON_REPEATED}", headline=name, short=short)
-            for name, place, short in zip(REPEATED, ("i-1", "i-T", "i-T+1"), ("prev", "dup", "ind"), strict=True)
+            name: Variable(
+                *(label, "", f"S_{{i, {place}}}, mean attention on repeated random tokens"), headline=name, short=short
+            )
+            for name, (label, place, short) in REPEATED.items()
         },
-        "cost": Variable(
-            "cost of the head", "nats", f"rise of the loss, this head alone {EDITS}", ("edit", "prompt", *HEAD)
-        ),
-        "joint_cost": Variable(
-            "joint cost",
-            "nats",
-            "rise of the loss, the heads of the highest slash scores (or drawn ones) edited at once",
-            ("edited", "n_heads", "prompt"),
-        ),
-        **LITERATURE,
-        "rho": Variable(
-            "Spearman's rho",
-            "",
-            "over heads, or of ranks with each layer's mean taken away; Bonett & Wright's interval, heads independent",
-            ("scope", "end", "column", "column_2"),
-            bounds=(-1, 1),
-        ),
+        **{
+            name: Variable(label, "", f"{what}; {f'reconstructed, arXiv {paper}' if paper else 'ours'}", dims, bounds=b)
+            for name, (label, what, dims, b, paper) in METRICS.items()
+        },
     }
-    figures = {"correlations": correlation_maps, "heads": rank_table, "joint_costs": joint_costs}
+    figures = {"scatter": scatter}
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
-    def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        return [kind for kind in self.figures if kind != "joint_costs" or "joint_cost" in data]
-
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Profiles":
-        return replace(self, period=self.period_for(model))
-
-    def period_for(self, model: Any) -> int:
-        """Return the length of the random block; refuse one that does not fit into the context or the vocabulary."""
-        n_first, context, vocabulary = len(first_tokens(model)), int(model.cfg.n_ctx), int(model.cfg.d_vocab)
+        n_first, context, vocabulary = len(_first_tokens(model)), int(model.cfg.n_ctx), int(model.cfg.d_vocab)
         period = self.period or min(PERIOD, (context - n_first) // 2, vocabulary)
         if period > vocabulary or n_first + 2 * period > context:
             raise InputError(
                 f"profiles: period={period}: two blocks of different tokens do not fit into a vocabulary of "
                 f"{vocabulary} and a context of {context}; give a shorter one"
             )
-        return period
+        return replace(self, period=period)
 
     def passes(self, run: Run) -> int:
-        n_heads = sum(map(len, select_heads(run.model, **run.where).values()))
-        n_edits = len(COSTS) * n_heads + len(TOGETHER) * len(counts_up_to(n_heads))
-        of_costs = min(self.cost_prompts, len(run.rows)) * (3 + n_edits) if self.costs_heads(n_heads) else 0
-        return self.n_repeated + of_costs + (len(run.rows) if self.metrics == "literature" else 0)
-
-    def costs_heads(self, n_heads: int) -> bool:
-        """Return whether costs are measured, of so many heads."""
-        return n_heads <= MOST_HEADS if self.costs is None else self.costs
+        return self.n_repeated + (len(run.rows) if self.metrics == "literature" else 0)
 
     def of_model(self, run: Run) -> xr.Dataset:
         slash = run.found(Slash).sel(tokens="all", drop=True)
         variance = run.found(Variance).sel(tokens="without first", drop=True)
-        selected = select_heads(run.model, **run.where)
-        data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
-        shares = variance[[name for name in FROM_VARIANCE if name in variance]]
-        data = data.merge(shares).merge(self.on_repeated_tokens(run))
-        if self.metrics == "literature":
-            data = data.merge(means_of(run, lambda layer: literature_metrics(layer, run.seed)))
-        if self.costs_heads(sum(map(len, selected.values()))):
-            some = run.tokens[: self.cost_prompts]
-            data = data.merge(head_costs(run, some, data["slash_score"], slash["best_distance"], selected))
-        data["rho"] = correlations(data)
-        return xr.Dataset({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
-
-    def on_repeated_tokens(self, run: Run) -> xr.Dataset:
-        """Return the three scores of every head, means over prompts of repeated random tokens."""
-        first, period = first_tokens(run.model), self.period
+        first, period = _first_tokens(run.model), self.period
         assert period is not None
 
-        def scores(layer: LayerCapture) -> Mapping[str, Any]:
+        def on_repeated(layer: LayerCapture) -> Mapping[str, Any]:
             assert layer.pattern is not None
             return vars(repeated_scores(layer.pattern, len(first), period))
 
-        return means_of(run, scores, repeated_prompts(first, period, run.model.cfg.d_vocab, self.n_repeated, run.seed))
+        repeated = repeated_prompts(first, period, run.model.cfg.d_vocab, self.n_repeated, run.seed)
+        data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
+        data = data.merge(variance[[name for name in FROM_VARIANCE if name in variance]])
+        data = data.merge(_means_of(run, on_repeated, repeated))
+        if self.metrics == "literature":
+            data = data.merge(_means_of(run, lambda layer: literature_metrics(layer, run.seed)))
+        return xr.Dataset({name: one.transpose(*self.variables[str(name)].dims) for name, one in data.items()})
 
     def findings(self, own: Numbers) -> list[str]:
         n_heads = int(own.data["interaction"].notnull().sum())
-        highest = [
-            f"{COLUMNS[name]} {own.extreme(name):.2f}{own.number(own.array(name).max(HEAD)).null_in_brackets:.2f}"
+        on_text, *on_repeated = (
+            f"{self.variables[name].label} {own.extreme(name):.2f}"
+            f"{own.number(own.array(name).max(HEAD)).null_in_brackets:.2f}"
             for name in ("slash_score", *REPEATED)
-        ]
-        on_text, *on_repeated = highest
-        of_costs = cost_sentences(own, n_heads) if "cost" in own else []
-        highest_sentence = (
-            f"Of {counted(n_heads, 'head')}, highest: {on_text}; on repeated random tokens {', '.join(on_repeated)}."
         )
-        return [*literature_sentences(own), highest_sentence, *of_costs, *pair_sentences(own)]
-
-    def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row for each pair of columns that the papers or our statistics connect: Spearman's rho with its
-        interval, random init in brackets."""
-        rows = []
-        for a, b in pairs_of(own.data):
-            numbers = {scope: own("rho", scope=scope, column=a, column_2=b) for scope in SCOPES}
-            inits = {scope: f" ({number.of_inits.plain:.2f})" if own.inits else "" for scope, number in numbers.items()}
-            cells = {scope: f"{number.with_interval:.2f}{inits[scope]}" for scope, number in numbers.items()}
-            rows.append({"pair": f"{COLUMNS[a]}, {COLUMNS[b]}", **cells})
-        return pd.DataFrame(rows)
+        return [
+            f"Of {counted(n_heads, 'head')}, highest: {on_text}; on repeated random tokens {', '.join(on_repeated)}."
+        ]
 
 
-def means_of(run: Run, values: Callable[[LayerCapture], Mapping[str, Any]], rows: Any = None) -> xr.Dataset:
+def _means_of(run: Run, values: Callable[[LayerCapture], Mapping[str, Any]], rows: Any = None) -> xr.Dataset:
     """Return means over prompts (or other rows of token ids) of values of each layer, which has its pattern."""
     sums = run.sums()
     run.capture(lambda layer: sums.add_layer(layer, values(layer)), needs=frozenset({"pattern"}), rows=rows)
     return sums.means()
 
 
-def cost_sentences(own: Numbers, n_heads: int) -> list[str]:
-    """Return what heads cost, one at a time and several at once, beside random init."""
-    costs = {COLUMNS[f"cost_{edit}"]: own("cost", edit=edit) for edit in COSTS}
-    most = "; ".join(f"{COLUMNS[f'cost_{edit}']} {own.extreme('cost', edit=edit):.3f}" for edit in COSTS)
-    n = min(own.data["n_heads"].values.tolist(), key=lambda one: abs(one - n_heads / 4))
-    numbers = {words: own("joint_cost", edited=edit, n_heads=n) for edit, words in JOINT.items()}
-    at_random = [
-        f"Random init, {words}: {listed(each, True)}."
-        for words, each in (("one head at a time", costs), ("as many heads at once", numbers))
-    ]
-    return [
-        f"Loss in nats per token, mean over heads, one head at a time: {listed(costs)}.",
-        f"Loss with {n} of {counted(n_heads, 'head')} edited at once, highest slash scores first: {listed(numbers)}.",
-        f"Heads that cost most, one at a time: {most}.",
-        *(at_random if own.inits else []),
-    ]
-
-
-def listed(numbers: Mapping[str, Number], of_inits: bool = False) -> str:
-    """Return numbers behind their names; or those of the random inits."""
-    return "; ".join(f"{name} {one.of_inits.plain if of_inits else one.plain:.4f}" for name, one in numbers.items())
-
-
-def literature_sentences(own: Numbers) -> list[str]:
-    """Return the sentence of other papers' metrics that go together with what position costs, if they were measured."""
-    pairs = [pair for pair in seen_pairs(own) if pair in LITERATURE_PAIRS]
-    return [strongest_pairs(own, SCOPES[0], pairs, "columns of other papers")] if pairs else []
-
-
-def pair_sentences(own: Numbers) -> list[str]:
-    """Return the sentences of the other columns that go together."""
-    unseen, pairs = unseen_patterns(own), [pair for pair in seen_pairs(own) if pair not in LITERATURE_PAIRS]
-    found = [strongest_pairs(own, scope, pairs, "columns") for scope in SCOPES]
-    if unseen:
-        names = ", ".join(COLUMNS[name] for name in REPEATED if name in unseen)
-        found.append(f"No head attends more than at random init, so that its pairs are not looked at: {names}.")
-    return found + [beyond_null(own.dataset["rho"], scope, unseen) for scope in SCOPES if own.inits]
-
-
-def seen_pairs(own: Numbers) -> list[tuple[str, str]]:
-    """Return the pairs of columns but those of patterns that no head shows more than at random init."""
-    unseen = unseen_patterns(own)
-    return [pair for pair in pairs_of(own.data) if not unseen & {*pair}]
-
-
-def strongest_pairs(own: Numbers, scope: str, pairs: Sequence[tuple[str, str]], words: str) -> str:
-    """Return those of these pairs whose rank correlation is largest, beside random init."""
-    found = [(own("rho", scope=scope, column=a, column_2=b), a, b) for a, b in pairs]
-    known = sorted((one for one in found if one[0]), key=lambda one: -abs(one[0].value))
-    parts = [f"{COLUMNS[a]} with {COLUMNS[b]} {rho:.2f}" for rho, a, b in known[:MOST_PAIRS]]
-    largest = "; ".join(parts) or "none is defined"
-    return f"Rank correlation of {words} {scope}, largest of {len(pairs)} pairs: {largest}."
-
-
-def unseen_patterns(own: Numbers) -> frozenset[str]:
-    """Return the patterns on repeated tokens that no head shows more than the heads of random inits do."""
-    highest = {name: own.array(name).max(HEAD) for name in REPEATED} if own.inits else {}
-    return frozenset(name for name, one in highest.items() if one.sel(init=TRAINED) <= one.sel(init=own.inits).max())
-
-
-def first_tokens(model: Any) -> Int[Tensor, " start"]:
+def _first_tokens(model: Any) -> Int[Tensor, " start"]:
     """Return what prompts of repeated tokens begin with: a BOS token, where the tokenizer puts one."""
     return torch.tensor([] if model.tokenizer is None else bos_of(model), dtype=torch.int64)
+
+
+def literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:
+    """Return `METRICS` of one layer of one prompt, the first token left out where moments are taken.
+
+    Args:
+        layer: with its pattern.
+        seed: of the permutations, drawn anew for each prompt; heads share them.
+    """
+    assert layer.pattern is not None
+    rope, tokens = layer.geometry.rope, (layer.q[:, 1:], layer.k[:, 1:])
+    q, k = planes = [to_planes(x, rope) for x in tokens]
+    unknown = torch.full((len(layer.heads),), torch.nan, dtype=DOUBLE, device=double_device(layer.device))
+    found = {
+        "massive": torch.stack([massive_values(x) for x in tokens]),
+        "concentration": torch.stack([unknown, unknown]),
+        "slow_mean": torch.stack([unknown, unknown]),
+        "frequency_entropy": unknown,
+        "sink_rate": double((layer.pattern[:, 1:, 0] > SINK).float()).mean(1),
+    }
+    if q.shape[-1]:
+        found["concentration"] = torch.stack([concentration(z) for z in planes])
+        found["slow_mean"] = torch.stack([slow_mean_energy(z, rope.inv_freq, layer.length) for z in planes])
+        found["frequency_entropy"] = frequency_entropy(q, k)
+    found["positional"], found["symbolic"] = permuted_overlaps(layer, np.random.default_rng([seed, layer.prompt]))
+    return found
+
+
+def permuted_overlaps(
+    layer: LayerCapture, generator: np.random.Generator
+) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
+    """overlap(S'_i, S_i) by place and by key, S' the attention of query i once the keys that it sees are permuted.
+
+    Means over `N_ROWS` queries, spread from those that see LEAST_KEYS keys to the last. A head that knows the distance
+    alone has 1 by place, one that knows the key alone 1 by key. Vectors are those before RoPE, so a moved key is
+    rotated as its new place asks.
+    """
+    found = []
+    for row in np.unique(np.linspace(min(LEAST_KEYS, layer.length) - 1, layer.length - 1, N_ROWS).round().astype(int)):
+        place = torch.tensor([int(row)], device=layer.device)
+        seen = layer.geometry.sees(place[:, None] - layer.positions[: row + 1])[0].nonzero()[:, 0]
+        moved = layer.positions[: row + 1].clone()
+        moved[seen] = seen[torch.from_numpy(generator.permutation(len(seen))).to(seen.device)]
+        keys = rotate(layer.k[:, moved], layer.positions[: row + 1], layer.geometry.rope)
+        query = layer.rotated_q[:, row : row + 1]
+        own, other = (
+            double(scores_from(query, k, layer.geometry, layer.heads, place)[:, 0]).softmax(-1)
+            for k in (layer.rotated_k[:, : row + 1], keys)
+        )
+        found.append(torch.stack([overlap(other, own), overlap(other, own[:, moved])]))
+    by_place, by_key = torch.stack(found).mean(0)
+    return by_place, by_key

@@ -2,8 +2,7 @@
 
 from tl_posgen.prompt.explaining import explain
 from tl_posgen.prompt.explanation import Explanation
-from tl_posgen.prompt.patching import patch_parts
-from tl_posgen.prompt.score_split import position_part, split
+from tl_posgen.prompt.score_split import patch_parts, position_part, split
 from tl_posgen.residual.reference import Reference, reference_of
 from tl_posgen.residual.residual_sources import ResidualSources, residual_sources
 

@@ -21,14 +21,11 @@ from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import head_name, one_head
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.prompt.deletion import Deletion
-from tl_posgen.prompt.explanation import ALIBI, Explanation
-from tl_posgen.prompt.numbers.source_terms import source_terms
-from tl_posgen.prompt.numbers.split_terms import TERMS
+from tl_posgen.prompt.explanation import ALIBI, Deletion, Explanation
+from tl_posgen.prompt.numbers import TERMS, source_terms
 from tl_posgen.prompt.score_split import note_of, one_prompt
-from tl_posgen.residual.frozen_layer import Side, frozen_layer, source_vectors
 from tl_posgen.residual.reference import LayerReference, Reference, given_reference
-from tl_posgen.residual.residual_sources import SourceReader
+from tl_posgen.residual.residual_sources import Side, SourceReader, frozen_layer, source_vectors
 
 REST, REFERENCE_MEAN = "rest", "reference mean"
 Parts = Mapping[str, Tensor]
@@ -119,10 +116,10 @@ def explain(
     if another is not None and parts is not None:
         raise InputError("parts are of one prompt; leave other= out, and compare two explanations by `minus`")
     if parts is not None:
-        check_parts(parts, len(tokens), wrapped.model.cfg.d_model)
+        _check_parts(parts, len(tokens), wrapped.model.cfg.d_model)
     means = given_reference(wrapped.model, reference, [index], sources=parts is None)
-    found = explanation_of(asked, tokens, means, parts, rest)
-    return found if another is None else found.minus(explanation_of(asked, another, means, None, rest))
+    found = _explanation_of(asked, tokens, means, parts, rest)
+    return found if another is None else found.minus(_explanation_of(asked, another, means, None, rest))
 
 
 def _asked(wrapped: WrappedModel, layer: int, head: int, query: int, against: int | None, side: Side, n: int) -> _Asked:
@@ -145,7 +142,7 @@ def _asked(wrapped: WrappedModel, layer: int, head: int, query: int, against: in
     return asked
 
 
-def check_parts(parts: Any, n: int, d_model: int) -> None:
+def _check_parts(parts: Any, n: int, d_model: int) -> None:
     """Refuse parts that are no tensors [pos, d_model] by name."""
     if not isinstance(parts, Mapping) or not parts:
         raise InputError("parts: give name -> tensor [pos, d_model], one at least")
@@ -159,7 +156,7 @@ def check_parts(parts: Any, n: int, d_model: int) -> None:
         raise InputError(f"parts: {REST!r} and {REFERENCE_MEAN!r} are names of what is left; choose others")
 
 
-def explanation_of(
+def _explanation_of(
     asked: _Asked, tokens: Int[Tensor, " pos"], reference: Reference, parts: Parts | None, rest: bool
 ) -> Explanation:
     """Return the explanation of one prompt, from one forward pass."""
@@ -175,11 +172,11 @@ def explanation_of(
         written = reading.sources(asked.layer, resid)
         names, values = written.names, written.values
     else:
-        names, values = with_rest(parts, resid, rest, wrapped.dtype)
+        names, values = _with_rest(parts, resid, rest, wrapped.dtype)
     frozen = frozen_layer(wrapped, capture, asked.side).of_head(asked.head)
     names, vectors = source_vectors(frozen, names, values, k if asked.side == "key" else q, wrapped.dtype)
     means = reference.of_layer(geometry)
-    names, vectors, source_means = with_means(names, vectors, means, asked, own=parts is None)
+    names, vectors, source_means = _with_means(names, vectors, means, asked, own=parts is None)
     keys, mean_key = torch.as_tensor(asked.keys, device=k.device), means.mean_key[asked.head]
     if asked.side == "key":
         sides = q[None, asked.query], means.mean_query[None, asked.head], vectors[:, keys], source_means
@@ -189,10 +186,10 @@ def explanation_of(
         x.to(k.device) for x in (*sides, means.mean_turn[asked.head], asked.query - keys)
     )
     terms = source_terms(of_q, mean_q, of_k, mean_k, turn, away, geometry.rope, geometry.scale)
-    return labelled(asked, capture, reference, terms, names)
+    return _labelled(asked, capture, reference, terms, names)
 
 
-def with_rest(
+def _with_rest(
     parts: Parts, residual: Float[Tensor, "pos d_model"], rest: bool, dtype: torch.dtype
 ) -> tuple[tuple[str, ...], Float[Tensor, "part pos d_model"]]:
     """Return the user's parts of the residual stream, and what they leave of it, where that is asked for."""
@@ -209,7 +206,7 @@ def with_rest(
     return tuple(parts), values
 
 
-def with_means(
+def _with_means(
     names: tuple[str, ...],
     vectors: Float[Tensor, "source pos d_head"],
     means: LayerReference,
@@ -235,7 +232,7 @@ def with_means(
     return (*names, REFERENCE_MEAN), torch.cat([vectors, torch.zeros_like(vectors[:1])]), of_each
 
 
-def labelled(
+def _labelled(
     asked: _Asked,
     capture: LayerCapture,
     reference: Reference,
@@ -248,7 +245,10 @@ def labelled(
     assert capture.attn_scores is not None
     used = double(capture.attn_scores[0, asked.query, keys])
     total = terms.sum((0, 2, 3))
-    alibi = alibi_row(geometry, asked, capture.length).to(keys.device)[keys]
+    alibi = torch.zeros_like(total)
+    if geometry.alibi_slopes is not None:
+        nothing = torch.zeros(1, capture.length, capture.length, dtype=torch.get_default_dtype())
+        alibi = double(finished_scores(nothing, geometry, [asked.head])[0, asked.query]).to(keys.device)[keys]
     off = (soft_capped((total + alibi)[None, None], geometry.soft_cap)[0, 0] - used).abs()
     rounding = allowed_error(capture.rotated_q, capture.rotated_k, geometry, wrapped.dtype)[0, asked.query, keys]
     if not bool((off <= rounding).all()):
@@ -282,11 +282,3 @@ def labelled(
     dataset = xr.Dataset(data, coordinates, attrs | {"largest_difference": float(off.max())})
     deletion = Deletion(wrapped, capture.tokens, asked.layer, asked.head, asked.query)
     return Explanation(dataset, deletion)
-
-
-def alibi_row(geometry: LayerGeometry, asked: _Asked, n: int) -> Float[Tensor, " key"]:
-    """Return what ALiBi adds to the query's scores; zeros without it."""
-    nothing = torch.zeros(1, n, n, dtype=torch.get_default_dtype())
-    if geometry.alibi_slopes is None:
-        return double(nothing[0, 0])
-    return double(finished_scores(nothing, geometry, [asked.head])[0, asked.query])

@@ -1,4 +1,4 @@
-"""Pictures of an explanation: terms of every key, sources and planes of one; the prompt coloured by each term."""
+"""Pictures and prints of an explanation: terms of every key, sources and planes of one; the prompt coloured by each."""
 
 from typing import Any
 
@@ -6,13 +6,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from markupsafe import Markup
+from rich.console import Console
 
+from tl_posgen.core.formatting import counted
 from tl_posgen.prompt.explanation import Explanation, rows_of
-from tl_posgen.prompt.numbers.split_terms import TERMS
+from tl_posgen.prompt.numbers import TERMS
 from tl_posgen.report.circuits import stacked, titled, token_colours
 from tl_posgen.report.figures import COLOURS, Panels, plain
 from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
-from tl_posgen.report.tables import title
+from tl_posgen.report.tables import print_frame, title
 
 TERM_COLOURS = {"position": "#3b6fb6", "key_part": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
 TERM_COLOURS |= {"alibi": "#8b5fa8"}
@@ -20,20 +22,20 @@ PARTS = "Terms by key, and those of one key by source and by plane"
 MOST_KEYS, MOST_SOURCES, MOST_ROWS, FEW_ROWS = 48, 16, 24, 8
 
 
-def heading(explanation: Explanation) -> tuple[str, str]:
+def _heading(explanation: Explanation) -> tuple[str, str]:
     """Return the title and the subtitle: model, head, query, baseline, reference."""
     attrs = explanation.data.attrs
-    query = f"{quoted(attrs['query_token'])} ({attrs['query']})"
+    query = f"{_quoted(attrs['query_token'])} ({attrs['query']})"
     title = f"Why {explanation.head} attends from {query} · {plain(attrs['model'])}"
     against = attrs["against"]
     if attrs["against_key"] is not None:
-        against = f"that of key {attrs['against_key']}, {quoted(against)}"
+        against = f"that of key {attrs['against_key']}, {_quoted(against)}"
     words = f"scores less {against}; means of {plain(attrs['reference'])}"
     words = f"{words}; {attrs['note']}" if attrs["note"] else words
     return title, f"{words}<br>less the same of another prompt" if "other" in attrs else words
 
 
-def quoted(token: str) -> str:
+def _quoted(token: str) -> str:
     """Return a token as titles and axes of figures show it."""
     return f"“{plain(token.replace(chr(10), '↵'))}”"
 
@@ -46,11 +48,11 @@ def draw_explanation(explanation: Explanation) -> go.Figure:
     shown = sorted(size.nlargest(MOST_KEYS).index)
     terms = rows_of(terms, "key", shown)
     words = dict(zip(data["key"].values, data["token"].values, strict=True))
-    labels = [f"{at} {quoted(words[at])}" for at in shown]
-    place = f"key {key} {quoted(words[key])}"
+    labels = [f"{at} {_quoted(words[at])}" for at in shown]
+    place = f"key {key} {_quoted(words[key])}"
     titles = [f"by key ({len(shown)} of {len(words)})" if len(shown) < len(words) else "by key"]
     panels = Panels([*titles, f"{place}, by source of the {data.attrs['side']}", f"{place}, by plane"], columns=1)
-    bars(panels, 0, terms.assign(label=terms["key"].map(dict(zip(shown, labels, strict=True)))), labels)
+    _bars(panels, 0, terms.assign(label=terms["key"].map(dict(zip(shown, labels, strict=True)))), labels)
     score = data["score"].sel(key=shown).values
     marks = {"mode": "markers", "marker": {"color": "black", "size": 6, "symbol": "line-ew-open"}}
     panels.add(0, go.Scatter(x=labels, y=score, name="score", hovertemplate="%{x}: %{y:.3f}<extra></extra>", **marks))
@@ -61,13 +63,13 @@ def draw_explanation(explanation: Explanation) -> go.Figure:
             order = list(rows["contribution"].abs().groupby(rows["source"]).sum().nlargest(MOST_SOURCES).index)
         names = {one: "unrotated" if one == -1 else plain(one) for one in order}
         rows = rows_of(rows, label, order)
-        bars(panels, panel, rows.assign(label=rows[label].map(names)), [names[one] for one in order])
+        _bars(panels, panel, rows.assign(label=rows[label].map(names)), [names[one] for one in order])
     panels.figure.update_layout(barmode="relative", bargap=0.15).update_xaxes(type="category")
-    words, subtitle = heading(explanation)
+    words, subtitle = _heading(explanation)
     return panels.axes("", "logits").finish(words, subtitle).update_layout(margin_t=120)
 
 
-def bars(panels: Panels, panel: int, rows: pd.DataFrame, labels: list[str]) -> None:
+def _bars(panels: Panels, panel: int, rows: pd.DataFrame, labels: list[str]) -> None:
     """Add one stacked bar a label, a colour a term."""
     for term in rows["term"].unique():
         values = rows_of(rows, "term", [term]).set_index("label")["contribution"].reindex(labels)
@@ -79,7 +81,7 @@ def bars(panels: Panels, panel: int, rows: pd.DataFrame, labels: list[str]) -> N
 def colour_terms(explanation: Explanation) -> Any:
     """Return a circuitsvis page with the prompt coloured by the score and by each term, one below the other, on one
     scale."""
-    words, subtitle = heading(explanation)
+    words, subtitle = _heading(explanation)
     tokens = [str(token) for token in explanation.data["token"].values]
     terms = explanation.frame(("term",)).pivot(index="key", columns="term", values="contribution")
     named = {"score": explanation.data["score"].values}
@@ -91,24 +93,24 @@ def colour_terms(explanation: Explanation) -> Any:
     return stacked(pages, f"<p><b>{words}</b><br>{subtitle}</p>")
 
 
-def with_words(terms: pd.DataFrame) -> pd.DataFrame:
+def _with_words(terms: pd.DataFrame) -> pd.DataFrame:
     """Return rows of terms with the names that figures and headings have for them."""
     return terms.assign(term=terms["term"].map(title))
 
 
 def page_of(explanation: Explanation) -> str:
     """Return an HTML page that loads nothing: the figure, the coloured prompt, and the largest terms."""
-    heading_words, subtitle = heading(explanation)
+    heading_words, subtitle = _heading(explanation)
     label = "the prompt, coloured by the score and by each term"
     key = explanation.stands_out
-    few, most = (with_words(one) for one in (explanation.largest(FEW_ROWS, key), explanation.largest(MOST_ROWS)))
-    terms = section_of(
+    few, most = (_with_words(one) for one in (explanation.largest(FEW_ROWS, key), explanation.largest(MOST_ROWS)))
+    terms = _section_of(
         *("terms", "Which terms make the score of each key?", explanation.table()),
         explanation="Nothing is fitted or left over: the terms of a key add up to its score less the baseline.",
         figures=[figure_on_page(explanation.plot()) | {"title": PARTS, "subtitle": ""}],  # the page has the heading
         views=[{"label": label, "page": Markup(explanation.show().local_src)}],
     )
-    sources = section_of(
+    sources = _section_of(
         *("sources", f"Which sources write key {key}?", most),
         explanation=f"The {len(few)} largest terms of key {key}, by the source that wrote them; folded, the "
         f"{len(most)} largest over all keys.",
@@ -118,7 +120,39 @@ def page_of(explanation: Explanation) -> str:
     return fill_page([terms, sources], (), explanation.data.attrs, words)
 
 
-def section_of(name: str, question: str, table: pd.DataFrame, **more: Any) -> dict[str, Any]:
+def _section_of(name: str, question: str, table: pd.DataFrame, **more: Any) -> dict[str, Any]:
     """Return a section of the page: its table folded, whole."""
     rows = {"table": table_on_page(table), "rows": len(table), "shown": len(table)}
     return {"id": name, "title": question, "findings": [], "figures": [], "views": [], **rows, **more}
+
+
+# In the terminal
+
+
+MOST_KEYS, MOST_TERMS = 12, 8
+
+
+def print_explanation(explanation: Explanation, *, full: bool = False) -> None:
+    """Print a table of keys and a table of the largest terms and sources of the key that stands out.
+
+    Args:
+        full: print every key and every term.
+    """
+    console, attrs, key = Console(markup=False), explanation.data.attrs, explanation.stands_out
+    against = attrs["against"] if attrs["against_key"] is None else f"key {attrs['against_key']}, {attrs['against']!r}"
+    title = f"{attrs['model']}, {explanation.head}: scores of query {attrs['query']}, {attrs['query_token']!r}, less "
+    title += against + (", less the same of the other prompt" if "other" in attrs else "")
+    table, terms = explanation.table(), explanation.largest(len(explanation.frame(("term", "source"))), key)
+    for frame in (table, terms):
+        frame["token"] = [repr(token) for token in frame["token"]]
+    print_frame(console, table.head(len(table) if full else MOST_KEYS), title)
+    token = table.set_index("key")["token"][key]
+    name = f"largest terms of key {key}, {token}, by source of the {attrs['side']}"
+    print_frame(
+        console, _with_words(terms).drop(columns=["key", "token"]).head(len(terms) if full else MOST_TERMS), name
+    )
+    left = len(table) - MOST_KEYS
+    if left > 0 and not full:
+        print(f"Not shown: {counted(left, 'key')} with less attention; --full shows all.")
+    note = f" {attrs['note'][0].upper()}{attrs['note'][1:]}." if attrs["note"] else ""
+    print(f"Means of {attrs['reference']}.{note}")

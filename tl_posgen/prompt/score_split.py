@@ -1,6 +1,7 @@
-"""Split of one prompt: every score of chosen heads as position, content and interaction."""
+"""Splits of one prompt: every score as position, content and interaction, and hooks that put in those of another."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.geometry.proof import allowed_error
@@ -20,7 +22,7 @@ from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.prompt.numbers.split_terms import TERMS, SplitTerms, split_terms
+from tl_posgen.prompt.numbers import TERMS, SplitTerms, split_terms
 from tl_posgen.residual.reference import Reference, given_reference
 
 DIMS = ("head", "query", "key")
@@ -66,12 +68,12 @@ def split(model: Any, prompt: Any, layer: int | None = None, heads: Heads = None
         True
     """
     wrapped = wrap(open_model(model))
-    index, picked = one_layer(wrapped, layer, heads)
+    index, picked = _one_layer(wrapped, layer, heads)
     tokens = one_prompt(wrapped, prompt)
     wrapped.layer(index)  # refused before the reference is read
     means, found = given_reference(wrapped.model, reference, [index]), []
     run_capture(wrapped, tokens[None], found.append, {"attn_scores"}, heads=[(index, head) for head in picked])
-    return split_of_capture(wrapped, found[0], means)
+    return _split_of_capture(wrapped, found[0], means)
 
 
 def position_part(
@@ -97,14 +99,14 @@ def position_part(
     wrapped = wrap(open_model(model))
     if head is None:
         raise InputError('head=None: give one head, layer=3, head=1 or head="3.1"')
-    index, picked = one_layer(wrapped, layer, [head] if not isinstance(head, str | list) else head)
+    index, picked = _one_layer(wrapped, layer, [head] if not isinstance(head, str | list) else head)
     found = list(captures_from_cache(cache, wrapped, heads=[(index, one) for one in picked], tokens=tokens))
     if len(found) != 1 or len(picked) != 1:
         raise InputError(f"{len(found)} prompts and {len(picked)} heads: give the cache of one prompt, and one head")
-    return split_of_capture(wrapped, found[0], given_reference(wrapped.model, reference, [index]))["position"][0]
+    return _split_of_capture(wrapped, found[0], given_reference(wrapped.model, reference, [index]))["position"][0]
 
 
-def one_layer(wrapped: WrappedModel, layer: int | None, heads: Heads) -> tuple[int, list[int]]:
+def _one_layer(wrapped: WrappedModel, layer: int | None, heads: Heads) -> tuple[int, list[int]]:
     """Return the one layer that is meant, and its chosen heads."""
     selected = select_heads(wrapped.model, None if layer is None else [layer], heads)
     if len(selected) != 1:
@@ -120,11 +122,11 @@ def one_prompt(wrapped: WrappedModel, prompt: Any) -> Int[Tensor, " pos"]:
     return rows[0]
 
 
-def split_of_capture(wrapped: WrappedModel, capture: LayerCapture, reference: Reference) -> xr.Dataset:
+def _split_of_capture(wrapped: WrappedModel, capture: LayerCapture, reference: Reference) -> xr.Dataset:
     """Return the split of a captured layer's heads; UnsupportedModelError where its parts do not add up to the scores
     of the pass."""
     geometry, heads = capture.geometry, list(capture.heads)
-    terms = terms_of(capture, reference)  # an edited capture refuses here
+    terms = _terms_of(capture, reference)  # an edited capture refuses here
     parts = {name: getattr(terms, name) for name in TERMS}
     if not geometry.rope.rotary_dim:
         parts |= {"row": parts["position"], "position": torch.zeros_like(terms.position)}
@@ -134,17 +136,17 @@ def split_of_capture(wrapped: WrappedModel, capture: LayerCapture, reference: Re
         parts["alibi"] = finished_scores(nothing, geometry, heads)
     total = torch.stack(list(parts.values())).sum(0)
     used = capture.scores() if capture.attn_scores is None else capture.attn_scores
-    off = require_sum(capture, soft_capped(total, geometry.soft_cap) - used, wrapped.dtype)
+    off = _require_sum(capture, soft_capped(total, geometry.soft_cap) - used, wrapped.dtype)
     parts = {"score": used if geometry.soft_cap is None else total, **parts}
     parts["content"] = parts["key_part"] + parts["query_key"]
     if geometry.soft_cap is not None:
         parts["capped"] = used
     attrs = {"model": model_label(wrapped), "layer": geometry.layer, "reference": reference.label}
     attrs |= {"largest_difference": off, "note": note_of(capture)}
-    return labelled(wrapped, capture, parts).assign_attrs(attrs)
+    return _labelled(wrapped, capture, parts).assign_attrs(attrs)
 
 
-def terms_of(capture: LayerCapture, reference: Reference) -> SplitTerms:
+def _terms_of(capture: LayerCapture, reference: Reference) -> SplitTerms:
     """Return the terms of a captured layer's scores, without a mask."""
     geometry, means, k = capture.geometry, reference.of_layer(capture.geometry), capture.k
     every = (means.mean_query, means.mean_key, means.mean_turn)
@@ -152,7 +154,7 @@ def terms_of(capture: LayerCapture, reference: Reference) -> SplitTerms:
     return split_terms(capture.q, k, mean_query, mean_key, turn, geometry.rope, geometry.scale)
 
 
-def require_sum(capture: LayerCapture, gap: Float[Tensor, "head query key"], dtype: torch.dtype) -> float:
+def _require_sum(capture: LayerCapture, gap: Float[Tensor, "head query key"], dtype: torch.dtype) -> float:
     """Return max |sum of parts - score of the pass| over visible pairs, or refuse where it is more than rounding."""
     visible = capture.geometry.visible(capture.length, gap.device)
     gap = gap.abs().masked_fill(~visible, 0)
@@ -182,7 +184,7 @@ def note_of(capture: LayerCapture) -> str:
     return "; ".join(notes)
 
 
-def labelled(wrapped: WrappedModel, capture: LayerCapture, parts: dict[str, Tensor]) -> xr.Dataset:
+def _labelled(wrapped: WrappedModel, capture: LayerCapture, parts: dict[str, Tensor]) -> xr.Dataset:
     """Return parts [head, query, key] with labels, NaN at invisible pairs."""
     invisible = ~capture.geometry.visible(capture.length, capture.device)
     data = {
@@ -199,3 +201,77 @@ def labelled(wrapped: WrappedModel, capture: LayerCapture, parts: dict[str, Tens
         words = np.array(token_strings(wrapped, capture.tokens), dtype=object)  # whose NULs numpy's strings lose
         coordinates |= {"query_token": ("query", words), "key_token": ("key", words)}
     return xr.Dataset(data, coords=coordinates)
+
+
+# Path patching
+
+
+Part = Literal["position", "key_part", "query_key", "content", "interaction"]
+OF_PART = {"content": ("key_part", "query_key")} | {term: (term,) for term in TERMS}
+
+
+def patch_parts(
+    model: Any,
+    from_prompt: Any,
+    parts: Sequence[Part | str] = ("position",),
+    heads: Heads = None,
+    reference: Any = None,
+) -> HookList:
+    """W_ij <- W_ij - sum of parts_ij of the prompt that runs + those of another prompt, in chosen heads.
+
+    Parts are those of `split`. With all of them the head attends as it does on the other prompt.
+
+    Args:
+        from_prompt: a text or token ids, whose parts are put in; the prompts that run have as many tokens.
+        parts: any of "position", "key_part", "query_key", "content" (key_part + query_key), "interaction".
+        heads: "3.1", "L3H1", (layer, head) pairs, a frame, or indices for all layers; all if left out.
+        reference: as in `split`; the same for both prompts.
+
+    Returns:
+        Hooks for `model.hooks(fwd_hooks=...)` or `run_with_hooks`, alone or joined to others.
+
+    Raises:
+        InputError: an unknown part, several prompts; later, in the forward pass: another number of tokens.
+        UnsupportedModelError: a layer whose scores cannot be replaced.
+
+    Source: ours; path patching is usual, of position and content in scores it is not.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> model = load_model("mini")
+        >>> hooks = patch_parts(model, "The Queen ran after the Hatter", ("content",), heads="3.1")
+        >>> tokens = model.to_tokens("The Queen ran after the Hatter")
+        >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=hooks), model(tokens), atol=1e-3)
+        True
+    """
+    if isinstance(parts, str) or not parts or not set(parts) <= set(get_args(Part)):
+        raise InputError(f"parts {parts!r}: give a list of any of {', '.join(get_args(Part))}")
+    terms = sorted({term for part in parts for term in OF_PART[part]})
+    wrapped = wrap(open_model(model))
+    selected = select_heads(wrapped.model, heads=heads)
+    row, captures = one_prompt(wrapped, from_prompt), list[LayerCapture]()
+    means = given_reference(wrapped.model, reference, list(selected))
+    places = [(layer, head) for layer, some in selected.items() for head in some]
+    run_capture(wrapped, row[None], captures.append, heads=places)
+    others = {capture.layer: _sum_of(capture, means, terms) for capture in captures}
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        if capture.length != len(row):
+            raise InputError(f"patch_parts: {capture.length} tokens run, and from_prompt has {len(row)}; give as many")
+        geometry = capture.geometry
+        own = geometry.scale * capture.rotated_q @ capture.rotated_k.mT
+        kept = [selected[capture.layer].index(head) for head in capture.heads]
+        change = others[capture.layer][kept].to(own.device) - _sum_of(capture, means, terms)
+        return finished(own + change.to(own), capture)
+
+    return replace_scores(wrapped.model, scores_of, heads=places)
+
+
+def _sum_of(capture: LayerCapture, reference: Reference, terms: Sequence[str]) -> Float[Tensor, "head query key"]:
+    """Return the sum of some terms of a captured layer's scores, without a mask.
+
+    Position and interaction are zero where nothing rotates, as in `split`.
+    """
+    found = _terms_of(capture, reference)
+    kept = [term for term in terms if capture.geometry.rope.rotary_dim or term not in ("position", "interaction")]
+    return sum((getattr(found, term) for term in kept), torch.zeros_like(found.position))

@@ -19,8 +19,14 @@ from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import Layers, chosen
 from tl_posgen.models.tokens import bundled_text, spread, text_ids, to_prompts
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.residual.frozen_layer import ROUNDING, Side, frozen_layer, require_small
-from tl_posgen.residual.residual_sources import ResidualSources, SourceReader
+from tl_posgen.residual.residual_sources import (
+    ROUNDING,
+    ResidualSources,
+    Side,
+    SourceReader,
+    frozen_layer,
+    require_small,
+)
 from tl_posgen.rope.splits import DistanceDistribution, attention_profile
 
 Distances = Literal["uniform", "causal", "attention"]
@@ -185,14 +191,14 @@ def reference_of(
     if distances not in ("uniform", "causal", "attention"):
         raise InputError(f"distances {distances!r}: choose uniform, causal or attention")
     wrapped = wrap(open_model(model))
-    rows = reference_prompts(wrapped, bundled_text() if text is None else text, length, n_prompts)
+    rows = _reference_prompts(wrapped, bundled_text() if text is None else text, length, n_prompts)
     sums: dict[int, _Sums] = {}
 
     indices = chosen(layers, wrapped.model.cfg.n_layers, "layer")
     needs = ({"pattern"} if distances == "attention" else set()) | ({"resid", "inputs"} if sources else set())
     for row in rows:
         reading, captures = SourceReader(wrapped, max(indices) if sources else 0), list[LayerCapture]()
-        with reading.attached(), naming_remedy(sources):
+        with reading.attached(), _naming_remedy(sources):
             run_capture(wrapped, row[None], captures.append, needs, layers=indices)
         for capture in captures:
             one = sums.setdefault(capture.layer, _Sums(capture))
@@ -201,11 +207,11 @@ def reference_of(
                 one.add_sources(wrapped, capture, reading.sources(capture.layer, capture.resid.to(capture.device)))
     longest = max(map(len, rows))
     found = {layer: one.means(longest, distances) for layer, one in sums.items()}
-    return Reference(model_label(wrapped), name_of_text(text), len(rows), longest, distances, found)
+    return Reference(model_label(wrapped), _name_of_text(text), len(rows), longest, distances, found)
 
 
 @contextmanager
-def naming_remedy(sources: bool) -> Iterator[None]:
+def _naming_remedy(sources: bool) -> Iterator[None]:
     """Say, where queries and keys cannot be traced, that means alone need no sources."""
     try:
         yield
@@ -215,7 +221,7 @@ def naming_remedy(sources: bool) -> Iterator[None]:
         raise UnsupportedModelError(f"{error}; means alone: reference_of(..., sources=False)") from error
 
 
-def reference_prompts(
+def _reference_prompts(
     wrapped: WrappedModel, text: Any, length: int | None, n_prompts: int
 ) -> Sequence[Int[Tensor, " _"]]:
     """Return the prompts of a reference text, spread over it; the text as it is, where it is shorter than one."""
@@ -226,7 +232,7 @@ def reference_prompts(
     return spread(to_prompts(wrapped, text, length), n_prompts)
 
 
-def name_of_text(text: Any) -> str:
+def _name_of_text(text: Any) -> str:
     """Return a text as titles quote it."""
     if text is None:
         return BUNDLED

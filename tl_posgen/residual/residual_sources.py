@@ -1,4 +1,4 @@
-"""Sources of the residual stream at a layer's input: what the embedding, earlier heads and MLPs wrote."""
+"""The residual stream as a sum of what embeddings, heads and MLPs wrote, and queries and keys as linear maps of it."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name, select_heads
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.residual.numbers.frozen_norm import FrozenNorm, freeze
+from tl_posgen.residual.numbers import FrozenMap, FrozenNorm, freeze, frozen_map
 
 By = Literal["layer", "head"]
 REMEDY = "give parts of your own, parts={name: [pos, d_model]} with rest=True"
@@ -172,7 +172,7 @@ class SourceReader:
         before = torch.stack(list(named.values())).sum(0)
         if near(before, out, self.wrapped.dtype):
             return named
-        norm = norm_between(self.wrapped, layer, before, out)
+        norm = _norm_between(self.wrapped, layer, before, out)
         if norm is None:
             raise UnsupportedModelError(
                 f"layer {layer}: what its heads write through W_O does not add up to what its attention adds to the "
@@ -210,7 +210,7 @@ def near(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
     return bool((double(x) - double(y)).abs().max() <= tolerance(dtype) * double(y).abs().max())
 
 
-def norm_between(wrapped: WrappedModel, layer: int, x: Tensor, y: Tensor) -> FrozenNorm | None:
+def _norm_between(wrapped: WrappedModel, layer: int, x: Tensor, y: Tensor) -> FrozenNorm | None:
     """Return the norm of a block that makes y [pos, d_model] of x, frozen; None where none of its norms does."""
     for name, module in wrapped.backend.model.blocks[layer].named_children():
         if name.startswith("ln"):
@@ -224,3 +224,103 @@ def called(module: torch.nn.Module, wrapped: WrappedModel, x: Float[Tensor, "row
     """Return what a module of the model makes of rows, in the model's dtype and on the module's device."""
     device = next((one.device for one in module.parameters()), x.device)
     return module(x[None].to(device, wrapped.dtype))[0].to(x.device)
+
+
+# Queries and keys
+
+
+Side = Literal["query", "key"]
+ROUNDING = "rounding"  # what half precision takes away, as a source
+
+
+def frozen_layer(wrapped: WrappedModel, capture: LayerCapture, side: Side) -> FrozenMap:
+    """Return the map from the residual stream to the queries, or keys, of all heads of the layer.
+
+    Args:
+        capture: with its `resid`, `inputs` and `projections`, after the pass.
+
+    Raises:
+        UnsupportedModelError: the attention's input is no norm of the residual stream, or queries and keys are clipped.
+    """
+    resid, inputs, projections = capture.resid, capture.inputs, capture.projections
+    assert resid is not None
+    assert inputs is not None
+    assert projections is not None
+    part = side[0]
+    weight, bias = (projections.w_q, projections.b_q) if part == "q" else (projections.w_k, projections.b_k)
+    with torch.no_grad(), without_hooks(wrapped.model):
+        norm = _attention_norm(wrapped, capture.layer, resid.to(inputs.device), inputs)
+        raw = inputs.to(weight.dtype) @ weight + (0 if bias is None else bias[:, None])
+        behind = _norm_behind(partial(projections.finished, part), raw, wrapped.dtype, capture.layer)
+    if part == "k":
+        weight, bias = projections.per_query_head(weight), None if bias is None else projections.per_query_head(bias)
+        if behind is not None:
+            per_head = (projections.per_query_head(x) for x in (behind.gamma, behind.beta, behind.factor))
+            gamma, beta, factor = per_head
+            behind = FrozenNorm(gamma, beta, behind.centred, factor, behind.error)
+    return frozen_map(norm, weight, bias, behind, ("ln bias", f"b_{part.upper()}", f"{part}_norm bias"))
+
+
+def _attention_norm(
+    wrapped: WrappedModel, layer: int, resid: Float[Tensor, "pos d_model"], inputs: Float[Tensor, "pos d_model"]
+) -> FrozenNorm:
+    """Return the norm before attention, frozen; the identity where there is none."""
+    if near(resid, inputs, wrapped.dtype):
+        ones = torch.ones_like(double(resid))
+        return FrozenNorm(ones[0], 0 * ones[0], False, ones[:, 0], 0.0)
+    norm = _norm_between(wrapped, layer, resid, inputs)
+    if norm is None:
+        raise UnsupportedModelError(
+            f"layer {layer}: no norm of the block makes its attention's input of the residual stream, so queries and "
+            "keys cannot be traced to what earlier layers wrote"
+        )
+    return norm
+
+
+def _norm_behind(
+    finish: partial, raw: Float[Tensor, "some_head pos d_head"], dtype: torch.dtype, layer: int
+) -> FrozenNorm | None:
+    """Return the norm of queries or keys, frozen; None where there is none."""
+    found = finish(raw)
+    if near(raw, found, dtype):
+        return None
+    norm = freeze(finish, raw, found)
+    if norm.error > tolerance(dtype):
+        raise UnsupportedModelError(
+            f"layer {layer}: what follows the projection to queries and keys is no norm (clipping?), so they cannot be "
+            "traced to what earlier layers wrote"
+        )
+    return norm
+
+
+def source_vectors(
+    frozen: FrozenMap,
+    names: tuple[str, ...],
+    sources: Float[Tensor, "source pos d_model"],
+    whole: Float[Tensor, "pos d_head"],
+    dtype: torch.dtype,
+) -> tuple[tuple[str, ...], Float[Tensor, "all_source pos d_head"]]:
+    """Return what each source adds to the queries or keys of one head, with names.
+
+    Args:
+        frozen: the map of one head.
+        whole: the vectors that the pass had. In half precision what the sources leave of them is a source too.
+
+    Raises:
+        UnsupportedModelError: the vectors do not add up to `whole`.
+    """
+    vectors, names = frozen.vectors(sources)[:, 0], frozen.names(names)
+    rest = double(whole) - vectors.sum(0)
+    require_small(rest, whole, dtype)
+    if dtype.itemsize < torch.float32.itemsize:
+        return (*names, ROUNDING), torch.cat([vectors, rest[None]])
+    return names, vectors
+
+
+def require_small(rest: Tensor, whole: Tensor, dtype: torch.dtype) -> None:
+    """Refuse sources that leave more of queries or keys than rounding does."""
+    off, reach = float(rest.abs().max()), float(whole.abs().max())
+    if not off <= tolerance(dtype) * reach:
+        raise UnsupportedModelError(
+            f"what the sources write does not add up to queries or keys: off by {off:.2g} where they reach {reach:.2g}"
+        )

@@ -1,7 +1,6 @@
 """Cheap rules that a head's attention obeys: how much of it they recall, what they cost, and hooks that impose them."""
 
-from tl_posgen.rules.head_rules import HeadRule, RuleTable
 from tl_posgen.rules.hooks import apply_rules
 from tl_posgen.rules.rules import Rules
 
-__all__ = ["HeadRule", "RuleTable", "Rules", "apply_rules"]
+__all__ = ["Rules", "apply_rules"]

@@ -1,7 +1,7 @@
 """Queries and keys of a running model without what one source writes into them."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -14,16 +14,15 @@ from tl_posgen.core.null_models import check_seed
 from tl_posgen.core.options import require
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.draws import generator_at
-from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, replace_scores, scores_with
+from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores, scores_with
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.residual.frozen_layer import ROUNDING, Side, frozen_layer
 from tl_posgen.residual.reference import Reference, reference_of
-from tl_posgen.residual.residual_sources import SourceReader, called, near
+from tl_posgen.residual.residual_sources import ROUNDING, Side, SourceReader, called, frozen_layer, near
 from tl_posgen.rope.rotation import complex_planes, from_complex_planes
 
 Removed = Literal["constant", "varying", "all"]
@@ -93,7 +92,7 @@ def remove_source(
     chosen = select_heads(wrapped.model, None, heads)
     if not isinstance(reference, Reference):
         reference = reference_of(wrapped.model, reference, layers=list(chosen))
-    names = names_by_layer(wrapped, reference, chosen, SIDES[on], asked, optional=heads is None)
+    names = _names_by_layer(wrapped, reference, chosen, SIDES[on], asked, optional=heads is None)
     chosen = {layer: of for layer, of in chosen.items() if layer in names}
     constants = {}
     for layer, removed in names.items():
@@ -102,36 +101,28 @@ def remove_source(
         constants[layer] = means.source_means[SIDES[on]][rows].sum(0)
     if control:
         constants = {layer: turned(wrapped.layer(layer).geometry, one, on, seed) for layer, one in constants.items()}
-    pairs = [(layer, head) for layer, of in chosen.items() for head in of]
-    if part == "constant":
-        by_row = RowByRow(without(partial(of_heads, constants), on))
-        return replace_scores(model, by_row, heads=pairs)
-    live = LiveSources(wrapped, max(chosen), names, SIDES[on])
-
-    def gone(capture: LayerCapture) -> Float[Tensor, "head pos d_head"]:
-        found = live.part_of(capture)
-        return found - of_heads(constants, capture).to(found) if part == "varying" else found
-
-    return [*live.hooks(chosen), *replace_scores(model, without(gone, on), heads=pairs)]
-
-
-def without(gone: Callable[[LayerCapture], Tensor], on: On) -> ScoresOf:
-    """Return the function that gives the scores of a layer without part of its keys or queries."""
+    live = None if part == "constant" else _LiveSources(wrapped, max(chosen), names, SIDES[on])
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        gone = _of_heads(constants, capture)
+        if live is not None:
+            written = live.part_of(capture)
+            gone = written - gone.to(written) if part == "varying" else written
         if on == "keys":
-            return scores_with(capture, k=capture.k - gone(capture).to(capture.k))
-        return scores_with(capture, q=capture.q - gone(capture).to(capture.q))
+            return scores_with(capture, k=capture.k - gone.to(capture.k))
+        return scores_with(capture, q=capture.q - gone.to(capture.q))
 
-    return scores_of
+    by_row = RowByRow(scores_of) if live is None else scores_of
+    heads = [(layer, head) for layer, of in chosen.items() for head in of]
+    return [*(live.hooks(chosen) if live else []), *replace_scores(model, by_row, heads=heads)]
 
 
-def of_heads(constants: Mapping[int, Tensor], capture: LayerCapture) -> Float[Tensor, "head 1 d_head"]:
+def _of_heads(constants: Mapping[int, Tensor], capture: LayerCapture) -> Float[Tensor, "head 1 d_head"]:
     """Return the constants of the heads of a capture."""
     return constants[capture.layer][list(capture.heads), None]
 
 
-def names_by_layer(
+def _names_by_layer(
     wrapped: WrappedModel,
     reference: Reference,
     chosen: Mapping[int, Sequence[int]],
@@ -155,7 +146,7 @@ def names_by_layer(
         known = [name for name in every if name != ROUNDING]
         for one in asked:
             try:
-                found[layer] |= set(expanded(one, known))
+                found[layer] |= set(_expanded(one, known))
                 there.add(one)
             except LookupError as error:
                 words = f"layer {layer}: no source {error.args[0]!r} before it; it has {', '.join(known)}"
@@ -167,17 +158,17 @@ def names_by_layer(
     return {layer: names for layer, names in found.items() if names}
 
 
-def expanded(name: str, known: Sequence[str]) -> list[str]:
+def _expanded(name: str, known: Sequence[str]) -> list[str]:
     """Return the sources that a name stands for: "L0 attention" for all heads of a layer, "embed + L0 MLP" for these.
 
     Example:
-        >>> expanded("embed + L0 attention", ["embed", "L0H0", "L0H1", "L0 MLP"])
+        >>> _expanded("embed + L0 attention", ["embed", "L0H0", "L0H1", "L0 MLP"])
         ['embed', 'L0H0', 'L0H1']
     """
     if name in known:
         return [name]
     if " + " in name.strip(" +"):
-        return [each for one in name.split(" + ") for each in expanded(one, known)]
+        return [each for one in name.split(" + ") for each in _expanded(one, known)]
     layer = re.fullmatch(r"(L\d+) attention", name)
     heads = [one for one in known if layer and re.fullmatch(rf"{layer[1]}H\d+", one)]
     if not heads:
@@ -203,7 +194,7 @@ def turned(
     return from_complex_planes(z, geometry.rope, geometry.d_head)
 
 
-class LiveSources:
+class _LiveSources:
     """Vectors that sources write into queries or keys in the pass that runs."""
 
     def __init__(self, wrapped: WrappedModel, last: int, names: Mapping[int, set[str]], side: Side):

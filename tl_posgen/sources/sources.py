@@ -23,21 +23,32 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights
 from tl_posgen.residual.residual_sources import By, ResidualSources
-from tl_posgen.sources.causal_check import CHECKED, PREDICTORS, check_sentence, checked, without_constants
-from tl_posgen.sources.mean_token import OF_MEAN_TOKEN, MeanToken
-from tl_posgen.sources.source_curves import CURVES, strongest_pairs
-from tl_posgen.sources.source_sums import SIDE_WORDS, Letter, SourcedSide, SourceSums, folded, read_prompts
-from tl_posgen.sources.source_terms import (
+from tl_posgen.sources.constants import (
+    CHECKED,
+    CURVES,
+    OF_MEAN_TOKEN,
+    PREDICTORS,
+    MeanToken,
+    checked,
+    strongest_pairs,
+    without_constants,
+)
+from tl_posgen.sources.figures import draw_check, draw_curves, draw_graph, draw_heads, draw_layers
+from tl_posgen.sources.source_sums import (
+    SIDE_WORDS,
     Factors,
+    Letter,
+    SourcedSide,
+    SourceSums,
     TermName,
     all_sources,
+    folded,
     products_of,
+    read_prompts,
     share_of,
     sums_of,
     takes_products,
 )
-from tl_posgen.sources.sources_figures import draw_check, draw_heads, draw_layers
-from tl_posgen.sources.writers_figures import draw_curves, draw_graph
 
 WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key part"}
 DIMS = ("tokens", "side", "term", *HEAD)
@@ -240,8 +251,45 @@ class Sources(Measure):
     # Words
 
     def findings(self, own: Numbers) -> list[str]:
-        found = [sentence for place in self.places for sentence in sentences(own, *place)]
-        return [*found, *([check_sentence(own)] if "rho" in own else [])]
+        lines = []
+        layers = [layer for layer in own.data["layer"].values if layer > 0] or list(own.data["layer"].values)
+        for side, term in self.places:
+            tops = [(layer, of[0]) for layer in layers if (of := top_of(own, side, term, layer, 1))]
+            if not tops:
+                lines.append(
+                    f"No head's scores have {WORDS[term]} that a source could write through {SIDE_WORDS[side]}."
+                )
+                continue
+            places = np.unique(np.linspace(0, len(tops) - 1, MOST_LAYERS).round().astype(int))
+            shown = [tops[place] for place in places]
+            words = "; ".join(f"layer {layer}: {name} {share.with_interval:.0%}" for layer, (name, share) in shown)
+            null = ""
+            if own.inits:
+                of_inits = [(layer, top_of(own.of_inits, side, term, layer, 1)) for layer, _ in shown]
+                parts = [f"layer {layer}: {of[0][0]} {of[0][1].plain:.0%}" for layer, of in of_inits if of]
+                null = f" (random init, its own largest: {'; '.join(parts)})" if parts else ""
+            absolute = own("absolute", side=side, term=term, layer=[layer for layer, _ in tops])
+            most = own.extreme("absolute", side=side, term=term)
+            lines += [
+                f"Who writes {WORDS[term]} through {SIDE_WORDS[side]}, the source with the largest mean share over the "
+                f"heads of a layer: {words}{null}.",
+                f"Shares add up to 1, and without their signs to {absolute:.2f}: above 1, sources cancel; most in "
+                f"{most:.2f}.",
+            ]
+            if term == "position":
+                cosines = {
+                    f"layer {layer}: {name}": own("of_mean_token", side=side, layer=layer, source=name)
+                    for layer, (name, _) in shown
+                }
+                lines.append(
+                    "What these sources write where every token is the mean token has, with what they write on average,"
+                    f" a cosine of {'; '.join(f'{name} {one:.2f}' for name, one in cosines.items())}. At 1 it needs no "
+                    "variety of tokens."
+                )
+        if "rho" in own:
+            parts = ", ".join(f"{name} {own('rho', predictor=name):.2f}" for name in PREDICTORS)
+            lines.append(f"Rank correlation with the fall of the slash score without a source's constant: {parts}.")
+        return lines
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row for each layer, side and term with its largest sources and their mean shares over heads."""
@@ -262,45 +310,3 @@ def top_of(own: Numbers, side: str, term: str, layer: Any, most: int) -> list[tu
     share = mean_of(own.of_side(own.array("share", side=side, term=term, layer=layer)))
     names = share.mean("head").to_series().dropna().nlargest(most).index
     return [(str(name), own("share", side=side, term=term, layer=layer, source=name)) for name in names]
-
-
-def sentences(own: Numbers, side: str, term: str) -> list[str]:
-    """Return what writes one term on one side."""
-    later = [layer for layer in own.data["layer"].values if layer > 0] or list(own.data["layer"].values)
-    tops = [(layer, top_of(own, side, term, layer, 1)) for layer in later]
-    known = [(layer, *of[0]) for layer, of in tops if of]
-    if not known:
-        return [f"No head's scores have {WORDS[term]} that a source could write through {SIDE_WORDS[side]}."]
-    places = np.unique(np.linspace(0, len(known) - 1, MOST_LAYERS).round().astype(int))
-    shown = [known[place] for place in places]
-    words = "; ".join(f"layer {layer}: {name} {share.with_interval:.0%}" for layer, name, share in shown)
-    absolute = own("absolute", side=side, term=term, layer=[layer for layer, *_ in known])
-    most = own.extreme("absolute", side=side, term=term)
-    more = [mean_token_sentence(own, side, [layer for layer, *_ in shown])] if term == "position" else []
-    return [
-        f"Who writes {WORDS[term]} through {SIDE_WORDS[side]}, the source with the largest mean share over the heads "
-        f"of a layer: {words}{of_random_init(own, side, term, [layer for layer, *_ in shown])}.",
-        f"Shares add up to 1, and without their signs to {absolute:.2f}: above 1, sources cancel; most in {most:.2f}.",
-        *more,
-    ]
-
-
-def mean_token_sentence(own: Numbers, side: str, layers: Sequence[Any]) -> str:
-    """Return how far the largest sources write on average what they write where every token is the mean token."""
-    found = []
-    for layer in layers:
-        name = top_of(own, side, "position", layer, 1)[0][0]
-        found.append(f"layer {layer}: {name} {own('of_mean_token', side=side, layer=layer, source=name):.2f}")
-    return (
-        f"What these sources write where every token is the mean token has, with what they write on average, a cosine "
-        f"of {'; '.join(found)}. At 1 it needs no variety of tokens."
-    )
-
-
-def of_random_init(own: Numbers, side: str, term: str, layers: Sequence[Any]) -> str:
-    """Return, as a clause in brackets, which source of the random inits has the largest share; "" without any."""
-    if not own.inits:
-        return ""
-    tops = [(layer, top_of(own.of_inits, side, term, layer, 1)) for layer in layers]
-    shown = [f"layer {layer}: {of[0][0]} {of[0][1].plain:.0%}" for layer, of in tops if of]
-    return f" (random init, its own largest: {'; '.join(shown)})" if shown else ""

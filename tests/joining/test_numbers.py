@@ -1,0 +1,143 @@
+"""Numbers of the head profiles and of cut keys, against their formulas written out and loops over queries."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tl_posgen.joining.numbers import (
+    concentration,
+    frequency_entropy,
+    massive_values,
+    mean_direction,
+    overlap,
+    repeated_prompts,
+    repeated_scores,
+    rest_energy,
+    share_of_equal_energy,
+    shrink_rest,
+    slow_mean_energy,
+)
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(3, 7, 6, generator=GENERATOR, dtype=torch.float64)
+Z, OTHER = (torch.randn(3, 7, 4, generator=GENERATOR, dtype=torch.complex128) + 0.5 for _ in range(2))
+
+
+def test_massive_values_are_the_largest_norm_of_a_dimension_over_the_mean_norm():
+    for head in range(3):
+        norms = [math.sqrt(sum(float(X[head, t, d]) ** 2 for t in range(7))) for d in range(6)]
+        torch.testing.assert_close(float(massive_values(X)[head]), max(norms) / (sum(norms) / 6))
+
+
+def test_concentration_is_the_mean_resultant_length_weighted_by_size():
+    for head in range(3):
+        up = sum(abs(complex(Z[head, :, m].mean())) for m in range(4))
+        down = sum(float(Z[head, :, m].abs().mean()) for m in range(4))
+        torch.testing.assert_close(float(concentration(Z)[head]), up / down)
+    torch.testing.assert_close(concentration(Z[:, :1].expand(3, 7, 4)), torch.ones(3, dtype=torch.float64))
+
+
+def test_entropy_is_one_where_frequencies_weigh_alike_and_zero_for_one_alone():
+    torch.testing.assert_close(
+        frequency_entropy(torch.ones_like(Z), torch.ones_like(Z)).sum(), torch.tensor(3.0).double()
+    )
+    alone = torch.zeros_like(Z)
+    alone[..., 1] = 1
+    assert frequency_entropy(alone, OTHER).abs().max() == 0
+    p = Z.abs().mean(1) * OTHER.abs().mean(1)
+    p = p / p.sum(-1, keepdim=True)
+    torch.testing.assert_close(frequency_entropy(Z, OTHER), -(p * p.log()).sum(-1) / math.log(4))
+
+
+def test_the_slow_mean_counts_planes_that_turn_less_than_once():
+    theta = torch.tensor([1.0, 0.7, 0.6, 0.01])  # 2 pi / 10 = .628
+    up = Z.mean(1).abs().square()[:, 2:].sum(-1)
+    torch.testing.assert_close(slow_mean_energy(Z, theta, 10), up / Z.abs().square().sum(-1).mean(1))
+
+
+def test_overlap_is_one_for_equal_distributions_and_zero_for_disjoint_ones():
+    p, other = torch.tensor([[0.5, 0.5, 0.0, 0.0]]), torch.tensor([[0.0, 0.0, 0.3, 0.7]])
+    assert (overlap(p, p), overlap(p, other)) == (torch.tensor([1.0]), torch.tensor([0.0]))
+
+
+def keys(n, d, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, n, d, dtype=torch.float64, generator=generator) + torch.randn(
+        2, 1, d, dtype=torch.float64, generator=generator
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(2, 12), d=st.integers(2, 6), share=st.floats(0, 1), seed=st.integers(0, 2**31))
+def test_the_control_takes_the_same_energy(n, d, share, seed):
+    k = keys(n, d, seed)
+    own = mean_direction(k)
+    other = torch.nn.functional.normalize(keys(1, d, seed + 1)[:, 0], dim=-1)
+    taken = (shrink_rest(k, own, share) - k).square().sum(-1).mean(1)
+    torch.testing.assert_close(taken, (1 - share) ** 2 * rest_energy(k, own))
+    mu = share_of_equal_energy(k, own, other, share)
+    torch.testing.assert_close((shrink_rest(k, other, mu) - k).square().sum(-1).mean(1), taken)
+
+
+def test_at_no_rest_keys_are_of_rank_one_along_their_mean_and_at_all_of_it_unchanged():
+    k = keys(9, 5, 0)
+    own = mean_direction(k)
+    cut = shrink_rest(k, own, 0.0)
+    assert float(torch.linalg.svdvals(cut)[:, 1].max()) < 1e-12
+    torch.testing.assert_close(cut.mean(1), k.mean(1))  # the mean itself lies along u
+    torch.testing.assert_close(shrink_rest(k, own, 1.0), k)
+    half = shrink_rest(k, own, 0.5)
+    torch.testing.assert_close(half - cut, (k - cut) / 2)
+
+
+def test_keys_without_a_rest_lose_nothing():
+    k = torch.tensor([[[1.0, 0.0], [3.0, 0.0]]], dtype=torch.float64)
+    own, other = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.6, 0.8]]).double()
+    assert share_of_equal_energy(k, own, other, 0.0).item() == pytest.approx(1)
+    assert share_of_equal_energy(k, other, own, 1.0).item() == pytest.approx(1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(start=st.integers(0, 2), period=st.integers(2, 9), seed=st.integers(0, 2**31))
+def test_scores_are_means_over_the_queries_of_their_definition(start, period, seed):
+    n, prompt = start + 2 * period, repeated_prompts(torch.arange(start) + 50, period, 12, 1, seed)[0]
+    generator = torch.Generator().manual_seed(seed)
+    pattern = torch.randn(2, n, n, generator=generator).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+    pattern = pattern.softmax(-1).double()
+    previous, duplicate, induction = [], [], []
+    for i in range(start, n):
+        if i > start:
+            previous.append(pattern[:, i, i - 1])
+        earlier = [j for j in range(i) if prompt[j] == prompt[i]]
+        if earlier:
+            duplicate.append(pattern[:, i, earlier[0]])
+            induction.append(pattern[:, i, earlier[0] + 1])
+    found = repeated_scores(pattern, start, period)
+    assert len(duplicate) == period
+    torch.testing.assert_close(found.previous_token, torch.stack(previous).mean(0))
+    torch.testing.assert_close(found.duplicate_token, torch.stack(duplicate).mean(0))
+    torch.testing.assert_close(found.induction, torch.stack(induction).mean(0))
+
+
+def test_a_block_of_different_tokens_stands_twice_and_prompts_differ():
+    found = repeated_prompts(torch.tensor([3]), 20, 40, 3, seed=1)
+    assert found.shape == (3, 41)
+    assert torch.equal(found[:, 1:21], found[:, 21:])
+    assert all(len(row[1:21].unique()) == 20 for row in found)
+    assert not torch.equal(found[0], found[1])
+    assert torch.equal(found, repeated_prompts(torch.tensor([3]), 20, 40, 3, seed=1))
+    assert not torch.equal(found, repeated_prompts(torch.tensor([3]), 20, 40, 3, seed=2))
+
+
+def test_a_head_of_each_kind_has_its_score_alone():
+    n, period = 12, 6
+    patterns = torch.zeros(3, n, n)
+    for i in range(n):
+        for head, back in enumerate((1, period, period - 1)):
+            patterns[head, i, max(i - back, 0)] = 1
+    found = torch.stack([*vars(repeated_scores(patterns, 0, period)).values()])
+    assert found.diagonal().tolist() == pytest.approx([1, 1, 1])
+    assert float((found - torch.diag(found.diagonal())).abs().max()) < 0.2

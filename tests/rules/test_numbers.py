@@ -1,0 +1,122 @@
+"""Rankings of keys and what they keep, against brute force one query and key at a time."""
+
+import pytest
+import torch
+
+from tl_posgen.rope.planes import turning_factors
+from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies
+from tl_posgen.rules.numbers import (
+    RULES,
+    Means,
+    best_keys,
+    drawn_scores,
+    kept_keys,
+    rule_scores,
+    squared_correlations,
+)
+
+ROPE = Rope(inverse_frequencies(4, 10.0), scaling=1.3)  # of six numbers, two do not rotate
+HEADS, N, SCALE, SLOPES = 2, 9, 0.7, torch.tensor([0.2, 0.0], dtype=torch.float64)
+VISIBLE = torch.ones(N, N, dtype=torch.bool).tril()
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    generator = torch.Generator().manual_seed(0)
+    q, k = (1 + torch.randn(HEADS, N, 6, dtype=torch.float64, generator=generator) for _ in range(2))
+    q_mean, k_mean = (torch.randn(HEADS, 6, dtype=torch.float64, generator=generator) for _ in range(2))
+    return q, k, Means(q_mean, k_mean, N, "uniform")
+
+
+def product(q, k, turn):
+    """scale Re sum_m z^q_m conj(z^k_m) u_m."""
+    zq, zk = (complex_planes(x, ROPE) for x in (q, k))
+    return SCALE * (zq * zk.conj() * turn).real.sum()
+
+
+def brute(rule, q, k, means, head, i, j):
+    u, ubar = turning_factors(torch.tensor([i - j]), ROPE, 6)[0], turning_factors(torch.arange(N), ROPE, 6).mean(0)
+    q_mean, k_mean, e = means.q[head], means.k[head], k[head, j] - means.k[head]
+    d, key = product(q_mean, k_mean, u), product(q_mean, e, ubar)
+    slope = SLOPES[head] * (i - j)
+    return {
+        "window": j - i,
+        "sinks": 4 - j if j < 4 else j - i,
+        "slashes": d - slope,
+        "vertical": round(key.item() * 1024) / 1024,
+        "slashes_and_vertical": d + key - slope,
+        "mean_query": product(q_mean, k[head, j], u) - slope,
+        "position_and_content": product(q[head, i], k_mean, u) + product(q[head, i], e, ubar) - slope,
+    }[rule]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_ranks_are_those_of_every_query_and_key(rule, drawn):
+    q, k, means = drawn
+    found = rule_scores(rule, q, k, means, ROPE, SCALE, SLOPES)
+    for head, i in ((0, 0), (0, 8), (1, 5)):
+        expected = [brute(rule, q, k, means, head, i, j) for j in range(i + 1)]
+        torch.testing.assert_close(found[head, i, : i + 1], torch.as_tensor(expected, dtype=torch.float64))
+    last = rule_scores(rule, q[:, -2:], k, means, ROPE, SCALE, SLOPES)
+    torch.testing.assert_close(last[:, VISIBLE[-2:]], found[:, -2:][:, VISIBLE[-2:]])
+
+
+def test_the_mean_query_over_all_queries_is_the_mean_score(drawn):
+    """d + k + kd: what is left of a score when its query is averaged away."""
+    q, k, means = drawn
+    means = [Means(one, means.k, N) for one in (*q.unbind(1), q.mean(1))]
+    *every, own = (rule_scores("mean_query", q, k, one, ROPE, SCALE) for one in means)
+    torch.testing.assert_close(torch.stack(every).mean(0), own)
+
+
+def test_turns_are_averaged_by_the_weights_of_distances(drawn):
+    q, k, _ = drawn
+    u = turning_factors(torch.arange(N), ROPE, 6)
+    of = {"near": [1 / (d + 1) for d in range(N)], "causal": [N - d for d in range(N)], "uniform": [1] * N}
+    for weights, each in of.items():
+        expected = sum(w * one for w, one in zip(each, u, strict=True)) / sum(each)
+        torch.testing.assert_close(Means(q[:, 0], k[:, 0], N, weights).turn(ROPE), expected)
+
+
+def test_kept_and_best_keys_are_those_of_a_sorted_list():
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randint(-2, 2, (3, N, N), generator=generator) * -0.25  # with equals, and with -0.0 and 0.0
+    scores[0] = torch.randn(N, N, generator=generator) * 1e30
+    scores[1, :, 3] = -torch.inf
+    for budget in (1, 3, 20):
+        kept, best = kept_keys(scores, VISIBLE, budget), best_keys(scores, VISIBLE, budget)
+        for head in range(3):
+            for i in range(N):
+                expected = sorted(range(i + 1), key=lambda j: (scores[head, i, j].item(), j))[-budget:]
+                assert best[head, i, : len(expected)].tolist() == expected[::-1]
+                assert kept[head, i].nonzero()[:, 0].tolist() == sorted(expected)
+
+
+def test_squared_correlations_are_those_within_queries():
+    generator = torch.Generator().manual_seed(2)
+    x, y = (torch.randn(HEADS, N, N, dtype=torch.float64, generator=generator) for _ in range(2))
+    xy, xx, yy = squared_correlations(x, y.masked_fill(~VISIBLE, -torch.inf), VISIBLE)
+    for head in range(HEADS):
+        pairs = [[one[head, i, : i + 1] - one[head, i, : i + 1].mean() for one in (x, y)] for i in range(N)]
+        a, b = (torch.cat(one) for one in zip(*pairs, strict=True))
+        expected = [(a * b).sum(), (a * a).sum(), (b * b).sum()]
+        torch.testing.assert_close(torch.stack([xy, xx, yy])[:, head], torch.stack(expected))
+
+
+def test_draws_are_even_and_know_head_query_key_and_seed():
+    heads = torch.arange(3)
+    drawn = drawn_scores(heads, 200, 200, 0)
+    assert abs(drawn.mean() - 0.5) < 0.01
+    assert abs(drawn.std() - 12**-0.5) < 0.01
+    for other in (drawn_scores(heads, 200, 200, 1), drawn[[1, 2, 0]], drawn.mT, drawn.roll(1, 1), drawn.roll(1, 2)):
+        away = ~torch.eye(200, dtype=torch.bool)
+        assert abs(torch.corrcoef(torch.stack([drawn[:, away].ravel(), other[:, away].ravel()]))[0, 1]) < 0.02
+    torch.testing.assert_close(drawn_scores(heads[1:], 2, 150, 0), drawn[1:, 148:150, :150])
+
+
+def test_heads_and_seeds_share_no_draws():
+    heads = torch.arange(6)
+    found = [drawn_scores(heads, 20, 20, seed) for seed in (0, 1, 2, 2**31, 2**32 - 1)]
+    rows = torch.cat(found).flatten(1)
+    assert len(torch.unique(rows, dim=0)) == len(rows)
+    assert torch.corrcoef(rows).fill_diagonal_(0).abs().max() < 0.2

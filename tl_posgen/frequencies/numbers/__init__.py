@@ -1,1 +1,0 @@
-"""Numbers of changed frequencies: tensors in, tensors out."""

@@ -1,0 +1,143 @@
+"""Numbers of the head profiles and of cut keys: tensors in, tensors out; no model, no labels."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor
+
+from tl_posgen.arithmetic import COMPLEX_DOUBLE, double, summable
+
+# Keys split into the part along one direction and the rest
+
+
+def mean_direction(k: Float[Tensor, "head token d_head"]) -> Float[Tensor, "head d_head"]:
+    """u = E k / |E k|; zero where the mean is."""
+    return torch.nn.functional.normalize(k.mean(1), dim=-1)
+
+
+def shrink_rest(
+    k: Float[Tensor, "head token d_head"],
+    direction: Float[Tensor, "head d_head"],
+    share: Float[Tensor, " head"] | float,
+) -> Float[Tensor, "head token d_head"]:
+    """<k, u> u + share (k - <k, u> u), u of length one: of rank one at 0, unchanged at 1."""
+    along = (k * direction[:, None]).sum(-1, keepdim=True) * direction[:, None]
+    share = share[:, None, None] if isinstance(share, Tensor) else share
+    return along + share * (k - along)
+
+
+def rest_energy(
+    k: Float[Tensor, "head token d_head"], direction: Float[Tensor, "head d_head"]
+) -> Float[Tensor, " head"]:
+    """E|k - <k, u> u|^2 over tokens."""
+    return shrink_rest(k, direction, 0.0).sub(k).square().sum(-1).mean(1)
+
+
+def share_of_equal_energy(
+    k: Float[Tensor, "head token d_head"],
+    direction: Float[Tensor, "head d_head"],
+    other: Float[Tensor, "head d_head"],
+    share: float,
+) -> Float[Tensor, " head"]:
+    """mu with E|shrink_rest(k, other, mu) - k|^2 = E|shrink_rest(k, direction, share) - k|^2.
+
+    1 - mu = (1 - share) sqrt(rest energy along `direction` / rest energy along `other`). Where the rest of `other` is
+    the smaller one mu may be negative: the energy is kept, the rest then turned round.
+    """
+    ratio = rest_energy(k, direction) / rest_energy(k, other)
+    return 1 - (1 - share) * ratio.nan_to_num(0, posinf=0).sqrt()
+
+
+# Repeated random tokens: where a head attends when the only structure is that a block of tokens stands twice
+
+
+@dataclass(frozen=True)
+class RepeatedScores:
+    """Mean attention from a token i of the second block; each number in [0, 1].
+
+    Attributes:
+        previous_token: to i - 1, of every token of both blocks that has one there.
+        duplicate_token: to the earlier occurrence of the same token, i - period.
+        induction: to the token after the earlier occurrence, i - period + 1.
+    """
+
+    previous_token: Float[Tensor, " head"]
+    duplicate_token: Float[Tensor, " head"]
+    induction: Float[Tensor, " head"]
+
+
+def repeated_prompts(
+    first: Int[Tensor, " start"], period: int, n_vocabulary: int, n_prompts: int, seed: int
+) -> Int[Tensor, "prompt pos"]:
+    """Return prompts of `first` (a BOS token, or nothing), then `period` different random tokens, then these again."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.stack([torch.randperm(n_vocabulary, generator=generator)[:period] for _ in range(n_prompts)])
+    return torch.cat([first.cpu().expand(n_prompts, -1), drawn, drawn], 1)
+
+
+def repeated_scores(pattern: Float[Tensor, "head query key"], start: int, period: int) -> RepeatedScores:
+    r"""Means of S_{i, i-1} over i > start, and of S_{i, i-T} and S_{i, i-T+1} over i = start + T .. start + 2T - 1.
+
+    S is the pattern of one of `repeated_prompts`, with `start` tokens before the first block, and T the period, 2 or
+    more.
+
+    Source: the induction score is Olsson et al. 2022 (arXiv 2209.11895); all three as TransformerLens' head detector
+    has them, on these diagonals.
+    """
+    whole, second = pattern[:, start:, start:], slice(start + period, start + 2 * period)
+    back = {distance: pattern.diagonal(-distance, dim1=1, dim2=2) for distance in (period, period - 1)}
+    return RepeatedScores(
+        whole.diagonal(-1, dim1=1, dim2=2).mean(-1),
+        back[period][:, second.start - period :].mean(-1),
+        back[period - 1][:, second.start - period + 1 :].mean(-1),
+    )
+
+
+# Head metrics that other papers define on queries, keys and attention
+
+
+def massive_values(x: Float[Tensor, "head token d_head"]) -> Float[Tensor, " head"]:
+    """max_d M_d / mean_d M_d, M_d = |x_{:,d}|_2 over tokens: 1 where all dimensions are alike.
+
+    Example:
+        >>> massive_values(torch.tensor([[[3.0, 0.0, 0.0], [3.0, 0.0, 0.0]]])).tolist()
+        [3.0]
+    """
+    norms = double(x).norm(dim=1)
+    return norms.amax(-1) / norms.mean(-1)
+
+
+def concentration(z: Complex[Tensor, "head token plane"]) -> Float[Tensor, " head"]:
+    """sum_m |E z_m| / sum_m E|z_m| over tokens: 1 where every plane holds one direction, 0 where directions cancel."""
+    z = _precise(z)
+    return z.mean(1).abs().sum(-1) / z.abs().mean(1).sum(-1)
+
+
+def frequency_entropy(
+    q: Complex[Tensor, "head token plane"], k: Complex[Tensor, "head token plane"]
+) -> Float[Tensor, " head"]:
+    """- sum_m p_m ln p_m / ln M, p_m proportional to E|q_m| E|k_m|: 1 where all M planes weigh alike."""
+    weights = _precise(q).abs().mean(1) * _precise(k).abs().mean(1)
+    p = weights / weights.sum(-1, keepdim=True)
+    return torch.special.entr(p).sum(-1) / math.log(p.shape[-1]) if p.shape[-1] > 1 else torch.nan * p[..., 0]
+
+
+def slow_mean_energy(
+    z: Complex[Tensor, "head token plane"], theta: Float[Tensor, " plane"], length: int
+) -> Float[Tensor, " head"]:
+    """sum_m |E z_m|^2 / sum_m E|z_m|^2, the numerator over planes that turn less than once in `length` tokens."""
+    z = _precise(z)
+    slow = double(theta).to(z.device) * length < 2 * math.pi
+    return z.mean(1).abs().square()[:, slow].sum(-1) / z.abs().square().mean(1).sum(-1)
+
+
+def overlap(p: Float[Tensor, "head key"], other: Float[Tensor, "head key"]) -> Float[Tensor, " head"]:
+    """sum_j min(p_j, p'_j) of two distributions: 1 where they are equal, 0 where they share no key."""
+    return torch.minimum(p, other).sum(-1)
+
+
+def _precise(z: Complex[Tensor, "head token plane"]) -> Complex[Tensor, "head token plane"]:
+    """Return z in complex128, on the host where its device has no float64."""
+    return summable(z).to(COMPLEX_DOUBLE)

@@ -1,1 +1,0 @@
-"""Numbers of one prompt: tensors in, tensors out."""

@@ -1,1 +1,0 @@
-"""Numbers of the rules of attention: tensors in, tensors out."""

@@ -1,0 +1,81 @@
+"""Second moments of scores as inner products with a query or key, so that sources of it have shares."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.arithmetic import double
+from tl_posgen.position.decomposition.numbers.variance_shares import NOTHING, Spread, TripleMoments
+from tl_posgen.rope.planes import SecondMoments
+from tl_posgen.rope.rotation import Rope, complex_planes, from_complex_planes
+
+Part = Literal["all", "mean", "rest"]
+
+
+@dataclass(frozen=True)
+class _Term:
+    """The part of query, key and distance that a term of the score's variance has: all, the mean, or the rest."""
+
+    q: Part
+    k: Part
+    d: Part
+
+
+TERMS = {
+    "position": _Term("all", "mean", "rest"),
+    "content": _Term("all", "rest", "mean"),
+    "interaction": _Term("all", "rest", "rest"),
+    "key": _Term("mean", "rest", "mean"),
+}
+
+
+def _moments_of_part(x: Spread, part: Part) -> SecondMoments:
+    """Return the second moments of all of x, of its mean, or of its deviations from it."""
+    if part == "mean":
+        return SecondMoments.from_samples(x.mean[:, None])
+    return x.second_moments if part == "all" else x.about_mean
+
+
+def source_form(term: _Term, side: Literal["q", "k"], moments: TripleMoments, distance: Spread) -> SecondMoments:
+    """C, D with E[w_s w] = 1/2 Re E sum_mn conj(x_s)_m (C_mn conj(x_n) + D_mn x_n), without the squared scale.
+
+    x is the query or key whose sources x_s are asked for, w the score that its part gives. C and D hold the moments of
+    the other one and of u(d), in the parts that the term has of them.
+
+    Args:
+        distance: the spread of u(d), its `head` axis of length one.
+    """
+    turn = _moments_of_part(distance, term.d)
+    if side == "q":
+        return _moments_of_part(moments.k, term.k).times(turn)
+    return _moments_of_part(moments.q, term.q).times(SecondMoments(turn.plain.conj(), turn.conjugate.conj()))
+
+
+def source_weights(
+    form: SecondMoments, x: Float[Tensor, "head pos d_head"], rope: Rope
+) -> Float[Tensor, "head pos d_head"]:
+    """g with E[w_s w] = E <x_s, g>: linear in x, so sources that add up to x have values that add up to E w^2.
+
+    Source: ours; the closed form is that of `variance_shares`.
+    """
+    z = complex_planes(double(x), rope)
+    g = z.conj() @ form.plain.mT + z @ form.conjugate.mT
+    return from_complex_planes(g / 2, rope, x.shape[-1])
+
+
+def products_of_means(
+    form: SecondMoments, means: Float[Tensor, "source head d_head"], rope: Rope
+) -> Float[Tensor, "source head"]:
+    """<xbar_s, g>, g the weights of xbar = sum_s xbar_s: E[w_s w] of a term that has the mean of x alone."""
+    weights = source_weights(form, means.sum(0)[:, None], rope)[:, 0]
+    return (double(means) * weights).sum(-1)
+
+
+def as_shares(values: Float[Tensor, "source head"], moments: TripleMoments) -> Float[Tensor, "source head"]:
+    """E[w_s w] / E w^2; NaN where E w^2 is rounding beside E|q|^2 E|k|^2."""
+    total = values.sum(0)
+    energies = [x.mean.abs().square().sum(-1) + x.energy.sum(-1) for x in (moments.q, moments.k)]
+    return values / total.masked_fill(total <= NOTHING * energies[0] * energies[1], torch.nan)

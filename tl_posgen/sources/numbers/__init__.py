@@ -1,1 +1,0 @@
-"""Numbers of sources: tensors in, tensors out."""
