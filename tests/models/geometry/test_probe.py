@@ -67,7 +67,6 @@ def test_layers_are_described_as_the_config_says(family_model, name, layer, fact
     [
         ("llama", "bridge", "half", inverse_frequencies(8)),
         ("llama_linear", "bridge", "half", inverse_frequencies(8) / 4),
-        ("llama_linear", "hooked", "half", inverse_frequencies(8) / 4),
         ("neox", "bridge", "half", inverse_frequencies(4)),
         ("glm", "bridge", "adjacent", inverse_frequencies(4)),
         ("gptj", "hooked", "adjacent", inverse_frequencies(4)),

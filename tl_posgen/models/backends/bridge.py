@@ -167,7 +167,7 @@ class Bridge(Backend):
 
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
         hf_model, trust = self.model.original_model, origin.trust_remote_code
-        config, how = copy.deepcopy(hf_model.config), {"moved": moved, "spread": spread_of(hf_model)}
+        config, how = origin.config or hf_model.config, {"moved": moved, "spread": spread_of(hf_model)}
         return build_random(config, self.model.tokenizer, origin.name, self.model, self.name, trust, **how)
 
     def copy(self, origin: Origin) -> Model:

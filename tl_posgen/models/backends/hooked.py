@@ -16,7 +16,7 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin
 from tl_posgen.models.backends.fused_hooked import fused_hooked
 from tl_posgen.models.backends.sites import Sites, hook_names, split_heads
-from tl_posgen.models.conversion.convert import hooked_parts
+from tl_posgen.models.conversion.convert import build_random, hooked_parts
 from tl_posgen.models.layers.fused import Attention
 from tl_posgen.models.layers.geometry import ContextLimit, Encoding, LayerGeometry
 from tl_posgen.models.model import Model
@@ -113,6 +113,9 @@ class Hooked(Backend):
         return KeyValueContext(read, cache.entries, ("past_keys", "past_values"))
 
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
+        if origin.config is not None:
+            what = origin.config, self.model.tokenizer, origin.name, self.model, self.name, origin.trust_remote_code
+            return build_random(*what, moved=moved)
         cfg = copy.deepcopy(self.model.cfg)
         cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, True  # a seed there would seed everything
         made = hooked_parts()[0](cfg).eval()

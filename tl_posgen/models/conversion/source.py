@@ -20,7 +20,7 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelFiles:
     """Directory with config.json and *.safetensors, or a GGUF file, and that of the tokenizer; `name`, `revision` as in
     `Origin`."""
 
@@ -47,9 +47,9 @@ def local_directory(name: str | os.PathLike) -> Path | None:
     return path.resolve() if path.is_dir() or (is_gguf(path) and path.is_file()) else None
 
 
-def find_source(
+def find_files(
     name: str | os.PathLike, revision: str | None = None, tokenizer: str | os.PathLike | None = None
-) -> Source:
+) -> ModelFiles:
     """Find the local directory, the bundled "mini", or the downloaded (or cached) Hub repository called `name`;
     `tokenizer` is a directory, or "mini", with another tokenizer than the one there."""
     other = None if tokenizer is None else tokenizer_directory(tokenizer)
@@ -68,7 +68,7 @@ def find_source(
         directory = download(words, revision)
         commit = directory.name
     require_files(directory, with_tokenizer=other is None)
-    return Source(words, directory, other or directory, commit)
+    return ModelFiles(words, directory, other or directory, commit)
 
 
 def tokenizer_directory(tokenizer: str | os.PathLike) -> Path:

@@ -14,7 +14,7 @@ from tl_posgen.errors import ModelError
 from tl_posgen.models.conversion.gguf_file import gguf_reader
 from tl_posgen.models.conversion.hugging_face import read_config
 from tl_posgen.models.conversion.source import WEIGHTS, hub_errors, is_gguf, official_name
-from tl_posgen.models.conversion.weights import stored_weights
+from tl_posgen.models.conversion.weights import headers
 from tl_posgen.models.memory import IMPORTS, PEAK, need_of_pass
 
 DTYPES = {"F64": DOUBLE, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -78,9 +78,8 @@ def shape_of_directory(directory: Path) -> Shape:
     if not any((directory / name).is_file() for name in WEIGHTS):
         raise ModelError(f"{directory}: no weights; save the model with save_pretrained")
     counts: Counter[str] = Counter()
-    for stored in stored_weights(directory).tensors.values():
-        header = stored.file.get_slice(stored.name)
-        counts[header.get_dtype()] += math.prod(header.get_shape())
+    for header in headers(directory).values():
+        counts[header.dtype] += math.prod(header.shape)
     return shape_from(directory, counts)
 
 
