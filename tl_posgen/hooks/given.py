@@ -11,7 +11,7 @@ import torch
 from tl_posgen.errors import InputError
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.model import Model
-from tl_posgen.models.streaming.stream import streaming_if_chosen
+from tl_posgen.models.streaming.stream import streaming_by_policy
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
 Hooks: TypeAlias = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
@@ -123,7 +123,7 @@ def silent_points(wrapped: WrappedModel, names: Iterable[str]) -> set[str]:
         return set()
     wrapped.found()
     fired: set[int] = set()
-    with torch.no_grad(), streaming_if_chosen(wrapped, N_TOKENS), ExitStack() as stack:
+    with torch.no_grad(), streaming_by_policy(wrapped, N_TOKENS), ExitStack() as stack:
         by = wrapped.streamed.by
         unseen = {id(points[name]) for name in (wrapped.streamed.silent if by is not None else ())}
         stack.enter_context(wrapped.exclusive("hooks"))

@@ -16,7 +16,7 @@ from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import is_pattern
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Heads, Layers, chosen, select_heads
+from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
@@ -34,7 +34,7 @@ def needed_names(model: Model | WrappedModel, needs: Iterable[str] = frozenset()
         ['blocks.2.attn.hook_q', 'blocks.2.attn.hook_k', 'blocks.2.attn.hook_pattern']
     """
     wrapped, needs = wrap(model), _checked(needs)
-    indices = chosen(layers, wrapped.model.cfg.n_layers, "layer")
+    indices = check_indices(layers, wrapped.model.cfg.n_layers, "layer")
     return [name for names in _names(wrapped, needs, indices).values() for name in names.values()]
 
 

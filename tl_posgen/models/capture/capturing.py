@@ -20,7 +20,7 @@ from tl_posgen.models.capture.padding import PadToken
 from tl_posgen.models.capture.pass_capture import Consumer, PassCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
-from tl_posgen.models.streaming.stream import require_fits, streaming, streaming_if_chosen
+from tl_posgen.models.streaming.stream import require_fits, streaming, streaming_by_policy
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import count
 
@@ -93,7 +93,7 @@ def run_capture(
     wrapped, needs = wrap(model), checked_needs(needs, (*PARTS, "inputs", "logits"))
     tokens = tokens.to(wrapped.device)
     require_fits(wrapped, tokens.shape[1])
-    with streaming_if_chosen(wrapped, tokens.shape[1]):
+    with streaming_by_policy(wrapped, tokens.shape[1]):
         capture = PassCapture(wrapped, consumer, needs - {"logits"}, layers, heads, tokens)
         if len(tokens) == 1:  # one prompt is padded to nothing, whatever its tokens
             capture.pad = PadToken()

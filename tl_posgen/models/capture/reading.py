@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import summable
 from tl_posgen.models.backends.sites import FORMED, plain_scores
-from tl_posgen.models.geometry.pass_proof import as_proved
+from tl_posgen.models.geometry.pass_proof import verify_capture
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import without_row_offsets
 from tl_posgen.models.layers.capture import LayerCapture
@@ -60,10 +60,10 @@ def proved_capture(
     **compared: Any,
 ) -> LayerCapture:
     """Make a `layer_capture`, held against the scores and the pattern among its parts as `compared` says to
-    `as_proved`."""
+    `verify_capture`."""
     capture = layer_capture(probed, parts, heads, needs, prompt, tokens, span)
     used, pattern = (cut(part, parts[part], span) if part in parts else None for part in FORMED)
-    return as_proved(capture, used, pattern, parts["q"].dtype, **compared)
+    return verify_capture(capture, used, pattern, parts["q"].dtype, **compared)
 
 
 def chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
     return torch.linspace(0, n - 1, min(n, n_rows), device="cpu").round().long()
 
 
-def as_proved(
+def verify_capture(
     capture: LayerCapture,
     attn_scores: Float[Tensor, "model_head query key"] | None,
     pattern: Float[Tensor, "model_head query key"] | None,

@@ -22,16 +22,16 @@ def difference(backend: Backend, origin: Origin) -> str:
 
     A bridge of the same config with random weights tells a fault of the bridge from weights that the user changed.
     """
-    reason = own_difference(backend)
+    reason = compare_with_hf(backend)
     if reason == "":
         return ""
     with quiet(seed=0):
         made, _ = backend.random_init(origin, moved=True)
-    of_others = own_difference(type(backend)(made))
+    of_others = compare_with_hf(type(backend)(made))
     return (reason or of_others) if of_others else ""
 
 
-def own_difference(backend: Backend) -> str | None:
+def compare_with_hf(backend: Backend) -> str | None:
     """Say how the model's logits of a few random tokens differ from the plain Hugging Face model's, the user's hooks
     left out; "" if they do not, None where the plain model no longer has the same weights."""
     model, tokens = backend.model, backend.some_tokens(N_TOKENS)

@@ -91,7 +91,7 @@ def streaming(model: Model | WrappedModel) -> Iterator[None]:
 
 
 @contextmanager
-def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
+def streaming_policy(choice: bool | None, matrices: int = 0) -> Iterator[None]:
     """While the block runs, captured passes are streamed (True), are not (False), or are if they are long (None); what
     is measured meanwhile holds `matrices` [head, query, key] matrices of a layer, however it is run."""
     tokens = _choice.set(choice), _matrices.set(matrices)
@@ -103,8 +103,8 @@ def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def streaming_if_chosen(wrapped: WrappedModel, n: int) -> Iterator[None]:
-    """Stream passes over n tokens as `chosen` says; long ones run as they are where that is impossible."""
+def streaming_by_policy(wrapped: WrappedModel, n: int) -> Iterator[None]:
+    """Stream passes over n tokens as `streaming_policy` says; long ones run as they are where that is impossible."""
     choice, needed = _choice.get(), wrapped.needs_streaming
     if choice is False and needed:
         raise InputError(
@@ -119,14 +119,14 @@ def streaming_if_chosen(wrapped: WrappedModel, n: int) -> Iterator[None]:
 
 
 def is_streamed(wrapped: WrappedModel, n: int) -> bool:
-    """Tell whether captured passes over n tokens are streamed, as `chosen` says and as the model allows."""
-    with streaming_if_chosen(wrapped, n):
+    """Tell whether captured passes over n tokens are streamed, as `streaming_policy` says and as the model allows."""
+    with streaming_by_policy(wrapped, n):
         return wrapped.streamed.by is not None
 
 
 def require_fits(wrapped: WrappedModel, n: int) -> None:
     """Refuse prompts of n tokens that the model does not take, or that no memory holds: their forward pass, or what
-    `chosen` says is measured of it."""
+    `streaming_policy` says is measured of it."""
     wrapped.require_length(n)
     if n > LONG:
         require_pass_fits(wrapped.model, n, is_streamed=is_streamed(wrapped, n), matrices=_matrices.get())
