@@ -14,10 +14,9 @@ from tl_posgen.arithmetic import summable
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
-from tl_posgen.models.backends.evaluation import require_evaluation, require_weights
 from tl_posgen.models.backends.hooked import Hooked
-from tl_posgen.models.geometry.cache_proof import cached_difference
-from tl_posgen.models.geometry.plain_proof import difference
+from tl_posgen.models.backends.sites import require_evaluation, require_weights
+from tl_posgen.models.geometry.plain_proof import cached_difference, difference
 from tl_posgen.models.geometry.probe import Found, Probed, probe_layers
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.layers.projections import Projections, projections_of
@@ -101,7 +100,7 @@ class WrappedModel:
             raise InputError(f"prompts of {n} tokens are too long: this model takes {most}, {why}; {limit.remedy}")
 
     def require_evaluation(self) -> None:
-        """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.backends.evaluation`."""
+        """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.backends.sites`."""
         require_evaluation(self.model)
 
     @property

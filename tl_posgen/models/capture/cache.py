@@ -10,8 +10,16 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.backends.sites import FORMED, PARTS, checked_needs
-from tl_posgen.models.capture.padding import PadToken, ids_and_mask, masked_spans, spans_of_mask, spans_of_pass
-from tl_posgen.models.capture.reading import proved_capture
+from tl_posgen.models.capture.padding import (
+    REMEDY,
+    PadToken,
+    ids_and_mask,
+    rows_of_spans,
+    seen_by_scores,
+    spans_of_mask,
+    spans_of_tokens,
+)
+from tl_posgen.models.geometry.pass_proof import proved_capture
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import is_pattern
 from tl_posgen.models.layers.capture import LayerCapture
@@ -134,22 +142,28 @@ def _spans(
     pad: PadToken,
 ) -> list[slice]:
     """Find where the text of every prompt stands, by the parts of one layer."""
-    (batch, _, length, _), known = parts["q"].shape, "attn_scores" in parts
+    batch, _, length, _ = parts["q"].shape
     if tokens is not None and (batch, length) != tuple(tokens.shape):
         raise InputError(
             f"tokens {list(tokens.shape)}: the cache holds {batch} prompts of {length} tokens; give the ids that were "
             "run, [batch, pos]"
         )
-    spans = masked_spans(layer.geometry, parts)
-    if mask is None:
-        return spans_of_pass(spans, length, tokens, pad)
-    given = spans_of_mask(mask)
-    if before := [prompt for prompt, span in enumerate(given) if span.start != (spans[prompt].start if known else 0)]:
-        raise InputError(
-            f"prompt {before[0]}: its mask hides {given[before[0]].start} tokens before the text, and "
-            + ("the pass did not" if known else "whether the pass did is not known; add hook_attn_scores to the cache")
-        )
-    return given
+    spans = spans_of_tokens(batch, length, tokens, pad) if mask is None else spans_of_mask(mask)
+    seen = torch.ones(batch, length, dtype=torch.bool)
+    if known := "attn_scores" in parts:
+        seen = seen_by_scores(layer.geometry, parts["attn_scores"], parts["q"].dtype).cpu()
+    text = rows_of_spans(spans, length, seen.device)
+    for prompt, span in enumerate(spans):
+        unmasked = bool(seen[prompt].all())
+        if span.start and unmasked:
+            told = "its padding token is at" if mask is None else "its mask hides"
+            why = (
+                "the pass did not" if known else "whether the pass did is not known; add hook_attn_scores to the cache"
+            )
+            raise InputError(f"prompt {prompt}: {told} {span.start} tokens before the text, and {why}")
+        if not unmasked and not torch.equal(seen[prompt], text[prompt]):
+            raise InputError(f"prompt {prompt}: the pass masked other tokens than its padding; {REMEDY}")
+    return spans
 
 
 def _captures(

@@ -1,4 +1,5 @@
-"""Proof of a TransformerBridge: it computes what the Hugging Face model does that it is made of."""
+"""Proofs of the whole model: a TransformerBridge computes what the Hugging Face model does that it is made of, and a
+step with the KV cache what a pass over the whole prompt does."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,9 +13,12 @@ from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import original
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import first_line
+from tl_posgen.models.layers.fused import FAILURES
 from tl_posgen.models.same_logits import centred, how_they_differ, rounding_remedy
 
 N_TOKENS = 48
+
+N_CACHED = 24
 
 
 def difference(backend: Backend, origin: Origin) -> str:
@@ -96,3 +100,26 @@ def without_hooks(model: Any) -> Iterator[None]:
     finally:
         for hooks, before in zip(lists, held, strict=True):
             hooks.update(before)
+
+
+def cached_difference(backend: Backend) -> str:
+    """Say how the last block's output at the last of a few random tokens differs where the tokens before it come from
+    the KV cache, the user's hooks left out; "" if it does not. Compared as in `logit_error`."""
+    model, tokens, outputs = backend.model, backend.some_tokens(N_CACHED), list[Tensor]()
+
+    def keep(_module: Any, _args: Any, output: Any) -> None:
+        outputs.append(first_output(output)[:, -1:])
+
+    with torch.no_grad(), without_hooks(model):
+        handle = model.blocks[-1].register_forward_hook(keep)
+        try:
+            model(tokens, return_type=None, **backend.options(tokens))
+            context = backend.context()
+            for part in (tokens[:, :-1], tokens[:, -1:]):
+                context.read(part)
+        except (*FAILURES, KeyError) as error:
+            return f"it cannot run with one ({first_line(error)})"
+        finally:
+            handle.remove()
+    differ = how_they_differ(outputs[-1], outputs[0], next(model.parameters()).dtype)
+    return f"outputs {differ}" if differ else ""
