@@ -27,7 +27,7 @@ KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBrid
 
 
 @dataclass
-class Streamed:
+class _Streamed:
     """Streaming of a model: the `Stream` that stands in for its attention, while it does; why none can ("" if one can,
     None before that was tried); hook points that do not fire meanwhile."""
 
@@ -47,7 +47,7 @@ class _Known:
     cached: tuple[torch.dtype, str] | None = None  # the dtype, and how a step with a KV cache differs in it
     lock: Any = field(default_factory=threading.RLock)
     owner: Any = None  # whose passes these are: None for the user's
-    streamed: Streamed = field(default_factory=Streamed)
+    streamed: _Streamed = field(default_factory=_Streamed)
 
 
 ORIGIN = "_tl_posgen_origin"  # attribute of a model whose origin is known
@@ -86,7 +86,7 @@ class WrappedModel:
         self._known.difference = "" if proved else self._known.difference
 
     @property
-    def streamed(self) -> Streamed:
+    def streamed(self) -> _Streamed:
         return self._known.streamed
 
     @property

@@ -64,7 +64,7 @@ class Hooked(Backend):
 
         def reader(norm: Any) -> Callable[[Tensor], Tensor]:
             def read(x: Tensor) -> Tensor:
-                x = split_heads(x if norm is None else rms_norm(x, norm), d_head)
+                x = split_heads(x if norm is None else _rms_norm(x, norm), d_head)
                 return x if clip is None else x.clamp(-clip, clip)
 
             return read
@@ -88,7 +88,7 @@ class Hooked(Backend):
             encoding=encoding,
             n_key_value_heads=cfg.n_key_value_heads or cfg.n_heads,
             scale=1 / float(attn.attn_scale),
-            rope=hooked_rope(attn) if encoding == "rotary" else Rope(),
+            rope=_hooked_rope(attn) if encoding == "rotary" else Rope(),
             soft_cap=float(cfg.attn_scores_soft_cap) if cfg.attn_scores_soft_cap > 0 else None,
             window=cfg.window_size if attn.attn_type == "local" else None,
             alibi_slopes=attn.create_alibi_multipliers(cfg.n_heads) if encoding == "alibi" else None,
@@ -99,7 +99,7 @@ class Hooked(Backend):
     def fused(
         self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
     ) -> AbstractContextManager[None]:
-        return fused_hooked(self.model, geometries, attention_of)
+        return _fused_hooked(self.model, geometries, attention_of)
 
     def context(self) -> KeyValueContext:
         from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
@@ -134,7 +134,7 @@ class Hooked(Backend):
         return made
 
 
-def rms_norm(x: Tensor, norm: Any) -> Tensor:
+def _rms_norm(x: Tensor, norm: Any) -> Tensor:
     """x / sqrt(mean(x^2) + eps) w: TransformerLens' RMSNorm, without firing its hooks a second time.
 
     The norm is over d_head (Qwen3, Gemma 3) or over all heads together (OLMo 2), as its weight's length says.
@@ -145,7 +145,7 @@ def rms_norm(x: Tensor, norm: Any) -> Tensor:
     return y.view_as(x)
 
 
-def hooked_rope(attn: Any) -> Rope:
+def _hooked_rope(attn: Any) -> Rope:
     """Read frequencies and scaling from the layer's own table of sines and cosines, asked for in float64.
 
     Row 1 of the table is (scaling sin theta_m, scaling cos theta_m), whatever scaling rule filled it, and every
@@ -162,21 +162,21 @@ def hooked_rope(attn: Any) -> Rope:
 
 
 @contextmanager
-def fused_hooked(
+def _fused_hooked(
     model: Any, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
 ) -> Iterator[None]:
     """While the block runs, the attention of every layer of these geometries is computed by `attention_of(layer)`."""
     with ExitStack() as stack:
         for layer, geometry in geometries.items():
             attn = model.blocks[layer].attn
-            steps = Steps(attn, attention_of(layer), geometry)
+            steps = _Steps(attn, attention_of(layer), geometry)
             for name in ("calculate_attention_scores", "apply_causal_mask", "calculate_z_scores"):
                 stack.enter_context(replaced(attn, name, getattr(steps, name)))
             stack.callback(steps.forget)
         yield
 
 
-class Steps:
+class _Steps:
     """Steps of one attention module, in the order in which it calls them."""
 
     def __init__(self, attn: Any, attention: Attention, geometry: LayerGeometry):

@@ -111,7 +111,7 @@ def plain_scores(attn_scores: Tensor, dtype: torch.dtype) -> Tensor:
 def require_evaluation(model: Model) -> None:
     """Refuse active dropout and autocast (InputError) and quantised weights (UnsupportedModelError). Any floating-point
     dtype of two bytes or more is taken."""
-    if (found := next(active_dropout(model), None)) is not None:
+    if (found := next(_active_dropout(model), None)) is not None:
         raise InputError(f"the model is in training mode and {found} is active; call model.eval() first")
     for name, weight in model.named_parameters():
         if not weight.is_floating_point() or weight.element_size() < 2 or type(weight.detach()) is not torch.Tensor:
@@ -138,7 +138,7 @@ def require_weights(model: Model) -> None:
         )
 
 
-def active_dropout(model: Any) -> Iterator[str]:
+def _active_dropout(model: Any) -> Iterator[str]:
     """Yield modules in training mode that drop: those of torch, and those with a share such as `attention_dropout`."""
     for name, module in model.named_modules():
         if not module.training:

@@ -87,7 +87,7 @@ def captures_from_cache(
     probed = [wrapped.layer(layer) for layer in selected]
     for one in probed:
         for name in held.intersection(one.sites.names.values()):
-            require_numbers(f"the cache's {name}", cache[name])
+            _require_numbers(f"the cache's {name}", cache[name])
         if one.handed_on and (name := one.sites.names["attn_scores"]) in held and is_pattern(cache[name]):
             raise InputError(
                 f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
@@ -101,7 +101,7 @@ def captures_from_cache(
     return _captures(read, probed, selected, ids, spans, needs)
 
 
-def require_numbers(name: str, tensor: Tensor) -> None:
+def _require_numbers(name: str, tensor: Tensor) -> None:
     """Refuse a tensor on the device meta."""
     if tensor.is_meta:
         raise InputError(f"{name}: on the device meta, which holds no numbers; give those of a pass that was run")
@@ -130,7 +130,7 @@ def _ids(tokens: Any) -> Int[Tensor, "batch pos"]:
         raise InputError(f"tokens: {tokens!r} are no token ids; give those that were run, [batch, pos]") from error
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise InputError(f"tokens of {ids.dtype} are no token ids; give those that were run, [batch, pos]")
-    require_numbers("tokens", ids)
+    _require_numbers("tokens", ids)
     return ids
 
 

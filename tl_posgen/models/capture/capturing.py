@@ -76,7 +76,7 @@ def capturing(
     with ExitStack() as stack:
         if wrapped.needs_streaming:
             stack.enter_context(streaming(wrapped))
-        stack.enter_context(PassCapture(wrapped, consumer, needs, layers, heads).attached())
+        stack.enter_context(_PassCapture(wrapped, consumer, needs, layers, heads).attached())
         yield
 
 
@@ -114,7 +114,7 @@ def run_capture(
     tokens = tokens.to(wrapped.device)
     require_fits(wrapped, tokens.shape[1])
     with streaming_by_policy(wrapped, tokens.shape[1]):
-        capture = PassCapture(wrapped, consumer, needs - {"logits"}, layers, heads, tokens)
+        capture = _PassCapture(wrapped, consumer, needs - {"logits"}, layers, heads, tokens)
         if len(tokens) == 1:  # one prompt is padded to nothing, whatever its tokens
             capture.pad = PadToken()
         options: dict[str, Any] = {"return_type": "logits"}
@@ -132,7 +132,7 @@ def run_capture(
     return predicted if "logits" in needs else None
 
 
-class PassCapture:
+class _PassCapture:
     """Gathers the parts of a layer as its hooks fire, cuts them to the text, proves them, and calls the consumer.
 
     `tokens` are the ids that will be run; where left out, those that each pass embeds. For the other arguments see
@@ -292,15 +292,15 @@ def watching(model: Model, receivers: Mapping[str, Callable[[Tensor], None]]) ->
     those are added, and whatever `model.reset_hooks()` removes."""
     with ExitStack() as stack:
         for name, point in hook_points(model, receivers).items():
-            handle = point.register_forward_hook(partial(hand_value, receivers[name]))
+            handle = point.register_forward_hook(partial(_hand_value, receivers[name]))
             stack.callback(handle.remove)
-            stack.callback(point.register_forward_pre_hook(partial(move_last, handle.id)).remove)
+            stack.callback(point.register_forward_pre_hook(partial(_move_last, handle.id)).remove)
         yield
 
 
-def hand_value(receive: Callable[[Tensor], None], point: Any, _args: tuple, value: Tensor) -> None:
+def _hand_value(receive: Callable[[Tensor], None], point: Any, _args: tuple, value: Tensor) -> None:
     receive(value if point.hook_conversion is None else point.hook_conversion.convert(value))
 
 
-def move_last(own: int, point: Any, _args: tuple) -> None:
+def _move_last(own: int, point: Any, _args: tuple) -> None:
     point._forward_hooks.move_to_end(own)

@@ -132,7 +132,7 @@ def seen_by_scores(
             "cleanly; run prompts one at a time"
         )
     if extra:
-        raise sees_too_much(geometry)
+        raise _sees_too_much(geometry)
     return seen
 
 
@@ -154,7 +154,7 @@ def require_mask(
         )
 
 
-def sees_too_much(geometry: LayerGeometry) -> UnsupportedModelError:
+def _sees_too_much(geometry: LayerGeometry) -> UnsupportedModelError:
     """Return the error of a pass whose mask is wider than the layer's."""
     return UnsupportedModelError(
         f"layer {geometry.layer}: queries see keys that the causal mask, or the window that was probed "
@@ -171,7 +171,7 @@ def spans_of_rows(geometry: LayerGeometry, mask: Mask, n_prompts: int, n: int) -
         seen = mask.rows(start, stop)[:, 0]
         position = torch.arange(n, device=seen.device)
         if (seen > geometry.sees(position[start:stop, None] - position)).any():
-            raise sees_too_much(geometry)
+            raise _sees_too_much(geometry)
         found |= seen.any(1).cpu()
     return spans_of_mask(found)
 

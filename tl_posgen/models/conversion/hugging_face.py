@@ -25,7 +25,7 @@ WHOLE = re.compile(
 POSITIVE = re.compile(r"query_pre_attn_scalar|rope_theta|rotary_emb_base|rope_local_base_freq|factor")
 
 
-def from_place(place: Path) -> tuple[Path, dict[str, str]]:
+def _from_place(place: Path) -> tuple[Path, dict[str, str]]:
     """Return the directory, and the keyword arguments, by which transformers finds a directory or a GGUF file."""
     return (place.parent, {"gguf_file": place.name}) if is_gguf(place) else (place, {})
 
@@ -35,7 +35,7 @@ def read_config(place: Path, trust_remote_code: bool) -> Any:
     which the weights are quantised."""
     from transformers import AutoConfig
 
-    directory, where = from_place(place)
+    directory, where = _from_place(place)
     try:
         if not where:
             _require_numbers(json.loads((place / "config.json").read_text(encoding="utf-8")), f"{place}: config.json")
@@ -83,7 +83,7 @@ def load_tokenizer(place: Path, trust_remote_code: bool) -> Any:
     """Load the tokenizer of a directory or a GGUF file, without the network."""
     from transformers import AutoTokenizer
 
-    directory, where = from_place(place)
+    directory, where = _from_place(place)
     try:
         return AutoTokenizer.from_pretrained(
             directory, **where, trust_remote_code=trust_remote_code, local_files_only=True
@@ -127,7 +127,7 @@ def _from_pretrained(place: Path, config: Any, **options: Any) -> tuple[Any, Map
     """Return the model, and which weights it has, lacks, and did not take."""
     from transformers import AutoModelForCausalLM
 
-    directory, where = from_place(place)
+    directory, where = _from_place(place)
     options |= {"attn_implementation": "eager", "local_files_only": True, "ignore_mismatched_sizes": True, **where}
     options |= {} if where else {"use_safetensors": True}
     try:

@@ -67,7 +67,7 @@ def find_files(
             raise ModelError(f"{words}: no such file")
         directory = download(words, revision)
         commit = directory.name
-    require_files(directory, with_tokenizer=other is None)
+    _require_files(directory, with_tokenizer=other is None)
     return ModelFiles(words, directory, other or directory, commit)
 
 
@@ -127,7 +127,7 @@ def hub_errors(name: str, revision: str | None) -> Iterator[None]:
         ) from error
 
 
-def require_files(here: Path, *, with_tokenizer: bool) -> None:
+def _require_files(here: Path, *, with_tokenizer: bool) -> None:
     """Refuse a directory without config, safetensors or tokenizer, or with an adapter; a part of a GGUF file. Pickled
     weights are not read: they can run code."""
     if is_gguf(here):
@@ -135,7 +135,7 @@ def require_files(here: Path, *, with_tokenizer: bool) -> None:
             raise ModelError(f"{here}: a part of a split model; join the parts: llama-gguf-split --merge FIRST WHOLE")
         return
     if (here / ADAPTER).is_file():
-        raise ModelError(why_no_adapter(here))
+        raise ModelError(_why_no_adapter(here))
     if len(files := sorted(here.glob("*.gguf"))) > 1 and not any((here / name).is_file() for name in WEIGHTS):
         raise ModelError(f"{here}: holds {len(files)} GGUF files; give one of them, {files[0]} for instance")
     if not (here / "config.json").is_file():
@@ -151,7 +151,7 @@ def require_files(here: Path, *, with_tokenizer: bool) -> None:
         )
 
 
-def why_no_adapter(here: Path) -> str:
+def _why_no_adapter(here: Path) -> str:
     """Say that an adapter, beside its base model or alone, is not added, and how to get a model that holds it."""
     merged = "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) of the package peft"
     if any((here / name).is_file() for name in WEIGHTS):

@@ -19,18 +19,18 @@ MOST_FREED = 2**22  # bytes of freed weights that may wait for `trim`
 _trimmed = 0.0  # when that was last done
 
 
-class Header(NamedTuple):
+class _Header(NamedTuple):
     """Dtype, as safetensors calls it, and shape of a stored tensor."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
-def headers(directory: Path) -> dict[str, Header]:
+def headers(directory: Path) -> dict[str, _Header]:
     """Return the header of every tensor of a directory; ModelError for a file that is missing or is not safetensors."""
     from safetensors import safe_open
 
-    paths, found = [directory / "model.safetensors"], dict[str, Header]()
+    paths, found = [directory / "model.safetensors"], dict[str, _Header]()
     if not paths[0].is_file() and (index := directory / INDEX).is_file():
         with _readable(index):
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -38,7 +38,7 @@ def headers(directory: Path) -> dict[str, Header]:
     for path in paths:
         with _readable(path), safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            found |= {name: Header(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+            found |= {name: _Header(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
     return found
 
 

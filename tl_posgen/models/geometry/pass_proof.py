@@ -36,8 +36,8 @@ def layer_capture(
 
     Its tensors lie where sums can be formed in float64, see `tl_posgen.arithmetic`.
     """
-    geometry, parts = probed.geometry, {part: cut(part, value, span) for part, value in parts.items()}
-    of_heads = partial(chosen_heads, heads, geometry.n_heads)
+    geometry, parts = probed.geometry, {part: _cut(part, value, span) for part, value in parts.items()}
+    of_heads = partial(_chosen_heads, heads, geometry.n_heads)
     capture = LayerCapture(
         geometry,
         heads,
@@ -69,11 +69,11 @@ def proved_capture(
     """Make a `layer_capture`, held against the scores and the pattern among its parts as `compared` says to
     `verify_capture`."""
     capture = layer_capture(probed, parts, heads, needs, prompt, tokens, span)
-    used, pattern = (cut(part, parts[part], span) if part in parts else None for part in FORMED)
+    used, pattern = (_cut(part, parts[part], span) if part in parts else None for part in FORMED)
     return verify_capture(capture, used, pattern, parts["q"].dtype, **compared)
 
 
-def chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:
+def _chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:
     """Return the rows of some of `n_heads` query heads, in float32 at least, where sums can be formed."""
     group = n_heads // len(x)  # 1 where keys are already one per query head
     rows = [head // group for head in heads]
@@ -81,7 +81,7 @@ def chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:
     return at_least_float32(summable(x if rows == list(range(len(x))) else x[rows]))
 
 
-def cut(part: str, value: Tensor, span: slice) -> Tensor:
+def _cut(part: str, value: Tensor, span: slice) -> Tensor:
     """Return a part of one prompt without its padding."""
     if span == slice(None) or span == slice(0, value.shape[-2]):
         return value
@@ -152,10 +152,10 @@ def as_used(
     error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
     fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
     fine = fine if mask_holds is None else fine & mask_holds.to(fine.device)
-    fine, capture.finite = torch.stack([fine, surely_finite(capture)]).tolist()
+    fine, capture.finite = torch.stack([fine, _surely_finite(capture)]).tolist()
     if fine:
         return capture
-    head, row, _ = worst(masked.float() if masked.any() else error)
+    head, row, _ = _worst(masked.float() if masked.any() else error)
     place = f"{head_name(capture.layer, capture.heads[head])}, query {int(positions[row])}"
     if masked.any():
         differs = "sees other keys than its mask gives"
@@ -194,10 +194,10 @@ def as_streamed(
     used = scores_from(rotated_q[:, rows], rotated_k, geometry, capture.heads, rows)
     error = (recomputed - used).abs().masked_fill(used == -torch.inf, 0).nan_to_num(torch.inf)
     fine = (error <= allowed_error(q, k, geometry, dtype)).all()
-    fine, capture.finite = torch.stack([fine, surely_finite(capture)]).tolist()
+    fine, capture.finite = torch.stack([fine, _surely_finite(capture)]).tolist()
     if fine:
         return StreamedCapture(capture, sinks)
-    head, row, _ = worst(error)
+    head, row, _ = _worst(error)
     raise UnsupportedModelError(
         f"{head_name(capture.layer, capture.heads[head])}, query {int(rows[row])} has scores that its q and k do "
         f"not give: off by {float(error[head, row].max()):.2g}. Likely cause: a hook that edits queries or keys after "
@@ -206,13 +206,13 @@ def as_streamed(
     )
 
 
-def surely_finite(capture: LayerCapture) -> Bool[Tensor, ""]:
+def _surely_finite(capture: LayerCapture) -> Bool[Tensor, ""]:
     """scale max |q| max |k| d_head < 1e15: no score is NaN, and its square is far from float32's largest number."""
     largest = capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1]
     return largest * max(1.0, capture.geometry.scale) < SURELY_FINITE
 
 
-def worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:
+def _worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:
     """Return the place of the largest entry."""
     return tuple(int(at) for at in torch.unravel_index(error.argmax(), error.shape))
 

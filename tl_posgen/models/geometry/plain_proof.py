@@ -51,7 +51,7 @@ def compare_with_hf(backend: Backend) -> str | None:
         differ = how_they_differ(centred(model(tokens)), expected, dtype)
         if not differ:
             return ""
-        parting = where_streams_part(backend, tokens)
+        parting = _where_streams_part(backend, tokens)
     return (
         f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: logits "
         f"{differ}. What it shows is not that model's attention; report the difference to TransformerLens."
@@ -59,7 +59,7 @@ def compare_with_hf(backend: Backend) -> str | None:
     )
 
 
-def where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:
+def _where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:
     """Name the first layer whose output differs from the plain model's; "" where that cannot be said."""
     model, streams = backend.model, []
     for passing in (model, None):

@@ -247,19 +247,19 @@ def usable(device: str | None) -> str:
     """Return the device, chosen where left open; InputError where torch does not know it or cannot compute there."""
     if device in (None, "auto"):
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if reason := why_unusable(device):
-        here = " or ".join(map(repr, devices_here()))
+    if reason := _why_unusable(device):
+        here = " or ".join(map(repr, _devices_here()))
         raise InputError(f"device {device!r} cannot be used ({reason}); give {here}, or leave it out")
     return device
 
 
-def devices_here() -> list[str]:
+def _devices_here() -> list[str]:
     """Return "cpu" and the accelerators of this machine, as torch names them."""
     accelerators = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return ["cpu", *accelerators, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
-def why_unusable(device: Any) -> str:
+def _why_unusable(device: Any) -> str:
     """Say why nothing can be computed on a device; "" where something can."""
     try:
         known = torch.device(device)
