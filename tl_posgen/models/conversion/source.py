@@ -135,7 +135,15 @@ def _require_files(here: Path, *, with_tokenizer: bool) -> None:
             raise ModelError(f"{here}: a part of a split model; join the parts: llama-gguf-split --merge FIRST WHOLE")
         return
     if (here / ADAPTER).is_file():
-        raise ModelError(_why_no_adapter(here))
+        merged = (
+            "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) of the package peft"
+        )
+        if any((here / name).is_file() for name in WEIGHTS):
+            beside = f"{here}: {ADAPTER} beside the weights is an adapter, which is not added here"
+            raise ModelError(f"{beside}; merge it ({merged}), or move it away to measure the base model")
+        raise ModelError(
+            f"{here}: an adapter without its base model; merge them ({merged}) and save the tokenizer there too"
+        )
     if len(files := sorted(here.glob("*.gguf"))) > 1 and not any((here / name).is_file() for name in WEIGHTS):
         raise ModelError(f"{here}: holds {len(files)} GGUF files; give one of them, {files[0]} for instance")
     if not (here / "config.json").is_file():
@@ -149,15 +157,6 @@ def _require_files(here: Path, *, with_tokenizer: bool) -> None:
         raise ModelError(
             f"{here}: no tokenizer; give tokenizer=, a directory that holds one, or save one there with save_pretrained"
         )
-
-
-def _why_no_adapter(here: Path) -> str:
-    """Say that an adapter, beside its base model or alone, is not added, and how to get a model that holds it."""
-    merged = "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) of the package peft"
-    if any((here / name).is_file() for name in WEIGHTS):
-        beside = f"{here}: {ADAPTER} beside the weights is an adapter, which is not added here"
-        return f"{beside}; merge it ({merged}), or move it away to measure the base model"
-    return f"{here}: an adapter without its base model; merge them ({merged}) and save the tokenizer there too"
 
 
 def first_line(error: BaseException) -> str:

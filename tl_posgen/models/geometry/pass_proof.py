@@ -155,7 +155,7 @@ def as_used(
     fine, capture.finite = torch.stack([fine, _surely_finite(capture)]).tolist()
     if fine:
         return capture
-    head, row, _ = _worst(masked.float() if masked.any() else error)
+    head, row, _ = map(int, torch.unravel_index((masked.float() if masked.any() else error).argmax(), error.shape))
     place = f"{head_name(capture.layer, capture.heads[head])}, query {int(positions[row])}"
     if masked.any():
         differs = "sees other keys than its mask gives"
@@ -197,7 +197,7 @@ def as_streamed(
     fine, capture.finite = torch.stack([fine, _surely_finite(capture)]).tolist()
     if fine:
         return StreamedCapture(capture, sinks)
-    head, row, _ = _worst(error)
+    head, row, _ = map(int, torch.unravel_index(error.argmax(), error.shape))
     raise UnsupportedModelError(
         f"{head_name(capture.layer, capture.heads[head])}, query {int(rows[row])} has scores that its q and k do "
         f"not give: off by {float(error[head, row].max()):.2g}. Likely cause: a hook that edits queries or keys after "
@@ -210,11 +210,6 @@ def _surely_finite(capture: LayerCapture) -> Bool[Tensor, ""]:
     """scale max |q| max |k| d_head < 1e15: no score is NaN, and its square is far from float32's largest number."""
     largest = capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1]
     return largest * max(1.0, capture.geometry.scale) < SURELY_FINITE
-
-
-def _worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:
-    """Return the place of the largest entry."""
-    return tuple(int(at) for at in torch.unravel_index(error.argmax(), error.shape))
 
 
 def is_softmax(

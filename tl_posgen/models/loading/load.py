@@ -248,15 +248,10 @@ def usable(device: str | None) -> str:
     if device in (None, "auto"):
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if reason := _why_unusable(device):
-        here = " or ".join(map(repr, _devices_here()))
+        here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        here = " or ".join(map(repr, [*here, *(["mps"] if torch.backends.mps.is_available() else [])]))
         raise InputError(f"device {device!r} cannot be used ({reason}); give {here}, or leave it out")
     return device
-
-
-def _devices_here() -> list[str]:
-    """Return "cpu" and the accelerators of this machine, as torch names them."""
-    accelerators = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    return ["cpu", *accelerators, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
 def _why_unusable(device: Any) -> str:
