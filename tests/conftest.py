@@ -161,6 +161,8 @@ def family_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
 @pytest.fixture(scope="session")
 def family_model(family_directory: Callable[[str], Path]) -> Callable[..., Any]:
     """(name, backend="auto") -> that tiny model, one object for the whole session: leave it as it is."""
+    from families import FAMILIES
+
     import tl_posgen
 
     loaded = cache(lambda name, backend: tl_posgen.load_model(family_directory(name), backend=backend))
@@ -168,6 +170,8 @@ def family_model(family_directory: Callable[[str], Path]) -> Callable[..., Any]:
     def model(name: str, backend: str = "auto") -> Any:
         if backend == "hooked" and (why := why_no_hooked()):
             pytest.skip(why)
+        if backend == "hooked" and not FAMILIES[name].hooked:
+            pytest.skip(f"TransformerLens converts no {name}")
         return loaded(name, backend)
 
     return model

@@ -77,8 +77,10 @@ FAMILIES: dict[str, Family] = {
             original_max_position_embeddings=32,
         )
     ),
-    "llama_linear": Family(scaled_llama(rope_type="linear", factor=4.0)),
-    "llama_yarn": Family(scaled_llama(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)),
+    "llama_linear": Family(scaled_llama(rope_type="linear", factor=4.0), hooked=False),
+    "llama_yarn": Family(
+        scaled_llama(rope_type="yarn", factor=4.0, original_max_position_embeddings=32), hooked=False
+    ),
     "llama_dynamic": Family(scaled_llama(rope_type="dynamic", factor=4.0), hooked=False),
     "mistral": Family(with_sizes("MistralConfig", GROUPED, sliding_window=6)),
     "neox": Family(with_sizes("GPTNeoXConfig", SIZES, rotary_pct=0.5)),
@@ -90,14 +92,15 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(with_sizes("Qwen2Config", GROUPED)),
     "qwen3": Family(with_sizes("Qwen3Config", GROUPED, head_dim=8)),
     "gemma2": Family(
-        with_sizes("Gemma2Config", GROUPED, head_dim=8, sliding_window=6, query_pre_attn_scalar=16)
+        with_sizes("Gemma2Config", GROUPED, head_dim=8, sliding_window=6, query_pre_attn_scalar=16),
+        hooked=False,
     ),
     "gemma3": Family(
         with_sizes("Gemma3TextConfig", GROUPED, head_dim=8, sliding_window=6,
                    layer_types=["sliding_attention", "full_attention"]),
         hooked=False,
     ),
-    "phi": Family(with_sizes("PhiConfig", SIZES)),
+    "phi": Family(with_sizes("PhiConfig", SIZES), hooked=False),
     "gpt2": Family(
         with_sizes("GPT2Config", {}, vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT,
                    bos_token_id=0, eos_token_id=1)
@@ -107,13 +110,13 @@ FAMILIES: dict[str, Family] = {
                    eos_token_id=1)
     ),
     "opt": Family(
-        with_sizes("OPTConfig", SIZES, ffn_dim=48, word_embed_proj_dim=32), hooked=False, handed_on=True
+        with_sizes("OPTConfig", SIZES, ffn_dim=48, word_embed_proj_dim=32), handed_on=True
     ),
     "gpt_neo": Family(
         with_sizes("GPTNeoConfig", {}, vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4, window_size=6,
                    attention_types=[[["global", "local"], 1]], max_position_embeddings=CONTEXT, bos_token_id=0,
                    eos_token_id=1),
-        hooked=False, handed_on=True,
+        handed_on=True,
     ),
     "llama4": Family(
         with_sizes("Llama4TextConfig", GROUPED, head_dim=8, intermediate_size_mlp=48, num_local_experts=2),
@@ -122,7 +125,7 @@ FAMILIES: dict[str, Family] = {
     "smollm3": Family(with_sizes("SmolLM3Config", GROUPED, no_rope_layers=[1, 0]), hooked=False),
     "olmo2": Family(with_sizes("Olmo2Config", GROUPED), hooked=False),
     "glm": Family(with_sizes("GlmConfig", GROUPED, head_dim=8), hooked=False),
-    "phi3": Family(with_sizes("Phi3Config", GROUPED), hooked=False),
+    "phi3": Family(with_sizes("Phi3Config", GROUPED)),
     "falcon": Family(
         with_sizes("FalconConfig", SIZES, alibi=False, new_decoder_architecture=False, multi_query=True), hooked=False
     ),

@@ -15,8 +15,8 @@ from tl_posgen.models.wrapped import wrap
 
 LAST = 23
 PAIRS = [(LAST, LAST), (LAST - 3, LAST), (0, 0)]
-HOOKED_AND_BRIDGE = ["llama", "mistral", "neox", "qwen3", "gemma2", "gpt2", "bloom", "gptj"]
-BRIDGE_ONLY = ["gemma3", "phi3", "falcon", "opt"]
+HOOKED_AND_BRIDGE = ["llama", "mistral", "neox", "qwen3", "gpt2", "bloom", "gptj"]
+BRIDGE_ONLY = ["gemma2", "gemma3", "phi3", "falcon", "opt"]
 FAMILY_CASES = [*product(HOOKED_AND_BRIDGE, ["hooked", "bridge"]), *product(BRIDGE_ONLY, ["bridge"])]
 
 

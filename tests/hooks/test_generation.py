@@ -14,7 +14,7 @@ from tl_posgen.models.layers import fused
 from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.streaming.stream import streaming, streaming_if_chosen
+from tl_posgen.models.streaming.stream import streaming, streaming_by_policy
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position import lm_infinite, triangle
 from tl_posgen.rope.rotation import Rope
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.longer
 def written(model, hooks, cached, tokens, n_new=3, **options):
     """Return the prompt and the model's greedy continuation."""
     options = {"do_sample": False, "stop_at_eos": False, "verbose": False, **options}
-    with streaming_if_chosen(wrap(model), N), model.hooks(fwd_hooks=hooks):
+    with streaming_by_policy(wrap(model), N), model.hooks(fwd_hooks=hooks):
         return model.generate(tokens, max_new_tokens=n_new, use_past_kv_cache=cached, **options)
 
 
 def logits_of_two_passes(model, hooks, tokens, first):
     """Return the logits of a prompt in two passes, the second with the KV cache of the first."""
     context, seen = wrap(model).backend.context(), []
-    with torch.no_grad(), streaming_if_chosen(wrap(model), N):
+    with torch.no_grad(), streaming_by_policy(wrap(model), N):
         for part in (tokens[0, :first], tokens[0, first:]):
             with model.hooks(fwd_hooks=[*hooks, (LAST, lambda value, hook: seen.append(value))]):
                 context.extend(part)
@@ -69,7 +69,7 @@ def test_rows_of_every_family_are_edited_in_blocks(family_model, name, backend, 
         return 0.5 * capture.scores()
 
     hooks = replace_scores(model, RowByRow(halved))
-    with torch.no_grad(), streaming_if_chosen(wrap(model), N):
+    with torch.no_grad(), streaming_by_policy(wrap(model), N):
         own = model.run_with_hooks(TOKENS, fwd_hooks=hooks)
     monkeypatch.setattr(fused, "SCORES_AT_ONCE", 1200)
     sizes.clear()
@@ -112,7 +112,7 @@ def test_every_family_computes_the_same_in_two_parts(family_model, name, backend
     """Check windows whose cache drops keys, ALiBi, soft caps, qk-norms, and attention that Hugging Face computes."""
     model = family_model(name, backend)
     hooks = replace_scores(model, RowByRow(lambda capture: 0.5 * capture.scores()))
-    with torch.no_grad(), streaming_if_chosen(wrap(model), N):
+    with torch.no_grad(), streaming_by_policy(wrap(model), N):
         seen = []
         model.run_with_hooks(TOKENS[:1], fwd_hooks=[*hooks, (LAST, lambda value, hook: seen.append(value))])
     for first in (N - 1, 10):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.selection import chosen, one_head, select_heads
+from tl_posgen.models.selection import check_indices, one_head, select_heads
 
 ALL = [0, 1, 2, 3]
 
@@ -89,9 +89,9 @@ def test_what_cannot_be_chosen_is_named_with_the_remedy(llama, unchecked, layers
 
 
 def test_chosen_takes_the_kind_of_thing_for_its_messages(unchecked):
-    assert chosen(None, 3, "plane") == [0, 1, 2]
+    assert check_indices(None, 3, "plane") == [0, 1, 2]
     with pytest.raises(InputError, match="plane 3 does not exist: this model has planes 0 to 2"):
-        chosen([3], 3, "plane")
+        check_indices([3], 3, "plane")
 
 
 @pytest.mark.parametrize(

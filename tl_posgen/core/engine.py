@@ -34,7 +34,7 @@ from tl_posgen.models.metric import Metric, as_metric, judged_by
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.selection import head_name, select_heads
-from tl_posgen.models.streaming.stream import chosen
+from tl_posgen.models.streaming.stream import streaming_policy
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import Passes, Stage
@@ -149,7 +149,7 @@ def analyze(
     counted = Passes.counted(shown=progress)
     with (
         wrapped.exclusive("analyze"),
-        chosen(streaming, matrices),
+        streaming_policy(streaming, matrices),
         judged_by(metric),
         counted as passes,
         keeping as parts,
@@ -182,7 +182,7 @@ def analyze(
         # the passes
         results = analysis.results(prepared, known, {name: one | details for name, one in provenances.items()})
         if nulls is not null_seeds:
-            nulls.let_go()
+            nulls.free_memory()
         if in_place:
             release(model)
     found = {measure.name: results[measure.name] for measure in asked if measure.name in results}

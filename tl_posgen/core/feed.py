@@ -13,8 +13,7 @@ from tl_posgen.core.groups import PromptGroups
 from tl_posgen.core.host_copies import HostCopies
 from tl_posgen.core.measure import Measure
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.capturing import run_capture
-from tl_posgen.models.capture.pass_capture import TRIMMED
+from tl_posgen.models.capture.capturing import TRIMMED, run_capture
 from tl_posgen.models.conversion.weights import trim
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.models.model import Model

@@ -11,7 +11,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 
 
-class Place(NamedTuple):
+class LayerKey(NamedTuple):
     """Layer and prompt that values belong to, without what was captured of them."""
 
     layer: int
@@ -21,7 +21,7 @@ class Place(NamedTuple):
     length: int
 
     @classmethod
-    def of_capture(cls, capture: LayerCapture) -> "Place":
+    def of_capture(cls, capture: LayerCapture) -> "LayerKey":
         return cls(capture.layer, capture.geometry, list(capture.heads), capture.prompt, capture.length)
 
 
@@ -35,14 +35,14 @@ class HostCopies:
         copied: event of the device behind the copies; None where there was nothing to wait for.
     """
 
-    place: Place
+    place: LayerKey
     values: Mapping[str, Mapping[str, Any]]
     copied: Any = None
 
     @classmethod
     def start(cls, capture: LayerCapture, values: Mapping[str, Mapping[str, Any]]) -> "HostCopies":
         """Start the copies. CUDA copies into pinned memory while it computes; other devices are waited for here."""
-        place, device = Place.of_capture(capture), capture.device
+        place, device = LayerKey.of_capture(capture), capture.device
         copies = {name: {key: on_host(value) for key, value in of_one.items()} for name, of_one in values.items()}
         return cls(place, copies, torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None)
 

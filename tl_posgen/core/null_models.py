@@ -61,7 +61,7 @@ class NullModels(Sequence[str]):
     def build(self, label: str, *, in_place: bool = False) -> tuple[str, WrappedModel]:
         """Return (title, wrapped model) of one label, as `models` yields it."""
         if self._held is None or self._held[0] != label:
-            self.let_go()
+            self.free_memory()
             build = self._shuffled if label.startswith(SHUFFLED) else self._random_init
             self._held = label, *build(int(label.removeprefix(SHUFFLED)), in_place)
         return self._held[1:]
@@ -85,7 +85,7 @@ class NullModels(Sequence[str]):
         self._shuffled_by = seed
         return null_label(shuffled_label(seed)), self.wrapped
 
-    def let_go(self) -> None:
+    def free_memory(self) -> None:
         """Give the memory of the last one back."""
         if self._held is not None and self._held[2].model is not self.wrapped.model:
             release(self._held[2].model)

@@ -17,7 +17,7 @@ from tl_posgen.coupling.jacobians import DENSE_UP_TO, ResidualJacobian, residual
 from tl_posgen.coupling.numbers.lanczos import SingularTriplets
 from tl_posgen.coupling.numbers.overlap import Norm, Pairs, Side, every_pair
 from tl_posgen.errors import InputError
-from tl_posgen.models.selection import chosen
+from tl_posgen.models.selection import check_indices
 
 Counts = Count | Annotated[Sequence[Count], Each()]
 VERSIONS: dict[str, tuple[Norm, bool]] = {  # label -> norm, and whether A keeps its signs
@@ -65,7 +65,7 @@ class JacobianMeasure(Measure):
         if run.where["heads"] is not None:
             raise InputError("coupling is of whole blocks: leave heads out, and choose layers")
         tokens = sorted({token % run.tokens.shape[1] for token in self.positions})
-        return chosen(run.where["layers"], run.model.cfg.n_layers, "layer"), tokens
+        return check_indices(run.where["layers"], run.model.cfg.n_layers, "layer"), tokens
 
     def jacobians(self, run: Run, prompt: Tensor, source: int, target: int, streams: Tensor) -> list[ResidualJacobian]:
         """Return the Jacobian of every chosen layer from one token to another."""

@@ -17,7 +17,7 @@ from tl_posgen.coupling.numbers.linearised_attention import LinearisedAttention,
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import KeyValueContext
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import chosen
+from tl_posgen.models.selection import check_indices
 from tl_posgen.models.tokens import check_ids, given_ids
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.progress import count
@@ -249,7 +249,7 @@ def _checked(
         raise InputError(
             f"attention kernel {kernel!r} has no second derivative; load the model with attn_implementation='eager'"
         )
-    return torch.tensor(ids), source, target, chosen(layers, model.cfg.n_layers, "layer")
+    return torch.tensor(ids), source, target, check_indices(layers, model.cfg.n_layers, "layer")
 
 
 def _check_streams(streams: Tensor) -> None:

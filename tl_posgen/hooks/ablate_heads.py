@@ -73,16 +73,16 @@ def ablate_heads(
     if how == "mean":
         means = mean_outputs(model, tokens, list(selected))
         return [edit for layer, some in selected.items() for edit in with_outputs(layer, some, means[layer])]
-    drawn = outputs_of(model, tokens, list(selected))
-    return [edit for layer, some in selected.items() for edit in with_drawn_outputs(layer, some, drawn[layer], seed)]
+    drawn = _outputs_of(model, tokens, list(selected))
+    return [edit for layer, some in selected.items() for edit in _with_drawn_outputs(layer, some, drawn[layer], seed)]
 
 
-def name_of(layer: int) -> str:
+def _name_of(layer: int) -> str:
     """Return the name of the hook point of the heads' outputs."""
     return f"blocks.{layer}.attn.hook_z"
 
 
-def outputs_of(
+def _outputs_of(
     model: Model, tokens: Int[Tensor, "prompt pos"], layers: Sequence[int], *, mean: bool = False
 ) -> Mapping[int, Float[Tensor, "prompt *place head d_value"]]:
     """Return, by layer, what every head wrote (hook_z) at every position of these prompts, or its mean over them."""
@@ -94,9 +94,9 @@ def outputs_of(
 
     wrapped = wrap(model)
     wrapped.found()  # proved by passes of its own, before those that count
-    token_losses(wrapped, tokens, [(name_of(layer), partial(add, layer)) for layer in layers])
+    token_losses(wrapped, tokens, [(_name_of(layer), partial(add, layer)) for layer in layers])
     if silent := [layer for layer, seen in kept.items() if not seen]:
-        raise UnsupportedModelError(f"layer {silent[0]}: {name_of(silent[0])} did not fire, so no head can be ablated")
+        raise UnsupportedModelError(f"layer {silent[0]}: {_name_of(silent[0])} did not fire, so no head can be ablated")
     return {layer: torch.cat(seen) for layer, seen in kept.items()}
 
 
@@ -104,7 +104,7 @@ def mean_outputs(
     model: Model, tokens: Int[Tensor, "prompt pos"], layers: Sequence[int]
 ) -> dict[int, Float[Tensor, "head d_value"]]:
     """Return, by layer, the mean of every head's output over these prompts and their positions."""
-    return {layer: one.mean(0) for layer, one in outputs_of(model, tokens, layers, mean=True).items()}
+    return {layer: one.mean(0) for layer, one in _outputs_of(model, tokens, layers, mean=True).items()}
 
 
 def with_outputs(layer: int, heads: Sequence[int], outputs: Float[Tensor, "head d_value"]) -> HookList:
@@ -115,10 +115,10 @@ def with_outputs(layer: int, heads: Sequence[int], outputs: Float[Tensor, "head 
         of_heads[:, :, list(heads)] = outputs[list(heads)].to(of_heads)
         return of_heads.reshape(z.shape)
 
-    return [(name_of(layer), edit)]
+    return [(_name_of(layer), edit)]
 
 
-def with_drawn_outputs(
+def _with_drawn_outputs(
     layer: int, heads: Sequence[int], drawn: Float[Tensor, "prompt pos head d_value"], seed: int
 ) -> HookList:
     """z of these heads <- those at the same positions of a drawn prompt, one for each row of a pass."""
@@ -132,4 +132,4 @@ def with_drawn_outputs(
         of_heads[:, :, list(heads)] = drawn[rows][:, : z.shape[1], list(heads)].to(of_heads)
         return of_heads.reshape(z.shape)
 
-    return [(name_of(layer), edit)]
+    return [(_name_of(layer), edit)]

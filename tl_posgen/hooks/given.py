@@ -11,7 +11,7 @@ import torch
 from tl_posgen.errors import InputError
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.model import Model
-from tl_posgen.models.streaming.stream import streaming_if_chosen
+from tl_posgen.models.streaming.stream import streaming_by_policy
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
 Hooks: TypeAlias = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
@@ -61,11 +61,11 @@ def check_hooks(model: Model, hooks: Hooks) -> list[str]:
         if not places[-1]:
             what = "no hook point is chosen by this filter" if callable(where) else f"no hook point {where!r}"
             raise InputError(f"fwd_hooks: {what}; model.hook_dict lists them")
-    silent = require_firing(wrap(model), [*places, *added_hooks(points).values()])
+    silent = _require_firing(wrap(model), [*places, *_added_hooks(points).values()])
     names = []
     for (where, hook), chosen in zip(hooks, places, strict=True):
         quiet = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in silent.intersection(chosen)})
-        names.append(f"{name_of(where)}: {name_of(hook)}" + (f" (silent: {', '.join(quiet)})" if quiet else ""))
+        names.append(f"{_name_of(where)}: {_name_of(hook)}" + (f" (silent: {', '.join(quiet)})" if quiet else ""))
     return names
 
 
@@ -79,8 +79,8 @@ def every_hook_firing(model: Model) -> Iterator[None]:
     def check(*_: Any) -> None:
         if wrapped.owner != owner:  # a pass that this package makes for itself
             return
-        if places := {tuple(names) for names in added_hooks(model.hook_dict).values()} - checked:
-            require_firing(wrapped, sorted(places))
+        if places := {tuple(names) for names in _added_hooks(model.hook_dict).values()} - checked:
+            _require_firing(wrapped, sorted(places))
             checked.update(places)
 
     handle = wrapped.embedding.register_forward_pre_hook(check)
@@ -90,7 +90,7 @@ def every_hook_firing(model: Model) -> Iterator[None]:
         handle.remove()
 
 
-def added_hooks(points: Mapping[str, Any]) -> dict[int, list[str]]:
+def _added_hooks(points: Mapping[str, Any]) -> dict[int, list[str]]:
     """Return the hook points of each function that is added to the model, TransformerLens' own, which keep a cache,
     left out. A function at several points is a filter's."""
     found: dict[int, list[str]] = {}
@@ -102,9 +102,9 @@ def added_hooks(points: Mapping[str, Any]) -> dict[int, list[str]]:
     return found
 
 
-def require_firing(wrapped: WrappedModel, places: Sequence[Sequence[str]]) -> set[str]:
+def _require_firing(wrapped: WrappedModel, places: Sequence[Sequence[str]]) -> set[str]:
     """Return which of these hook points do not fire; InputError where those of one hook are all such."""
-    silent = silent_points(wrapped, {name for some in places for name in some})
+    silent = _silent_points(wrapped, {name for some in places for name in some})
     for some in places:
         if silent.issuperset(some):
             switch = next((one for end, one in SWITCHES.items() if some[0].endswith(end)), None)
@@ -114,7 +114,7 @@ def require_firing(wrapped: WrappedModel, places: Sequence[Sequence[str]]) -> se
     return silent
 
 
-def silent_points(wrapped: WrappedModel, names: Iterable[str]) -> set[str]:
+def _silent_points(wrapped: WrappedModel, names: Iterable[str]) -> set[str]:
     """Return which of these hook points do not fire while the model reads a few random tokens; no hook is called.
     Those of single experts fire where a token goes there."""
     points, tokens = wrapped.model.hook_dict, wrapped.backend.some_tokens(N_TOKENS)
@@ -123,7 +123,7 @@ def silent_points(wrapped: WrappedModel, names: Iterable[str]) -> set[str]:
         return set()
     wrapped.found()
     fired: set[int] = set()
-    with torch.no_grad(), streaming_if_chosen(wrapped, N_TOKENS), ExitStack() as stack:
+    with torch.no_grad(), streaming_by_policy(wrapped, N_TOKENS), ExitStack() as stack:
         by = wrapped.streamed.by
         unseen = {id(points[name]) for name in (wrapped.streamed.silent if by is not None else ())}
         stack.enter_context(wrapped.exclusive("hooks"))
@@ -134,7 +134,7 @@ def silent_points(wrapped: WrappedModel, names: Iterable[str]) -> set[str]:
     return {name for name, point in asked.items() if id(point) not in fired}
 
 
-def name_of(thing: Any) -> str:
+def _name_of(thing: Any) -> str:
     """Return a name as it is, or the name of a function."""
     if isinstance(thing, str):
         return thing

@@ -13,8 +13,7 @@ from torch.nn.functional import pad
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.sites import begin_pass, is_hooked, offer_row_edit, plain_scores, spans_of_first_edit
 from tl_posgen.models.capture.padding import WITHOUT_CACHE, spans_of_rows, spans_of_scores
-from tl_posgen.models.capture.reading import layer_capture
-from tl_posgen.models.geometry.pass_proof import as_used
+from tl_posgen.models.geometry.pass_proof import as_used, layer_capture
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
 from tl_posgen.models.layers.fused import Mask, RowEdit

@@ -64,13 +64,13 @@ def check(model: Model | WrappedModel, *, printed: bool = True) -> pd.DataFrame:
         True
     """
     wrapped = wrap(model)
-    table = pd.DataFrame([{"layer": layer, **row_of(found)} for layer, found in enumerate(wrapped.found(again=True))])
+    table = pd.DataFrame([{"layer": layer, **_row_of(found)} for layer, found in enumerate(wrapped.found(again=True))])
     if printed:
-        print_table(table, f"{wrapped.origin.name} as a {type(wrapped.model).__name__}")
+        _print_table(table, f"{wrapped.origin.name} as a {type(wrapped.model).__name__}")
     return table
 
 
-def row_of(found: Found) -> dict[str, Any]:
+def _row_of(found: Found) -> dict[str, Any]:
     """Return one layer as a row of the table."""
     if isinstance(found, UnsupportedModelError):
         return {"supported": False, "refusal": str(found)}
@@ -98,13 +98,13 @@ def row_of(found: Found) -> dict[str, Any]:
     }
 
 
-def print_table(table: pd.DataFrame, title: str) -> None:
+def _print_table(table: pd.DataFrame, title: str) -> None:
     """Print what a terminal has room for, empty columns left out; then, once each, why layers are not supported."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    rows = pd.DataFrame([cells(row) for row in table.to_dict("records")]).fillna("")
+    rows = pd.DataFrame([_cells(row) for row in table.to_dict("records")]).fillna("")
     rows = rows.loc[:, (rows != "").any()]
     grid = Table(*rows.columns, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for row in rows.itertuples(index=False):
@@ -120,7 +120,7 @@ def print_table(table: pd.DataFrame, title: str) -> None:
         console.print(f"not supported: {refusal}", markup=False, highlight=False, soft_wrap=True)
 
 
-def cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
+def _cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
     """Format one row for the terminal."""
 
     def number(name: str, form: str = ".4g") -> str:

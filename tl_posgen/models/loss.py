@@ -11,7 +11,7 @@ from tl_posgen.arithmetic import double, double_device
 from tl_posgen.errors import InputError
 from tl_posgen.models.metric import CHOSEN
 from tl_posgen.models.model import Model
-from tl_posgen.models.streaming.stream import streaming_if_chosen
+from tl_posgen.models.streaming.stream import streaming_by_policy
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import count
@@ -49,7 +49,7 @@ def token_losses(
 def logits_of(model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
     """Return the logits of prompts of one length without padding, on the model's device."""
     wrapped = wrap(model)
-    with streaming_if_chosen(wrapped, tokens.shape[1]):
+    with streaming_by_policy(wrapped, tokens.shape[1]):
         count(len(tokens))
         return wrapped.model(tokens, return_type="logits", **wrapped.backend.options(tokens))
 

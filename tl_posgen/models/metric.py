@@ -79,7 +79,7 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
     """
     if not isinstance(at, int):
         raise InputError(f"at = {at!r}: give a whole number, the position of a token")
-    ids = [token_id(model, one) for one in (right, wrong)]
+    ids = [_token_id(model, one) for one in (right, wrong)]
     if ids[0] == ids[1]:
         raise InputError(f"metric: {right!r} and {wrong!r} are one token; their difference is always 0")
     names = [one if isinstance(one, str) else int(one) for one in (right, wrong)]
@@ -93,7 +93,7 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
     return Metric(f"logit of {names[0]!r} - {names[1]!r}", difference)
 
 
-def token_id(model: Any, token: str | int) -> int:
+def _token_id(model: Any, token: str | int) -> int:
     """Return the id of one token, checked."""
     wrapped = wrap(model)
     if isinstance(token, str):

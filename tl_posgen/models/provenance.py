@@ -57,13 +57,13 @@ def fingerprint(model: Model | WrappedModel) -> str:
     """Return sixteen letters that other weights hardly share: of each parameter's sum, norm, and some 4,096 entries."""
     weights = sorted(wrap(model).model.named_parameters())
     digest = hashlib.sha256()
-    for (name, weight), (sums, norms, some) in zip(weights, numbers_of([one for _, one in weights]), strict=True):
+    for (name, weight), (sums, norms, some) in zip(weights, _numbers_of([one for _, one in weights]), strict=True):
         total, norm = sum(sums.tolist()), math.hypot(*norms.tolist())
         digest.update(f"{name} {tuple(weight.shape)} {total} {norm}".encode() + some.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def numbers_of(weights: Sequence[Tensor]) -> list[tuple[Float[Tensor, " part"], Float[Tensor, " part"], Tensor]]:
+def _numbers_of(weights: Sequence[Tensor]) -> list[tuple[Float[Tensor, " part"], Float[Tensor, " part"], Tensor]]:
     """Return the sums and norms of the parts of each weight, and some of its entries: float64, on the CPU.
 
     The host waits once for each device, and only a part at a time is held in float64.

@@ -42,7 +42,7 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
         {0: [2], 3: [1]}
     """
     n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
-    indices = chosen(layers, n_layers, "layer")
+    indices = check_indices(layers, n_layers, "layer")
     if heads is None:
         return {layer: list(range(n_heads)) for layer in indices}
     if isinstance(heads, pd.DataFrame):
@@ -52,7 +52,7 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
         given: list[Any] = [parse_head(one) if isinstance(one, str) else one for one in listed]
     pairs = [tuple(head) for head in given if isinstance(head, tuple | list)]
     if not pairs:
-        return {layer: chosen(given, n_heads, "head") for layer in indices}
+        return {layer: check_indices(given, n_heads, "head") for layer in indices}
     if len(pairs) < len(given):
         raise InputError("heads: give indices, meant in every chosen layer, or (layer, head) pairs or names, not both")
     selected: dict[int, set[int]] = defaultdict(set)
@@ -124,7 +124,7 @@ def parse_head(name: str) -> tuple[int, int]:
     return layer, head
 
 
-def chosen(indices: Layers, n: int, kind: str) -> list[int]:
+def check_indices(indices: Layers, n: int, kind: str) -> list[int]:
     """Return the chosen layers or heads in order, or all; InputError where one does not exist."""
     if indices is None:
         return list(range(n))

@@ -142,13 +142,13 @@ def bos_of(model: Model | WrappedModel) -> list[int]:
     if tokenizer is None:
         raise InputError("this model has no tokenizer, so it cannot be given a text; give token ids [batch, pos]")
     if tokenizer.init_kwargs.get("add_bos_token"):
-        tokenizer = tokenizer_of_files(tokenizer.name_or_path) or tokenizer
+        tokenizer = _tokenizer_of_files(tokenizer.name_or_path) or tokenizer
     ids, own = (tokenizer("a", add_special_tokens=special).input_ids for special in (True, False))
     return next((ids[:n] for n in range(len(ids)) if ids[n : n + len(own)] == own), [])
 
 
 @lru_cache(maxsize=8)
-def tokenizer_of_files(name: str) -> Any:
+def _tokenizer_of_files(name: str) -> Any:
     """Return the tokenizer of a directory, or of a model in the Hub's cache; None where there is none."""
     with suppress(ModelError), quiet():
         return load_tokenizer(Path(name), trust_remote_code=False)

@@ -14,21 +14,20 @@ from tl_posgen.arithmetic import summable
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
-from tl_posgen.models.backends.evaluation import require_evaluation, require_weights
 from tl_posgen.models.backends.hooked import Hooked
-from tl_posgen.models.geometry.cache_proof import cached_difference
-from tl_posgen.models.geometry.plain_proof import difference
+from tl_posgen.models.backends.sites import require_evaluation, require_weights
+from tl_posgen.models.geometry.plain_proof import cached_difference, difference
 from tl_posgen.models.geometry.probe import Found, Probed, probe_layers
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.layers.projections import Projections, projections_of
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Layers, chosen
+from tl_posgen.models.selection import Layers, check_indices
 
 KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBridge": Bridge}
 
 
 @dataclass
-class Streamed:
+class _Streamed:
     """Streaming of a model: the `Stream` that stands in for its attention, while it does; why none can ("" if one can,
     None before that was tried); hook points that do not fire meanwhile."""
 
@@ -48,7 +47,7 @@ class _Known:
     cached: tuple[torch.dtype, str] | None = None  # the dtype, and how a step with a KV cache differs in it
     lock: Any = field(default_factory=threading.RLock)
     owner: Any = None  # whose passes these are: None for the user's
-    streamed: Streamed = field(default_factory=Streamed)
+    streamed: _Streamed = field(default_factory=_Streamed)
 
 
 ORIGIN = "_tl_posgen_origin"  # attribute of a model whose origin is known
@@ -87,7 +86,7 @@ class WrappedModel:
         self._known.difference = "" if proved else self._known.difference
 
     @property
-    def streamed(self) -> Streamed:
+    def streamed(self) -> _Streamed:
         return self._known.streamed
 
     @property
@@ -101,7 +100,7 @@ class WrappedModel:
             raise InputError(f"prompts of {n} tokens are too long: this model takes {most}, {why}; {limit.remedy}")
 
     def require_evaluation(self) -> None:
-        """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.backends.evaluation`."""
+        """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.backends.sites`."""
         require_evaluation(self.model)
 
     @property
@@ -179,7 +178,7 @@ class WrappedModel:
         return found
 
     def geometry(self, layers: Layers = None) -> tuple[LayerGeometry, ...]:
-        return tuple(self.layer(index).geometry for index in chosen(layers, self.model.cfg.n_layers, "layer"))
+        return tuple(self.layer(index).geometry for index in check_indices(layers, self.model.cfg.n_layers, "layer"))
 
     def attention(self, layer: int) -> Any:
         """Return the attention module of a layer."""

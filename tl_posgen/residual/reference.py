@@ -16,7 +16,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.provenance import model_label
-from tl_posgen.models.selection import Layers, chosen
+from tl_posgen.models.selection import Layers, check_indices
 from tl_posgen.models.tokens import bundled_text, spread, text_ids, to_prompts
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.residual.residual_sources import (
@@ -194,7 +194,7 @@ def reference_of(
     rows = _reference_prompts(wrapped, bundled_text() if text is None else text, length, n_prompts)
     sums: dict[int, _Sums] = {}
 
-    indices = chosen(layers, wrapped.model.cfg.n_layers, "layer")
+    indices = check_indices(layers, wrapped.model.cfg.n_layers, "layer")
     needs = ({"pattern"} if distances == "attention" else set()) | ({"resid", "inputs"} if sources else set())
     for row in rows:
         reading, captures = SourceReader(wrapped, max(indices) if sources else 0), list[LayerCapture]()

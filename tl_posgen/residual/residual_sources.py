@@ -13,8 +13,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.capturing import run_capture
-from tl_posgen.models.capture.pass_capture import watching
+from tl_posgen.models.capture.capturing import run_capture, watching
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture

@@ -103,7 +103,7 @@ def emergence(
     with Parts.kept_in(keep) as parts:
         measured = partial(numbers_of_model, tokens=tokens, measures=asked, seed=seed, parts=parts)
         nulls = [measured(model) for _, model in random_inits.models(in_place=True)]
-        random_inits.let_go()
+        random_inits.free_memory()
         release(last)
         rows = [measured(one) for one in tqdm(run.models, desc="emergence", unit="checkpoint", disable=not progress)]
     own: Any = xr.concat(rows, xr.Variable("checkpoint", np.array(run.names)), combine_attrs="override")

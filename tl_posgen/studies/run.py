@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from tl_posgen.core.files import PARTIAL, require_writable
 from tl_posgen.core.options import require
 from tl_posgen.errors import InputError
-from tl_posgen.models.loading.devices import usable
+from tl_posgen.models.loading.load import usable
 from tl_posgen.models.memory import memory_of
 from tl_posgen.models.provenance import versions
 from tl_posgen.studies.job import Job, attempt, jobs_in

@@ -220,7 +220,7 @@ def test_heads_may_differ_from_layer_to_layer(llama):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3", "gemma3", "olmo2", "phi3"])
 @pytest.mark.parametrize("route", [run, captures_of])
 def test_one_pass_gives_the_inputs_of_queries_and_keys_beside_the_rest(family_model, backend, name, route):
-    if backend == "hooked" and name in ("gemma3", "olmo2", "phi3"):
+    if backend == "hooked" and name in ("gemma3", "olmo2"):
         pytest.skip("this family is a bridge's only")
     model, passes = family_model(name, backend), []
     handle = model.embed.register_forward_hook(lambda *_: passes.append(1))

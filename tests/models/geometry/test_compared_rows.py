@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.geometry.pass_proof import as_proved, as_streamed, as_used, checked_rows, is_softmax
+from tl_posgen.models.geometry.pass_proof import as_streamed, as_used, checked_rows, is_softmax, verify_capture
 from tl_posgen.models.geometry.proof import allowed_error
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
@@ -154,15 +154,15 @@ def test_between_its_rows_a_streamed_pass_is_not_compared():
 def test_a_cache_is_held_against_its_scores_else_its_pattern_else_nothing():
     capture, scores = drawn()
     pattern = scores.softmax(-1)
-    assert as_proved(capture, scores, pattern.flip(-1), torch.float32) is capture
-    assert as_proved(capture, None, pattern, torch.float32) is capture
+    assert verify_capture(capture, scores, pattern.flip(-1), torch.float32) is capture
+    assert verify_capture(capture, None, pattern, torch.float32) is capture
     assert capture.proved
     between = edited(scores, 1, max(set(range(100)) - set(checked_rows(100).tolist())), 3, 0.5)
-    assert isinstance(as_proved(capture, between, pattern, torch.float32), EditedCapture)
-    found = as_proved(capture, None, between.softmax(-1), torch.float32)
+    assert isinstance(verify_capture(capture, between, pattern, torch.float32), EditedCapture)
+    found = verify_capture(capture, None, between.softmax(-1), torch.float32)
     with pytest.raises(UnsupportedModelError, match="layer 5: the cached pattern is not the softmax"):
         found.scores()
-    assert as_proved(capture, None, None, torch.float32) is capture
+    assert verify_capture(capture, None, None, torch.float32) is capture
     assert not capture.proved
 
 
@@ -172,8 +172,8 @@ def test_shares_of_a_row_are_no_edit_where_sinks_take_the_rest(sinks):
     shares = 0.7 * scores[list(capture.heads)].softmax(-1)
     pattern = torch.zeros_like(scores).index_copy(0, torch.tensor(capture.heads), shares)
     dtype = torch.float32
-    assert as_proved(capture, scores, pattern, dtype).edited_pattern is not sinks
-    assert isinstance(as_proved(capture, None, pattern, dtype), EditedCapture) is not sinks
+    assert verify_capture(capture, scores, pattern, dtype).edited_pattern is not sinks
+    assert isinstance(verify_capture(capture, None, pattern, dtype), EditedCapture) is not sinks
     assert is_softmax(capture.scores(), shares, dtype, sinks=sinks) is sinks
 
 

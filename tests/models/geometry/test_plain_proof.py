@@ -5,7 +5,7 @@ import torch
 from families import GROUPED, save_config, with_sizes
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.geometry.plain_proof import first_output, own_difference
+from tl_posgen.models.geometry.plain_proof import compare_with_hf, first_output
 from tl_posgen.models.layer_table import check, geometry_of
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.wrapped import wrap
@@ -127,7 +127,7 @@ def test_logits_may_differ_by_a_thousandth_of_the_largest_and_by_constants(llama
         change = torch.arange(48.0)[:, None].expand(48, n).clone()  # softmax cannot tell a constant per token
         change[40, 7] += share * 1e-3 * largest * n / (n - 1)  # of which the mean over the vocabulary takes its part
         handle = add(change)
-        found = own_difference(wrap(bridge).backend)
+        found = compare_with_hf(wrap(bridge).backend)
         handle.remove()
         assert bool(found) == differs
     assert f"logits differ by {1.1e-3 * largest:.2g}, the largest being {largest:.2g}" in found
@@ -147,7 +147,7 @@ def test_the_first_layer_whose_stream_parts_is_named(llama, layer, share, named)
     bridge.blocks[layer].register_forward_hook(shift)
     add(torch.eye(48, bridge.cfg.d_vocab))
     place = f"layer {layer}: the residual streams part here; " if named else ""
-    assert own_difference(wrap(bridge).backend).startswith(f"{place}this TransformerBridge computes")
+    assert compare_with_hf(wrap(bridge).backend).startswith(f"{place}this TransformerBridge computes")
 
 
 def test_the_stream_is_the_first_of_what_a_layer_returns():
@@ -163,13 +163,13 @@ def test_a_plain_model_that_cannot_run_is_a_difference(llama):
         raise RuntimeError("no kernel\nfor this")
 
     bridge.original_model.register_forward_pre_hook(fail)
-    found = own_difference(wrap(bridge).backend)
+    found = compare_with_hf(wrap(bridge).backend)
     assert found == "the Hugging Face model that it wraps cannot run (no kernel)"
 
 
 def test_a_processed_bridge_and_a_model_made_of_none_have_no_plain_model(llama, mini):
     bridge, _ = llama
     bridge.enable_compatibility_mode(disable_warnings=True)
-    assert own_difference(wrap(bridge).backend) is None
+    assert compare_with_hf(wrap(bridge).backend) is None
     if not wrap(mini).backend.wraps_another:
-        assert own_difference(wrap(mini).backend) == ""
+        assert compare_with_hf(wrap(mini).backend) == ""

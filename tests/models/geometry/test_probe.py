@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from captures import run
-from families import ANALYSED, CONTEXT, FAMILIES, GROUPED, SIZES, lively, save_config, scaled_llama, with_sizes
+from families import ANALYSED, CONTEXT, FAMILIES, GROUPED, SIZES, VOCAB, lively, save_config, scaled_llama, with_sizes
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.bridge import alibi_slopes, window_of
+from tl_posgen.models.conversion.convert import hooked_parts
 from tl_posgen.models.layer_table import check, geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loading.load import load_model
@@ -67,7 +68,6 @@ def test_layers_are_described_as_the_config_says(family_model, name, layer, fact
     [
         ("llama", "bridge", "half", inverse_frequencies(8)),
         ("llama_linear", "bridge", "half", inverse_frequencies(8) / 4),
-        ("llama_linear", "hooked", "half", inverse_frequencies(8) / 4),
         ("neox", "bridge", "half", inverse_frequencies(4)),
         ("glm", "bridge", "adjacent", inverse_frequencies(4)),
         ("gptj", "hooked", "adjacent", inverse_frequencies(4)),
@@ -82,6 +82,20 @@ def test_frequencies_and_pairing_are_those_of_the_formula(family_model, name, ba
 def test_yarn_scales_the_rotated_vectors(family_model):
     rope = geometry_of(family_model("llama_yarn", "bridge"))[0].rope
     assert rope.scaling == pytest.approx(0.1 * torch.tensor(4.0).log().item() + 1)
+
+
+@pytest.mark.usefixtures("needs_hooked")
+def test_a_hooked_transformer_of_its_own_config_is_described_by_it():
+    """Soft cap, windows in some layers, and scaled RoPE, which no conversion here has."""
+    HookedTransformer, HookedTransformerConfig, _ = hooked_parts()
+    sizes = {"n_layers": 2, "d_model": 32, "n_ctx": 64, "d_head": 8, "n_heads": 4, "d_vocab": VOCAB, "act_fn": "gelu"}
+    rope = {"positional_embedding_type": "rotary", "rotary_dim": 8, "rotary_scaling_factor": 4.0}
+    windows = {"use_local_attn": True, "window_size": 6, "attn_types": ["local", "global"]}
+    cfg = HookedTransformerConfig(**sizes, **rope, **windows, attn_scores_soft_cap=0.5, device="cpu", seed=0)
+    window, full = geometry_of(HookedTransformer(cfg))
+    assert (window.window, full.window) == (6, None)
+    assert (window.soft_cap, full.soft_cap) == (0.5, 0.5)
+    torch.testing.assert_close(full.rope.inv_freq, inverse_frequencies(8) / 4, rtol=1e-6, atol=0)
 
 
 def test_gemma3_has_other_frequencies_in_its_window_layers(family_model):

@@ -148,7 +148,7 @@ UP, Q = "model.layers.1.mlp.up_proj.weight", "model.layers.1.self_attn.q_proj.we
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_broken_weights_are_named_converted_or_not(copied, backend, dtype, value, kind):
     with_weight(copied, UP, lambda weight: weight.index_put_((torch.tensor(3), torch.tensor(4)), torch.tensor(value)))
-    message = rf"model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight holds {kind}"
+    message = rf"model: model\.layers\.1\.mlp\.up_proj\.weight holds {kind}"
     with pytest.raises(ModelError, match=message):
         load_model(copied, backend, dtype)
 
@@ -328,9 +328,28 @@ def test_a_hub_model_in_the_cache_loads_offline_and_remembers_its_commit(family_
 
 
 @pytest.mark.usefixtures("needs_hooked")
-def test_an_architecture_without_recipe_is_refused_as_hooked(family_directory):
-    with pytest.raises(UnsupportedModelError, match=r"Gemma3ForCausalLM .* use backend='bridge'"):
-        load_model(family_directory("gemma3"), "hooked")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("gemma3", "Gemma3ForCausalLM is not currently supported"),
+        ("phi", "no attribute 'partial_rotary_factor'"),
+        ("llama_linear", "it has no 'linear' RoPE scaling"),
+        ("llama_dynamic", "it has no 'dynamic' RoPE scaling"),
+    ],
+)
+def test_what_transformer_lens_does_not_convert_is_refused_as_hooked(family_directory, name, why):
+    with pytest.raises(UnsupportedModelError, match=rf"{why}.*; use backend='bridge'$"):
+        load_model(family_directory(name), "hooked")
+
+
+@pytest.mark.usefixtures("needs_hooked")
+def test_a_window_that_a_conversion_loses_is_refused_though_short_prompts_do_not_show_it(tmp_path):
+    from families import GROUPED, save_config, with_sizes
+
+    window = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1}
+    directory = save_config(with_sizes("Qwen2Config", GROUPED, **window)(), tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"its window of 100 tokens is lost\); use backend='bridge'$"):
+        load_model(directory, "hooked")
 
 
 @pytest.mark.usefixtures("needs_hooked")

@@ -10,7 +10,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
-from tl_posgen.models.streaming.stream import chosen, streaming
+from tl_posgen.models.streaming.stream import streaming, streaming_policy
 from tl_posgen.models.wrapped import wrap
 
 NAMES = [name for name, family in FAMILIES.items() if family.handed_on]
@@ -104,7 +104,7 @@ def test_passes_that_show_no_scores_are_refused(family_model):
         model.run_with_hooks(TOKENS, fwd_hooks=hooks)
     with streaming(model), torch.no_grad():
         model.run_with_hooks(TOKENS, fwd_hooks=hooks)
-    with chosen(False), pytest.raises(InputError, match="only while its attention is streamed"):
+    with streaming_policy(False), pytest.raises(InputError, match="only while its attention is streamed"):
         run_capture(model, TOKENS, lambda _: None)
 
 

@@ -16,7 +16,7 @@ from tl_posgen.models.layer_table import check
 from tl_posgen.models.layers.capture import LayerCapture, StreamedCapture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loss import token_losses
-from tl_posgen.models.streaming.stream import LONG, chosen, is_streamed, streaming
+from tl_posgen.models.streaming.stream import LONG, is_streamed, streaming, streaming_policy
 from tl_posgen.models.wrapped import wrap
 
 N = 70
@@ -26,7 +26,7 @@ TOKENS = torch.randint(64, (1, 20), generator=torch.Generator().manual_seed(2))
 
 
 def captured(model, tokens, needs, choice) -> list[LayerCapture]:
-    with chosen(choice):
+    with streaming_policy(choice):
         return run(model, tokens, needs)
 
 
@@ -174,9 +174,9 @@ def test_long_prompts_are_streamed_and_short_ones_are_not(family_model):
     model = family_model("llama", "bridge")
     assert is_streamed(wrap(model), LONG + 1)
     assert not is_streamed(wrap(model), LONG)
-    with chosen(False):
+    with streaming_policy(False):
         assert not is_streamed(wrap(model), LONG + 1)
-    with chosen(True):
+    with streaming_policy(True):
         assert is_streamed(wrap(model), 8)
 
 
@@ -221,7 +221,7 @@ def test_losses_of_long_prompts_are_streamed_and_the_same(mini_bridge):
 
 
 def of_losses(model, tokens, choice, hooks) -> Tensor:
-    with chosen(choice):
+    with streaming_policy(choice):
         return token_losses(model, tokens, hooks)
 
 

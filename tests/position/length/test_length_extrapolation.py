@@ -13,7 +13,7 @@ from tl_posgen.core.formatting import format_number
 from tl_posgen.core.numbers import Number, interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
-from tl_posgen.models.streaming.stream import chosen
+from tl_posgen.models.streaming.stream import streaming_policy
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, lm_infinite
 from tl_posgen.position.length.length_extrapolation import TOLERATED, sentence_beyond, within_noise
@@ -133,7 +133,7 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
 
 def test_streamed_passes_give_the_same(mini, alice, result):
     """The untouched model's by rows; layers whose scores are edited form them, and the others do not."""
-    with chosen(True):
+    with streaming_policy(True):
         streamed = LengthExtrapolation(**OPTIONS)(mini, alice, **QUIET).own
     for name in ("loss", "entropy", "normaliser", "frechet", "norm_ratio", "noise_level"):
         np.testing.assert_allclose(streamed[name], result.own[name], rtol=1e-4, atol=1e-5, err_msg=name)

@@ -8,7 +8,7 @@ from rotated_heads import captures_of
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layer_table import geometry_of
-from tl_posgen.models.streaming.stream import streaming_if_chosen
+from tl_posgen.models.streaming.stream import streaming_by_policy
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.order import permute_positions
 from tl_posgen.position.planes import perturb_planes
@@ -26,7 +26,7 @@ ROTARY = [
 
 
 def captured(model, **where):
-    with streaming_if_chosen(wrap(model), N):
+    with streaming_by_policy(wrap(model), N):
         return captures_of(model, TOKENS[:1], **where)[0]
 
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -35,6 +35,7 @@ class Origin:
         initialisation: rule that made the random weights, else None.
         trust_remote_code: whether code from the repository was allowed.
         dequantised_from: quantisation of the GGUF file that the weights were read from, such as "Q4_K_M", or None.
+        config: Hugging Face's, of a model that `load_model` made.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Origin:
     initialisation: str | None = None
     trust_remote_code: bool = False
     dequantised_from: str | None = None
+    config: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Bridge(Backend):
         def read(part: str, x: Tensor) -> Tensor:
             # hook_q_normed is [batch, head, pos, d] where the norm is per head, flat where it is over all heads
             x = x if normed and x.ndim == 4 else split_heads(x, d_head)
-            if handed_on and (norm := own_norm(hf_attn, part)) is not None:
+            if handed_on and (norm := _own_norm(hf_attn, part)) is not None:
                 x = norm(x)
             return x if clip is None else x.clamp(-clip, clip)
 
@@ -92,14 +92,14 @@ class Bridge(Backend):
             scale=attention_scale(hf_attn, plain.d_head),
             soft_cap=getattr(hf_attn, "attn_logit_softcapping", None),
             window=window_of(hf_attn, layer),
-            qk_norm="q_normed" in fired or (handed_on and own_norm(hf_attn, "q") is not None),
+            qk_norm="q_normed" in fired or (handed_on and _own_norm(hf_attn, "q") is not None),
         )
         positions = self.model.cfg.positional_embedding_type
         if "cos" in fired:
-            ropes = list(possible_ropes(self.model, layer, fired["sin"], fired["cos"]))
+            ropes = list(_possible_ropes(self.model, layer, fired["sin"], fired["cos"]))
             return [replace(draft, encoding="rotary", rope=rope) for rope in ropes]
         if positions == "rotary" and handed_on:  # no hook shows the rotation, and there may be none
-            ropes = list(every_rope(self.model, hf_attn, plain.d_head))
+            ropes = list(_every_rope(self.model, hf_attn, plain.d_head))
             return [*(replace(draft, encoding="rotary", rope=rope) for rope in ropes), replace(draft, encoding="none")]
         if positions == "rotary" and not rotates:
             raise UnsupportedModelError(
@@ -118,7 +118,7 @@ class Bridge(Backend):
     def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
         if not geometry.qk_norm:
             return x
-        norm = own_norm(self.hf_attention(geometry.layer), part)
+        norm = _own_norm(self.hf_attention(geometry.layer), part)
         assert norm is not None
         weight = getattr(norm, "weight", None)
         per_head = weight is None or weight.numel() == x.shape[-1]
@@ -167,7 +167,7 @@ class Bridge(Backend):
 
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
         hf_model, trust = self.model.original_model, origin.trust_remote_code
-        config, how = copy.deepcopy(hf_model.config), {"moved": moved, "spread": spread_of(hf_model)}
+        config, how = origin.config or hf_model.config, {"moved": moved, "spread": spread_of(hf_model)}
         return build_random(config, self.model.tokenizer, origin.name, self.model, self.name, trust, **how)
 
     def copy(self, origin: Origin) -> Model:
@@ -192,7 +192,7 @@ def original(module: Any) -> Any:
     return module
 
 
-def own_norm(hf_attn: Any, part: str) -> Any:
+def _own_norm(hf_attn: Any, part: str) -> Any:
     """Return the norm of queries or keys without the hooks of the bridge's component for it; None without one."""
     norm = next(
         (one for name in (f"{part}_norm", "qk_norm") if (one := getattr(hf_attn, name, None)) is not None), None
@@ -215,7 +215,7 @@ def window_of(hf_attn: Any, layer: int) -> int | None:
     return getattr(config, "sliding_window", None)
 
 
-def possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator[Rope]:
+def _possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator[Rope]:
     """Yield the frequency buffers that turn one token as this layer's hook_sin and hook_cos say, in both pairings.
 
     A model may hold several buffers (Gemma 3 one for window layers and one for the others); the hooks tell which.
@@ -239,7 +239,7 @@ def possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator
         )
 
 
-def every_rope(model: Any, hf_attn: Any, d_head: int) -> Iterator[Rope]:
+def _every_rope(model: Any, hf_attn: Any, d_head: int) -> Iterator[Rope]:
     """Yield all rotations that a layer may have, in both pairings."""
     if hasattr(hf_attn, "embed_positions"):  # GPT-J, whose table has no frequencies beside it
         planes = double(torch.arange(0, hf_attn.pos_embd_dim, 2, device="cpu"))

@@ -32,7 +32,7 @@ def fused_bridge(
     """While the block runs, the attention of every layer is computed by `attention_of(layer)`; a joint projection's
     only where its geometry is known."""
     with ExitStack() as stack:
-        stack.enter_context(implementation(model.original_model))
+        stack.enter_context(_implementation(model.original_model))
         for layer, block in enumerate(model.blocks):
             component = getattr(block, "attn", None)
             if component is None or not hasattr(component, "hook_attn_scores"):
@@ -40,15 +40,15 @@ def fused_bridge(
             attention = attention_of(layer)
             if hasattr(component, "_reconstruct_attention") and hasattr(component, "split_qkv_matrix"):
                 if layer in geometries:
-                    replacement = partial(from_joint, component, geometries[layer], attention)
+                    replacement = partial(_from_joint, component, geometries[layer], attention)
                     stack.enter_context(replaced(component, "_reconstruct_attention", replacement))
             else:
                 for module in component.original_component.modules():
                     if hasattr(module, "_attn"):  # a method of its own, where others look up an implementation
-                        stack.enter_context(replaced(module, "_attn", partial(from_heads, module, attention)))
+                        stack.enter_context(replaced(module, "_attn", partial(_from_heads, module, attention)))
                 _at_work[component.original_component] = component, attention
                 stack.callback(_at_work.pop, component.original_component, None)
-                stack.enter_context(replaced(component, "forward", partial(run_original, component)))
+                stack.enter_context(replaced(component, "forward", partial(_run_original, component)))
         yield
 
 
@@ -64,7 +64,7 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
         del vars(owner)[name]
 
 
-def run_original(component: Any, *args: Any, **kwargs: Any) -> Any:
+def _run_original(component: Any, *args: Any, **kwargs: Any) -> Any:
     """Run Hugging Face's attention module with the hooks that the component itself fires."""
     name = next((one for one in ("hidden_states", "query_input") if one in kwargs), None)
     x = component.hook_in(args[0] if name is None else kwargs[name])
@@ -92,7 +92,7 @@ def fire_normed(point: Any, n: int, _norm: Any, _args: tuple, out: Tensor) -> Te
     return point(out.transpose(1, 2)).transpose(1, 2)
 
 
-def from_joint(
+def _from_joint(
     component: Any, geometry: LayerGeometry, attention: Attention, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Do what `_reconstruct_attention` of a component with a joint projection does, without forming scores."""
@@ -109,7 +109,7 @@ def from_joint(
     return component._apply_output_projection(z), None
 
 
-def from_heads(
+def _from_heads(
     module: Any, attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Any = None
 ) -> tuple[Tensor, None]:
     """Do what `_attn` of GPT-J and GPT-Neo does, whose local layers keep their window in a buffer."""
@@ -138,7 +138,7 @@ def attention_scale(hf_attn: Any, d_head: int) -> float:
 
 
 @contextmanager
-def implementation(hf_model: Any) -> Iterator[None]:
+def _implementation(hf_model: Any) -> Iterator[None]:
     """While the block runs, the model's config names the implementation that is registered here."""
     from transformers import AttentionInterface, AttentionMaskInterface
 

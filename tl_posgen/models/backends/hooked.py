@@ -1,8 +1,8 @@
 """Backend of HookedTransformer (TransformerLens 3.9)."""
 
 import copy
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -14,10 +14,10 @@ from torch import Tensor
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin
-from tl_posgen.models.backends.fused_hooked import fused_hooked
-from tl_posgen.models.backends.sites import Sites, hook_names, split_heads
-from tl_posgen.models.conversion.convert import hooked_parts
-from tl_posgen.models.layers.fused import Attention
+from tl_posgen.models.backends.fused_bridge import replaced
+from tl_posgen.models.backends.sites import Sites, hook_names, is_hooked, split_heads
+from tl_posgen.models.conversion.convert import build_random, hooked_parts
+from tl_posgen.models.layers.fused import Attention, Mask, finish_of
 from tl_posgen.models.layers.geometry import ContextLimit, Encoding, LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.rope.rotation import Rope
@@ -64,7 +64,7 @@ class Hooked(Backend):
 
         def reader(norm: Any) -> Callable[[Tensor], Tensor]:
             def read(x: Tensor) -> Tensor:
-                x = split_heads(x if norm is None else rms_norm(x, norm), d_head)
+                x = split_heads(x if norm is None else _rms_norm(x, norm), d_head)
                 return x if clip is None else x.clamp(-clip, clip)
 
             return read
@@ -88,7 +88,7 @@ class Hooked(Backend):
             encoding=encoding,
             n_key_value_heads=cfg.n_key_value_heads or cfg.n_heads,
             scale=1 / float(attn.attn_scale),
-            rope=hooked_rope(attn) if encoding == "rotary" else Rope(),
+            rope=_hooked_rope(attn) if encoding == "rotary" else Rope(),
             soft_cap=float(cfg.attn_scores_soft_cap) if cfg.attn_scores_soft_cap > 0 else None,
             window=cfg.window_size if attn.attn_type == "local" else None,
             alibi_slopes=attn.create_alibi_multipliers(cfg.n_heads) if encoding == "alibi" else None,
@@ -99,7 +99,7 @@ class Hooked(Backend):
     def fused(
         self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
     ) -> AbstractContextManager[None]:
-        return fused_hooked(self.model, geometries, attention_of)
+        return _fused_hooked(self.model, geometries, attention_of)
 
     def context(self) -> KeyValueContext:
         from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
@@ -113,6 +113,9 @@ class Hooked(Backend):
         return KeyValueContext(read, cache.entries, ("past_keys", "past_values"))
 
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
+        if origin.config is not None:
+            what = origin.config, self.model.tokenizer, origin.name, self.model, self.name, origin.trust_remote_code
+            return build_random(*what, moved=moved)
         cfg = copy.deepcopy(self.model.cfg)
         cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, True  # a seed there would seed everything
         made = hooked_parts()[0](cfg).eval()
@@ -131,7 +134,7 @@ class Hooked(Backend):
         return made
 
 
-def rms_norm(x: Tensor, norm: Any) -> Tensor:
+def _rms_norm(x: Tensor, norm: Any) -> Tensor:
     """x / sqrt(mean(x^2) + eps) w: TransformerLens' RMSNorm, without firing its hooks a second time.
 
     The norm is over d_head (Qwen3, Gemma 3) or over all heads together (OLMo 2), as its weight's length says.
@@ -142,7 +145,7 @@ def rms_norm(x: Tensor, norm: Any) -> Tensor:
     return y.view_as(x)
 
 
-def hooked_rope(attn: Any) -> Rope:
+def _hooked_rope(attn: Any) -> Rope:
     """Read frequencies and scaling from the layer's own table of sines and cosines, asked for in float64.
 
     Row 1 of the table is (scaling sin theta_m, scaling cos theta_m), whatever scaling rule filled it, and every
@@ -156,3 +159,75 @@ def hooked_rope(attn: Any) -> Rope:
     scaling = float(torch.hypot(sin, cos).mean())
     pairing = "adjacent" if cfg.rotary_adjacent_pairs else "half"
     return Rope(torch.atan2(sin, cos).cpu(), pairing, 1.0 if abs(scaling - 1) < 1e-6 else scaling)
+
+
+@contextmanager
+def _fused_hooked(
+    model: Any, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
+) -> Iterator[None]:
+    """While the block runs, the attention of every layer of these geometries is computed by `attention_of(layer)`."""
+    with ExitStack() as stack:
+        for layer, geometry in geometries.items():
+            attn = model.blocks[layer].attn
+            steps = _Steps(attn, attention_of(layer), geometry)
+            for name in ("calculate_attention_scores", "apply_causal_mask", "calculate_z_scores"):
+                stack.enter_context(replaced(attn, name, getattr(steps, name)))
+            stack.callback(steps.forget)
+        yield
+
+
+class _Steps:
+    """Steps of one attention module, in the order in which it calls them."""
+
+    def __init__(self, attn: Any, attention: Attention, geometry: LayerGeometry):
+        self.attn, self.attention, self.geometry = attn, attention, geometry
+        self.given: dict[str, Any] = {}  # q, k and the mask, until the values come
+        self.formed: dict[str, Any] | None = None  # the layer's scores, where hooks see or edit them
+
+    def run_own(self, name: str, *args: Any) -> Tensor:
+        return getattr(type(self.attn), name)(self.attn, *args)
+
+    def forget(self) -> None:
+        """Drop what a pass that a hook ended left behind."""
+        if self.formed is not None and "handle" in self.formed:
+            self.formed["handle"].remove()
+        self.given, self.formed = {}, None
+
+    def calculate_attention_scores(self, q: Tensor, k: Tensor) -> Tensor:
+        self.forget()
+        self.given = {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
+        self.formed = {} if is_hooked(self.attn) else None
+        if self.formed is not None:
+            return self.run_own("calculate_attention_scores", q, k)
+        return q.new_zeros(1, self.geometry.n_heads, 1, 1)  # stands for the scores until the values come
+
+    def apply_causal_mask(self, scores: Tensor, offset: int = 0, attention_mask: Tensor | None = None) -> Tensor:
+        window = self.attn.cfg.window_size if self.attn.attn_type == "local" else None
+        n, padding = self.given["q"].shape[2], attention_mask
+        padding = None if padding is None or bool(padding.all()) else padding.bool()
+        self.given["mask"] = Mask.of_window(n, window, padding, before=offset, device=self.given["q"].device)
+        if self.formed is None:
+            return scores
+        handle = self.attn.hook_attn_scores.register_forward_hook(self.see_scores)
+        self.formed["handle"] = handle
+        return self.run_own("apply_causal_mask", scores, offset, attention_mask)
+
+    def see_scores(self, _point: Any, _args: tuple, scores: Tensor) -> None:
+        assert self.formed is not None
+        self.formed["scores"] = scores
+        self.formed.pop("handle").remove()
+
+    def calculate_z_scores(self, v: Tensor, pattern: Tensor) -> Tensor:
+        given, self.given = self.given, {}
+        sinks = self.attn.sinks if self.attn.cfg.use_attention_sinks else None
+        given |= {
+            "v": v.transpose(1, 2),
+            "scale": self.geometry.scale,
+            "finish": finish_of(self.geometry),
+            "sinks": sinks,
+        }
+        if self.formed is None:
+            return self.attn.hook_z(self.attention(**given).transpose(1, 2))
+        z = self.run_own("calculate_z_scores", v, pattern)
+        self.attention(**given, z=z.transpose(1, 2), scores=self.formed["scores"], pattern=pattern)
+        return z

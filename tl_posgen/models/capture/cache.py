@@ -10,13 +10,21 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.backends.sites import FORMED, PARTS, checked_needs
-from tl_posgen.models.capture.padding import PadToken, ids_and_mask, masked_spans, spans_of_mask, spans_of_pass
-from tl_posgen.models.capture.reading import proved_capture
+from tl_posgen.models.capture.padding import (
+    REMEDY,
+    PadToken,
+    ids_and_mask,
+    rows_of_spans,
+    seen_by_scores,
+    spans_of_mask,
+    spans_of_tokens,
+)
+from tl_posgen.models.geometry.pass_proof import proved_capture
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import is_pattern
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Heads, Layers, chosen, select_heads
+from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
@@ -34,7 +42,7 @@ def needed_names(model: Model | WrappedModel, needs: Iterable[str] = frozenset()
         ['blocks.2.attn.hook_q', 'blocks.2.attn.hook_k', 'blocks.2.attn.hook_pattern']
     """
     wrapped, needs = wrap(model), _checked(needs)
-    indices = chosen(layers, wrapped.model.cfg.n_layers, "layer")
+    indices = check_indices(layers, wrapped.model.cfg.n_layers, "layer")
     return [name for names in _names(wrapped, needs, indices).values() for name in names.values()]
 
 
@@ -79,7 +87,7 @@ def captures_from_cache(
     probed = [wrapped.layer(layer) for layer in selected]
     for one in probed:
         for name in held.intersection(one.sites.names.values()):
-            require_numbers(f"the cache's {name}", cache[name])
+            _require_numbers(f"the cache's {name}", cache[name])
         if one.handed_on and (name := one.sites.names["attn_scores"]) in held and is_pattern(cache[name]):
             raise InputError(
                 f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
@@ -93,7 +101,7 @@ def captures_from_cache(
     return _captures(read, probed, selected, ids, spans, needs)
 
 
-def require_numbers(name: str, tensor: Tensor) -> None:
+def _require_numbers(name: str, tensor: Tensor) -> None:
     """Refuse a tensor on the device meta."""
     if tensor.is_meta:
         raise InputError(f"{name}: on the device meta, which holds no numbers; give those of a pass that was run")
@@ -122,7 +130,7 @@ def _ids(tokens: Any) -> Int[Tensor, "batch pos"]:
         raise InputError(f"tokens: {tokens!r} are no token ids; give those that were run, [batch, pos]") from error
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise InputError(f"tokens of {ids.dtype} are no token ids; give those that were run, [batch, pos]")
-    require_numbers("tokens", ids)
+    _require_numbers("tokens", ids)
     return ids
 
 
@@ -134,22 +142,28 @@ def _spans(
     pad: PadToken,
 ) -> list[slice]:
     """Find where the text of every prompt stands, by the parts of one layer."""
-    (batch, _, length, _), known = parts["q"].shape, "attn_scores" in parts
+    batch, _, length, _ = parts["q"].shape
     if tokens is not None and (batch, length) != tuple(tokens.shape):
         raise InputError(
             f"tokens {list(tokens.shape)}: the cache holds {batch} prompts of {length} tokens; give the ids that were "
             "run, [batch, pos]"
         )
-    spans = masked_spans(layer.geometry, parts)
-    if mask is None:
-        return spans_of_pass(spans, length, tokens, pad)
-    given = spans_of_mask(mask)
-    if before := [prompt for prompt, span in enumerate(given) if span.start != (spans[prompt].start if known else 0)]:
-        raise InputError(
-            f"prompt {before[0]}: its mask hides {given[before[0]].start} tokens before the text, and "
-            + ("the pass did not" if known else "whether the pass did is not known; add hook_attn_scores to the cache")
-        )
-    return given
+    spans = spans_of_tokens(batch, length, tokens, pad) if mask is None else spans_of_mask(mask)
+    seen = torch.ones(batch, length, dtype=torch.bool)
+    if known := "attn_scores" in parts:
+        seen = seen_by_scores(layer.geometry, parts["attn_scores"], parts["q"].dtype).cpu()
+    text = rows_of_spans(spans, length, seen.device)
+    for prompt, span in enumerate(spans):
+        unmasked = bool(seen[prompt].all())
+        if span.start and unmasked:
+            told = "its padding token is at" if mask is None else "its mask hides"
+            why = (
+                "the pass did not" if known else "whether the pass did is not known; add hook_attn_scores to the cache"
+            )
+            raise InputError(f"prompt {prompt}: {told} {span.start} tokens before the text, and {why}")
+        if not unmasked and not torch.equal(seen[prompt], text[prompt]):
+            raise InputError(f"prompt {prompt}: the pass masked other tokens than its padding; {REMEDY}")
+    return spans
 
 
 def _captures(

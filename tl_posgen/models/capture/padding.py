@@ -101,35 +101,60 @@ def require_whole(layer: int, n_queries: int, n_keys: int) -> None:
         )
 
 
-def masked_spans(
-    geometry: LayerGeometry, parts: Mapping[str, Tensor], padding: Bool[Tensor, "batch pos"] | None = None
-) -> list[slice]:
-    """Find what a layer's mask leaves of every prompt: by its scores, else by its padding; all of it without either."""
-    batch, _, length, _ = parts["q"].shape
-    if "attn_scores" in parts:
-        return spans_of_scores(geometry, parts["attn_scores"], parts["q"].dtype)
-    return [slice(0, length)] * batch if padding is None else spans_of_mask(padding)
+def mask_of_pass(mask: Any, batch: int, length: int, device: torch.device) -> Bool[Tensor, "batch pos"]:
+    """Return which tokens an attention module's argument `attention_mask` leaves to any query: [batch, pos], what
+    transformers makes of it, [batch, 1, query, key], the `Mask` of a streamed pass, or None for all."""
+    mask = mask.padding if isinstance(mask, Mask) else mask
+    if mask is None:
+        return torch.ones(batch, length, dtype=torch.bool, device=device)
+    if mask.ndim == 4:
+        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        seen = seen ^ seen[:1, :1, :1, -1:] if length > 1 else seen  # MPT marks what is hidden, as future keys are
+        mask = seen[:, 0].any(1)
+    return mask[:, :length].bool().to(device).expand(batch, -1)
 
 
 def spans_of_scores(
     geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
 ) -> list[slice]:
-    """Find the text of every prompt by the mask that the pass used: that of head 0, as all have one; see
-    `plain_scores`."""
-    no_numbers, extra, *seen = torch.cat(
-        [one.flatten() for one in facts_of_mask(geometry, attn_scores, dtype)]
-    ).tolist()
+    """Find the text of every prompt by the mask that a layer's scores have, which is all that hooks are given of it."""
+    return spans_of_mask(seen_by_scores(geometry, attn_scores, dtype))
+
+
+def seen_by_scores(
+    geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
+) -> Bool[Tensor, "batch pos"]:
+    """Return which keys any query sees by the scores of head 0, as all heads have one mask; see `plain_scores`."""
+    no_numbers, extra, seen = _facts_of_mask(geometry, attn_scores, dtype)
     if no_numbers:
         raise InputError(
             f"layer {geometry.layer}: scores are NaN: broken weights, or padding that this model does not mask "
             "cleanly; run prompts one at a time"
         )
     if extra:
-        raise sees_too_much(geometry)
-    return spans_of_mask(torch.tensor(seen, device="cpu").unflatten(0, (len(attn_scores), -1)))
+        raise _sees_too_much(geometry)
+    return seen
 
 
-def sees_too_much(geometry: LayerGeometry) -> UnsupportedModelError:
+def require_mask(
+    geometry: LayerGeometry,
+    attn_scores: Float[Tensor, "batch head query key"],
+    dtype: torch.dtype,
+    seen: Bool[Tensor, "batch pos"],
+) -> None:
+    """Refuse scores that leave other tokens to queries than the mask does."""
+    found = seen_by_scores(geometry, attn_scores, dtype)
+    if (differ := found != seen.to(found.device)).any():
+        prompt, token = differ.nonzero()[0].tolist()
+        if found[prompt, token]:
+            raise InputError(f"prompt {prompt}: token {token} is padding by the mask, and queries see it; {REMEDY}")
+        raise InputError(
+            f"prompt {prompt}: token {token} is hidden from every query. If a hook hides it, let it leave the token "
+            f"visible to itself; if it is padding, {REMEDY}"
+        )
+
+
+def _sees_too_much(geometry: LayerGeometry) -> UnsupportedModelError:
     """Return the error of a pass whose mask is wider than the layer's."""
     return UnsupportedModelError(
         f"layer {geometry.layer}: queries see keys that the causal mask, or the window that was probed "
@@ -146,7 +171,7 @@ def spans_of_rows(geometry: LayerGeometry, mask: Mask, n_prompts: int, n: int) -
         seen = mask.rows(start, stop)[:, 0]
         position = torch.arange(n, device=seen.device)
         if (seen > geometry.sees(position[start:stop, None] - position)).any():
-            raise sees_too_much(geometry)
+            raise _sees_too_much(geometry)
         found |= seen.any(1).cpu()
     return spans_of_mask(found)
 
@@ -157,13 +182,12 @@ def mask_leaves(
     dtype: torch.dtype,
     seen: Bool[Tensor, "batch pos"],
 ) -> Bool[Tensor, ""]:
-    """Tell, without waiting for the device, whether `spans_of_scores` would refuse nothing and find the text to be
-    `seen`."""
-    no_numbers, extra, found = facts_of_mask(geometry, attn_scores, dtype)
+    """Tell, without waiting for the device, whether `require_mask` would refuse nothing."""
+    no_numbers, extra, found = _facts_of_mask(geometry, attn_scores, dtype)
     return ~no_numbers & ~extra & (found == seen.to(found.device)).all()
 
 
-def facts_of_mask(
+def _facts_of_mask(
     geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
 ) -> tuple[Bool[Tensor, ""], Bool[Tensor, ""], Bool[Tensor, "batch pos"]]:
     """Return whether head 0 has scores that are NaN, whether its queries see keys that the layer should hide, and which
@@ -192,14 +216,7 @@ def spans_of_pass(
     """
     if any(span != slice(0, length) for span in spans):
         return spans
-    if tokens is None or pad.index is None:
-        if len(spans) > 1 and pad.index is not None:
-            raise InputError(
-                f"{len(spans)} prompts in one pass, no mask and no token ids: padding cannot be told from text; give "
-                "tokens=, or one prompt at a time"
-            )
-        return spans
-    spans = texts_of(tokens.tolist(), pad)
+    spans = spans_of_tokens(len(spans), length, tokens, pad)
     for prompt, span in enumerate(spans):
         if span.start:
             raise InputError(
@@ -209,16 +226,14 @@ def spans_of_pass(
     return spans
 
 
-def require_padding(spans: list[slice], length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken) -> None:
-    """Refuse tokens that are masked for every query and are no padding, where it may be a hook that hides them."""
-    for prompt, span in enumerate(spans):
-        hidden = [at for at in range(length) if not span.start <= at < span.stop]
-        ids = [] if tokens is None else tokens[prompt, hidden].tolist()
-        if hidden and not (ids and all(index == pad.index for index in ids)):
-            raise InputError(
-                f"prompt {prompt}: token {hidden[0]} is hidden from every query. If a hook hides it, let it leave the "
-                "token visible to itself; if it is padding, run the pass without other hooks on the scores"
-            )
+def spans_of_tokens(batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken) -> list[slice]:
+    """Find the text of every prompt by the padding token; several prompts without ids are refused."""
+    if tokens is None and batch > 1 and pad.index is not None:
+        raise InputError(
+            f"{batch} prompts in one pass, no mask and no token ids: padding cannot be told from text; give tokens=, "
+            "or one prompt at a time"
+        )
+    return [slice(0, length)] * batch if tokens is None else texts_of(tokens.tolist(), pad)
 
 
 def ids_and_mask(prompts: Any) -> tuple[Any, Bool[Tensor, "batch pos"] | None]:

@@ -4,7 +4,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,6 @@ from tl_posgen.models.conversion.source import first_line, is_gguf
 
 NOT_QUANTISED = ("F32", "F16", "BF16", "F64")
 _patched = threading.Lock()
-
-
-def from_place(place: Path) -> tuple[Path, dict[str, str]]:
-    """Return the directory, and the keyword arguments, by which transformers finds a directory or a GGUF file."""
-    return (place.parent, {"gguf_file": place.name}) if is_gguf(place) else (place, {})
 
 
 def gguf_reader(path: Path) -> Any:
@@ -70,17 +64,3 @@ def quantisation_of(reader: Any) -> str | None:
             sizes[tensor.tensor_type.name] += int(tensor.n_elements)
         name = sizes.most_common(1)[0][0]
     return None if name in NOT_QUANTISED else name
-
-
-@lru_cache(maxsize=4)
-def gguf_config(path: Path, mtime_ns: int) -> Any:
-    """Return the config that transformers makes of the metadata; ModelError for an architecture that it cannot read."""
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    except Exception as error:  # each architecture has its own
-        raise ModelError(
-            f"{path}: transformers cannot read this model from GGUF ({first_line(error)}); give the directory of its "
-            "safetensors"
-        ) from error

@@ -20,7 +20,7 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelFiles:
     """Directory with config.json and *.safetensors, or a GGUF file, and that of the tokenizer; `name`, `revision` as in
     `Origin`."""
 
@@ -47,9 +47,9 @@ def local_directory(name: str | os.PathLike) -> Path | None:
     return path.resolve() if path.is_dir() or (is_gguf(path) and path.is_file()) else None
 
 
-def find_source(
+def find_files(
     name: str | os.PathLike, revision: str | None = None, tokenizer: str | os.PathLike | None = None
-) -> Source:
+) -> ModelFiles:
     """Find the local directory, the bundled "mini", or the downloaded (or cached) Hub repository called `name`;
     `tokenizer` is a directory, or "mini", with another tokenizer than the one there."""
     other = None if tokenizer is None else tokenizer_directory(tokenizer)
@@ -67,8 +67,8 @@ def find_source(
             raise ModelError(f"{words}: no such file")
         directory = download(words, revision)
         commit = directory.name
-    require_files(directory, with_tokenizer=other is None)
-    return Source(words, directory, other or directory, commit)
+    _require_files(directory, with_tokenizer=other is None)
+    return ModelFiles(words, directory, other or directory, commit)
 
 
 def tokenizer_directory(tokenizer: str | os.PathLike) -> Path:
@@ -127,7 +127,7 @@ def hub_errors(name: str, revision: str | None) -> Iterator[None]:
         ) from error
 
 
-def require_files(here: Path, *, with_tokenizer: bool) -> None:
+def _require_files(here: Path, *, with_tokenizer: bool) -> None:
     """Refuse a directory without config, safetensors or tokenizer, or with an adapter; a part of a GGUF file. Pickled
     weights are not read: they can run code."""
     if is_gguf(here):
@@ -135,7 +135,15 @@ def require_files(here: Path, *, with_tokenizer: bool) -> None:
             raise ModelError(f"{here}: a part of a split model; join the parts: llama-gguf-split --merge FIRST WHOLE")
         return
     if (here / ADAPTER).is_file():
-        raise ModelError(why_no_adapter(here))
+        merged = (
+            "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) of the package peft"
+        )
+        if any((here / name).is_file() for name in WEIGHTS):
+            beside = f"{here}: {ADAPTER} beside the weights is an adapter, which is not added here"
+            raise ModelError(f"{beside}; merge it ({merged}), or move it away to measure the base model")
+        raise ModelError(
+            f"{here}: an adapter without its base model; merge them ({merged}) and save the tokenizer there too"
+        )
     if len(files := sorted(here.glob("*.gguf"))) > 1 and not any((here / name).is_file() for name in WEIGHTS):
         raise ModelError(f"{here}: holds {len(files)} GGUF files; give one of them, {files[0]} for instance")
     if not (here / "config.json").is_file():
@@ -149,15 +157,6 @@ def require_files(here: Path, *, with_tokenizer: bool) -> None:
         raise ModelError(
             f"{here}: no tokenizer; give tokenizer=, a directory that holds one, or save one there with save_pretrained"
         )
-
-
-def why_no_adapter(here: Path) -> str:
-    """Say that an adapter, beside its base model or alone, is not added, and how to get a model that holds it."""
-    merged = "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) of the package peft"
-    if any((here / name).is_file() for name in WEIGHTS):
-        beside = f"{here}: {ADAPTER} beside the weights is an adapter, which is not added here"
-        return f"{beside}; merge it ({merged}), or move it away to measure the base model"
-    return f"{here}: an adapter without its base model; merge them ({merged}) and save the tokenizer there too"
 
 
 def first_line(error: BaseException) -> str:

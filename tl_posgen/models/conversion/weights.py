@@ -1,13 +1,12 @@
-"""Reading a checkpoint's weights once, tensor by tensor, and giving memory of weights back."""
+"""Headers and values of a checkpoint's weights, looked at; and memory of weights, given back."""
 
 import ctypes
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,73 +19,31 @@ MOST_FREED = 2**22  # bytes of freed weights that may wait for `trim`
 _trimmed = 0.0  # when that was last done
 
 
-class Stored:
-    """One tensor of a file, read when transformers asks for it.
+class _Header(NamedTuple):
+    """Dtype, as safetensors calls it, and shape of a stored tensor."""
 
-    Read, not mapped: of a mapped file every page that was looked at counts as memory until the last tensor is let go.
-    """
-
-    def __init__(self, path: Path, name: str, file: Any, broken: list[str]):
-        self.path, self.name, self.file, self.broken = path, name, file, broken
-
-    def __getitem__(self, part: Any) -> Tensor:
-        tensor: Tensor = self.file.get_slice(self.name)[part]
-        if fault := fault_of(self.name, tensor):
-            self.broken.append(f"{self.path}: {self.name} {fault}")
-        return tensor
+    dtype: str
+    shape: tuple[int, ...]
 
 
-def fault_of(name: str, tensor: Tensor) -> str:
-    """Say that a weight is quantised, or holds NaN or inf; "" where neither."""
-    if not COMPUTED.search(name) and (not tensor.is_floating_point() or tensor.element_size() < 2):
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return f"is quantised ({dtype}); save the model in float32 or bfloat16"
-    if not tensor.is_floating_point() or not tensor.numel():
-        return ""
-    low, high = tensor.aminmax()  # NaN is the least and the largest
-    if low.isfinite() and high.isfinite():
-        return ""
-    return f"holds {'NaN' if low.isnan() else 'inf'}; the weights are broken, load another checkpoint"
-
-
-def files_of(directory: Path) -> list[Path]:
-    """Return the files that hold the weights: model.safetensors, or those that the index names."""
-    whole, index = directory / "model.safetensors", directory / INDEX
-    if whole.is_file() or not index.is_file():
-        return [whole]
-    with readable(index):
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        return [directory / name for name in names]
-
-
-@dataclass(frozen=True)
-class StoredWeights:
-    """Tensors of a directory by name, not yet read, and what is wrong with those that were read."""
-
-    tensors: dict[str, Stored]
-    broken: list[str]
-
-    def require_finite(self) -> None:
-        """Refuse weights with NaN or inf among those that were read; names the tensor."""
-        if self.broken:
-            raise ModelError(min(self.broken))
-
-
-def stored_weights(directory: Path) -> StoredWeights:
-    """Return every tensor of a directory; ModelError for a file that is missing or is not safetensors."""
+def headers(directory: Path) -> dict[str, _Header]:
+    """Return the header of every tensor of a directory; ModelError for a file that is missing or is not safetensors."""
     from safetensors import safe_open
 
-    weights = StoredWeights({}, [])
-    for path in files_of(directory):
-        with readable(path):
-            file: Any = safe_open(path, framework="pt", backend="pread")
-            names = file.keys()
-            weights.tensors.update({name: Stored(path, name, file, weights.broken) for name in names})
-    return weights
+    paths, found = [directory / "model.safetensors"], dict[str, _Header]()
+    if not paths[0].is_file() and (index := directory / INDEX).is_file():
+        with _readable(index):
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            paths = [directory / name for name in sorted(names)]
+    for path in paths:
+        with _readable(path), safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found |= {name: _Header(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+    return found
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
     """Raise a ModelError that names the file of weights, or their index, for whatever is wrong with it."""
     try:
         yield
@@ -95,12 +52,43 @@ def readable(path: Path) -> Iterator[None]:
         raise ModelError(f"{path}: not a readable {kind} ({error}); download it again") from error
 
 
-def require_layers(directory: Path, config: Any, weights: StoredWeights) -> None:
-    """Refuse more layers than there are tensors, before so many are made."""
+def require_usable(directory: Path, config: Any) -> None:
+    """Refuse quantised weights, and more layers than there are tensors, before so many are made."""
+    stored = headers(directory)
+    for name, (dtype, _) in stored.items():
+        if not COMPUTED.search(name) and dtype not in ("F64", "F32", "F16", "BF16"):
+            raise ModelError(f"{directory}: {name} is quantised ({dtype}); save the model in float32 or bfloat16")
     n_layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    if n_layers > len(weights.tensors):
-        wrong = f"config.json says {n_layers} layers, and the weights hold {len(weights.tensors)} tensors"
+    if n_layers > len(stored):
+        wrong = f"config.json says {n_layers} layers, and the weights hold {len(stored)} tensors"
         raise ModelError(f"{directory}: {wrong}; they do not belong together")
+
+
+def require_finite(place: Path, hf_model: Any) -> None:
+    """Refuse weights with NaN or inf; names the tensor."""
+    for name, weight in hf_model.named_parameters():
+        if not weight.is_meta and weight.numel():
+            low, high = weight.detach().aminmax()  # NaN is the least and the largest
+            if not (low.isfinite() and high.isfinite()):
+                kind = "NaN" if low.isnan() else "inf"
+                raise ModelError(f"{place}: {name} holds {kind}; the weights are broken, load another checkpoint")
+
+
+def move_weights(state: dict[str, Tensor], model: Any) -> None:
+    """Copy every tensor into the model's own of that name, and free it."""
+    own, freed = model.state_dict(), 0
+    with torch.no_grad():
+        for name in [name for name in state if name in own]:
+            weight = state.pop(name)
+            if weight.shape != own[name].shape:
+                raise ValueError(f"{name} is {list(weight.shape)}, and not {list(own[name].shape)}")
+            own[name].copy_(weight)
+            freed += weight.nbytes
+            del weight
+            if freed > MOST_FREED:
+                trim()
+                freed = 0
+    trim()
 
 
 def release(model: Any) -> None:
@@ -108,6 +96,11 @@ def release(model: Any) -> None:
     for weight in model.parameters():
         weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
     trim()
+
+
+def is_released(model: Any) -> bool:
+    """Tell whether `release` has been called on this model."""
+    return not any(weight.numel() for weight in model.parameters())
 
 
 def trim(every: float = 0.0) -> None:
@@ -119,8 +112,3 @@ def trim(every: float = 0.0) -> None:
     _trimmed = monotonic()
     with suppress(OSError, AttributeError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def is_released(model: Any) -> bool:
-    """Tell whether `release` has been called on this model."""
-    return not any(weight.numel() for weight in model.parameters())

@@ -1,5 +1,9 @@
-"""Proof of every pass, at its length and with whatever hooks are at work: its scores are those of its queries and
-keys."""
+"""A layer's capture of one pass, made of what its hooks carried, and its proof, at that length and with whatever hooks
+are at work: the scores that the pass used are those of its queries and keys."""
+
+from collections.abc import Container, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -7,14 +11,81 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import rounding_unit, summable
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.backends.sites import plain_scores
+from tl_posgen.models.backends.sites import FORMED, plain_scores
+from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import allowed_error, rounding_of_scores, without_row_offsets
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture, scores_from
 from tl_posgen.models.selection import head_name
+from tl_posgen.rope.rotation import at_least_float32
 
 ROWS = 64  # query rows compared: all of a short prompt, the first, the last and some between of a long one
 STREAMED_ROWS = 8
 SURELY_FINITE = 1e15
+
+
+def layer_capture(
+    probed: Probed,
+    parts: Mapping[str, Tensor],
+    heads: Sequence[int],
+    needs: Container[str],
+    prompt: int,
+    tokens: Int[Tensor, " pos"] | None,
+    span: slice = slice(None),
+) -> LayerCapture:
+    """Make a LayerCapture of one prompt's parts, each [head, pos, d] as `Sites.read` gives it, cut to its text.
+
+    Its tensors lie where sums can be formed in float64, see `tl_posgen.arithmetic`.
+    """
+    geometry, parts = probed.geometry, {part: _cut(part, value, span) for part, value in parts.items()}
+    of_heads = partial(_chosen_heads, heads, geometry.n_heads)
+    capture = LayerCapture(
+        geometry,
+        heads,
+        prompt,
+        None if tokens is None else summable(tokens[span]),
+        of_heads(parts["q"]),
+        of_heads(parts["k"]),
+        v=of_heads(parts["v"]) if "v" in needs else None,
+        pattern=of_heads(parts["pattern"]) if "pattern" in needs else None,
+        resid=at_least_float32(summable(parts["resid"])) if "resid" in needs else None,
+        inputs=at_least_float32(summable(parts["inputs"])) if "inputs" in needs else None,
+    )
+    if "attn_scores" in needs:
+        plain = plain_scores(summable(parts["attn_scores"][list(heads)]), parts["q"].dtype)
+        capture.attn_scores = without_row_offsets(plain, capture.q, capture.k, geometry)
+    return capture
+
+
+def proved_capture(
+    probed: Probed,
+    parts: Mapping[str, Tensor],
+    heads: Sequence[int],
+    needs: Container[str],
+    prompt: int,
+    tokens: Int[Tensor, " pos"] | None,
+    span: slice,
+    **compared: Any,
+) -> LayerCapture:
+    """Make a `layer_capture`, held against the scores and the pattern among its parts as `compared` says to
+    `verify_capture`."""
+    capture = layer_capture(probed, parts, heads, needs, prompt, tokens, span)
+    used, pattern = (_cut(part, parts[part], span) if part in parts else None for part in FORMED)
+    return verify_capture(capture, used, pattern, parts["q"].dtype, **compared)
+
+
+def _chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:
+    """Return the rows of some of `n_heads` query heads, in float32 at least, where sums can be formed."""
+    group = n_heads // len(x)  # 1 where keys are already one per query head
+    rows = [head // group for head in heads]
+    # all heads as they are need no copy: of a pattern it would cost more than the softmax that made it
+    return at_least_float32(summable(x if rows == list(range(len(x))) else x[rows]))
+
+
+def _cut(part: str, value: Tensor, span: slice) -> Tensor:
+    """Return a part of one prompt without its padding."""
+    if span == slice(None) or span == slice(0, value.shape[-2]):
+        return value
+    return value[..., span, span] if part in FORMED else value[..., span, :]
 
 
 def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
@@ -22,7 +93,7 @@ def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
     return torch.linspace(0, n - 1, min(n, n_rows), device="cpu").round().long()
 
 
-def as_proved(
+def verify_capture(
     capture: LayerCapture,
     attn_scores: Float[Tensor, "model_head query key"] | None,
     pattern: Float[Tensor, "model_head query key"] | None,
@@ -81,10 +152,10 @@ def as_used(
     error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
     fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
     fine = fine if mask_holds is None else fine & mask_holds.to(fine.device)
-    fine, capture.finite = torch.stack([fine, surely_finite(capture)]).tolist()
+    fine, capture.finite = torch.stack([fine, _surely_finite(capture)]).tolist()
     if fine:
         return capture
-    head, row, _ = worst(masked.float() if masked.any() else error)
+    head, row, _ = map(int, torch.unravel_index((masked.float() if masked.any() else error).argmax(), error.shape))
     place = f"{head_name(capture.layer, capture.heads[head])}, query {int(positions[row])}"
     if masked.any():
         differs = "sees other keys than its mask gives"
@@ -123,10 +194,10 @@ def as_streamed(
     used = scores_from(rotated_q[:, rows], rotated_k, geometry, capture.heads, rows)
     error = (recomputed - used).abs().masked_fill(used == -torch.inf, 0).nan_to_num(torch.inf)
     fine = (error <= allowed_error(q, k, geometry, dtype)).all()
-    fine, capture.finite = torch.stack([fine, surely_finite(capture)]).tolist()
+    fine, capture.finite = torch.stack([fine, _surely_finite(capture)]).tolist()
     if fine:
         return StreamedCapture(capture, sinks)
-    head, row, _ = worst(error)
+    head, row, _ = map(int, torch.unravel_index(error.argmax(), error.shape))
     raise UnsupportedModelError(
         f"{head_name(capture.layer, capture.heads[head])}, query {int(rows[row])} has scores that its q and k do "
         f"not give: off by {float(error[head, row].max()):.2g}. Likely cause: a hook that edits queries or keys after "
@@ -135,15 +206,10 @@ def as_streamed(
     )
 
 
-def surely_finite(capture: LayerCapture) -> Bool[Tensor, ""]:
+def _surely_finite(capture: LayerCapture) -> Bool[Tensor, ""]:
     """scale max |q| max |k| d_head < 1e15: no score is NaN, and its square is far from float32's largest number."""
     largest = capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1]
     return largest * max(1.0, capture.geometry.scale) < SURELY_FINITE
-
-
-def worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:
-    """Return the place of the largest entry."""
-    return tuple(int(at) for at in torch.unravel_index(error.argmax(), error.shape))
 
 
 def is_softmax(

@@ -1,4 +1,5 @@
-"""Proof of a TransformerBridge: it computes what the Hugging Face model does that it is made of."""
+"""Proofs of the whole model: a TransformerBridge computes what the Hugging Face model does that it is made of, and a
+step with the KV cache what a pass over the whole prompt does."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,9 +13,12 @@ from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import original
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import first_line
+from tl_posgen.models.layers.fused import FAILURES
 from tl_posgen.models.same_logits import centred, how_they_differ, rounding_remedy
 
 N_TOKENS = 48
+
+N_CACHED = 24
 
 
 def difference(backend: Backend, origin: Origin) -> str:
@@ -22,16 +26,16 @@ def difference(backend: Backend, origin: Origin) -> str:
 
     A bridge of the same config with random weights tells a fault of the bridge from weights that the user changed.
     """
-    reason = own_difference(backend)
+    reason = compare_with_hf(backend)
     if reason == "":
         return ""
     with quiet(seed=0):
         made, _ = backend.random_init(origin, moved=True)
-    of_others = own_difference(type(backend)(made))
+    of_others = compare_with_hf(type(backend)(made))
     return (reason or of_others) if of_others else ""
 
 
-def own_difference(backend: Backend) -> str | None:
+def compare_with_hf(backend: Backend) -> str | None:
     """Say how the model's logits of a few random tokens differ from the plain Hugging Face model's, the user's hooks
     left out; "" if they do not, None where the plain model no longer has the same weights."""
     model, tokens = backend.model, backend.some_tokens(N_TOKENS)
@@ -47,7 +51,7 @@ def own_difference(backend: Backend) -> str | None:
         differ = how_they_differ(centred(model(tokens)), expected, dtype)
         if not differ:
             return ""
-        parting = where_streams_part(backend, tokens)
+        parting = _where_streams_part(backend, tokens)
     return (
         f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: logits "
         f"{differ}. What it shows is not that model's attention; report the difference to TransformerLens."
@@ -55,7 +59,7 @@ def own_difference(backend: Backend) -> str | None:
     )
 
 
-def where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:
+def _where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:
     """Name the first layer whose output differs from the plain model's; "" where that cannot be said."""
     model, streams = backend.model, []
     for passing in (model, None):
@@ -96,3 +100,26 @@ def without_hooks(model: Any) -> Iterator[None]:
     finally:
         for hooks, before in zip(lists, held, strict=True):
             hooks.update(before)
+
+
+def cached_difference(backend: Backend) -> str:
+    """Say how the last block's output at the last of a few random tokens differs where the tokens before it come from
+    the KV cache, the user's hooks left out; "" if it does not. Compared as in `logit_error`."""
+    model, tokens, outputs = backend.model, backend.some_tokens(N_CACHED), list[Tensor]()
+
+    def keep(_module: Any, _args: Any, output: Any) -> None:
+        outputs.append(first_output(output)[:, -1:])
+
+    with torch.no_grad(), without_hooks(model):
+        handle = model.blocks[-1].register_forward_hook(keep)
+        try:
+            model(tokens, return_type=None, **backend.options(tokens))
+            context = backend.context()
+            for part in (tokens[:, :-1], tokens[:, -1:]):
+                context.read(part)
+        except (*FAILURES, KeyError) as error:
+            return f"it cannot run with one ({first_line(error)})"
+        finally:
+            handle.remove()
+    differ = how_they_differ(outputs[-1], outputs[0], next(model.parameters()).dtype)
+    return f"outputs {differ}" if differ else ""

@@ -42,7 +42,7 @@ Found: TypeAlias = Probed | UnsupportedModelError  # what a layer is, or why tha
 @full_precision()
 def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
     """Return what was found in every layer, supported or not."""
-    fired = probe_run(model, backend)
+    fired = _probe_run(model, backend)
     handed_on = {layer for layer, hooks in fired.items() if "attn_scores" in hooks and is_pattern(hooks["attn_scores"])}
     if handed_on:
 
@@ -50,14 +50,14 @@ def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
             return lambda *given: form(backend.model.blocks[layer].attn, *given)["z"]
 
         with suppress(*FAILURES), backend.fused({}, forming):
-            fired = probe_run(model, backend)
+            fired = _probe_run(model, backend)
     rotates = any("cos" in hooks for hooks in fired.values())
     layers = range(model.cfg.n_layers)
-    return tuple(probe_layer(backend, layer, fired[layer], rotates, layer in handed_on) for layer in layers)
+    return tuple(_probe_layer(backend, layer, fired[layer], rotates, layer in handed_on) for layer in layers)
 
 
 @torch.no_grad()
-def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool) -> Found:
+def _probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool) -> Found:
     try:
         for part in ("q", "k", "attn_scores"):
             if part not in fired:
@@ -81,7 +81,7 @@ def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotat
         return refusal.with_traceback(None)
 
 
-def probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:
+def _probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:
     """Return layer -> hook -> what it carried while the model read a few random tokens."""
     tokens = backend.some_tokens(PROBE_TOKENS)
     fired: dict[int, dict[str, Tensor]] = defaultdict(dict)

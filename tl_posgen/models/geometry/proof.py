@@ -35,15 +35,15 @@ def prove(
     layer = drafts[0].layer
     visible = attn_scores != -torch.inf
     largest = float(attn_scores[visible].abs().max())
-    capture = as_capture(drafts[0], q, k)
+    capture = _as_capture(drafts[0], q, k)
     rounding = float(allowed_error(capture.rotated_q, capture.rotated_k, drafts[0], q.dtype).max())
     allowed = max(tolerance(q.dtype) * largest, rounding)
-    errors = [largest_error(*recompute(draft, q, k, attn_scores)) for draft in drafts]
+    errors = [_largest_error(*recompute(draft, q, k, attn_scores)) for draft in drafts]
     error, best = min(zip(errors, drafts, strict=True), key=lambda pair: pair[0])
     if not error <= allowed:  # also when it is not a number
         raise UnsupportedModelError(
             f"layer {layer}: its scores cannot be recomputed from its queries and keys: off by {error:.2g} where "
-            f"scores reach {largest:.2g} ({allowed:.1g} is allowed). {likely_cause(best, q, k, attn_scores, allowed)}"
+            f"scores reach {largest:.2g} ({allowed:.1g} is allowed). {_likely_cause(best, q, k, attn_scores, allowed)}"
             + rounding_of_scores(error, capture.rotated_q, capture.rotated_k, best, q.dtype)
         )
     if not torch.equal(visible, best.visible(q.shape[1], q.device).expand_as(visible)):
@@ -99,13 +99,13 @@ def rounding_of_scores(
     )
 
 
-def largest_error(recomputed: Float[Tensor, "head query key"], actual: Float[Tensor, "head query key"]) -> float:
+def _largest_error(recomputed: Float[Tensor, "head query key"], actual: Float[Tensor, "head query key"]) -> float:
     """max |recomputed - model's score| over the entries that both see."""
     both = (actual != -torch.inf) & (recomputed != -torch.inf)
     return float((recomputed - actual)[both].abs().max())
 
 
-def as_capture(
+def _as_capture(
     geometry: LayerGeometry, q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "key_head pos d_head"]
 ) -> LayerCapture:
     return LayerCapture(geometry, range(len(q)), 0, None, q, k.repeat_interleave(len(q) // len(k), dim=0))
@@ -118,7 +118,7 @@ def recompute(
     attn_scores: Float[Tensor, "head query key"],
 ) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query key"]]:
     """Return the scores by the geometry, and the model's in the same gauge."""
-    capture = as_capture(geometry, q, k)
+    capture = _as_capture(geometry, q, k)
     return capture.scores(), without_row_offsets(attn_scores, capture.rotated_q, capture.rotated_k, geometry)
 
 
@@ -148,7 +148,7 @@ def is_pattern(attn_scores: Float[Tensor, "*batch head query key"]) -> bool:
     return bool((attn_scores >= 0).all() and (attn_scores.float().sum(-1) - 1).abs().max() < 0.02)
 
 
-def likely_cause(
+def _likely_cause(
     geometry: LayerGeometry,
     q: Float[Tensor, "head pos d_head"],
     k: Float[Tensor, "key_head pos d_head"],
@@ -162,7 +162,7 @@ def likely_cause(
     if float((recomputed - actual).diagonal(dim1=-2, dim2=-1).abs().max()) > allowed:
         return "Likely cause: scale, soft cap, a normalisation of q and k, or hooks that change the scores."
     if geometry.encoding == "rotary":
-        if largest_error(*recompute(replace(geometry, rope=Rope()), q, k, attn_scores)) <= allowed:
+        if _largest_error(*recompute(replace(geometry, rope=Rope()), q, k, attn_scores)) <= allowed:
             return "Likely cause: the hooks carry queries and keys after RoPE, or the layer does not rotate at all."
         return "Likely cause: RoPE frequencies or pairing (rotary tables changed after loading?)."
     return "Likely cause: a positional bias that this package does not know."

@@ -71,7 +71,7 @@ class LayerCapture:
 
     def of_heads(self, part: slice) -> "LayerCapture":
         """Return the capture of some of its heads."""
-        held = fields_of(self)
+        held = _fields_of(self)
         held |= {name: held[name][part] for name in PER_HEAD if held[name] is not None}
         rotated = {name: x[part] for name, x in self._rotated.items()}
         return LayerCapture(**held | {"heads": list(self.heads)[part], "_rotated": rotated})
@@ -145,7 +145,7 @@ class LayerCapture:
         return scores_from(q, k, self.geometry, self.heads, self.positions[start:stop])
 
 
-def fields_of(capture: LayerCapture) -> dict[str, Any]:
+def _fields_of(capture: LayerCapture) -> dict[str, Any]:
     """Return what LayerCapture(...) was given, by name."""
     return {one.name: vars(capture).get(one.name) for one in fields(LayerCapture) if one.init}
 
@@ -158,7 +158,7 @@ class StreamedCapture(LayerCapture):
         Args:
             sinks: logits of the chosen heads that join each row's softmax and carry no value.
         """
-        super().__init__(**fields_of(capture))
+        super().__init__(**_fields_of(capture))
         del self.attn_scores, self.pattern  # the properties below stand in for them
         self.sinks = sinks
 
@@ -179,7 +179,7 @@ class StreamedCapture(LayerCapture):
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
-class Withheld:
+class _Withheld:
     """An attribute of an `EditedCapture` that it has, and does not give."""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -199,10 +199,10 @@ class EditedCapture(LayerCapture):
     `scores()`, `attn_scores` and `pattern` are those of the pass. What would need q and k is refused.
     """
 
-    q: Any = Withheld()
-    k: Any = Withheld()
-    rotated_q: Any = Withheld()
-    rotated_k: Any = Withheld()
+    q: Any = _Withheld()
+    k: Any = _Withheld()
+    rotated_q: Any = _Withheld()
+    rotated_k: Any = _Withheld()
 
     def __init__(self, capture: LayerCapture, used: Float[Tensor, "head query key"] | None, why: str):
         """
@@ -210,7 +210,7 @@ class EditedCapture(LayerCapture):
             used: the pass's scores of the chosen heads, if they are known over the layer's mask.
             why: what differs, and the likely cause.
         """
-        super().__init__(**fields_of(capture))
+        super().__init__(**_fields_of(capture))
         self.why, self._used = why, used
 
     def of_heads(self, part: slice) -> "EditedCapture":

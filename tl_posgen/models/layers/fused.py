@@ -140,22 +140,22 @@ def attend(
     blocks, row = [], q.shape[0] * q.shape[1] * k.shape[2]
     for start, stop in row_ranges(q.shape[2], row, elements_at_once(q.device, SCORES_AT_ONCE)):
         seen = mask.rows(start, stop).to(q.device)
-        keys = slice(first_seen(seen), before + stop)
-        scores = block_of_scores(q, k, scale, start, keys, finish)
+        keys = slice(_first_seen(seen), before + stop)
+        scores = _block_of_scores(q, k, scale, start, keys, finish)
         for edit in edits:
             scores = edit(scores.masked_fill(~seen[..., keys], -torch.inf), keys.stop)
         pattern = masked_softmax(scores, seen[..., keys], sinks)
-        blocks.append(per_key_head(pattern.to(v.dtype), group, v[:, :, keys]))
+        blocks.append(_per_key_head(pattern.to(v.dtype), group, v[:, :, keys]))
     return torch.cat(blocks, 2)
 
 
-def block_of_scores(
+def _block_of_scores(
     q: Tensor, k: Tensor, scale: float, start: int, keys: slice, finish: Finish | None
 ) -> Float[Tensor, "batch head row key"]:
     """finish(scale <q_i, k_j>) of the queries from `start` on that see the last of these keys, and of these keys."""
     before = k.shape[2] - q.shape[2]
     stop = keys.stop - before
-    scores = per_key_head(q[:, :, start:stop], q.shape[1] // k.shape[1], k[:, :, keys].mT) * scale
+    scores = _per_key_head(q[:, :, start:stop], q.shape[1] // k.shape[1], k[:, :, keys].mT) * scale
     if finish is None:
         return scores
     position = torch.arange(k.shape[2], device=q.device)
@@ -166,11 +166,11 @@ def form(
     attn: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, finish: Any = None, sinks: Any = None
 ) -> dict[str, Tensor]:
     """Compute z by way of scores and pattern, each as its hooks leave it; arguments as in `Attention`."""
-    scores = block_of_scores(q, k, scale_of(q, scale), 0, slice(0, k.shape[2]), finish)
+    scores = _block_of_scores(q, k, scale_of(q, scale), 0, slice(0, k.shape[2]), finish)
     seen = as_mask(mask, q, k).rows(0, q.shape[2]).to(q.device)
     scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
     pattern = attn.hook_pattern(masked_softmax(scores, None, sinks).to(v.dtype))
-    return {"z": per_key_head(pattern, q.shape[1] // k.shape[1], v), "scores": scores, "pattern": pattern}
+    return {"z": _per_key_head(pattern, q.shape[1] // k.shape[1], v), "scores": scores, "pattern": pattern}
 
 
 def scale_of(q: Tensor, scale: float | None) -> float:
@@ -207,11 +207,11 @@ def masked_softmax(
     return with_sink.softmax(-1)[..., :-1]
 
 
-def per_key_head(x: Tensor, group: int, y: Tensor) -> Tensor:
+def _per_key_head(x: Tensor, group: int, y: Tensor) -> Tensor:
     """x @ y with a head of y for each `group` consecutive heads of x, none of them copied."""
     return x @ y if group == 1 else (x.unflatten(1, (-1, group)) @ y[:, :, None]).flatten(1, 2)
 
 
-def first_seen(seen: Bool[Tensor, "#batch 1 row key"]) -> int:
+def _first_seen(seen: Bool[Tensor, "#batch 1 row key"]) -> int:
     """Return the first key that any of these queries sees; 0 if they see none."""
     return int(seen.flatten(0, 2).any(0).int().argmax())

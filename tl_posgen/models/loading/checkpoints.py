@@ -49,7 +49,7 @@ class Checkpoints:
             raise InputError(f"checkpoints: two have one name: {', '.join(self.names)}")
         if model is None:
             for checkpoint in checkpoints:
-                require_weights(Path(checkpoint).expanduser())
+                _require_weights(Path(checkpoint).expanduser())
         self.steps = steps_of(self.names)
         directory = Path(checkpoints[-1]).resolve().parent
         self.label = model or (directory.parent.name if directory.name == "checkpoints" else directory.name)
@@ -64,7 +64,7 @@ class Checkpoints:
         ]
 
 
-def require_weights(directory: Path) -> None:
+def _require_weights(directory: Path) -> None:
     if not directory.is_dir() or not any(directory.glob("*.safetensors")):
         raise InputError(f"{directory}: not a checkpoint; give directories that save_pretrained wrote (safetensors)")
 

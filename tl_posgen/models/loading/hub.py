@@ -14,7 +14,7 @@ from tl_posgen.errors import ModelError
 from tl_posgen.models.conversion.gguf_file import gguf_reader
 from tl_posgen.models.conversion.hugging_face import read_config
 from tl_posgen.models.conversion.source import WEIGHTS, hub_errors, is_gguf, official_name
-from tl_posgen.models.conversion.weights import stored_weights
+from tl_posgen.models.conversion.weights import headers
 from tl_posgen.models.memory import IMPORTS, PEAK, need_of_pass
 
 DTYPES = {"F64": DOUBLE, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -59,32 +59,31 @@ def shape_of(name: str | Path, revision: str | None = None) -> Shape:
     from huggingface_hub import get_safetensors_metadata, hf_hub_download, snapshot_download
 
     if isinstance(name, Path):
-        return shape_of_directory(name)
+        return _shape_of_directory(name)
     official = official_name(name)
     try:
-        return shape_of_directory(Path(snapshot_download(official, revision=revision, local_files_only=True)))
+        return _shape_of_directory(Path(snapshot_download(official, revision=revision, local_files_only=True)))
     except (OSError, ValueError, ModelError):
         pass  # not in the cache, or not all of its files
     with hub_errors(name, revision):
         config = Path(hf_hub_download(official, "config.json", revision=revision)).parent
-        return shape_from(config, get_safetensors_metadata(official, revision=revision).parameter_count)
+        return _shape_from(config, get_safetensors_metadata(official, revision=revision).parameter_count)
 
 
-def shape_of_directory(directory: Path) -> Shape:
+def _shape_of_directory(directory: Path) -> Shape:
     """Return the shape that the headers of its safetensors, or of a GGUF file, give."""
     if is_gguf(directory):
         n_weights = sum(int(tensor.n_elements) for tensor in gguf_reader(directory).tensors)
-        return shape_from(directory, {"F32": n_weights})  # as they are loaded
+        return _shape_from(directory, {"F32": n_weights})  # as they are loaded
     if not any((directory / name).is_file() for name in WEIGHTS):
         raise ModelError(f"{directory}: no weights; save the model with save_pretrained")
     counts: Counter[str] = Counter()
-    for stored in stored_weights(directory).tensors.values():
-        header = stored.file.get_slice(stored.name)
-        counts[header.get_dtype()] += math.prod(header.get_shape())
-    return shape_from(directory, counts)
+    for header in headers(directory).values():
+        counts[header.dtype] += math.prod(header.shape)
+    return _shape_from(directory, counts)
 
 
-def shape_from(directory: Path, counts: Mapping[Any, int]) -> Shape:
+def _shape_from(directory: Path, counts: Mapping[Any, int]) -> Shape:
     """Return the shape of a model, by its config.json and the number of parameters of each dtype of safetensors."""
     config = read_config(directory, trust_remote_code=False).get_text_config()
     heads, *width = (int(getattr(config, name, 0)) for name in ("num_attention_heads", "vocab_size", "hidden_size"))

@@ -15,18 +15,9 @@ from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Origin
 from tl_posgen.models.conversion.convert import build, hooked_parts
 from tl_posgen.models.conversion.gguf_file import quantisation_of, read_once
-from tl_posgen.models.conversion.hugging_face import (
-    load_gguf,
-    load_hf_model,
-    load_tokenizer,
-    plan,
-    read_config,
-    require_memory,
-)
+from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokenizer, plan, read_config, require_memory
 from tl_posgen.models.conversion.quiet import quiet
-from tl_posgen.models.conversion.source import MINI, Source, find_source, local_directory
-from tl_posgen.models.conversion.weights import require_layers, stored_weights
-from tl_posgen.models.loading.devices import usable
+from tl_posgen.models.conversion.source import MINI, ModelFiles, find_files, first_line, local_directory
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import centred, logit_error
 from tl_posgen.models.wrapped import WrappedModel, wrap
@@ -53,8 +44,8 @@ def load_model(
         name_or_directory: a name on huggingface.co, a directory that save_pretrained wrote (no network is needed then),
             a GGUF file or a directory that holds one (with the package gguf; weights are dequantised), or "mini", the
             small model that comes with this package.
-        backend: "hooked" for a HookedTransformer (TransformerLens 3.9, ten architectures), "bridge" for a
-            TransformerBridge, "auto" for the first that can have the same logits as the Hugging Face model.
+        backend: "hooked" for a HookedTransformer (of architectures that TransformerLens 3.9 converts), "bridge" for a
+            TransformerBridge, "auto" for the first that has the same logits as the Hugging Face model.
         dtype: of the weights, such as torch.float32 or "float32". "auto" is the checkpoint's, as in transformers, with
             three exceptions: float16 on a CPU becomes float32, and so do "mini" and a GGUF file. Analyses take q and k
             to float32 at least. A CPU without instructions for bfloat16 computes 4 to 10 times slower in it than in
@@ -121,13 +112,13 @@ class Pretrained:
             )
         if not isinstance(self.backend, str) or self.backend not in ("auto", "hooked", "bridge"):
             raise InputError(f"backend {self.backend!r}: choose auto, hooked or bridge")
-        require_dtype(self.dtype)
+        _require_dtype(self.dtype)
         if not isinstance(self.tokenizer, str | os.PathLike | None):
             raise InputError(f"tokenizer={self.tokenizer!r}: give a directory that holds one")
         if self.revision is not None and local_directory(self.name_or_directory):
             raise InputError(f"revision {self.revision!r}: {self.name_or_directory} is here and has none; leave it out")
         if self.device_map is not None:
-            require_device_map(self.device_map, self.device, self.backend)
+            _require_device_map(self.device_map, self.device, self.backend)
 
     def load(self, *, precise: bool = False) -> Model:
         """Load the model; with `precise` in float32, and said so, where the checkpoint holds less and no dtype was
@@ -135,44 +126,43 @@ class Pretrained:
         if self.backend == "hooked":
             hooked_parts()  # refuse before anything is downloaded
         device = usable(self.device)
-        source = find_source(self.name_or_directory, self.revision, self.tokenizer)
-        return load_source(source, self, device, precise=precise)
+        files = find_files(self.name_or_directory, self.revision, self.tokenizer)
+        return _load(files, self, device, precise=precise)
 
 
 @full_precision()
-def load_source(source: Source, asked: Pretrained, device: str, *, precise: bool = False) -> Model:
+def _load(files: ModelFiles, asked: Pretrained, device: str, *, precise: bool = False) -> Model:
     """Load the model of a directory, and remember its origin."""
-    trust, spread = asked.trust_remote_code, asked.device_map
-    bundled = source.directory == MINI
-    more = {} if spread is None else {"device_map": spread}
-    with quiet(), read_once(source.directory) as gguf:
-        config = read_config(source.directory, trust)
-        words = load_tokenizer(source.tokenizer, trust)
+    trust, spread, place = asked.trust_remote_code, asked.device_map, files.directory
+    bundled, chosen = place == MINI, as_dtype(asked.dtype)
+    with quiet(), read_once(place) as gguf:
+        config = read_config(place, trust)
+        words = load_tokenizer(files.tokenizer, trust)
         if gguf is None:
-            weights = stored_weights(source.directory)
-            require_layers(source.directory, config, weights)
-            kind, held = plan(source.directory, config, as_dtype(asked.dtype), trust)
+            held = plan(place, config, chosen, trust)
             dtype = computed_in(held, asked.dtype, device, precise or bundled)
-            make = partial(load_hf_model, source.directory, config, kind, dtype, weights, **more)
         else:
-            held = dtype = torch.float32 if asked.dtype == "auto" else as_dtype(asked.dtype)
-            require_memory(source.directory, sum(int(tensor.n_elements) for tensor in gguf.tensors), dtype)
-            make = partial(load_gguf, source.directory, config, dtype, **more)
-        model = build(make, words, source.name, device, asked.backend if spread is None else "bridge")
+            held = dtype = torch.float32 if chosen == "auto" else chosen
+            require_memory(place, sum(int(tensor.n_elements) for tensor in gguf.tensors), dtype)
+        more = {"dtype": dtype, "trust_remote_code": trust} | ({} if spread is None else {"device_map": spread})
+        make = partial(load_hf_model, place, config, **more)
+        model = build(make, words, files.name, device, asked.backend if spread is None else "bridge")
     if not bundled and dtype != (usual := computed_in(held, asked.dtype, device, precise=False)):
         narrow, taken = (str(one).removeprefix("torch.") for one in (usual, dtype))
-        tqdm.write(f"{source.name} is loaded in {taken}, as {narrow} has too few digits here; give a dtype to choose")
-    wrapped, where = wrap(model), (source.revision, source.directory, source.tokenizer)
+        tqdm.write(f"{files.name} is loaded in {taken}, as {narrow} has too few digits here; give a dtype to choose")
+    wrapped, where = wrap(model), (files.revision, place, files.tokenizer)
     quantised = None if gguf is None else quantisation_of(gguf)
     wrapped.remember_origin(
-        Origin(source.name, wrapped.backend.name, *where, trust_remote_code=trust, dequantised_from=quantised)
+        Origin(
+            files.name, wrapped.backend.name, *where, trust_remote_code=trust, dequantised_from=quantised, config=config
+        )
     )
     if reason := wrapped.difference():
-        raise UnsupportedModelError(f"{source.name}: {reason}")
+        raise UnsupportedModelError(f"{files.name}: {reason}")
     return model
 
 
-def require_dtype(dtype: Any) -> None:
+def _require_dtype(dtype: Any) -> None:
     """Refuse what is no floating-point dtype of two bytes or more, nor the name of one."""
     if isinstance(dtype, str) and dtype in ("auto", *DTYPES):
         return
@@ -192,7 +182,7 @@ def computed_in(held: torch.dtype, asked: Dtype, device: str, precise: bool) -> 
     return torch.float32 if asked == "auto" and (slow or (precise and narrow)) else held
 
 
-def require_device_map(device_map: Any, device: str | None, backend: str) -> None:
+def _require_device_map(device_map: Any, device: str | None, backend: str) -> None:
     """Refuse a map beside a device, for a HookedTransformer, or onto what holds no numbers."""
     if device is not None:
         raise InputError(f"device={device!r} and device_map contradict each other; give one of them")
@@ -251,3 +241,37 @@ def without_context_limit(model: Model | WrappedModel) -> Model:
             f"from has other weights by now; hand over a {backend} of your own"
         )
     return other
+
+
+def usable(device: str | None) -> str:
+    """Return the device, chosen where left open; InputError where torch does not know it or cannot compute there."""
+    if device in (None, "auto"):
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if reason := _why_unusable(device):
+        here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        here = " or ".join(map(repr, [*here, *(["mps"] if torch.backends.mps.is_available() else [])]))
+        raise InputError(f"device {device!r} cannot be used ({reason}); give {here}, or leave it out")
+    return device
+
+
+def _why_unusable(device: Any) -> str:
+    """Say why nothing can be computed on a device; "" where something can."""
+    try:
+        known = torch.device(device)
+    except (RuntimeError, TypeError):
+        return "torch knows no device of that name"
+    if known.type == "meta":
+        return "it holds no numbers"
+    if known.type == "cuda" and not torch.cuda.is_available():
+        return "no CUDA device is here" if torch.backends.cuda.is_built() else "this torch is built without CUDA"
+    if known.type == "mps" and not torch.backends.mps.is_available():
+        return "no Apple GPU is here"
+    if known.index is not None and known.type in ("cuda", "mps"):
+        held = torch.cuda.device_count() if known.type == "cuda" else 1
+        if known.index >= held:
+            return f"this machine has {held} of them, numbered from 0"
+    try:
+        torch.zeros(1, device=known).item()
+    except Exception as error:  # torch has several kinds for one mistake, and lists its backends in some
+        return first_line(error).split(". ")[0]
+    return ""

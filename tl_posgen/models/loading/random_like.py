@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.conversion.convert import build_random
-from tl_posgen.models.conversion.hugging_face import load_tokenizer, read_config
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.model import Model
 from tl_posgen.models.wrapped import WrappedModel, wrap
@@ -35,16 +33,9 @@ def random_like(model: Model | WrappedModel, seed: int) -> Model:
     """
     require_seed(seed)
     wrapped = wrap(model)
-    model, backend, origin = wrapped.model, wrapped.backend, wrapped.origin
-    directory, trust = origin.directory, origin.trust_remote_code
+    model, origin = wrapped.model, wrapped.origin
     with quiet(seed):
-        if directory is None:
-            null, rule = backend.random_init(origin)
-        else:
-            # a training checkpoint may lack a tokenizer of its own
-            own = (directory / "tokenizer_config.json").is_file()
-            tokenizer = load_tokenizer(directory, trust) if own else model.tokenizer
-            null, rule = build_random(read_config(directory, trust), tokenizer, origin.name, model, backend.name, trust)
+        null, rule = wrapped.backend.random_init(origin)
     null.cfg.default_prepend_bos = model.cfg.default_prepend_bos
     wrap(null).remember_origin(replace(origin, seed=seed, initialisation=rule, dequantised_from=None))
     return null

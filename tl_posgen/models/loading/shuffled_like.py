@@ -52,7 +52,7 @@ def shuffle(model: Model, seed: int, *, undo: bool = False) -> None:
     weights = dict(model.named_parameters())
     with torch.no_grad():
         for name, weight in weights.items():
-            if is_matrix(name, weight) and not is_joint(weight, weights.values()):
+            if is_matrix(name, weight) and not _is_joint(weight, weights.values()):
                 order = torch.randperm(weight.numel(), generator=generator, device="cpu").to(weight.device)
                 flat = weight.flatten()
                 shuffled = torch.empty_like(flat).index_copy_(0, order, flat) if undo else flat[order]
@@ -70,7 +70,7 @@ def is_matrix(name: str, weight: Tensor) -> bool:
     return weight.ndim > 1 and not name.rsplit(".", 1)[-1].lstrip("_").startswith("b_")
 
 
-def is_joint(weight: Tensor, weights: Iterable[Tensor]) -> bool:
+def _is_joint(weight: Tensor, weights: Iterable[Tensor]) -> bool:
     """Tell whether other weights are parts of its memory (a bridge's joint q/k/v); those are shuffled instead."""
     memory = weight.untyped_storage()
     whole = weight.numel() * weight.element_size() == memory.nbytes()

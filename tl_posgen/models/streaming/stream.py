@@ -79,11 +79,11 @@ def streaming(model: Model | WrappedModel) -> Iterator[None]:
         return
     if found := [name for name in OTHER_STEPS if getattr(wrapped.model.cfg, name, False)]:
         raise UnsupportedModelError(f"attention cannot be streamed: cfg.{found[0]} is set; unset it")
-    stream = Stream(wrapped)
+    stream = _Stream(wrapped)
     if not stream.geometries:
         wrapped.layer(0)  # says why
     if known.refusal is None:
-        known.refusal = difference(wrapped, stream)
+        known.refusal = _difference(wrapped, stream)
     if known.refusal:
         raise UnsupportedModelError(known.refusal)
     with stream.at_work():
@@ -91,7 +91,7 @@ def streaming(model: Model | WrappedModel) -> Iterator[None]:
 
 
 @contextmanager
-def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
+def streaming_policy(choice: bool | None, matrices: int = 0) -> Iterator[None]:
     """While the block runs, captured passes are streamed (True), are not (False), or are if they are long (None); what
     is measured meanwhile holds `matrices` [head, query, key] matrices of a layer, however it is run."""
     tokens = _choice.set(choice), _matrices.set(matrices)
@@ -103,8 +103,8 @@ def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def streaming_if_chosen(wrapped: WrappedModel, n: int) -> Iterator[None]:
-    """Stream passes over n tokens as `chosen` says; long ones run as they are where that is impossible."""
+def streaming_by_policy(wrapped: WrappedModel, n: int) -> Iterator[None]:
+    """Stream passes over n tokens as `streaming_policy` says; long ones run as they are where that is impossible."""
     choice, needed = _choice.get(), wrapped.needs_streaming
     if choice is False and needed:
         raise InputError(
@@ -119,20 +119,20 @@ def streaming_if_chosen(wrapped: WrappedModel, n: int) -> Iterator[None]:
 
 
 def is_streamed(wrapped: WrappedModel, n: int) -> bool:
-    """Tell whether captured passes over n tokens are streamed, as `chosen` says and as the model allows."""
-    with streaming_if_chosen(wrapped, n):
+    """Tell whether captured passes over n tokens are streamed, as `streaming_policy` says and as the model allows."""
+    with streaming_by_policy(wrapped, n):
         return wrapped.streamed.by is not None
 
 
 def require_fits(wrapped: WrappedModel, n: int) -> None:
     """Refuse prompts of n tokens that the model does not take, or that no memory holds: their forward pass, or what
-    `chosen` says is measured of it."""
+    `streaming_policy` says is measured of it."""
     wrapped.require_length(n)
     if n > LONG:
         require_pass_fits(wrapped.model, n, is_streamed=is_streamed(wrapped, n), matrices=_matrices.get())
 
 
-class Stream:
+class _Stream:
     """Replacement of a model's attention, layer by layer; listeners are given each layer and its `LayerAttention`."""
 
     def __init__(self, wrapped: WrappedModel):
@@ -258,7 +258,7 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
             )
 
 
-def difference(wrapped: WrappedModel, stream: Stream) -> str:
+def _difference(wrapped: WrappedModel, stream: _Stream) -> str:
     """Say how streamed logits of a few random tokens differ from the model's own; "" if they do not.
 
     They are compared by `logit_error`. Finds out, too, which hook points do not fire.
@@ -268,11 +268,11 @@ def difference(wrapped: WrappedModel, stream: Stream) -> str:
     tokens = wrapped.backend.some_tokens(n - (n in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None))))
     seen: set[int] = set()
     with torch.no_grad(), without_hooks(model), wrapped.exclusive("streaming"):
-        expected, fired = logits_and_fired(wrapped, tokens)
+        expected, fired = _logits_and_fired(wrapped, tokens)
         stream.listeners.append(lambda layer, _done: seen.add(layer))
         try:
             with stream.at_work():
-                actual, still = logits_and_fired(wrapped, tokens)
+                actual, still = _logits_and_fired(wrapped, tokens)
         except FAILURES as error:
             return f"attention of this model cannot be streamed: {first_line(error)}"
         finally:
@@ -285,7 +285,7 @@ def difference(wrapped: WrappedModel, stream: Stream) -> str:
     return ""
 
 
-def logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tuple[Tensor, set[str]]:
+def _logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tuple[Tensor, set[str]]:
     """Return the centred logits, and the names of the hook points that fired."""
     model = wrapped.backend.model
     names = {id(point): name for name, point in model.hook_dict.items()}
