@@ -22,7 +22,7 @@ SHORTER = {  # at which one matrix more than declared is found as at `LENGTH`
     **dict.fromkeys(("residual", "perturbation", "plane_perturbation", "dummy_distance", "length_extrapolation"), 96),
     **{"band_ablation": 96, "substitution": 64, "profiles": 64, "rules": 64},
 }
-PROMPTS = {"across_prompts": 2, "length_extrapolation": 2, "rules": 2}  # at least
+PROMPTS = {"length_extrapolation": 2, "rules": 2}  # at least
 NAMES = [name for name in registry.BUILT_IN if registry.find(name).is_fed or registry.find(name).runs_model]
 
 

@@ -18,7 +18,6 @@ BUILT_IN = {  # name -> module:Class
     "mean_key": "tl_posgen.position.decomposition.mean_key:MeanKey",
     "attention_examples": "tl_posgen.position.decomposition.attention_examples:AttentionExamples",
     "residual": "tl_posgen.position.decomposition.residual:Residual",
-    "across_prompts": "tl_posgen.position.decomposition.across_prompts:AcrossPrompts",
     "planes": "tl_posgen.position.planes.planes:Planes",
     "plane_sufficiency": "tl_posgen.position.planes.plane_sufficiency:PlaneSufficiency",
     "plane_interaction": "tl_posgen.position.planes.plane_interaction:PlaneInteraction",

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.position.decomposition import AcrossPrompts, Residual
+from tl_posgen.position.decomposition import Residual
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.layer_residuals import residual_sums
 
@@ -69,16 +69,3 @@ def test_planes_share_a_small_residual_as_float64_says(capture, magnitude, seed)
     for rows in (query - key, query, key):  # at right angles to every fit
         sums = torch.zeros(heads, n, dtype=torch.float64).index_add(1, rows, e[:, query, key])
         assert float((sums.abs().amax(1) / (e.square().sum((1, 2)).sqrt() + 1e-300)).max()) < 1e-8
-
-
-def test_identical_prompts_are_position_and_constant_scores_are_nothing(family_model, mini):
-    tokens = torch.randint(2, 60, (1, 12), generator=torch.Generator().manual_seed(0)).expand(3, -1)
-    data = AcrossPrompts()(mini, tokens, **QUIET).own
-    np.testing.assert_allclose(data["position"], 1, atol=1e-9)
-    np.testing.assert_allclose(data["chance"], 0, atol=1e-9)
-    assert bool((abs(data["share"].sel(function="either") - 0.5) <= 0.5 + 1e-9).all())
-    result = AcrossPrompts()(family_model("smollm3", "bridge"), torch.full((2, 12), 5), **QUIET)
-    for name in ("position", "share", "chance"):
-        assert bool(result.own[name].sel(layer=1).isnull().all())
-    np.testing.assert_allclose(result.own["position"].sel(layer=0), 1, atol=1e-9)
-    assert "not defined" not in result.findings()[0]

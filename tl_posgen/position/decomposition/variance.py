@@ -158,7 +158,7 @@ class Variance(Measure):
     }
     caveats = {
         "absolute": f"{NO_TURN} d, qd, kd and qkd are zero by construction: position is inside q and k, and the seven "
-        "shares cannot tell it from content; those by place can (absolute=True), and so does across_prompts.",
+        "shares cannot tell it from content; those by place can (absolute=True).",
         "alibi": f"{NO_TURN} qd, kd and qkd are zero by construction, and so is the interaction; position is the slope "
         "alone, beside what content moves.",
         "none": f"{NO_TURN} d, qd, kd and qkd are zero by construction; shares by place are not (absolute=True).",

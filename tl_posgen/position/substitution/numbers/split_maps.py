@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.position_shares import row_centred
 from tl_posgen.position.substitution.numbers.splits import uniform
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.rope.splits import split_scores
@@ -80,5 +79,7 @@ def within_rows(
     scores: Float[Tensor, "head query key"], counted: Bool[Tensor, "query key"]
 ) -> Float[Tensor, "head query key"]:
     """W_ij - mean of row i over the keys that count; 0 elsewhere, and 0 where only rounding is left."""
-    centred, size = row_centred(scores, counted), double(scores).masked_fill(~counted, 0).square().sum((1, 2))
+    scores = double(scores).masked_fill(~counted, 0)
+    means = scores.sum(-1) / counted.sum(-1).clamp(min=1)
+    centred, size = (scores - means[..., None]).masked_fill_(~counted, 0), scores.square().sum((1, 2))
     return centred.masked_fill_((centred.square().sum((1, 2)) <= NOTHING * size)[:, None, None], 0)
