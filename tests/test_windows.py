@@ -6,7 +6,6 @@ import torch
 from families import GROUPED, save_config
 
 import tl_posgen
-from tl_posgen.errors import InputError
 from tl_posgen.slash.numbers.plane_contributions import score_of_profile
 
 pytestmark = pytest.mark.slow

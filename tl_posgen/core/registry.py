@@ -20,7 +20,6 @@ BUILT_IN = {  # name -> module:Class
     "residual": "tl_posgen.position.decomposition.residual:Residual",
     "planes": "tl_posgen.position.planes.planes:Planes",
     "plane_sufficiency": "tl_posgen.position.planes.plane_sufficiency:PlaneSufficiency",
-    "plane_interaction": "tl_posgen.position.planes.plane_interaction:PlaneInteraction",
     "plane_perturbation": "tl_posgen.position.planes.plane_perturbation:PlanePerturbation",
     "any_distance": "tl_posgen.position.planes.any_distance:AnyDistance",
     "dummy_distance": "tl_posgen.position.distance.dummy_distance:DummyDistance",

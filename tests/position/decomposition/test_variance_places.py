@@ -72,7 +72,9 @@ def test_places_of_queries_and_keys_are_those_that_vectors_were_made_with(collec
     strength = torch.tensor([0.0, 0.5, 1.0, 2.0])
     places = [torch.randn(4, n_tokens, 8, generator=generator) * strength[:, None, None] for _ in "qk"]
     sides = [one + torch.randn(n, 4, n_tokens, 8, generator=generator) + 0.5 for one in places]
-    captures = [LayerCapture(geometry, range(4), number, None, *pair) for number, pair in enumerate(zip(*sides))]
+    captures = [
+        LayerCapture(geometry, range(4), number, None, *pair) for number, pair in enumerate(zip(*sides, strict=True))
+    ]
     of_places = collected(Variance(absolute=True), *captures).sel(OUT).squeeze("layer")["places_alone"]
     q, k = (one[:, 1:].double() + 0.5 for one in places)  # what prompts share
     of_text = torch.eye(8, dtype=torch.float64)  # covariance of text, of q and of k

@@ -5,9 +5,9 @@ import torch
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.position.planes import AnyDistance, PlaneInteraction, PlanePerturbation, Planes, PlaneSufficiency
+from tl_posgen.position.planes import AnyDistance, PlanePerturbation, Planes, PlaneSufficiency
 
-MEASURES = [Planes, PlaneSufficiency, PlaneInteraction, PlanePerturbation, AnyDistance]
+MEASURES = [Planes, PlaneSufficiency, PlanePerturbation, AnyDistance]
 TOKENS = torch.arange(2, 26)[None]
 
 
@@ -32,7 +32,7 @@ def test_only_layers_without_rope_are_refused(family_model, measure):
         measure()(family_model("smollm3", "bridge"), TOKENS, layers=[1], null_seeds=(), progress=False)
 
 
-@pytest.mark.parametrize("measure", [Planes, PlaneSufficiency, PlaneInteraction])
+@pytest.mark.parametrize("measure", [Planes, PlaneSufficiency])
 def test_a_prompt_of_one_token_is_refused(mini, measure):
     with pytest.raises(InputError, match="a prompt has only 1 token"):
         measure()(mini, [[5]], null_seeds=(), progress=False)

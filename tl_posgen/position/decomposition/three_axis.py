@@ -133,8 +133,8 @@ class ThreeAxis(Measure):
     by_head = frozenset({"curves", "prompts"})
     caveats = {
         "absolute": "the key curve c mixes where a key stands with what it is, and a holds only what is a function of "
-        "distance; r still says how additive the scores are, not that they are position + content. What places hold is in "
-        "variance(absolute=True).",
+        "distance; r still says how additive the scores are, not that they are position + content. What places "
+        "hold: variance(absolute=True).",
         "alibi": "three axes fit a straight line exactly, so where content is small beside the slope, as at random "
         "init, r is near 1 and random init is no lower bound. The slope is not in the residual: compare its size in "
         "logits.",

@@ -2,9 +2,8 @@
 
 from tl_posgen.position.planes.any_distance import AnyDistance
 from tl_posgen.position.planes.hooks import perturb_planes
-from tl_posgen.position.planes.plane_interaction import PlaneInteraction
 from tl_posgen.position.planes.plane_perturbation import PlanePerturbation
 from tl_posgen.position.planes.plane_sufficiency import PlaneSufficiency
 from tl_posgen.position.planes.planes import Planes
 
-__all__ = ["AnyDistance", "PlaneInteraction", "PlanePerturbation", "PlaneSufficiency", "Planes", "perturb_planes"]
+__all__ = ["AnyDistance", "PlanePerturbation", "PlaneSufficiency", "Planes", "perturb_planes"]

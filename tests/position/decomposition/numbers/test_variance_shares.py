@@ -144,6 +144,7 @@ def test_moments_of_prompts_add_up_to_those_of_the_corpus():
     q, k = random_qk(30, 30, 7)
     parts = [TripleMoments.from_qk(q[:, part], k[:, part], rope) for part in (slice(3), slice(3, 20), slice(20, 30))]
     together, added = TripleMoments.from_qk(q, k, rope), parts[0] + parts[1] + parts[2]
+    torch.testing.assert_close(added.q.mean_energy, q.mean(1).square().sum(-1) / q.square().sum(-1).mean(-1))
     for whole, merged in [(together.q, added.q), (together.k, added.k)]:
         assert whole.n == merged.n
         torch.testing.assert_close(merged.mean, whole.mean)

@@ -45,12 +45,6 @@ class Spread:
         return of_mean / (of_mean + self.energy.sum(-1))
 
     @property
-    def r1(self) -> Float[Tensor, " head"]:
-        """s_1^2 / sum s^2 of the samples, not centred: 1 for rank one."""
-        values = torch.linalg.eigvalsh(self.second_moments.gram)
-        return values[:, -1] / values.sum(-1)
-
-    @property
     def second_moments(self) -> SecondMoments:
         """Return the second moments about zero."""
         return self.about_mean + self.at_mean
