@@ -21,7 +21,6 @@ BUILT_IN = {  # name -> module:Class
     "planes": "tl_posgen.position.planes.planes:Planes",
     "plane_sufficiency": "tl_posgen.position.planes.plane_sufficiency:PlaneSufficiency",
     "plane_perturbation": "tl_posgen.position.planes.plane_perturbation:PlanePerturbation",
-    "any_distance": "tl_posgen.position.planes.any_distance:AnyDistance",
     "dummy_distance": "tl_posgen.position.distance.dummy_distance:DummyDistance",
     "substitution": "tl_posgen.position.substitution.substitution:Substitution",
     "split_examples": "tl_posgen.position.substitution.split_examples:SplitExamples",

@@ -5,9 +5,9 @@ import torch
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.position.planes import AnyDistance, PlanePerturbation, Planes, PlaneSufficiency
+from tl_posgen.position.planes import PlanePerturbation, Planes, PlaneSufficiency
 
-MEASURES = [Planes, PlaneSufficiency, PlanePerturbation, AnyDistance]
+MEASURES = [Planes, PlaneSufficiency, PlanePerturbation]
 TOKENS = torch.arange(2, 26)[None]
 
 

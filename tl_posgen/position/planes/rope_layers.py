@@ -21,8 +21,7 @@ def require_rope(self: Measure, model: Model) -> None:
     if encoding and "rotary" not in encoding:
         raise UnsupportedModelError(
             f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes, "
-            "plane_sufficiency, plane_perturbation and any_distance out "
-            "(three_axis and variance work)"
+            "plane_sufficiency and plane_perturbation out (three_axis and variance work)"
         )
 
 
