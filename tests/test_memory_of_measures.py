@@ -10,7 +10,7 @@ from tl_posgen.core import registry
 from tl_posgen.frequencies import WhatIfRope
 from tl_posgen.joining import KeyCut, Profiles
 from tl_posgen.models.layers import fused
-from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
+from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation
 from tl_posgen.position.decomposition import layer_residuals
 from tl_posgen.position.decomposition.numbers import pair_moments
 from tl_posgen.rules import Rules, recalls
@@ -43,7 +43,6 @@ def request_of(name, n):
             edits=["shuffle_phases"], strengths=[1], map_edits=["mean_phase"], map_by="bands"
         ),
         "length_extrapolation": LengthExtrapolation(inside=n // 2, times=2),
-        "substitution": Substitution(search=False),
         "profiles": Profiles(costs=True, cost_prompts=1),
         "key_cut": KeyCut(shares=[0], controls=1),
         "rules": Rules(rules=["slashes_and_vertical", "position_and_content"], budgets=[32], epsilon=0),

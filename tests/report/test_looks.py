@@ -61,7 +61,7 @@ def claims():
 ZERO = ("blocks.1.attn.hook_z", lambda value, hook: value * 0)
 KINDS = {  # those of every command
     "analyze": of_measures,
-    "substitute": partial(of_measures, Substitution(widths=(8,), search=False), "split_examples"),
+    "substitute": partial(of_measures, Substitution(widths=(8,)), "split_examples"),
     "distance": partial(of_measures, "dummy_distance"),
     "perturb": partial(of_measures, Perturbation(ratios=(0, 0.1), n_cloze=4)),
     "length": partial(of_measures, LengthExtrapolation(inside=32, times=2)),

@@ -45,7 +45,6 @@ COMMANDS = {
     "substitute": MeasureCommand(
         "Replace the scores by position + content and measure the loss: does the model run on the split?",
         ["substitution"],
-        options={"search": False, "head_costs": False},
     ),
     "distance": MeasureCommand(
         "Put every pair at a distance of your choosing: what stays of the scores, and of the loss?", ["dummy_distance"]

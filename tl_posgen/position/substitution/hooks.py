@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,6 +25,7 @@ from tl_posgen.position.substitution.numbers.splits import (
     Threshold,
     add_residual,
     below_quantile,
+    point_mass,
     positional_profile,
     running_mean_key,
     uniform,
@@ -92,6 +91,25 @@ def substitute(
     scores_of = partial(stand_in, by=by, gamma=gamma, residual=residual, threshold=threshold)
     alone = gamma == 1 and isinstance(by, RowByRow)  # a quantile is one of the whole prompt's scores
     return replace_scores(model, RowByRow(scores_of) if alone else scores_of, heads=chosen)
+
+
+def authors_split(model: Model, *, layers: Layers = None, heads: Heads = None) -> HookList:
+    """W_ij <- f(q_i, i - j) + g(q_i, k_j) of the mean key at d0 = 1000 where W_ij is at most the .97 quantile of the
+    last row of head 0, in layers from 4 on.
+
+    The substitution of the authors with their settings: `substitute` by `by_split(point_mass(1000))`.
+
+    Args:
+        layers, heads: as in `replace_scores`; with them head 0, whose scores give the threshold.
+
+    Raises:
+        InputError: no chosen layer from 4 on, a layer without its head 0, or a layer or head that does not exist.
+        UnsupportedModelError: see `replace_scores`.
+
+    Source: the public code of the first author of Han & Ji 2025 (arXiv 2503.13305), github.com/Glaciohound/LM-Infinite.
+    """
+    how = {"gamma": 0.97, "threshold": "layer", "from_layer": 4}
+    return substitute(model, by_split(point_mass(1000)), layers=layers, heads=heads, **how)
 
 
 def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Heads = None) -> list[tuple[int, int]]:
@@ -173,62 +191,6 @@ def part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tens
     if part == "content":
         return finished(split.content, capture, 0)  # every pair at distance 0: no ALiBi
     return finished(split.scores if part == "both" else split.position, capture)
-
-
-@dataclass(frozen=True)
-class FreeSplit:
-    """Rotation and reference key of a split of one layer, free of any distribution and any average.
-
-    Attributes:
-        turn: Rbar, as real and imaginary part of one factor per plane.
-        shift: kbar less the mean key of the prompt.
-    """
-
-    turn: Float[Tensor, "head plane_and_rest 2"]
-    shift: Float[Tensor, "head d_head"]
-
-
-def by_free_split(
-    splits: Mapping[int, FreeSplit], part: Part | str = "both", shuffle_seed: int | None = None
-) -> ScoresOf:
-    """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <Rbar q_i, k_j - kbar>.
-
-    The form of `by_split`, with Rbar and kbar given per layer and head: 2 d_head numbers per head.
-
-    Args:
-        shuffle_seed: first shuffle the coordinates of q, and by another permutation those of k, of each head and of all
-            tokens alike: a null for a search of splits.
-
-    Raises:
-        InputError: an unknown part, or no `FreeSplit` by layer; in the forward pass, none for a layer.
-    """
-    check_choice("part", part, get_args(Part))
-    if not isinstance(splits, Mapping) or not all(isinstance(one, FreeSplit) for one in splits.values()):
-        raise InputError(f"by_free_split: {splits!r}: give layer -> FreeSplit")
-
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        if capture.layer not in splits:
-            raise InputError(f"by_free_split: no split for layer {capture.layer}; give one for each changed layer")
-        geometry, own, rows = capture.geometry, splits[capture.layer], list(capture.heads)
-        q, k = (capture.q, capture.k) if shuffle_seed is None else shuffled_coordinates(capture, shuffle_seed)
-        reference = k.mean(dim=1) + own.shift[rows].to(k)
-        turn = torch.view_as_complex(own.turn[rows].to(q))
-        split = split_scores(q, k, geometry.rope, geometry.scale, turn, reference)
-        return part_of(split, part, capture)
-
-    return scores_of
-
-
-def shuffled_coordinates(
-    capture: LayerCapture, seed: int
-) -> tuple[Float[Tensor, "head query d_head"], Float[Tensor, "head pos d_head"]]:
-    """Return q and k with their coordinates in another order: two permutations a head, the same for all prompts."""
-    shuffled = []
-    for number, x in enumerate((capture.q, capture.k)):
-        generators = [np.random.default_rng([seed, capture.layer, head, number]) for head in capture.heads]
-        orders = torch.from_numpy(np.stack([one.permutation(x.shape[-1]) for one in generators]))
-        shuffled.append(x.gather(-1, orders[:, None].expand(x.shape).to(x.device)))
-    return shuffled[0], shuffled[1]
 
 
 def distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:

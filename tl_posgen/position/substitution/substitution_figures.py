@@ -1,4 +1,4 @@
-"""Figures of the loss with all scores replaced, by stand-in, dose, correlation, searched split, head and token."""
+"""Figures of the loss with all scores replaced, by stand-in, dose, correlation, head and token."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,15 +9,13 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core import measure
-from tl_posgen.core.formatting import counted, format_number
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import ENDS, TokenView
-from tl_posgen.position.substitution.optimise_split import CONTROLS
+from tl_posgen.position.substitution.substituted_loss import CONTROLS
 from tl_posgen.report.circuits import token_colours
 from tl_posgen.report.figures import (
     COLOURS,
     NULL_COLOUR,
-    Panels,
-    colours_of,
     finish,
     line,
     model_label,
@@ -27,7 +25,6 @@ from tl_posgen.report.figures import (
 )
 from tl_posgen.report.head_figures import head_map
 
-NEEDED = {"search": "search_loss", "splits": "search_loss", "heads": "cost"}
 WORDS = {
     "uniform_attention": "uniform attention",
     "three_axis": "three-axis fit, all pairs",
@@ -41,17 +38,6 @@ WORDS = {
     "query_profile": "profile of each query",
     "position": "position alone",
     "content": "content alone",
-}
-SEARCHED = {  # families of splits
-    "triangle": "triangle",
-    "three_axis": "three-axis fit, near pairs",
-    "mean_query": "mean query and key",
-    "distribution": "distances per head",
-    "free": "rotation and key per head",
-    "imitating": "rotation and key per head, chosen by KL",
-    "shuffled": "rotation and key per head, shuffled q and k",
-    "position": WORDS["position"],
-    "content": WORDS["content"],
 }
 in_words = partial(measure.in_words, words=WORDS)
 
@@ -134,44 +120,6 @@ def draw_correlation(result: Any) -> go.Figure:
     return named_points(figure, points, named, top=worth, height=420) if named else figure
 
 
-def draw_search(result: Any) -> go.Figure:
-    """Draw the share that each searched split recovers."""
-    data = result.own
-    families = [str(family) for family in data["family"].values]
-    sizes = zip(families, data["n_parameters"].values, strict=True)
-    names = [f"{SEARCHED[family]}, {counted(int(n), 'number')}" for family, n in sizes]
-    figure = recovered_bars(families, names, data["search_recovered"].transpose("end", "family").values, ".1%")
-    figure.update_yaxes(title_text="what was searched")
-    chosen, reported = (data.attrs[name] for name in ("search_prompts", "held_out_prompts"))
-    subtitle = (
-        f"chosen on {chosen} prompts, reported on {reported} others with a 95 % interval; "
-        "grey: controls, one part missing, searched as hard"
-    )
-    return finish(figure, f"Searched splits · {model_label(data)}", subtitle)
-
-
-def draw_splits(result: Any) -> go.Figure:
-    """Draw the searched distributions of distances and mean rotations, mean over the heads of a layer."""
-    data = result.own
-    families = [str(name) for name in data["free_family"].values if name != "content"]
-    titles = [
-        "p(d) of the searched distribution",
-        *(f"length of the mean rotation by plane, {SEARCHED[name]}" for name in families),
-    ]
-    panels = Panels(titles)
-    for layer, colour in zip(data["layer"].values, colours_of(data.sizes["layer"]), strict=True):
-        of_layer = data.sel(layer=layer)
-        weights = of_layer["distribution"].mean("head")
-        panels.add(0, line(weights["distance"].values, weights.values, f"layer {layer}", colour))
-        for panel, family in enumerate(families, start=1):
-            turn = of_layer["turn"].sel(free_family=family).mean("head").values
-            panels.add(panel, line(list(range(len(turn))), turn, f"layer {layer}", colour, mode="lines+markers"))
-    panels.axes("plane, fast to slow").figure.update_xaxes(title_text="distance", row=1, col=1)
-    panels.figure.update_yaxes(rangemode="tozero")
-    subtitle = "mean over the heads of a layer; length 1: this plane carries content, 0: position averages it away"
-    return panels.finish(f"The splits found · {model_label(data)}", subtitle)
-
-
 def shown_conditions(data: xr.Dataset) -> list[str]:
     """Return the conditions shown by token: the best stand-in, its two parts alone, three_axis, uniform attention."""
     others = [*CONTROLS, "three_axis", "uniform_attention"]
@@ -195,8 +143,6 @@ FIGURES = {
     "recovered": draw_recovered,
     "dose": draw_dose,
     "correlation": draw_correlation,
-    "search": draw_search,
-    "splits": draw_splits,
     "heads": head_map(
         *(("cost", {"replaced_by": by}) for by in ("split", "uniform attention")),
         title="What each head's residual is worth",
