@@ -13,7 +13,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST
+from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
 from tl_posgen.position.substitution import (
     Substitution,
     authors_split,

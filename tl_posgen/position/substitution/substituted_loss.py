@@ -20,7 +20,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import judged, logits_of
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.models.wrapped import WrappedModel
-from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST
+from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
 from tl_posgen.position.substitution.hooks import (
     all_positions,
     by_constant,
