@@ -10,10 +10,9 @@ import torch
 from tl_posgen.models.geometry.pass_proof import is_softmax
 from tl_posgen.models.geometry.proof import allowed_error, recompute
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.position.decomposition.numbers.interaction_share import interaction_share
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
-from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, interaction_share, variance_shares
 from tl_posgen.position.distance.numbers.distance_table import key_agreement
 from tl_posgen.position.substitution.numbers.splits import positional_profile, running_mean_key
 from tl_posgen.rope import bilinear_sums

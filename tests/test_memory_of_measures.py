@@ -11,7 +11,7 @@ from tl_posgen.frequencies import WhatIfRope
 from tl_posgen.joining import KeyCut, Profiles
 from tl_posgen.models.layers import fused
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation
-from tl_posgen.position.decomposition import layer_residuals
+from tl_posgen.position.decomposition import residual
 from tl_posgen.position.decomposition.numbers import pair_moments
 from tl_posgen.rules import Rules, recalls
 
@@ -66,8 +66,8 @@ CASES = [(name, streaming) for streaming in (True, False) for name in NAMES if s
 def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypatch, name, streaming):
     """What is held beyond those matrices about doubles from one length to twice that: none of it is a matrix."""
     bounds = (
-        (layer_residuals, "ENTRIES", 1),
-        (layer_residuals, "SPECTRUM_CROP", 128),
+        (residual, "ENTRIES", 1),
+        (residual, "SPECTRUM_CROP", 128),
         (pair_moments, *ROWS),
         (recalls, "BLOCK", 8),
         (fused, "SCORES_AT_ONCE", 2**16),

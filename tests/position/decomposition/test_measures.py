@@ -20,7 +20,6 @@ HIGHEST = [  # that sentences name, with its head
     ("three_axis", "r_within_rows", ".3f", ALL),
     *(("variance", part, ".0%", OUT) for part in ("position", "content", "interaction")),
     ("variance", "additive_r", ".3f", OUT),
-    *(("variance", "size", ".2f", OUT | {"of": part}) for part in ("position", "content", "interaction")),
     ("mean_key", "r", ".3f", ALL | {"d0": 63}),
     ("residual", "share", ".0%", ALL),
     ("residual", "top_share", ".0%", OUT),

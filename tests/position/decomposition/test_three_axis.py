@@ -12,12 +12,12 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import ThreeAxis
-from tl_posgen.position.decomposition.layer_fits import fit_capture, shuffled, weighting
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.decomposition.numbers.variance_shares import COMPONENTS
+from tl_posgen.position.decomposition.three_axis import fit_capture, shuffled, weighting
 
 QUICK = {"null_seeds": (), "progress": False}
 OUT = {"tokens": "without first"}
@@ -168,12 +168,8 @@ def test_the_curves_say_what_their_gauge_is(mini, prompts):
     assert "b without a linear trend" in result.plot("curves").layout.title.text
 
 
-def test_the_spread_over_heads_is_said_and_drawn(result):
+def test_the_spread_over_heads_is_drawn(result):
     r, *nulls = (one["r"].sel(tokens="all").values for one in result.sides.values())
-    low, first, median, third, high = np.quantile(r, [0, 0.25, 0.5, 0.75, 1])
-    said = result.findings()[2]
-    assert f"from {low:.3f} to {high:.3f}, quartiles {first:.3f}, {median:.3f} and {third:.3f}; random init" in said
-    assert said.endswith(f"Over 0.95: {(r > 0.95).sum()} of {r.size} heads.")
     drawn = result.plot("heads").data
     for trace, values in zip(drawn, (r, *nulls), strict=True):
         np.testing.assert_allclose(trace.y, values.flatten())

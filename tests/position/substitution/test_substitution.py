@@ -8,7 +8,6 @@ import pytest
 import torch
 import xarray as xr
 
-from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
@@ -25,7 +24,6 @@ from tl_posgen.position.substitution import (
 )
 from tl_posgen.position.substitution.hooks import query_profile
 from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, conditions_of, recovered
-from tl_posgen.position.substitution.substitution import splits_of
 from tl_posgen.position.substitution.substitution_figures import in_words
 
 pytestmark = pytest.mark.slow
@@ -133,7 +131,7 @@ def test_one_prompt_is_enough(mini):
     found = Substitution(**FEW)(mini, torch.arange(16)[None] + 300, **QUIET)
     assert found.own["recovered"].sel(end=["low", "high"]).isnull().all()
     assert found.own["recovered"].sel(end="value").notnull().all()
-    assert len(found.findings()) == 3
+    assert len(found.findings()) == 2
     assert found.kinds == ["recovered", "dose", "correlation"]
 
 
@@ -239,9 +237,8 @@ def test_sentences_and_titles_say_the_numbers(result):
     half = 3.1824 * worth.std(ddof=1) / 2
     assert f"of the {worth.mean():.3f} [{worth.mean() - half:.3f}, {worth.mean() + half:.3f}] nats between" in text
     assert f"share recovered {float(data['rank'][0]):.2f}, of" in result.plot("correlation").layout.title.text
-    profile = [f"{share(name, condition='query_profile')} of the" for name in ("recovered", "kl_recovered")]
-    assert f"nothing is chosen or fitted, {profile[0]} loss is recovered. " in text
-    assert f"unchanged model's: {profile[1]} KL that uniform attention has" in text
+    profile = [share(name, condition="query_profile") for name in ("recovered", "kl_recovered")]
+    assert f"nothing is chosen or fitted: {profile[0]}, and {profile[1]} of the KL" in text
 
 
 def test_the_kl_of_predictions_is_that_of_logits_by_hand(result, mini, alice):
@@ -300,31 +297,9 @@ def test_random_inits_have_no_share_and_are_a_mean_with_its_spread(result, mini,
     expected = token_losses(random_like(mini, 1), prompts_of_one_length(mini, alice, 24, 4)).mean(1)
     np.testing.assert_allclose(result.nulls[1]["loss"].sel(condition="unchanged"), expected)
     assert f"(random init {np.mean(worth):.4f} ± {np.std(worth, ddof=1):.4f} nats)" in result.findings()[0]
-    assert len(result.findings()) == 3
+    assert len(result.findings()) == 2
 
 
 def test_a_layer_too_deep_is_refused(mini, alice):
     with pytest.raises(InputError, match="from_layer 9"):
         Substitution(from_layer=9)(mini, alice, length=24, n_prompts=2, progress=False)
-
-
-def test_a_correlation_is_said_to_mislead_only_where_the_split_of_the_highest_does_not_recover_most(result):
-    measure, numbers = result.measure, result.numbers
-    splits = splits_of([str(one) for one in result.own["condition"].values])
-    best = measure.best(numbers)
-    other = next(one for one in splits if one != best)
-    cases = (
-        (best, 0.05, "The split that recovers most"),
-        (other, 0.05, "The split with"),
-        (other, 0.2, "A correlation"),
-    )
-    for closest, less, begins in cases:
-        made = result.dataset.copy(deep=True)
-        at = made["condition"] == other
-        worse = made["recovered"].sel(condition=best) - less
-        made["recovered"] = made["recovered"].where(~at, worse)
-        made["r"] = made["r"].where(made["condition"] != closest, 1.0)
-        made["r"] = made["r"].where(~made["condition"].isin([one for one in splits if one != closest]), 0.5)
-        said = measure.of_highest_r(Result(measure, made).numbers)
-        assert said.startswith(begins)
-        assert ("r = 1.000" in said, "r = 0.500" in said) == (True, closest != best)

@@ -2,7 +2,7 @@
 
 from tl_posgen.position.decomposition.attention_examples import AttentionExamples
 from tl_posgen.position.decomposition.mean_key import MeanKey
-from tl_posgen.position.decomposition.numbers.interaction_share import interaction_share
+from tl_posgen.position.decomposition.numbers.variance_shares import interaction_share
 from tl_posgen.position.decomposition.residual import Residual
 from tl_posgen.position.decomposition.three_axis import ThreeAxis
 from tl_posgen.position.decomposition.variance import Variance

@@ -10,17 +10,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, check_choice, check_share, check_whole
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.position.decomposition.layer_fits import Weights
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.option_checks import check_choice, check_share, check_whole
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.three_axis import Weights
 from tl_posgen.position.substitution.numbers.splits import (
     Threshold,
     add_residual,
@@ -177,23 +176,23 @@ def by_split(
         geometry = capture.geometry
         seen = mean_key == "seen"
         kbar = running_mean_key(capture.k, geometry.window)[:, capture.query_positions] if seen else None
-        distribution = distribution_of(distances, capture)
+        distribution = _distribution_of(distances, capture)
         q = capture.q if query == "own" else capture.q.mean(1, keepdim=True).expand_as(capture.q)
         split = split_scores(q, capture.k, geometry.rope, geometry.scale, distribution, kbar)
-        return part_of(split, part, capture)
+        return _part_of(split, part, capture)
 
     alone = mean_key == "seen" and query == "own" and not callable(distances)
     return RowByRow(scores_of) if alone else scores_of
 
 
-def part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tensor, "head query key"]:
+def _part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tensor, "head query key"]:
     """Return one part or both, with the layer's ALiBi and soft cap."""
     if part == "content":
         return finished(split.content, capture, 0)  # every pair at distance 0: no ALiBi
     return finished(split.scores if part == "both" else split.position, capture)
 
 
-def distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:
+def _distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:
     """Return p(d) of this layer; of a distribution with a row per head, the rows of the captured heads."""
     if callable(distances):
         found = distances(capture)

@@ -38,7 +38,6 @@ from tl_posgen.position.substitution.substitution_figures import (
 )
 
 COST_PROMPTS = 4
-MISLEADING = 0.1  # a share recovered by so much less than the best one
 NO_SPLIT = (*NO_STAND_IN, *CONTROLS)
 BY_HEAD, TO_END, TOKEN = ("condition", *HEAD), ("condition", "end"), ("condition", "shown_target")
 SHARE = "(L_uniform - L) / (L_uniform - L_unchanged), NaN where the denominator is below .01 nats"
@@ -159,13 +158,10 @@ class Substitution(Measure):
         replaced, width = data["attention_kl"].isel(condition=0, drop=True).notnull(), float(self.widths[0])
         return data.assign(cost=costs(run, COST_PROMPTS, width, replaced)).assign_attrs(cost_width=width)
 
-    def best(self, own: Numbers, weighted_fits: bool = False) -> str:
-        """Return the split that recovers most of the loss; or the three-axis fit, of those with weights."""
-        names = [str(name) for name in own.data["condition"].values]
-        fits = [name for name in names if name.startswith("three_axis_")] or ["three_axis"]
-        chosen = fits if weighted_fits else splits_of(names)
-        shares = own.data["recovered"].sel(condition=chosen, end="value").fillna(-np.inf)
-        return chosen[int(shares.values.argmax())]
+    def best(self, own: Numbers) -> str:
+        """Return the split that recovers most of the loss."""
+        splits = _splits_of([str(name) for name in own.data["condition"].values])
+        return splits[int(own.data["recovered"].sel(condition=splits, end="value").fillna(-np.inf).values.argmax())]
 
     def worth(self, own: Numbers) -> Number:
         """Return the loss that uniform attention costs."""
@@ -180,41 +176,22 @@ class Substitution(Measure):
                 f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats{null}: there is "
                 "nothing to recover."
             ]
-        best, fit, names = self.best(own), self.best(own, weighted_fits=True), own.data["condition"].values.tolist()
+        best, names = self.best(own), own.data["condition"].values.tolist()
         share = {one: own("recovered", condition=one).with_interval for one in names}
         r, kl = (own("rank", predictor=one).plain for one in PREDICTORS)
-        profile = [own(name, condition="query_profile").with_interval for name in ("recovered", "kl_recovered")]
+        profile = own("kl_recovered", condition="query_profile").with_interval
         return [
-            f"Position + content ({in_words(best)}, the best of {len(splits_of(names))} splits on these prompts) "
+            f"Position + content ({in_words(best)}, the best of {len(_splits_of(names))} splits on these prompts) "
             f"recovers {share[best]:.1%} of the {worth.with_interval:.3f} nats between the unchanged model and uniform "
-            f"attention{null}; position alone {share['position']:.1%}, content alone {share['content']:.1%}.",
-            f"{self.of_highest_r(own)} The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
+            f"attention{null}; position alone {share['position']:.1%}, content alone {share['content']:.1%}. With the "
+            f"profile of each query, where nothing is chosen or fitted: {share['query_profile']:.1%}, and "
+            f"{profile:.1%} of the KL that uniform attention has from the unchanged model's predictions.",
+            f"The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
             f"{own('r', condition='three_axis').plain:.3f}; in their place it recovers "
-            f"{share['three_axis']:.1%} of the loss with all pairs weighted alike, {share[fit]:.1%} with other weights "
-            f"({in_words(fit)}, the best of them). Over "
+            f"{share['three_axis']:.1%} of the loss with all pairs weighted alike. Over "
             f"{len(names) - len(NO_STAND_IN)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
             f"that of the attention KL is {kl:.2f}.",
-            f"With the profile of each query, where nothing is chosen or fitted, {profile[0]:.1%} of the loss is "
-            f"recovered. The predictions too come nearer to the unchanged model's: {profile[1]:.1%} of the KL that "
-            "uniform attention has from them is gone.",
         ]
-
-    def of_highest_r(self, own: Numbers) -> str:
-        """Return how much the split with the highest correlation recovers, beside the split that recovers most."""
-        splits, best = splits_of([str(name) for name in own.data["condition"].values]), self.best(own)
-        r = {one: own("r", condition=one) for one in splits}
-        closest = max(splits, key=lambda one: np.nan_to_num(r[one].value, nan=-np.inf))
-        most = own("recovered", condition=best).value
-        if closest == best:
-            return (
-                f"The split that recovers most, {most:.1%}, also has the highest correlation, r = {r[best].plain:.3f}."
-            )
-        less = own("recovered", condition=closest)
-        misleads = "A correlation misleads: the" if most - less.value > MISLEADING else "The"
-        return (
-            f"{misleads} split with the highest correlation, r = {r[closest].plain:.3f} ({in_words(closest)}), "
-            f"recovers {less.with_interval:.1%}; the best one, {most:.1%}, is at r = {r[best].plain:.3f}."
-        )
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a condition."""
@@ -230,6 +207,6 @@ class Substitution(Measure):
         return ["recovered", "dose", "correlation", *(["heads"] if "cost" in data else [])]
 
 
-def splits_of(conditions: Sequence[str]) -> list[str]:
+def _splits_of(conditions: Sequence[str]) -> list[str]:
     """Return the conditions that are splits into position + content."""
     return [name for name in conditions if name not in NO_SPLIT and not name.startswith("three_axis")]

@@ -42,13 +42,13 @@ WORDS = {
 in_words = partial(measure.in_words, words=WORDS)
 
 
-def draw_recovered(result: Any) -> go.Figure:
+def _draw_recovered(result: Any) -> go.Figure:
     """Draw the share of the loss that every condition recovers, sorted, with its interval."""
     data = result.own.drop_sel(condition=["unchanged", "uniform_attention"])
     names = [str(name) for name in data["condition"].values]
     ends = data["recovered"].sel(end=list(ENDS)).transpose("end", "condition").values
-    figure = recovered_bars(names, [in_words(name) for name in names], ends, ".0%")
-    worth = [f"{side} {uniform_worth(one):.3f}" for side, one, _ in sides(result)]
+    figure = _recovered_bars(names, [in_words(name) for name in names], ends, ".0%")
+    worth = [f"{side} {_uniform_worth(one):.3f}" for side, one, _ in sides(result)]
     subtitle = (
         "every score replaced; 0: uniform attention, 1: the unchanged model; 95 % intervals over prompts; grey: one "
         f"part missing. What there is to recover, in nats: {', '.join(worth)}"
@@ -57,7 +57,7 @@ def draw_recovered(result: Any) -> go.Figure:
     return finish(figure, title, subtitle, height=160 + 24 * len(names))
 
 
-def recovered_bars(labels: Sequence[str], names: Sequence[str], ends: np.ndarray, form: str) -> go.Figure:
+def _recovered_bars(labels: Sequence[str], names: Sequence[str], ends: np.ndarray, form: str) -> go.Figure:
     """Return a bar for each share recovered with its `ends` [end, name], controls in grey."""
     colours = [NULL_COLOUR if label in CONTROLS else COLOURS[0] for label in labels]
     figure = go.Figure(ranked_bars(names, ends, colours, form))
@@ -65,13 +65,13 @@ def recovered_bars(labels: Sequence[str], names: Sequence[str], ends: np.ndarray
     return figure.update_yaxes(autorange="reversed", automargin=True)
 
 
-def uniform_worth(data: xr.Dataset) -> float:
+def _uniform_worth(data: xr.Dataset) -> float:
     """Return what attention is worth: by how much the loss is higher with uniform attention."""
     losses = data["loss"].mean("prompt")
     return float(losses.sel(condition="uniform_attention") - losses.sel(condition="unchanged"))
 
 
-def draw_dose(result: Any) -> go.Figure:
+def _draw_dose(result: Any) -> go.Figure:
     """Draw the loss against the share of the residual that is added back."""
     figure = go.Figure()
     for side, data, colour in sides(result):
@@ -92,7 +92,7 @@ def draw_dose(result: Any) -> go.Figure:
     return finish(figure, f"How much residual does it take? · {model_label(result.own)}", subtitle)
 
 
-def draw_correlation(result: Any) -> go.Figure:
+def _draw_correlation(result: Any) -> go.Figure:
     """Draw the rise of the loss against the correlation of stand-in and scores, each point with its name."""
     figure, points, named = go.Figure(), np.empty((2, 0)), []
     for side, data, colour in reversed(sides(result)):
@@ -105,7 +105,7 @@ def draw_correlation(result: Any) -> go.Figure:
         figure.add_trace(go.Scatter(x=x, y=y, hovertext=names, **look))
         if own:
             points, named = np.stack([x, y])[:, known], [name for name, one in zip(names, known, strict=True) if one]
-    worth, label = uniform_worth(result.own), "uniform attention"
+    worth, label = _uniform_worth(result.own), "uniform attention"
     figure.add_hline(y=worth, line_dash="dot", annotation_text=label, annotation_position="bottom left")
     r_rank, kl_rank = (
         format_number(float(result.own["rank"].sel(predictor=one)), ".2f") for one in ("r", "attention_kl")
@@ -120,29 +120,30 @@ def draw_correlation(result: Any) -> go.Figure:
     return named_points(figure, points, named, top=worth, height=420) if named else figure
 
 
-def shown_conditions(data: xr.Dataset) -> list[str]:
+def _shown_conditions(data: xr.Dataset) -> list[str]:
     """Return the conditions shown by token: the best stand-in, its two parts alone, three_axis, uniform attention."""
     others = [*CONTROLS, "three_axis", "uniform_attention"]
     best = data["recovered"].sel(end="value").drop_sel(condition=[*others, "unchanged"]).fillna(-np.inf)
     return [str(best["condition"].values[int(best.values.argmax())]), *others]
 
 
-def token_labels(data: xr.Dataset) -> list[str]:
+def _token_labels(data: xr.Dataset) -> list[str]:
     """Return the stand-in of each example."""
-    return [f"{in_words(one)}: change of each token's loss, first prompt; red: worse" for one in shown_conditions(data)]
+    said = "change of each token's loss, first prompt; red: worse"
+    return [f"{in_words(one)}: {said}" for one in _shown_conditions(data)]
 
 
-def token_page(data: xr.Dataset, example: int) -> Any:
+def _token_page(data: xr.Dataset, example: int) -> Any:
     """Return the tokens of the first prompt, coloured by the change of their loss."""
-    changed = data["token_change"].sel(condition=shown_conditions(data)[example])
+    changed = data["token_change"].sel(condition=_shown_conditions(data)[example])
     return token_colours([str(token) for token in data["token_text"].values], changed.values)
 
 
-TOKEN_VIEW = TokenView(token_labels, token_page)
+TOKEN_VIEW = TokenView(_token_labels, _token_page)
 FIGURES = {
-    "recovered": draw_recovered,
-    "dose": draw_dose,
-    "correlation": draw_correlation,
+    "recovered": _draw_recovered,
+    "dose": _draw_dose,
+    "correlation": _draw_correlation,
     "heads": head_map(
         *(("cost", {"replaced_by": by}) for by in ("split", "uniform attention")),
         title="What each head's residual is worth",
