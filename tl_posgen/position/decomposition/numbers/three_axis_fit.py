@@ -182,7 +182,7 @@ def solve(
     errors = right.abs().mul_(4 * torch.finfo(right.dtype).eps) + rounding  # the difference above may cancel
     rounded = errors[1:] + _sum_over_pairs(weights * at_distance * errors[0])
     known = None if right.device.type == "cpu" else _sufficient_steps(pairs, ridge, tolerance)
-    x, steps = _conjugate_gradients(pairs, image, diagonal, left, tolerance, rounded.square() / diagonal, known)
+    x, steps = _conjugate_gradients(pairs, image, 1 / diagonal, left, tolerance, rounded.square() / diagonal, known)
     a = at_distance * (right[0] - weights * _sum_over_pairs(x.sum(0)))
     return torch.cat([a[None], x]), steps
 
@@ -201,7 +201,7 @@ def _image(pairs: CausalPairs, eliminated: Tensor, diagonal: Tensor, x: Tensor) 
 def _conjugate_gradients(
     pairs: CausalPairs,
     image: Callable[[Float[Tensor, "axis=2 head size"]], Float[Tensor, "axis=2 head size"]],
-    diagonal: Tensor,
+    inverse: Tensor,
     right: Tensor,
     tolerance: float,
     rounding: Tensor,
@@ -210,7 +210,7 @@ def _conjugate_gradients(
     """Return the solution and the number of steps: `known`, or as many as the residual needs."""
     x, residual = torch.zeros_like(right), right.clone()
     look_after = 1 if right.device.type == "cpu" else LOOK_AFTER
-    direction = residual / diagonal
+    direction = inverse * residual
     size = (residual * direction).sum((0, 2))
     enough = (tolerance**2 * size).maximum(rounding.sum((0, 2)))
     steps = 0
@@ -229,7 +229,7 @@ def _conjugate_gradients(
         length = torch.where(unfinished, size / (direction * moved).sum((0, 2)), 0)[:, None]
         x.addcmul_(length, direction)
         residual.addcmul_(length, moved, value=-1)
-        preconditioned = residual / diagonal
+        preconditioned = inverse * residual
         size, before = (residual * preconditioned).sum((0, 2)), size
         direction = direction.mul_(torch.where(before > 0, size / before, 0)[:, None]).add_(preconditioned)
 
