@@ -67,7 +67,7 @@ def any_distance(result: Any) -> Iterator[Entry]:
 
 def plane_perturbation(result: Any) -> Iterator[Entry]:
     """Yield how many cells the map has, their summed cost, and which part of it cells with half of position have."""
-    from tl_posgen.position.planes.plane_perturbation import cost_of_half
+    from tl_posgen.position.planes.plane_shares import cost_of_half
 
     own, share = result.numbers, result.own["share"].sel(part="position")
     yield "n_cells", {}, Number(float(share.notnull().sum()))

@@ -40,7 +40,7 @@ FITS = (
 
 def findings_of(model: str, text: str) -> dict[str, tuple[float, float]]:
     """Return every finding of a model, and of its random init."""
-    measures = [Profiles(costs=False), Substitution(dummy_distances=(), widths=(8,)), "three_axis"]
+    measures = [Profiles(costs=False), Substitution(search=False, dummy_distances=(), widths=(8,)), "three_axis"]
     report = tl_posgen.analyze(model, text, measures=measures, **CUT)
     own, losses, fit = (report[name].numbers for name in ("profiles", "substitution", "three_axis"))
     numbers = {"r of three axes within rows, mean over heads": fit("r_within_rows")}

@@ -18,7 +18,6 @@ from tl_posgen.position.planes.plane_perturbation import (
     COSTS,
     MOST_CELLS,
     OF,
-    cost_of_half,
     cost_share_correlations,
     plane_shares,
 )
@@ -176,19 +175,6 @@ def test_intervals_of_rho_are_those_of_resampled_prompts():
     rho, *ends = cost_share_correlations(data)["rho"].sel(map_edit="mean_phase", cost="edit", part="content").values
     expected = rho + stats.t.ppf([0.025, 0.975], 4) * (5 / 4) ** 0.5 * np.std(drawn, ddof=1)
     np.testing.assert_allclose(ends, np.clip(expected, -1, 1), atol=1e-4)
-
-
-def test_the_cells_that_carry_half_are_the_fewest_that_do(result):
-    data = result.own
-    for part in ("position", "content"):
-        share = data["share"].sel(part=part)
-        carried = np.sort(share.values.ravel())[::-1]
-        for edit in MAPPED:
-            costs = data["map_rise"].sel(map_edit=edit, cost="edit").mean("prompt")
-            n, found = cost_of_half(costs, share)
-            assert carried[:n].sum() >= 0.5 > carried[: n - 1].sum()
-            expected = float(costs.where(share >= carried[n - 1]).sum() / costs.sum())
-            assert found == pytest.approx(expected, nan_ok=True) or float(costs.sum()) <= 0
 
 
 def test_without_shuffled_positions_there_is_no_cost_of_position():

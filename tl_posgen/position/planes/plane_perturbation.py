@@ -73,21 +73,6 @@ def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.Dataset
     return found.assign(share=share).transpose("part", "layer", "planes")
 
 
-def cost_of_half(cost: xr.DataArray, share: xr.DataArray) -> tuple[int, float]:
-    """Return the least number of cells with half of a share, and their part of the summed cost; NaN without cost.
-
-    Example:
-        >>> cost, share = (xr.DataArray([[0.25, 0.75], [0.0, 0.0]]), xr.DataArray([[0.2, 0.6], [0.1, 0.1]]))
-        >>> cost_of_half(cost, share)
-        (1, 0.75)
-    """
-    known = share.notnull().values
-    costs, shares = cost.transpose(*share.dims).values[known], share.values[known]
-    order = np.argsort(-shares)
-    n = int(np.searchsorted(shares[order].cumsum(), shares.sum() / 2)) + 1
-    return n, float(costs[order[:n]].sum() / costs.sum()) if costs.sum() > 0 else float("nan")
-
-
 def cost_share_correlations(data: xr.Dataset) -> xr.Dataset:
     """Return Spearman's rho over the map of each cost with each share, and with the cost of shuffled positions.
 
