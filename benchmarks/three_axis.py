@@ -23,8 +23,8 @@ milliseconds per head, of processor time on one thread unless told otherwise, wh
 "q k'" forms and stores all scores, as a model does that shows them; "visible" forms only the visible half, in blocks
 that are thrown away, which is the least that forming scores can cost. |dr| is the largest difference of r from ours.
 
-A second table has weights by distance: the steps, beside those of the counts alone as preconditioner; the moments, the
-fit, and what is factored once a length. max(8 - d, floor) and e^(-d/8) + 1e-6, which stays what it is from d = 400 on.
+A second table has weights by distance: the steps, the moments and the fit. max(8 - d, floor) and e^(-d/8) + 1e-6,
+which stays what it is from d = 400 on.
 """
 
 import argparse
@@ -65,9 +65,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from tl_posgen.position.decomposition.numbers import normal_equations as equations  # noqa: E402
-from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs  # noqa: E402
-from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments  # noqa: E402
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments  # noqa: E402
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis  # noqa: E402
 
 
@@ -174,8 +172,8 @@ def print_table(lengths: list[int], repeats: int) -> None:
 
 
 def print_weights(lengths: list[int], repeats: int, heads: int = 8) -> None:
-    print(f"\nweights by distance, {heads} heads at once: {ARGUMENTS.clock} ms per head; factored: once a length")
-    print("".join(f"{name:>11}" for name in ["L", "weights", "steps", "by counts", "moments", "fit", "factored"]))
+    print(f"\nweights by distance, {heads} heads at once: {ARGUMENTS.clock} ms per head")
+    print("".join(f"{name:>11}" for name in ["L", "weights", "steps", "moments", "fit"]))
     for length in lengths:
         q, k = random_head(length, heads)
         for name, weights in WEIGHTS.items():
@@ -183,26 +181,11 @@ def print_weights(lengths: list[int], repeats: int, heads: int = 8) -> None:
             methods: dict[str, Callable[[], object]] = {
                 "moments": lambda q=q, k=k, w=weights: pair_moments(q, k, D_HEAD**-0.5, distance_weights=w),
                 "fit": lambda m=moments: fit_three_axis(m),
-                "factored": lambda m=moments: factored(m.pairs),
             }
             seconds, steps = measure(methods, repeats), fit_three_axis(moments).iterations
-            cells = [f"{1000 * time / (1 if key == 'factored' else heads):.2f}" for key, time in seconds.items()]
-            cells = [length, name, steps, steps_by_counts(moments), *cells]
+            cells = [f"{1000 * time / heads:.2f}" for time in seconds.values()]
+            cells = [length, name, steps, *cells]
             print("".join(f"{cell:>11}" for cell in cells), flush=True)
-
-
-def factored(pairs: CausalPairs) -> None:
-    equations.band_factors.cache_clear()
-    if band := equations.preconditioner_band(pairs):
-        equations.band_factors(pairs, 0.0, band, torch.device("cpu"))
-
-
-def steps_by_counts(moments: PairMoments) -> int:
-    chosen, equations.preconditioner_band = equations.preconditioner_band, lambda pairs: 0
-    try:
-        return fit_three_axis(moments).iterations
-    finally:
-        equations.preconditioner_band = chosen
 
 
 def print_peak(length: int) -> None:

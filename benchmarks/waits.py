@@ -23,7 +23,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "mean_key": {"measures": "mean_key"},
     "slash": {"measures": "slash"},
     "residual": {"measures": "residual"},
-    "across_prompts": {"measures": "across_prompts"},
 }
 
 

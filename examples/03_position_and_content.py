@@ -34,7 +34,7 @@ model.cfg.n_layers, model.cfg.n_heads
 # correlation of the replacement with the true scores: they do not rank the replacements alike.
 
 # %%
-replaced = Substitution(search=False)(model, text, **cut)
+replaced = Substitution()(model, text, **cut)
 replaced.table().round(3)
 
 # %% [markdown]

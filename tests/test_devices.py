@@ -10,11 +10,9 @@ import torch
 from tl_posgen.models.geometry.pass_proof import is_softmax
 from tl_posgen.models.geometry.proof import allowed_error, recompute
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.position.decomposition.numbers.interaction_share import interaction_share
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
-from tl_posgen.position.decomposition.numbers.position_shares import PositionParts
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
-from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, interaction_share, variance_shares
 from tl_posgen.position.distance.numbers.distance_table import key_agreement
 from tl_posgen.position.substitution.numbers.splits import positional_profile, running_mean_key
 from tl_posgen.rope import bilinear_sums
@@ -54,7 +52,6 @@ OF_VALUES = {
     "three axes": lambda q: fit_three_axis(pair_moments(q, q, window=4)),
     "three axes of scores": lambda q: fit_three_axis(pair_moments_from_scores(q @ q.mT)),
     "attention profile": lambda q: attention_profile((q @ q.mT).softmax(-1)),
-    "position shares": lambda q: PositionParts((q[0] @ q[0].mT > 0).tril()).energy((q @ q.mT).double()),
     "softmax": lambda q: is_softmax(q @ q.mT, (q @ q.mT).softmax(-1), torch.float32),
 }
 

@@ -9,8 +9,8 @@ import tl_posgen
 from tl_posgen.core import registry
 from tl_posgen.joining import KeyCut, Profiles
 from tl_posgen.models.layers import fused
-from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
-from tl_posgen.position.decomposition import layer_residuals
+from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation
+from tl_posgen.position.decomposition import residual
 from tl_posgen.position.decomposition.numbers import pair_moments
 from tl_posgen.rules import Rules, rules
 
@@ -21,7 +21,7 @@ SHORTER = {  # at which one matrix more than declared is found as at `LENGTH`
     **dict.fromkeys(("residual", "perturbation", "plane_perturbation", "dummy_distance", "length_extrapolation"), 96),
     **{"band_ablation": 96, "substitution": 64, "profiles": 64, "rules": 64},
 }
-PROMPTS = {"across_prompts": 2, "length_extrapolation": 2, "rules": 2}  # at least
+PROMPTS = {"length_extrapolation": 2, "rules": 2}  # at least
 NAMES = [name for name in registry.BUILT_IN if registry.find(name).is_fed or registry.find(name).runs_model]
 
 
@@ -42,7 +42,6 @@ def request_of(name, n):
             edits=["shuffle_phases"], strengths=[1], map_edits=["mean_phase"], map_by="bands"
         ),
         "length_extrapolation": LengthExtrapolation(inside=n // 2, times=2),
-        "substitution": Substitution(search=False),
         "profiles": Profiles(metrics="literature"),
         "key_cut": KeyCut(shares=[0], controls=1),
         "rules": Rules(rules=["slashes_and_vertical", "position_and_content"], budgets=[32]),
@@ -66,8 +65,8 @@ CASES = [(name, streaming) for streaming in (True, False) for name in NAMES if s
 def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypatch, name, streaming):
     """What is held beyond those matrices about doubles from one length to twice that: none of it is a matrix."""
     bounds = (
-        (layer_residuals, "ENTRIES", 1),
-        (layer_residuals, "SPECTRUM_CROP", 128),
+        (residual, "ENTRIES", 1),
+        (residual, "SPECTRUM_CROP", 128),
         (pair_moments, *ROWS),
         (rules, "BLOCK", 8),
         (fused, "SCORES_AT_ONCE", 2**16),

@@ -6,7 +6,6 @@ import torch
 from families import GROUPED, save_config
 
 import tl_posgen
-from tl_posgen.errors import InputError
 from tl_posgen.slash.numbers.plane_contributions import score_of_profile
 
 pytestmark = pytest.mark.slow
@@ -69,8 +68,6 @@ def test_of_a_single_key_softmax_sees_nothing_vary(alone, of_window):
         assert bool(planes[name].isnull().all())
     assert bool(planes["contribution"].sel(at=["edge", "1", "4"]).isnull().all())
     assert bool((alone["slash"].dataset["score"].sel(distance=0) == 1).all())
-    with pytest.raises(InputError, match="across_prompts: in layer 0 a token sees itself alone"):
-        of_window(1, ["across_prompts"], n_prompts=2)
 
 
 def test_what_a_window_hides_is_in_no_lift_and_no_prediction(pairs):

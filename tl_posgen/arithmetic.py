@@ -121,3 +121,8 @@ def _older_precision() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         return "highest"
+
+
+def is_real_tensor(value: Any, ndim: int) -> bool:
+    """Return whether a value is a real tensor with `ndim` axes."""
+    return isinstance(value, Tensor) and value.ndim == ndim and not value.is_complex()

@@ -1,5 +1,10 @@
 """Errors by who can mend them. A message names the thing, the place and the remedy."""
 
+import sys
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
 
 class PosgenError(Exception):
     """Base of every error this package raises on purpose. Its message is one line, whatever it quotes."""
@@ -22,3 +27,27 @@ class UnsupportedModelError(ModelError):
 
 class OutputError(PosgenError, OSError):
     """A result cannot be written where the user asked."""
+
+
+def check_whole(place: str, least: int, /, **values: Any) -> None:
+    """Refuse values that are not whole numbers from `least` on."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+            raise InputError(f"{place}: {name}={value!r}: give a whole number, {least} or more")
+
+
+def check_share(name: str, value: Any) -> None:
+    """Refuse a value that is not a number from 0 to 1."""
+    if not is_number(value) or value > 1:
+        raise InputError(f"{name} {value!r} is outside [0, 1]; give a number from 0 to 1")
+
+
+def check_choice(name: str, value: Any, known: Sequence[str]) -> None:
+    """Refuse a value that is not one of the known words."""
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"{name} {value!r}: choose from {', '.join(known)}")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number, not negative and not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(0 <= value <= sys.float_info.max)  # pyright: ignore[reportOperatorIssue]

@@ -21,7 +21,6 @@ CLAIMS = [claim for claims in PAPERS.values() for claim in claims]
 ELSEWHERE = {"emergence", "coupling_scores", "slash_toy"}  # not of one model and one text
 CUT = {"length": 32, "n_prompts": 2, "progress": False}
 QUICK = {
-    "substitution": {"search": False},
     "dummy_distance": {"distances": (0, 64), "limits": (8,)},
     "perturbation": {
         "n_draws": 1,

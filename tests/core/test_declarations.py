@@ -54,7 +54,6 @@ def test_wrong_values_of_an_option_are_refused_in_one_line_and_right_ones_kept(n
 
 BETWEEN_OPTIONS = {  # measures that refuse what the annotation of one option cannot say
     "slash_toy": "what the toy is made of has to fit together",
-    "any_distance": "functions are those of distance",
     "token_coupling": "two positions at least",
 }
 

@@ -208,7 +208,7 @@ def test_a_saved_result_of_a_measure_that_is_nowhere_is_still_mapped(mini, tmp_p
 
 
 REFUSED = {
-    "an unknown name": (["nonsense"], "no measure 'nonsense'; known: across_prompts"),
+    "an unknown name": (["nonsense"], "no measure 'nonsense'; known: attention_examples"),
     "a name with a slip": (["tree_axis"], r"no measure 'tree_axis'; did you mean 'three_axis'\? known: "),
     "one name twice": (["three_axis", "three_axis"], "three_axis is given twice"),
     "something else": ([object()], "is no measure"),

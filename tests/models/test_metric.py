@@ -35,7 +35,7 @@ def last_logit(logits, tokens):
             ["change"],
             marks=pytest.mark.slow,
         ),
-        pytest.param(Substitution(search=False), ["loss"], marks=pytest.mark.slow),
+        pytest.param(Substitution(), ["loss"], marks=pytest.mark.slow),
     ],
 )
 def test_every_value_of_the_loss_is_that_of_the_metric(small_model, measure, names):

@@ -44,8 +44,6 @@ HOOKS = {
     "substitute, from_layer": lambda model, x: substitute(model, by_constant, from_layer=x),
     "by_split, part": lambda model, x: substitute(model, by_split(point_mass(1), x)),
     "by_split, mean_key": lambda model, x: substitute(model, by_split(point_mass(1), mean_key=x)),
-    "by_free_split": lambda model, x: substitute(model, position.by_free_split(x)),
-    "by_free_split, part": lambda model, x: substitute(model, position.by_free_split({}, x)),
 }
 DRAWS = {
     "swap_tokens": lambda x: position.swap_tokens(x, 0.5, seed=0),

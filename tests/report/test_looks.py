@@ -35,7 +35,7 @@ def compared():
 
 def of_many_heads():
     """As if of 48 layers of 40 heads."""
-    report = of_measures("three_axis", "variance", "planes", "plane_interaction", "slash", "residual", "coupling")
+    report = of_measures("three_axis", "variance", "planes", "slash", "residual", "coupling")
     return Report({name: grown(result) for name, result in report.items()}, report.provenance)
 
 
@@ -61,11 +61,11 @@ def claims():
 ZERO = ("blocks.1.attn.hook_z", lambda value, hook: value * 0)
 KINDS = {  # those of every command
     "analyze": of_measures,
-    "substitute": partial(of_measures, Substitution(widths=(8,), search=False), "split_examples"),
+    "substitute": partial(of_measures, Substitution(widths=(8,)), "split_examples"),
     "distance": partial(of_measures, "dummy_distance"),
     "perturb": partial(of_measures, Perturbation(ratios=(0, 0.1), n_cloze=4)),
     "length": partial(of_measures, LengthExtrapolation(inside=32, times=2)),
-    "planes": partial(of_measures, "planes", "plane_sufficiency", "plane_interaction", "any_distance"),
+    "planes": partial(of_measures, "planes", "plane_sufficiency"),
     "perturb-planes": partial(of_measures, PlanePerturbation(strengths=(0.3, 1))),
     "profiles": partial(of_measures, "profiles"),
     "cut-keys": partial(of_measures, KeyCut(shares=(0, 0.5, 1), controls=1)),

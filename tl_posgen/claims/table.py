@@ -446,7 +446,7 @@ POSITION = [
         ("substitution",),
         _recovered,
         _recovered_by,
-        options={"substitution": {"n_prompts": 8, "search": False}},
+        options={"substitution": {"n_prompts": 8}},
     ),
     Claim(
         "position 3",

@@ -40,7 +40,6 @@ class MeasureCommand:
         help: one line.
         measures: names; an option that several have goes to each of them.
         setup: defaults of the shared options, where they are not the usual ones.
-        options: defaults of the measures' options, where a command line wants others than the library.
         backend: that is used where none is chosen.
         without: shared options that mean nothing here.
         with_flag: flag -> (measure that it adds, help).
@@ -50,7 +49,6 @@ class MeasureCommand:
     help: str
     measures: Sequence[str]
     setup: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
     backend: str | None = None
     without: tuple[str, ...] = ()
     with_flag: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -61,7 +59,6 @@ COMMANDS = {
     "substitute": MeasureCommand(
         "Replace the scores by position + content and measure the loss: does the model run on the split?",
         ["substitution"],
-        options={"search": False, "head_costs": False},
     ),
     "distance": MeasureCommand(
         "Put every pair at a distance of your choosing: what stays of the scores, and of the loss?", ["dummy_distance"]
@@ -78,14 +75,14 @@ COMMANDS = {
     ),
     "planes": MeasureCommand(
         "Magnitude and phase of queries and keys in RoPE's planes: could the model entangle, and did training?",
-        ["planes", "plane_sufficiency", "plane_interaction", "any_distance"],
+        ["planes", "plane_sufficiency"],
     ),
     "perturb-planes": MeasureCommand(
         "Shuffle magnitudes, phases or positions in RoPE's planes: what does it cost, all at once and plane by plane?",
         ["plane_perturbation"],
     ),
     "profiles": MeasureCommand(
-        "One row a head over all subjects: rank, interaction, slash, induction, costs. What goes together?",
+        "One row a head over all subjects: rank, interaction, slash, induction. What kind of head is it?",
         ["profiles"],
     ),
     "cut-keys": MeasureCommand(
@@ -165,16 +162,15 @@ def measure_command(name: str, chosen: MeasureCommand) -> Callable[..., Any]:
     kinds = {measure: kind for measure in every if (kind := find(measure)) is not None}
     own: dict[str, inspect.Parameter] = {}
     for kind in kinds.values():  # where two measures have an option, the default of the first is shown
-        own = measure_options(kind, chosen.options) | own
+        own = measure_options(kind) | own
     own |= {flag: option(flag, bool, False, text) for flag, (_, text) in chosen.with_flag.items()}
 
     def run(*, setup: Setup, **given: Any) -> None:
         added = [measure for flag, (measure, _) in chosen.with_flag.items() if given.pop(flag, False)]
-        options = {**chosen.options, **given}
         asked = []
         for kind in (kinds[one] for one in [*chosen.measures, *added]):
             names = {one.name for one in fields(kind)}
-            asked.append(kind.with_options({name: value for name, value in options.items() if name in names}))
+            asked.append(kind.with_options({name: value for name, value in given.items() if name in names}))
         cut = setup.cut
         if "length" in chosen.without:
             cut["length"] = None

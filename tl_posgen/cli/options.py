@@ -220,7 +220,7 @@ def option(
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def measure_options(kind: Any, defaults: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
+def measure_options(kind: Any) -> dict[str, inspect.Parameter]:
     """Return the options of a measure that words can give: not mappings."""
     from tl_posgen.core.options import annotations_of
 
@@ -232,7 +232,7 @@ def measure_options(kind: Any, defaults: Mapping[str, Any]) -> dict[str, inspect
         kinds = list(map(plain, alternatives(annotation)))
         if lists := list(filter(is_list, kinds)):
             kinds, more = lists, {"converter": partial(_convert_list, annotation), "n_tokens": 1}
-        default, told = defaults.get(one.name, one.default), words.get(one.name, "")
+        default, told = one.default, words.get(one.name, "")
         found[one.name] = option(
             one.name, reduce(or_, kinds), default, told[:1].upper() + told[1:], of_measure=True, **more
         )

@@ -1,4 +1,4 @@
-"""Shared by the tests of this folder: one report of all six measures of the mini model, and measures fed by hand."""
+"""Shared by the tests of this folder: one report of all measures of the mini model, and measures fed by hand."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import to_prompts
 
-MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]
+MEASURES = ["three_axis", "variance", "mean_key", "residual", "attention_examples"]
 
 
 @pytest.fixture(scope="session")

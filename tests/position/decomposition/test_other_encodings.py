@@ -7,22 +7,20 @@ import pytest
 import torch
 from rotated_heads import captures_of
 
-from tl_posgen.core.attach import attach
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.formatting import ENCODINGS as WHERE
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition import AcrossPrompts, MeanKey, Residual, ThreeAxis
+from tl_posgen.position.decomposition import MeanKey, Residual, ThreeAxis
 
 pytestmark = pytest.mark.longer
 
-MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]
+MEASURES = ["three_axis", "variance", "mean_key", "residual", "attention_examples"]
 ENCODINGS = {"gpt2": "absolute", "bloom": "alibi"}
 CAVEATS = {"gpt2": set(MEASURES), "bloom": set(MEASURES[:-1])}
 LOST = {"gpt2": {"variance", "mean_key"}, "bloom": {"mean_key"}}  # what they would conclude holds by construction
 OPTIONS = {"null_seeds": (), "progress": False}
-OUT = {"tokens": "without first"}
 
 
 def random_prompts(n: int) -> torch.Tensor:
@@ -52,9 +50,8 @@ def test_every_measure_has_numbers_that_its_encoding_allows(reports, name):
     assert report.provenance["encoding"] == ENCODINGS[name]
     for result in report.values():
         scalars = result.frame(every=True).select_dtypes("number")
-        named = [column for column in scalars if "of_position" not in column]
-        assert named
-        assert np.isfinite(scalars[named].to_numpy()).all(), result.name
+        assert len(scalars.columns)
+        assert np.isfinite(scalars.to_numpy()).all(), result.name
     np.testing.assert_allclose(report["mean_key"].own["r"], 1, atol=1e-6)
     share = report["variance"].own["share"]
     np.testing.assert_allclose(share.sel(part=["qd", "kd", "qkd"]), 0, atol=1e-9)
@@ -70,19 +67,6 @@ def test_the_slope_of_alibi_is_not_in_the_residual_nor_in_the_mean_key_split_but
     np.testing.assert_array_equal(*(data["r"] for data in both_slopes(MeanKey())))
     with_slope, without = (data["r_within_rows"] for data in both_slopes(ThreeAxis()))
     assert (with_slope > without).all()
-
-
-def test_the_slope_of_alibi_is_position_by_distance_and_by_key(family_model):
-    def scale_out(value, hook):
-        return torch.zeros_like(value)
-
-    model = family_model("bloom")
-    queries = [(name, scale_out) for name in model.hook_dict if name.endswith("attn.hook_q")]
-    with model.hooks(fwd_hooks=queries), attach(model, ["across_prompts"]) as run:
-        model(random_prompts(12))
-    data = run.report()["across_prompts"].sel(tokens="all")
-    for name in ("position", "share"):
-        np.testing.assert_allclose(data[name], 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -116,12 +100,3 @@ def test_a_result_of_unknown_encoding_has_no_caveat(reports):
     result = Result(reports["gpt2"]["mean_key"].measure, reports["gpt2"]["mean_key"].dataset)
     assert result.caveat is None
     assert len(result.findings()) == 1
-
-
-def test_learned_positions_are_position_at_random_init_too_and_turn_into_distance_by_training(
-    learned_positions, tinystories
-):
-    found = AcrossPrompts()(learned_positions, tinystories, length=96, n_prompts=4, progress=False).numbers
-    part = found("part_of_position", function="distance", **OUT)
-    assert part.value > 0.6 > 0.2 > part.inits[0]
-    assert found("position", **OUT).inits[0] > 0.1

@@ -18,8 +18,7 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, lm_infinite
 from tl_posgen.position.length.length_extrapolation import TOLERATED, sentence_beyond, within_noise
 from tl_posgen.position.length.length_figures import WORDS
-from tl_posgen.position.length.numbers.output_drift import OutputMoments, output_drift
-from tl_posgen.position.length.numbers.output_plane import output_plane
+from tl_posgen.position.length.numbers.output_drift import OutputMoments, output_drift, output_plane
 
 pytestmark = pytest.mark.longer
 
@@ -150,7 +149,7 @@ def test_heads_without_a_number_do_not_count_within_the_noise_level(result):
 
 
 def test_the_sentences_say_loss_rise_and_medians_over_heads(result):
-    *lines, last, of_planes = result.findings()
+    *lines, last = result.findings()
     assert len(lines) == len(WORDS)
     at = {"condition": "vanilla", "segment": 0}
     inside = float(result.own["segment_loss"].sel(**at).mean())
@@ -165,8 +164,6 @@ def test_the_sentences_say_loss_rise_and_medians_over_heads(result):
         of_inits = f"{format_number(rises.mean(), '+.2f')} ± {rises.std(ddof=1):.2f}"
         assert f"random init {of_inits}) against the unchanged model's" in sentence
         assert f"the outputs of {share:.0%} (random init " in sentence
-        offsets = own["plane_offset"].mean("segment")
-        assert f"{WORDS[condition]} {float(offsets.median()):.2f}" in of_planes
     noise, *nulls = (float(one["noise_level"].median()) for one in (result.own, *result.nulls))
     assert f"{noise:.2f} (random init {np.mean(nulls):.2f} ± " in last
     assert last.endswith(f"loss inside is {inside:.2f}.")

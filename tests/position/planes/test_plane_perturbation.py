@@ -8,14 +8,19 @@ from rotated_heads import captures_of
 from scipy import stats
 
 from tl_posgen.core.engine import analyze
-from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import ENDS
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.planes import PlanePerturbation, perturb_planes, plane_perturbation
-from tl_posgen.position.planes.plane_perturbation import COSTS, MOST_CELLS, OF
-from tl_posgen.position.planes.plane_shares import CARRIED, cost_of_half, cost_share_correlations, plane_shares
+from tl_posgen.position.planes.plane_perturbation import (
+    CARRIED,
+    COSTS,
+    MOST_CELLS,
+    OF,
+    cost_share_correlations,
+    plane_shares,
+)
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import complex_planes
@@ -48,7 +53,6 @@ def test_deep_models_are_mapped_if_asked(mini, alice, monkeypatch):
     found = asked(mini, alice, null_seeds=(), **{**CUT, "n_prompts": 1})
     assert found.measure.map_edits == ()
     assert "map_rise" not in found.own
-    assert len(found.findings()) == 3
     assert PlanePerturbation(map_edits=MAPPED).prepare(mini, []).map_edits == MAPPED
 
 
@@ -173,20 +177,6 @@ def test_intervals_of_rho_are_those_of_resampled_prompts():
     np.testing.assert_allclose(ends, np.clip(expected, -1, 1), atol=1e-4)
 
 
-def test_the_cells_that_carry_half_are_the_fewest_that_do(result):
-    data, sentences = result.own, " ".join(result.findings())
-    for part in ("position", "content"):
-        share = data["share"].sel(part=part)
-        carried = np.sort(share.values.ravel())[::-1]
-        for edit in MAPPED:
-            costs = data["map_rise"].sel(map_edit=edit, cost="edit").mean("prompt")
-            n, found = cost_of_half(costs, share)
-            assert carried[:n].sum() >= 0.5 > carried[: n - 1].sum()
-            expected = float(costs.where(share >= carried[n - 1]).sum() / costs.sum())
-            assert found == pytest.approx(expected, nan_ok=True) or float(costs.sum()) <= 0
-            assert f"{n} cells with half of {part} {format_number(found, '.0%')}" in sentences
-
-
 def test_without_shuffled_positions_there_is_no_cost_of_position():
     found = cost_share_correlations(made_up().isel(map_edit=[0]))
     assert set(found) == {"rho", "rho_gap"}
@@ -198,7 +188,6 @@ def test_a_larger_model_is_mapped_by_bands(mini, alice, monkeypatch):
     monkeypatch.setattr(plane_perturbation, "MOST_CELLS", 63)
     found = measure(mini, alice, null_seeds=(), **CUT)
     assert found.own["planes"].values.tolist() == list(BANDS)
-    assert "Map of 12 cells (layer x band)" in found.findings()[-1]
     for kind in found.kinds:
         found.plot(kind)
 
@@ -213,7 +202,6 @@ def test_one_prompt_leaves_no_interval_and_no_map_no_figure_of_it(mini, alice):
     assert "at strength 0.5" in found.findings()[0]
     alone = PlanePerturbation(edits=["mean_magnitude"], strengths=[0.5], map_edits=[])(mini, alice, **how)
     assert alone.kinds == ["curves", "bands"]
-    assert len(alone.findings()) == 3
 
 
 @pytest.mark.parametrize(("name", "family_backend"), [("gemma3", "bridge"), ("neox", "hooked"), ("smollm3", "bridge")])
@@ -232,21 +220,10 @@ def test_layers_of_other_planes_or_none_partial_rotary_and_windows(family_model,
 
 def test_the_sentences_say_the_numbers(result):
     own, sentences = result.numbers, result.findings()
-    assert len(sentences) == 3 + len(MAPPED)
     for edit in EDITS:
-        dearest = max(float(own("band_rise", edit=edit, band=band)) for band in BANDS)
-        for sentence, number in zip(
-            sentences, (own("rise", edit=edit), result.measure.less_control(own, edit)), strict=False
-        ):
+        numbers = own("rise", edit=edit), result.measure.less_control(own, edit)
+        for sentence, number in zip(sentences, numbers, strict=True):
             assert f"{result.measure.words[edit]} {number.with_interval:+.3f}" in sentence
-        assert f"{result.measure.words[edit]} {dearest:+.3f} (" in sentences[2]
-    for sentence, edit in zip(sentences[-2:], MAPPED, strict=True):
-        for part in CARRIED:
-            assert f"{part} {own('rho', map_edit=edit, part=part):.2f}" in sentence
-        total = own.number(own.array("map_rise", map_edit=edit).sum(("layer", "planes")))
-        assert f"{total:+.3f} nats" in sentence
-    assert "With the cost of shuffled positions" in sentences[-2]
-    assert "With the cost of shuffled positions" not in sentences[-1]
 
 
 def test_the_table_has_a_row_an_edit(result):

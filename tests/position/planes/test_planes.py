@@ -5,11 +5,13 @@ import pytest
 import torch
 from rotated_heads import captures_of
 
+from tl_posgen.core.engine import analyze
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.numbers import one_side
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
-from tl_posgen.position.planes import Planes
+from tl_posgen.position.planes import PlanePerturbation, Planes, PlaneSufficiency
 from tl_posgen.position.planes.numbers.plane_patterns import PARTS
 from tl_posgen.position.planes.planes import EPS_GRID
 from tl_posgen.report.heads import heads_of
@@ -185,3 +187,34 @@ def test_a_head_has_a_curve_for_each_side_and_part(result):
         *(f"mean length of z, {side}" for side in "qk"),
         *(f"share of the plane, {part}" for part in PARTS),
     ]
+
+
+MEASURES = [Planes, PlaneSufficiency, PlanePerturbation]
+TOKENS = torch.arange(2, 26)[None]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom"])
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_model_without_rope_is_refused_before_anything_runs(family_model, measure, name):
+    with pytest.raises(UnsupportedModelError, match="no layer of this model has RoPE"):
+        measure()(family_model(name, "bridge"), TOKENS, progress=False)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom"])
+def test_a_model_without_rope_is_skipped_if_that_is_asked_for(family_model, name):
+    how = {"null_seeds": (), "progress": False, "skip_unsupported": True}
+    assert list(analyze(family_model(name, "bridge"), TOKENS, measures=["planes", "three_axis"], **how)) == [
+        "three_axis"
+    ]
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_only_layers_without_rope_are_refused(family_model, measure):
+    with pytest.raises(UnsupportedModelError, match=r"layers 1: none of them has RoPE|no chosen layer has RoPE"):
+        measure()(family_model("smollm3", "bridge"), TOKENS, layers=[1], null_seeds=(), progress=False)
+
+
+@pytest.mark.parametrize("measure", [Planes, PlaneSufficiency])
+def test_a_prompt_of_one_token_is_refused(mini, measure):
+    with pytest.raises(InputError, match="a prompt has only 1 token"):
+        measure()(mini, [[5]], null_seeds=(), progress=False)

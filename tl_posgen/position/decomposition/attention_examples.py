@@ -21,8 +21,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.metric import CHOSEN
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.tokens import token_strings
-from tl_posgen.position.decomposition.layer_fits import fit_capture
-from tl_posgen.position.decomposition.three_axis import ThreeAxis
+from tl_posgen.position.decomposition.three_axis import ThreeAxis, fit_capture
 from tl_posgen.report.circuits import CROP, attention_maps, token_colours
 from tl_posgen.report.figures import COLOURS, DIVERGING, SCALE, Panels, model_label, token_map
 from tl_posgen.report.head_figures import head_names
@@ -36,13 +35,13 @@ PARTS = {"key_part": "key", "query_part": "query"}  # variable -> its dim
 Pick = tuple[int, int, str]
 
 
-def maps_of(data: xr.Dataset, example: int) -> np.ndarray:
+def _maps_of(data: xr.Dataset, example: int) -> np.ndarray:
     """Return the true attention, the additive one and their difference [map, query, key] of an example."""
     true, additive = data["pattern"].isel(example=example).transpose("scores", "query", "key").values
     return np.stack([true, additive, true - additive])
 
 
-def draw_patterns(result: Any) -> go.Figure:
+def _draw_patterns(result: Any) -> go.Figure:
     """Draw the three maps of every example head as heat maps, a row a head, beside the loss of the token that each
     query predicts."""
     data = result.own
@@ -53,7 +52,7 @@ def draw_patterns(result: Any) -> go.Figure:
     panels = Panels(titles, columns=n, row_height=280)
     attention, difference = {"colorscale": SCALE, "zmin": 0, "zmax": 1}, {"colorscale": DIVERGING, "zmid": 0}
     for example in range(len(heads)):
-        for number, picture in enumerate(maps_of(data, example)):
+        for number, picture in enumerate(_maps_of(data, example)):
             colours = difference if number == len(SCORES) else attention
             panels.add(n * example + number, token_map(xr.DataArray(picture, dims=("query", "key")), **colours))
         if "loss" in data:
@@ -85,7 +84,7 @@ def show(data: xr.Dataset, example: int) -> Any:
     if kind:
         part = data[list(PARTS)[kind - 1]].isel(example=example).values
         return token_colours(tokens, part - np.nanmean(part))
-    return attention_maps(maps_of(data, example), tokens, list(MAPS))
+    return attention_maps(_maps_of(data, example), tokens, list(MAPS))
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ class AttentionExamples(Measure):
     after = (ThreeAxis,)
     has_null = False
     rows = ("example",)
-    figures = {"patterns": draw_patterns}
+    figures = {"patterns": _draw_patterns}
     token_view = TokenView(labels, show)
     patterns = "of_every_head"
     caveats = {"absolute": "the additive pattern's key part mixes where a key stands with what it is."}
@@ -161,7 +160,7 @@ class AttentionExamples(Measure):
         none = {"pattern": (self.variables["pattern"].dims, np.zeros((0, len(SCORES), n, n)))}
         none |= {"r_within_rows": ("example", [])}
         empty = xr.Dataset(none, {"scores": list(SCORES)})
-        few, every = shown_of_every_head(len(r.to_series().dropna()), n), dict[tuple[int, int], xr.DataArray]()
+        few, every = _shown_of_every_head(len(r.to_series().dropna()), n), dict[tuple[int, int], xr.DataArray]()
 
         def of_layer(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
             found = patterns(layer)
@@ -179,11 +178,11 @@ class AttentionExamples(Measure):
         return data.assign(loss=("query", loss)) if is_of_tokens else data
 
 
-def shown_of_every_head(n_heads: int, most: int) -> int:
+def _shown_of_every_head(n_heads: int, most: int) -> int:
     """Return the first tokens whose attention is kept of every head: fewer of many heads.
 
     Example:
-        >>> shown_of_every_head(16, 128), shown_of_every_head(1024, 128)
+        >>> _shown_of_every_head(16, 128), _shown_of_every_head(1024, 128)
         (48, 22)
     """
     return min(most, TOKENS_OF_EVERY_HEAD, int((VALUES_OF_EVERY_HEAD / max(n_heads, 1)) ** 0.5))

@@ -14,8 +14,8 @@ from tl_posgen.core.options import NonNegative
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.position.decomposition.layer_fits import moments_of
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.three_axis import moments_of
 from tl_posgen.report.head_figures import head_map, layer_curves
 
 FAR = 1000  # the distance of the source

@@ -1,6 +1,6 @@
 """The residual of the three-axis fit: its size, its shape, its distances, its planes and its token pairs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -8,40 +8,142 @@ import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tl_posgen.arithmetic import double
+from tl_posgen.arithmetic import double, row_ranges
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, TokenView, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Whole, Within
 from tl_posgen.core.sums import First, Sums
 from tl_posgen.errors import InputError
-from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.selection import head_name
+from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.position.decomposition import residual_figures as figures_of
-from tl_posgen.position.decomposition.layer_fits import fit_capture
-from tl_posgen.position.decomposition.layer_residuals import (
-    DIMS,
-    OF,
-    OVER_PARTS,
-    SPECTRUM_CROP,
-    examples_of,
-    head_groups,
-    largest,
-    plane_shares,
-    residual_sums,
-    token_pairs,
-)
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.residual_moments import ResidualSums
-from tl_posgen.position.decomposition.numbers.token_pairs import KEEP, TokenPairTally
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_rows, query_ranges
+from tl_posgen.position.decomposition.numbers.residual_moments import (
+    KEEP,
+    PlaneParts,
+    ResidualSums,
+    TokenPairTally,
+    less_fit,
+)
+from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit, fit_three_axis
 from tl_posgen.position.decomposition.residual_figures import OUT
+from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.report.circuits import CROP
 from tl_posgen.rope.spectra import singular_values, spectrum_of_values
 
+ROUNDING = 1e-13  # share of sum |scale q_i|^2 |k_j|^2 below which a sum of squares is float32 rounding
+SPECTRUM_CROP = 512  # tokens whose residual the spectrum is of; the time grows with their cube
+DIMS = ("tokens", *HEAD)
+OF = ("residual", "scores")
+OVER_PARTS = (*DIMS, "of")
+ENTRIES = 2**21  # token pairs held at once: heads are taken in groups
 SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once the first token is left out
 OVER_DISTANCE, OVER_RANK = ((*DIMS, dim) for dim in ("distance", "rank"))
+
+
+def _is_rounding(
+    squares: Float[Tensor, " head"], capture: LayerCapture, pairs: CausalPairs, score_squares: Float[Tensor, " head"]
+) -> Bool[Tensor, " head"]:
+    """sum x^2 <= 1e-13 sum |scale q_i|^2 |k_j|^2 over the pairs: `squares` of a part x of the scores are rounding.
+
+    A score is a sum that may cancel, so its rounding error scales with the lengths of its query and key. It scales with
+    the score itself (`score_squares`) where hooks edit the scores, or where the score is larger (ALiBi).
+    """
+    size = score_squares
+    if not isinstance(capture, EditedCapture):
+        q, k = (double(x[:, : pairs.n_tokens]).square().sum(-1) for x in (capture.q, capture.k))
+        none = torch.zeros_like(k[:, pairs.first_key :])
+        of_keys = torch.stack([none, none, k[:, pairs.first_key :]])
+        seen = pairs.normal(of_keys, pairs.counts(k.device))[1].flip(-1)  # by query, over the keys that it sees
+        size = size.maximum(capture.geometry.scale**2 * (q[:, pairs.first_query :] * seen).sum(-1))
+    return squares <= ROUNDING * size
+
+
+def residual_sums(part: LayerCapture, fit: ThreeAxisFit) -> list[ResidualSums]:
+    """Return the sums of what the fits of these heads' scores leave, with the first token and without; of rounding, 0.
+
+    What the first fit leaves is fitted once more, to the scores themselves: sums over q and k round in float32, and e
+    must be at right angles to every fit.
+    """
+    first = {name: getattr(fit, name).nan_to_num() for name in "abc"}
+    geometry, n = part.geometry, part.length
+    rows = lambda start, stop: less_fit(part.score_rows(start, stop), **first)  # noqa: E731
+    moments = pair_moments_from_rows(rows, n, window=geometry.window)
+    rotates = part.bilinear and len(geometry.rope.inv_freq) > 0
+    planes = PlaneParts(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
+    fits = [fit_three_axis(one) for one in (moments, moments.without_first_token or moments)]
+    found = [ResidualSums(fit, planes, part.tokens, crop=SPECTRUM_CROP, crop_within=CROP) for fit in fits]
+    for start, stop in query_ranges(len(part.heads), n, moments.sums.device):
+        scores, rest = part.score_rows(start, stop), rows(start, stop)
+        for sums in found:
+            sums.add(scores, rest)
+    for sums in found:
+        sums.drop(*(_is_rounding(x, part, sums.pairs, sums.squares) for x in (sums.energy, sums.within)))
+    return found
+
+
+def _head_groups(layer: LayerCapture) -> Iterator[tuple[slice, LayerCapture]]:
+    """Yield the capture some heads at a time, so that their sums by token pair fit in memory."""
+    parts = (slice(*heads) for heads in row_ranges(len(layer.heads), layer.length**2, ENTRIES))
+    return ((heads, layer.of_heads(heads)) for heads in parts)
+
+
+def _examples_of(part: LayerCapture, sums: ResidualSums) -> xr.Dataset:
+    """Return the residual of these heads token by token, beside their scores, where the fit leaves any."""
+    tokens = (part.positions if part.tokens is None else part.tokens)[:CROP]
+    maps = torch.stack([sums.corner[:, :CROP, :CROP], sums.within_corner])
+    arrays = {
+        "example_map": (("of", "example", "query", "key"), maps.float()),
+        "example_layer": ("example", torch.full((len(part.heads),), part.layer)),
+        "example_head": ("example", torch.tensor(part.heads)),
+        "example_share": ("example", sums.energy / sums.within),
+        "example_token": ("key", tokens),
+    }
+    heads = xr.Dataset({name: (dims, array.cpu().numpy()) for name, (dims, array) in arrays.items()})
+    return heads.isel(example=heads["example_share"].values > 0)
+
+
+def _largest(examples: Sequence[xr.Dataset], n: int) -> xr.Dataset:
+    """Return the n examples with most residual, the first of equals first."""
+    whole = xr.concat(examples, "example", data_vars="minimal")
+    most = np.argsort(-whole["example_share"].values, kind="stable")[:n]
+    return whole.isel(example=most).assign_coords(example=np.arange(len(most)))
+
+
+def _plane_shares(sums: Sums, left: xr.DataArray, scores: xr.DataArray) -> dict[str, xr.DataArray]:
+    """Return the planes' shares of e and of the scores within rows, whose sums of squares are `left` and `scores`, what
+    does not rotate, and the wavelengths, of layers whose scores are sums over planes."""
+    whole = xr.concat([left.expand_dims(of=[OF[0]]), scores.expand_dims(of=[OF[1]])], "of")
+    rotating = {layer: sums.layers[layer][0].rope.inv_freq for layer in sums.by_layer("in_planes")}
+    energy = sums.sum("in_planes", (*OVER_PARTS, "plane"))  # of a layer's planes, then of what does not rotate
+    n_planes = xr.DataArray([len(one) for one in rotating.values()], {"layer": list(rotating)}, ("layer",))
+    is_plane, lengths = energy["plane"] < n_planes, {at: 2 * torch.pi / one for at, one in rotating.items()}
+    return {
+        "plane_share": energy.where(is_plane).isel(plane=slice(int(n_planes.max()))) / whole,
+        "rest_share": energy.where(~is_plane | energy.isnull(), 0).sum("plane", min_count=1) / whole,
+        "wavelength": sums.over_layers("wavelength", {at: one.cpu().numpy() for at, one in lengths.items()}),
+    }
+
+
+def _token_pairs(sums: Sums, n_pairs: int) -> xr.Dataset:
+    """Return the kinds of token pair that explain most, by rank; none where token ids are not known."""
+
+    def columns(tally: TokenPairTally) -> dict[str, Tensor]:  # [head, rank] of a layer
+        tokens = double(torch.stack([tally.query_token, tally.key_token], -1))
+        found = {"pair_share": tally.share, "pair_residual": tally.mean, "pair_count": tally.count}
+        return {name: column[:, :n_pairs] for name, column in (found | {"pair_token": tokens}).items()}
+
+    tallies = [sums.by_layer(f"pairs, {tokens}") for tokens in TOKENS]
+    if not tallies[0]:
+        return xr.Dataset()
+    found = sums.variables_of({at: by_tokens(*(columns(one[at]) for one in tallies)) for at in tallies[0]})
+    found = found.assign_coords(rank=found["rank"] + 1)
+    return found.assign(pair_token=found["pair_token"].fillna(-1).astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -143,24 +245,24 @@ class Residual(Measure):
         return figures_of.kinds(data)
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Residual":
-        require_length(min(map(len, tokens)))
+        _require_length(min(map(len, tokens)))
         return self
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        require_length(layer.length)
+        _require_length(layer.length)
         fit = layer.once(fit_capture)[0]
         values, tallies, examples = [], [], []
-        for heads, part in head_groups(layer):
+        for heads, part in _head_groups(layer):
             both = residual_sums(part, fit.of_heads(heads))
             values.append(by_tokens(*map(self.sums_of, both)))
             tallies.append([sums.tokens.tally(sums.energy) for sums in both if sums.tokens])
             if layer.prompt == 0 and self.examples:
-                examples.append(examples_of(part, both[1]))
+                examples.append(_examples_of(part, both[1]))
             del both  # before those of the next heads take memory
         found: dict[str, Any] = {name: torch.cat([one[name] for one in values], 1) for name in values[0]}
         for tokens, parts in zip(TOKENS, zip(*tallies, strict=True), strict=False):  # none without token ids
             found[f"pairs, {tokens}"] = TokenPairTally.join_heads(parts)
-        return found | ({"examples": First(largest(examples, self.examples))} if examples else {})
+        return found | ({"examples": First(_largest(examples, self.examples))} if examples else {})
 
     def sums_of(self, sums: ResidualSums) -> dict[str, Tensor]:
         """Return [head, ...] of one prompt; no energy where any scores would be fitted, so nothing is known of e."""
@@ -194,12 +296,12 @@ class Residual(Measure):
             "abs_residual": (abs_at / n_at).where(energy.notnull()),
         }
         if "in_planes" in sums:
-            found |= plane_shares(sums, known, within)
-        data = xr.Dataset(found).merge(token_pairs(sums, self.n_pairs))
-        data = data.assign_attrs(not_defined=why_not_defined(sums, data, n))
+            found |= _plane_shares(sums, known, within)
+        data = xr.Dataset(found).merge(_token_pairs(sums, self.n_pairs))
+        data = data.assign_attrs(not_defined=_why_not_defined(sums, data, n))
         examples = [one.value for one in sums.by_layer("examples").values()]
         examples = [one for one in examples if one.sizes["example"]]
-        return data.merge(largest(examples, self.examples).assign_coords(of=list(OF))) if examples else data
+        return data.merge(_largest(examples, self.examples).assign_coords(of=list(OF))) if examples else data
 
     def findings(self, own: Numbers) -> list[str]:
         most, least = (own.extreme("share", top, **OUT) for top in (True, False))
@@ -211,19 +313,19 @@ class Residual(Measure):
         ]
         if own.attrs["not_defined"]:
             found.append(f"Not defined: {own.attrs['not_defined']}.")
-        return found + plane_findings(own) + pair_findings(own.data)
+        return found
 
     def table(self, own: Numbers) -> pd.DataFrame:
         return figures_of.table(own)
 
 
-def require_length(n: int) -> None:
+def _require_length(n: int) -> None:
     """Refuse prompts so short that any scores are fitted."""
     if n < SHORTEST:
         raise InputError(f"residual: a prompt of {n} tokens leaves none; give {SHORTEST} tokens at least")
 
 
-def why_not_defined(sums: Sums, data: xr.Dataset, n: xr.DataArray) -> str:
+def _why_not_defined(sums: Sums, data: xr.Dataset, n: xr.DataArray) -> str:
     """Return why there are no numbers of some heads, or of what is left of them; "" where there are all."""
     share, shape, asked = data["share"].sel(OUT), data["top_share"].sel(OUT), n.sel(OUT).notnull()
     lengths = set(sums.lengths.values())
@@ -236,31 +338,3 @@ def why_not_defined(sums: Sums, data: xr.Dataset, n: xr.DataArray) -> str:
         "the fit leaves no more than float32 rounds": shape.isnull() & asked & ~constant,
     }
     return "; ".join(f"in {counted(int(heads.sum()), 'head')} {words}" for words, heads in why.items() if heads.any())
-
-
-def plane_findings(own: Numbers) -> list[str]:
-    """Return a sentence about the plane that holds most of the residual, if there are planes."""
-    if "plane_share" not in own:
-        return []
-    left = own.data["plane_share"].sel(OUT | {"of": "residual"}).mean(HEAD)
-    if left.isnull().all():
-        return []
-    plane = int(left.fillna(-np.inf).argmax("plane"))
-    lengths = np.unique(own.data["wavelength"].sel(plane=plane).dropna("layer").values.round(1))
-    scores = own("plane_share", of="scores", plane=plane, **OUT).plain
-    return [
-        f"Of the residual, {own('plane_share', plane=plane, **OUT):.0%} is in plane {plane} (wavelength "
-        f"{', '.join(f'{length:g}' for length in lengths)} tokens), which holds {scores:.0%} of the scores within rows."
-    ]
-
-
-def pair_findings(data: xr.Dataset) -> list[str]:
-    """Return a sentence about the strongest kind of token pair of the head with most residual, if there are any."""
-    if not len(pairs := figures_of.strongest_pairs(data)):
-        return []
-    first = pairs.iloc[0]
-    return [
-        f"Kind of token pair that explains most in {head_name(first['layer'], first['head'])}: query "
-        f"{first['query token']} on key {first['key token']}, {first['mean residual']:+.2f} logits over "
-        f"{counted(int(first['pairs']), 'pair')}, {first['share']:.1%} of the head's residual."
-    ]

@@ -31,7 +31,7 @@ def kinds(data: xr.Dataset) -> list[str]:
     return [kind for kind, name in names.items() if name in data and bool(left[name].notnull().any())]
 
 
-def draw_planes(result: Any) -> go.Figure:
+def _draw_planes(result: Any) -> go.Figure:
     """Draw heads down, planes across: the residual's share beside the scores'; the null below."""
     both = sides(result)
     arrays = [
@@ -63,7 +63,7 @@ def draw_planes(result: Any) -> go.Figure:
     )
 
 
-def draw_tokens(result: Any) -> go.Figure:
+def _draw_tokens(result: Any) -> go.Figure:
     """Draw a panel for each of the heads that leave most, the null's to the right: a bar a kind of token pair."""
     both = sides(result)
     left = [data["share"].sel(OUT).transpose("layer", "head").to_series().dropna() for _, data, _ in both]
@@ -76,7 +76,7 @@ def draw_tokens(result: Any) -> go.Figure:
     panels = Panels(titles, columns=len(both), horizontal_spacing=0.16)
     for number, (row, column) in enumerate(product(shown, range(len(both)))):
         if unit := row[column]:
-            panels.add(number, bars(both[column][1].sel(OUT | {"layer": unit[0], "head": unit[1]})))
+            panels.add(number, _bars(both[column][1].sel(OUT | {"layer": unit[0], "head": unit[1]})))
     panels.figure.update_yaxes(autorange="reversed", type="category")
     return panels.axes("mean residual, logits").finish(
         f"Token pairs in the residual · {model_label(result.own)}",
@@ -85,14 +85,14 @@ def draw_tokens(result: Any) -> go.Figure:
     )
 
 
-def bars(pairs: xr.Dataset) -> go.Bar:
+def _bars(pairs: xr.Dataset) -> go.Bar:
     """Return a bar for each kind of token pair of one head."""
-    query, key = (token_texts(pairs, "pair_token").sel(side=side).values for side in ("q", "k"))
+    query, key = (_token_texts(pairs, "pair_token").sel(side=side).values for side in ("q", "k"))
     mean, count, share = (pairs[f"pair_{name}"].values for name in ("residual", "count", "share"))
     known = np.flatnonzero((count > 0) & (share == share))
     return go.Bar(
         x=mean[known],
-        y=[f"{rank + 1}. {quoted(query[rank])} → {quoted(key[rank])}" for rank in known],
+        y=[f"{rank + 1}. {_quoted(query[rank])} → {_quoted(key[rank])}" for rank in known],
         orientation="h",
         marker_color=[COLOURS[0] if mean[rank] < 0 else COLOURS[1] for rank in known],
         text=[f"×{count[rank]:.0f}, {share[rank]:.1%}" for rank in known],
@@ -102,20 +102,20 @@ def bars(pairs: xr.Dataset) -> go.Bar:
     )
 
 
-def quoted(token: object) -> str:
+def _quoted(token: object) -> str:
     """Return a token in quotes on one line."""
     text = str(token).replace("\n", "↵").replace("\t", "⇥").replace("<", "&lt;")
     return f"“{text}”"
 
 
-def token_texts(data: xr.Dataset, name: str) -> xr.DataArray:
+def _token_texts(data: xr.Dataset, name: str) -> xr.DataArray:
     """Return the texts of a variable of token ids; the ids where no tokenizer was known."""
     return data.get(f"{name}_text", data[name])
 
 
 def table(own: Numbers) -> pd.DataFrame:
     """Return the heads that leave most and their token pairs; without token ids, what every head leaves."""
-    if len(pairs := strongest_pairs(own.side)):
+    if len(pairs := _strongest_pairs(own.side)):
         return pairs
     columns = {
         "share": own.array("share"),
@@ -127,13 +127,13 @@ def table(own: Numbers) -> pd.DataFrame:
     return frame.dropna(how="all", subset=list(columns)).reset_index(drop=True)
 
 
-def strongest_pairs(data: xr.Dataset) -> pd.DataFrame:
+def _strongest_pairs(data: xr.Dataset) -> pd.DataFrame:
     """Return the strongest kind of token pair of each of the heads that leave most, first token left out; none without
     token ids."""
     if "pair_token" not in data:
         return pd.DataFrame()
     first = data.sel(OUT | {"rank": 1}, drop=True)
-    query, key = (token_texts(first, "pair_token").sel(side=side, drop=True) for side in ("q", "k"))
+    query, key = (_token_texts(first, "pair_token").sel(side=side, drop=True) for side in ("q", "k"))
     columns = {"left": first["share"], "query token": query, "key token": key}
     columns |= {"mean residual": first["pair_residual"], "pairs": first["pair_count"], "share": first["pair_share"]}
     series = {name: array.transpose("layer", "head").to_series() for name, array in columns.items()}
@@ -160,7 +160,7 @@ def show(data: xr.Dataset, example: int) -> Any:
     residual, scores = (head["example_map"].sel(of=name).transpose("query", "key").values for name in PLANES)
     reach = 4 * float(np.sqrt(np.mean(residual[np.tril_indices_from(residual)] ** 2)))
     colours = {"negative_color": "blue", "positive_color": "red"}
-    texts = [str(token) for token in token_texts(data, "example_token").values]
+    texts = [str(token) for token in _token_texts(data, "example_token").values]
     maps = np.stack([residual, scores - residual, scores])
     return attention_maps(maps, texts, MAPS, max_value=reach, min_value=-reach, **colours)
 
@@ -190,6 +190,6 @@ FIGURES = {
         y_title="energy ratio",
         log_x=True,
     ),
-    "planes": draw_planes,
-    "tokens": draw_tokens,
+    "planes": _draw_planes,
+    "tokens": _draw_tokens,
 }

@@ -1,26 +1,33 @@
 """The three-axis fit: how far each head's scores are position + query + key."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import plotly.graph_objects as go
+import torch
 import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
-from tl_posgen.core.numbers import Numbers, mean_of, mean_of_nulls
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition.layer_fits import ALIKE, fit_capture, weighting
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, ThreeAxisFit
+from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_rows
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights, refuse_long
+from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, ThreeAxisFit, fit_three_axis
 from tl_posgen.report.figures import finish, sides
 from tl_posgen.report.head_figures import head_map, head_names, layer_curves
 from tl_posgen.report.kinds import lines
 
+Weights = Sequence[int | float] | Literal["attention"]
+ALIKE = "all pairs weighted alike"
 BOTH = ("tokens", *HEAD)
 HIGH = 0.95  # Han & Ji 2025 report .959 for a sum of position and semantics; of which fit is not known
 MEAN = "mean over prompts; level and slope by the gauge"
@@ -34,7 +41,78 @@ GAUGES = {
 }
 
 
-def correlations(fit: ThreeAxisFit) -> dict[str, Any]:
+def fit_capture(
+    layer: LayerCapture,
+    *,
+    ridge: float = 0.0,
+    gauge: Gauge | str = "flat_keys",
+    diagonal: bool = True,
+    weights: Weights | None = None,
+) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
+    """Return the fits of a layer with and without the first token; `layer.once(fit_capture)` keeps the usual ones."""
+    if isinstance(weights, str):
+        return _fit_by_attention(layer, diagonal, ridge=ridge, gauge=gauge)
+    usual = diagonal and weights is None
+    moments = layer.once(moments_of) if usual else moments_of(layer, diagonal=diagonal, weights=weights)
+    return fits_of(moments, ridge=ridge, gauge=gauge)
+
+
+def fits_of(moments: PairMoments, **how: Any) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
+    """Return the fits of these scores with and without the first token; None where nothing would be left."""
+    without = moments.without_first_token
+    return fit_three_axis(moments, **how), None if without is None else fit_three_axis(without, **how)
+
+
+def _fit_by_attention(layer: LayerCapture, diagonal: bool, **how: Any) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
+    """Return the fits with every pair weighted by its attention, softmax_j W_ij, what a sink takes left out.
+
+    `iid_r` is the r of the same scores shuffled over the head's pairs, under the attention that they then make: weights
+    that follow the scores let a fit of anything look good.
+    """
+    refuse_long(layer.length)
+    scores = double(layer.scores())
+
+    def fit(scores: Float[Tensor, "head query key"], first_token: bool = True) -> ThreeAxisFit:
+        pairs = CausalPairs(layer.length, layer.geometry.window, first_token, diagonal)
+        return fit_pair_weights(scores, scores.softmax(-1), pairs, **how)
+
+    full = replace(fit(scores), iid_r=fit(shuffled(scores)).r)
+    return full, fit(scores, False) if layer.length > (1 if diagonal else 2) else None
+
+
+def shuffled(scores: Float[Tensor, "head query key"]) -> Float[Tensor, "head query key"]:
+    """Return the scores with the visible ones of every head in an order drawn with seed 0."""
+    visible = scores[0] != -torch.inf
+    values = scores[:, visible].cpu()
+    order = torch.rand(values.shape, generator=torch.Generator().manual_seed(0)).argsort(-1)
+    mixed = torch.full_like(scores, -torch.inf)
+    mixed[:, visible] = values.gather(1, order).to(scores)
+    return mixed
+
+
+def moments_of(
+    layer: LayerCapture, *, diagonal: bool = True, weights: Sequence[int | float] | None = None
+) -> PairMoments:
+    """Return the pair moments of a layer: from q and k where the score is bilinear in them, else from the scores."""
+    geometry, weights = layer.geometry, (1.0,) if weights is None else weights
+    how: dict[str, Any] = {"window": geometry.window, "diagonal": diagonal, "distance_weights": weights}
+    if layer.bilinear:
+        return pair_moments(layer.rotated_q, layer.rotated_k, geometry.scale, finite=layer.finite, **how)
+    return pair_moments_from_rows(layer.score_rows, layer.length, **how)
+
+
+def weighting(weights: Weights | None) -> str:
+    """Return the weights of pairs in words, such as "pairs weighted by distance: 2, 1, then .05"."""
+    if weights is None:
+        return ALIKE
+    if isinstance(weights, str):
+        return f"pairs weighted by {weights}"
+    *near, far = (f"{weight:.3g}".removeprefix("0") for weight in weights)
+    shown = near if len(near) <= 8 else [*near[:7], "..."]
+    return f"pairs weighted by distance: {', '.join(shown)}, then {far}"
+
+
+def _correlations(fit: ThreeAxisFit) -> dict[str, Any]:
     """Return r, r within rows, and the sums of squares that r over all heads and prompts is made of."""
     total = fit.tss.where(~fit.r.isnan(), float("nan"))
     explained = fit.r.square() * total
@@ -42,7 +120,7 @@ def correlations(fit: ThreeAxisFit) -> dict[str, Any]:
     return found | {"total": total, "explained": explained}
 
 
-def draw_curves(result: Any) -> go.Figure:
+def _draw_curves(result: Any) -> go.Figure:
     """Draw a(i - j) of every head, a panel a layer."""
     gauge = f"gauge: {GAUGES[result.measure.gauge]}. Curvature is identified; level and slope are not"
     return layer_curves(
@@ -57,7 +135,7 @@ def draw_curves(result: Any) -> go.Figure:
     )
 
 
-def draw_heads(result: Any) -> go.Figure:
+def _draw_heads(result: Any) -> go.Figure:
     """Draw r of every head over its layer, the model's beside those of its null models."""
     figure = go.Figure()
     for number, (name, dataset, colour) in enumerate(sides(result)):
@@ -134,7 +212,8 @@ class ThreeAxis(Measure):
     by_head = frozenset({"curves", "prompts"})
     caveats = {
         "absolute": "the key curve c mixes where a key stands with what it is, and a holds only what is a function of "
-        "distance; r still says how additive the scores are, not that they are position + content. See across_prompts.",
+        "distance; r still says how additive the scores are, not that they are position + content. What places "
+        "hold: variance(absolute=True).",
         "alibi": "three axes fit a straight line exactly, so where content is small beside the slope, as at random "
         "init, r is near 1 and random init is no lower bound. The slope is not in the residual: compare its size in "
         "logits.",
@@ -145,7 +224,7 @@ class ThreeAxis(Measure):
         full, rest = layer.once(fit_capture) if self == ThreeAxis() else fit_capture(layer, **asdict(self))
         pairs = full.n_distance.expand_as(full.a)
         curves = {"a": full.a, "b": full.b, "c": full.c, "iid_r": full.iid_r, "pairs": pairs}
-        return curves | by_tokens(correlations(full), rest and correlations(rest))
+        return curves | by_tokens(_correlations(full), rest and _correlations(rest))
 
     def finish(self, sums: Sums) -> xr.Dataset:
         explained, total = (sums.sum(name, BOTH).sum(HEAD) for name in ("explained", "total"))
@@ -177,23 +256,7 @@ class ThreeAxis(Measure):
             f"Within rows, which is all that softmax sees, r = {own('r_within_rows'):.3f}, of scores with a standard "
             f"deviation of {size.with_interval:.2f} logits{size.null_in_brackets:.2f}. Highest r: "
             f"{own.extreme('r_within_rows'):.3f}; lowest: {own.extreme('r_within_rows', largest=False):.3f}.",
-            self.over_heads(own),
         ]
-
-    def over_heads(self, own: Numbers) -> str:
-        """Return the sentence of the distribution of r over heads: its ends, its quartiles, and those over HIGH."""
-        r, every = own.side["r"].sel(tokens="all"), mean_of(own.array("r"))
-        low, first, median, third, high = r.quantile((0, 0.25, 0.5, 0.75, 1)).values
-        ends = [own.number(every.min(HEAD)), own.number(every.max(HEAD))]
-        low_nulls, high_nulls = (end.by_null for end in ends)
-        inits = "".join(
-            f"; {kind} {mean_of_nulls(low_nulls[kind]).plain:.3f} to {mean_of_nulls(one).plain:.3f}"
-            for kind, one in high_nulls.items()
-        )
-        return (
-            f"Over heads r goes from {low:.3f} to {high:.3f}, quartiles {first:.3f}, {median:.3f} and "
-            f"{third:.3f}{inits}. Over {HIGH}: {int((r > HIGH).sum())} of {counted(int(r.notnull().sum()), 'head')}."
-        )
 
     figures = {
         "depth": lines(
@@ -207,8 +270,8 @@ class ThreeAxis(Measure):
             subtitle="correlation of the scores with a(i-j) + b(i) + c(j), {weighting}; "
             "within rows is what softmax can see",
         ),
-        "heads": draw_heads,
-        "curves": draw_curves,
+        "heads": _draw_heads,
+        "curves": _draw_curves,
         "prompts": partial(
             layer_curves,
             measure="r_per_prompt",

@@ -48,7 +48,7 @@ WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bou
 NO_TURN = "nothing rotates, so"
 
 
-def three_axis_r(own: Numbers) -> xr.DataArray:
+def _three_axis_r(own: Numbers) -> xr.DataArray:
     """Return sqrt(q + k + d): the correlation of w with the best a(d) + b(q) + c(k)."""
     return own.array("three_axis_share") ** 0.5
 
@@ -142,7 +142,7 @@ class Variance(Measure):
         "atlas": draw_atlas,
         "depth": lines(
             {
-                "correlation": [("position + content", "additive_r"), ("three axes", three_axis_r)],
+                "correlation": [("position + content", "additive_r"), ("three axes", _three_axis_r)],
                 "std within rows, logits": [(of, "size", {"of": of}) for of in SIZES],
                 "share of what softmax sees": [(part, part) for part in PARTS],
             },
@@ -159,7 +159,7 @@ class Variance(Measure):
     }
     caveats = {
         "absolute": f"{NO_TURN} d, qd, kd and qkd are zero by construction: position is inside q and k, and the seven "
-        "shares cannot tell it from content; those by place can (absolute=True), and so does across_prompts.",
+        "shares cannot tell it from content; those by place can (absolute=True).",
         "alibi": f"{NO_TURN} qd, kd and qkd are zero by construction, and so is the interaction; position is the slope "
         "alone, beside what content moves.",
         "none": f"{NO_TURN} d, qd, kd and qkd are zero by construction; shares by place are not (absolute=True).",
@@ -205,7 +205,7 @@ class Variance(Measure):
         for layer, (geometry, heads) in sums.layers.items():
             both = [sums.by_layer(tokens)[layer] for tokens in TOKENS]
             shares = [shares_of(one, geometry, heads, n, self.weights) for one in both]
-            values = [values_of(*one, geometry) for one in zip(both, shares, strict=True)]
+            values = [_values_of(*one, geometry) for one in zip(both, shares, strict=True)]
             if self.absolute:
                 places = {side: sums.by_layer(f"places of {side}")[layer] for side in "qk"}
                 how = (geometry.rope, geometry.scale, min(n, geometry.window or n), self.weights)
@@ -216,22 +216,20 @@ class Variance(Measure):
             found[layer] = {name: known * x for name, x in by_tokens(*values).items()}
         data = sums.variables_of(found)
         if self.absolute:
-            data = of_key_places(data)[list(self.variables)]
-        return data.assign_attrs(n_distances=n, not_defined=why_not_defined(sums))
+            data = _of_key_places(data)[list(self.variables)]
+        return data.assign_attrs(n_distances=n, not_defined=_why_not_defined(sums))
 
     def findings(self, own: Numbers) -> list[str]:
         found = [self.of_places(own)] if "absolute" in own else []
         if not found or any(own(part).value for part in ("position", "interaction")):  # else zero by construction
             n = counted(int(own.data["additive_r"].sel(tokens="without first").notnull().sum()), "head")
             size, parts = own("size"), ", ".join(f"{part} {own(part):.0%}" for part in PARTS)
-            sizes = ", ".join(f"{part} {own('size', of=part):.2f}" for part in PARTS)
             found += [
                 "Scores correlate with the best position + content, f(query, distance) + g(query, key), at r = "
                 f"{own('additive_r'):.3f}, mean over {n}, first token left out{own.layers_not_above('additive_r')}.",
                 "Softmax sees how the scores of one query differ: by a standard deviation of "
-                f"{size.with_interval:.2f} logits{size.null_in_brackets:.2f}. Of this variance: {parts}.",
-                f"In logits: {sizes}. Most position: {own.extreme('position'):.3f}; most interaction: "
-                f"{own.extreme('interaction'):.3f}.",
+                f"{size.with_interval:.2f} logits{size.null_in_brackets:.2f}. Of this variance: {parts}. Most "
+                f"position: {own.extreme('position'):.3f}; most interaction: {own.extreme('interaction'):.3f}.",
             ]
         return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
 
@@ -272,7 +270,7 @@ def shares_of(
     return variance_shares(moments, geometry.rope, geometry.scale, n, weights=weights, bias=bias)
 
 
-def values_of(moments: TripleMoments, shares: VarianceShares, geometry: LayerGeometry) -> dict[str, Tensor]:
+def _values_of(moments: TripleMoments, shares: VarianceShares, geometry: LayerGeometry) -> dict[str, Tensor]:
     """Return the variables [head], or with one axis more, of a layer; no parts where each token sees itself alone."""
     visible = shares.within_rows
     parts = [visible.total, *(visible.total * visible.share(*components) for components in PARTS.values())]
@@ -286,7 +284,7 @@ def values_of(moments: TripleMoments, shares: VarianceShares, geometry: LayerGeo
     }
 
 
-def of_key_places(data: xr.Dataset) -> xr.Dataset:
+def _of_key_places(data: xr.Dataset) -> xr.Dataset:
     """Add the shares that take the key's place, and those of places alone, of what softmax can see."""
     by_place, visible = data["by_place"], (1 - data["share"].sel(part="q", drop=True)).where(data["position"].notnull())
     by_key = by_place.sel(BY_KEY).sum(("part", "place"), skipna=False)
@@ -294,7 +292,7 @@ def of_key_places(data: xr.Dataset) -> xr.Dataset:
     return data.assign(absolute=by_key / visible, places_alone=alone / visible)
 
 
-def why_not_defined(sums: Sums) -> str:
+def _why_not_defined(sums: Sums) -> str:
     """Return why parts of the variance are not defined, in all layers or in some; "" where all are."""
     if max(moments.q.n for moments in sums.by_layer(TOKENS[1]).values()) < 2:
         return "one token besides the first says nothing of what varies; give longer prompts"

@@ -44,7 +44,7 @@ def draw_shares(result: Any) -> go.Figure:
     """Draw all seven shares of every head, stacked."""
     subtitle = "q moves whole rows, which softmax cannot see; green: content, blue: position, orange: interaction"
     colours = {" ".join(name): (colour, {"part": name}) for name, colour in COLOURS.items()}
-    return stacked_bars(result, "share", colours, "Variance shares per head", subtitle)
+    return _stacked_bars(result, "share", colours, "Variance shares per head", subtitle)
 
 
 def draw_places(result: Any) -> go.Figure:
@@ -55,10 +55,10 @@ def draw_places(result: Any) -> go.Figure:
         for words, colour, places in (("place", dark, BY_KEY["place"]), ("token", light, ["none", "query"])):
             colours[f"{part}, key's {words}"] = colour, {"part": list(PARTS[part]), "place": places}
     title = "Where the key stands, per head"
-    return stacked_bars(result, "by_place", colours, title, subtitle, lambda data: 1 - data["share"].sel(part="q"))
+    return _stacked_bars(result, "by_place", colours, title, subtitle, lambda data: 1 - data["share"].sel(part="q"))
 
 
-def stacked_bars(
+def _stacked_bars(
     result: Any,
     variable: str,
     bars: Mapping[str, tuple[str, Mapping[str, Any]]],

@@ -9,37 +9,47 @@ import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
-from tl_posgen.core.numbers import Numbers, at_init, mean_of
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition.layer_fits import fit_capture
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import head_name
+from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
+from tl_posgen.position.decomposition.three_axis import fit_capture, fits_of
 from tl_posgen.position.distance.dummy_distance_figures import (
     OUT,
     PARTS,
+    TABLE_LABELS,
     draw_agreement,
     draw_curves,
     draw_losses,
     draw_refits,
     draw_tables,
 )
-from tl_posgen.position.distance.hooks import at_dummy_distance, check_distance, require_distances, training_length
-from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
-from tl_posgen.position.distance.one_distance import (
-    TABLE,
-    TABLE_LABELS,
-    curve_under_intervention,
-    refit_r,
-    table_examples,
+from tl_posgen.position.distance.hooks import (
+    at_dummy_distance,
+    check_distance,
+    require_distances,
+    scores_at_distance,
+    training_length,
 )
-from tl_posgen.report.head_figures import head_map
+from tl_posgen.position.distance.numbers.distance_table import distance_table, key_agreement, table_energies
+from tl_posgen.report.head_figures import head_map, thinned
+from tl_posgen.rope.planes import mean_curves
+from tl_posgen.rope.rotation import complex_planes, rotate
+from tl_posgen.rope.scores_at import unturned
+from tl_posgen.stats.agreement import pearson
 
+TABLE = ("example", "query_shown", "table_distance", "key")
 LIMITS = (1, 2, 4, 8, 16, 32, 64, 128)
 BOTH, CURVE = ("tokens", *HEAD), (*HEAD, "distance")
 KEY_PART = "corr of M with its key part, each distance's mean removed, sqrt(key / (key + distance × key))"
@@ -47,6 +57,89 @@ AGREEMENT = "corr over keys of M at d0 with M at the other, mean over queries"
 REFIT = "corr of c with that of a fit with every pair at d0, both without a linear trend"
 CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1)}
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
+
+
+def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head distance"]:
+    """mean_{j <= i} scale <R_d q_i, R_0 k_j> - slope d for d = 0 .. n - 1, from one product of cumulative sums."""
+    geometry = capture.geometry
+    zq, zk = (complex_planes(double(x), geometry.rope) for x in (capture.q, capture.k))
+    n = zq.shape[1]
+    pairs = (zq * zk.cumsum(1).conj()).sum(1) / (n * (n + 1) / 2)
+    curve = geometry.scale * mean_curves(pairs, geometry.rope, n, capture.q.shape[-1])
+    if geometry.alibi_slopes is not None:
+        curve = curve - geometry.alibi_slopes.to(curve)[list(capture.heads), None] * capture.positions
+    return curve
+
+
+def refit_r(capture: LayerCapture, distances: Real[Tensor, " distance"]) -> Float[Tensor, "tokens=2 head distance"]:
+    """corr_j(c, c') of the key parts of two three-axis fits: at the true distances, and with every pair at d0.
+
+    With the first token and without it; NaN where a fit has as many parameters as pairs.
+    """
+    again = zip(*(fits_of(_moments_at(capture, float(d0))) for d0 in distances), strict=True)
+    both = zip(capture.once(fit_capture), again, strict=True)
+    return torch.stack([torch.stack([same_key_part(fit, one) for one in refits], -1) for fit, refits in both])
+
+
+def _moments_at(capture: LayerCapture, distance: float) -> PairMoments:
+    """Return pair moments of the layer's scores with every pair at one distance; bilinear scores need no matrix."""
+    geometry = capture.geometry
+    if not capture.bilinear:
+        return pair_moments_from_scores(scores_at_distance(capture, distance, None), window=geometry.window)
+    every = torch.full_like(capture.positions, distance, dtype=DOUBLE)
+    turned = rotate(capture.q, every, geometry.rope)
+    return pair_moments(turned, unturned(capture.k, geometry.rope), geometry.scale, window=geometry.window)
+
+
+def same_key_part(one: ThreeAxisFit | None, other: ThreeAxisFit | None) -> Float[Tensor, " head"]:
+    """corr over keys of c without its mean and its linear trend, which does not depend on the gauge of the fits. Ours.
+
+    No data determine the trend of c: a_d + t d, b_i - t i, c_j + t j is the same fit for every t. In the gauge
+    "flat_keys" c has neither mean nor trend, so its plain correlation is the one wanted.
+    """
+    assert one is not None, "prompts have two tokens at least, so one is left"
+    assert other is not None
+    if one.pairs.saturated:
+        return torch.full_like(one.r, torch.nan)
+    keys = slice(one.pairs.first_key, None)
+    return pearson(one.c[:, keys], other.c[:, keys])
+
+
+def _table_examples(
+    model: Model, tokens: Int[Tensor, " pos"], key_part_r: xr.DataArray, n_distances: int
+) -> xr.Dataset:
+    """Return M_dj of one prompt, for the heads of highest and lowest `key_part_r`: of the last query, and mean over
+    queries.
+
+    M is linear in the query, so the mean over queries is the table of the mean query. Of the distances that the
+    table's numbers are of, a choice is kept: all the short ones, ever fewer of the long. NaN for heads without an r.
+    """
+    ranked = key_part_r.to_series().dropna().sort_values()
+    picks = [(int(layer), int(head)) for layer, head in dict.fromkeys([*ranked.index[-1:], *ranked.index[:1]])]
+    every = xr.Dataset(coords={"distance": np.arange(min(len(tokens), n_distances))})
+    distances = thinned(every, share=1.0)["distance"].values
+    found: dict[tuple[int, int], np.ndarray] = {}
+
+    def add_tables(layer: LayerCapture) -> None:
+        geometry, q, k = layer.geometry, double(layer.q), double(layer.k)
+        at = torch.tensor(distances, device=q.device)
+        both = torch.stack(
+            [distance_table(one, k, geometry.rope, geometry.scale, at) for one in (q[:, -1], q.mean(1))], 1
+        )
+        hidden = at >= (geometry.window or torch.inf)  # the table's statistics are over distances in the window
+        tables_of_layer = both.masked_fill(hidden[:, None], torch.nan).float().cpu().numpy()
+        found.update(zip([(layer.layer, head) for head in layer.heads], tables_of_layer, strict=True))
+
+    if picks:
+        run_capture(model, tokens[None], add_tables, heads=picks)
+    labels = {name: list(one) for name, one in TABLE_LABELS.items()}
+    labels["example"] = labels["example"][: key_part_r.size]  # the same of every random init
+    tables = np.full((*map(len, labels.values()), len(distances), len(tokens)), np.nan, dtype=np.float32)
+    for place, pick in enumerate(picks):
+        tables[place] = found[pick]
+    names = [head_name(*pick) for pick in picks] + [""] * (len(tables) - len(picks))
+    data = {"table": (TABLE, tables), "example_head": ("example", np.array(names, dtype=object))}
+    return xr.Dataset(data, {**labels, "table_distance": distances})
 
 
 @dataclass(frozen=True)
@@ -181,7 +274,7 @@ class DummyDistance(Measure):
         at = run.grid(lambda d0: {"loss_at": losses(distance=d0)}, d0=self.labels()["d0"])
         beyond = run.grid(lambda limit: {"loss_beyond": losses(beyond=limit)}, limit=self.labels()["limit"])
         r = run.data["key_part_r"].sel(OUT, drop=True)
-        tables = table_examples(run.model, run.tokens[0], r, self.longest or len(run.tokens[0]))
+        tables = _table_examples(run.model, run.tokens[0], r, self.longest or len(run.tokens[0]))
         heads = "all heads" if all(one is None for one in run.where.values()) else "the chosen heads"
         return xr.merge([loss, at, beyond, tables]).assign_attrs(heads=heads, longest_distance=run.tokens.shape[1] - 1)
 
@@ -193,22 +286,19 @@ class DummyDistance(Measure):
         extremes = dict.fromkeys(pick(defined, key=lambda d0: refits[d0].value) for pick in (min, max))
         ends = [f"{refits[d0].plain:.2f}{refits[d0].null_in_brackets:.2f} at {d0:g}" for d0 in extremes]
         refitted = "lowest {}, highest {}".format(*ends) if len(ends) > 1 else ends[0]
-        most, least = (own.extreme("key_part_r", largest, **OUT) for largest in (True, False))
         at = {d0: own("loss_at", d0=d0) for d0 in d0s}
         best, limit = min(at, key=lambda d0: at[d0].value), own.data["limit"].values[0]
         where = "" if own.attrs["heads"] == "all heads" else f" in {own.attrs['heads']}"
         return [
             f"First token left out, distance part and key part together correlate with the table at "
             f"{own('additive_r', **OUT):.3f}; with it {own('additive_r'):.3f}. Of its variance the distance takes "
-            f"{distance:.0%}, the key alone {key:.0%}, and neither explains {both:.0%}.",
+            f"{distance:.0%}, the key alone {key:.0%}, and neither explains {both:.0%}. Each distance's mean taken "
+            f"away, the key part correlates with it at {r.with_interval:.3f}{r.null_in_brackets:.3f}.",
             "Fitted again with every pair at one distance, the key part correlates with that at the true distances, "
             f"linear trends left out: {refitted}.",
             f"The model's loss of {own('loss'):.3f} becomes {at[best].plain:.3f} at best with every pair{where} at one "
             f"distance ({best:g}), and {own('loss_beyond', limit=limit).plain:.3f} with distances above {limit:g} seen "
             f"as {limit:g}.",
-            f"Where each distance's mean is taken away the key part correlates with the table at "
-            f"{r.with_interval:.3f}{r.null_in_brackets:.3f}, most in {most:.3f}, least in {least:.3f}.",
-            *agreement_findings(own),
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
@@ -240,17 +330,3 @@ class DummyDistance(Measure):
         "curves": draw_curves,
         "loss": draw_losses,
     }
-
-
-def agreement_findings(own: Numbers) -> list[str]:
-    """Return how far the key parts of different distances agree, first token left out; nothing of one distance."""
-    matrix = own.array("key_agreement", **OUT).mean(HEAD)
-    apart = matrix.where(matrix["d0"] != matrix["other_d0"])
-    pairs = mean_of(at_init(apart, "trained")).stack(pair=("d0", "other_d0")).dropna("pair")
-    if not pairs.size:
-        return []
-    near, far = sorted(pairs["pair"].values[pairs.values.argmin()])
-    return [
-        f"The key parts at two of these distances correlate at {own.number(apart, (-1, 1)):.2f} in the mean over "
-        f"pairs, and at {float(pairs.min()):.2f} at the lowest, {near:g} against {far:g}."
-    ]

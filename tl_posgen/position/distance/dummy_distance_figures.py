@@ -8,9 +8,10 @@ import xarray as xr
 
 from tl_posgen.core.result import Result
 from tl_posgen.models.selection import parse_head
-from tl_posgen.position.distance.one_distance import TABLE_LABELS
 from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, colours_of, heat, line, model_label, sides
 from tl_posgen.report.head_figures import MOST_CURVES, layer_curves, thinned
+
+TABLE_LABELS = {"example": ("most", "least"), "query_shown": ("last query", "mean over queries")}
 
 OUT = {"tokens": "without first"}
 PARTS = ("distance", "key", "distance × key")
@@ -83,7 +84,7 @@ def draw_tables(result: Result) -> go.Figure:
     every = [(side, data.isel(example=n)) for side, data, _ in sides(result) for n in range(data.sizes["example"])]
     shown = [(side, one) for side, one in every if one["example_head"].item()]
     queries = TABLE_LABELS["query_shown"]
-    titles = [f"{head_title(one)} · {query} · {side}" for side, one in shown for query in queries]
+    titles = [f"{_head_title(one)} · {query} · {side}" for side, one in shown for query in queries]
     panels = Panels(titles, columns=2, row_height=300, horizontal_spacing=0.08)
     for row, (_, one) in enumerate(shown):
         for column, query in enumerate(queries):
@@ -96,7 +97,7 @@ def draw_tables(result: Result) -> go.Figure:
     return panels.axes("key", "distance").finish(f"Scores by distance and key · {model_label(result.own)}", subtitle)
 
 
-def head_title(data: xr.Dataset) -> str:
+def _head_title(data: xr.Dataset) -> str:
     """Return "L3H6, key part r .64" of an example, over all prompts."""
     name = str(data["example_head"].item())
     layer, head = parse_head(name)

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.arithmetic import is_real_tensor
+from tl_posgen.errors import InputError, UnsupportedModelError, is_number
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.position.decomposition.numbers.option_checks import is_number, is_real_tensor
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 
 Distance = int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]]

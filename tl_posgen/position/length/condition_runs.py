@@ -18,8 +18,13 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import judged
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.length.length_figures import ATTENTION
-from tl_posgen.position.length.numbers.output_drift import OutputMoments, entropy_and_normaliser, output_drift
-from tl_posgen.position.length.numbers.output_plane import OutputPlane, output_plane
+from tl_posgen.position.length.numbers.output_drift import (
+    OutputMoments,
+    OutputPlane,
+    entropy_and_normaliser,
+    output_drift,
+    output_plane,
+)
 
 DRIFT = ("frechet", "mahalanobis", "norm_ratio", "off_axes")
 BINS_INSIDE = 4
@@ -34,7 +39,7 @@ class ConditionRun:
         sums: entropy and normaliser, [head, bin] of each layer.
         moments: by (layer, parity of the prompt, segment), moments of the outputs in the second half of each multiple
             of the training length; segment 0 is inside.
-        kept: `kept_positions` of the prompts.
+        kept: `_kept_positions` of the prompts.
         outputs: by shown layer and prompt, the concatenated outputs of all heads at the kept positions; after `project`
             their coordinates.
     """
@@ -69,13 +74,13 @@ class ConditionRun:
             blocks.append((pattern @ capture.v[:, :stop], *attention))
         o, *by_query = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
         if layer in self.outputs:
-            self.kept = kept_positions(n, inside)
+            self.kept = _kept_positions(n, inside)
             self.outputs[layer].append(o[:, self.kept].transpose(0, 1).flatten(1).cpu())
         for segment in range(n // inside):
             second_half = slice(segment * inside + inside // 2, (segment + 1) * inside)
             place, moments = (layer, number % 2, segment), OutputMoments.from_outputs(o[:, second_half])
             self.moments[place] = self.moments[place] + moments if place in self.moments else moments
-        ranges = bins(n, inside)
+        ranges = _bins(n, inside)
         by_bin = (torch.stack([one[:, start:stop].mean(-1) for start, stop in ranges], -1) for one in by_query)
         self.sums.add_layer(capture, dict(zip(ATTENTION, by_bin, strict=True)))
 
@@ -97,7 +102,7 @@ class ConditionRun:
         """Return loss, attention, drift of the outputs from the untouched ones inside, and their places in planes."""
         losses, inside = np.array(self.losses), self.inside  # query t predicts target t, so the last has none
         n = losses.shape[-1] + 1
-        ranges = bins(n, inside)
+        ranges = _bins(n, inside)
         starts = [start for start, _ in ranges]
         by_bin = np.stack([losses[:, start:stop].mean(-1) for start, stop in ranges], -1)
         by_segment = np.stack([losses[:, start : start + inside].mean(-1) for start in range(0, n, inside)], -1)
@@ -108,7 +113,7 @@ class ConditionRun:
             **{name: self.sums.mean(name, (*HEAD, "bin")).assign_coords(bin=starts) for name in ATTENTION},
             **{name: drift[name] for name in DRIFT},
             "plane_coordinates": points,
-            "plane_offset": length_of(centroids(points, inside)),
+            "plane_offset": _length_of(centroids(points, inside)),
         }
 
     def drift(self, vanilla: "ConditionRun") -> xr.Dataset:
@@ -140,26 +145,26 @@ def centroids(points: xr.DataArray, inside: int) -> xr.DataArray:
 def plane_noise(points: xr.DataArray, inside: int) -> xr.DataArray:
     """Return the distance between the centroids of even and of odd prompts inside."""
     even, odd = (centroids(points.isel(prompt=slice(start, None, 2)), inside) for start in (0, 1))
-    return length_of(even - odd).sel(segment=0, drop=True)
+    return _length_of(even - odd).sel(segment=0, drop=True)
 
 
-def kept_positions(n: int, inside: int) -> Int[Tensor, " position"]:
+def _kept_positions(n: int, inside: int) -> Int[Tensor, " position"]:
     """Return positions spread evenly over a prompt of n tokens, at most 64 per training length.
 
     Example:
-        >>> kept_positions(8, 4).tolist(), kept_positions(512, 256)[:3].tolist()
+        >>> _kept_positions(8, 4).tolist(), _kept_positions(512, 256)[:3].tolist()
         ([0, 1, 2, 3, 4, 5, 6, 7], [3, 7, 11])
     """
     step = -(-inside // KEPT_INSIDE)
     return torch.arange(step - 1, n, step)
 
 
-def bins(n: int, inside: int) -> list[tuple[int, int]]:
+def _bins(n: int, inside: int) -> list[tuple[int, int]]:
     """Return query ranges (start, stop): four equal ones per training length."""
     step = inside // BINS_INSIDE
     return [(start, min(start + step, n)) for start in range(0, n - 1, step)]
 
 
-def length_of(vector: xr.DataArray) -> xr.DataArray:
+def _length_of(vector: xr.DataArray) -> xr.DataArray:
     """Return the length of a vector in the plane; NaN if a coordinate is NaN."""
     return vector.dot(vector, "axis") ** 0.5

@@ -11,12 +11,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, check_whole, is_number
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, at_positions, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
-from tl_posgen.position.decomposition.numbers.option_checks import check_whole, is_number
 from tl_posgen.position.distance.hooks import check_distance, scores_at_distance
 from tl_posgen.rope.scores_at import scores_at
 

@@ -125,8 +125,6 @@ class LengthExtrapolation(Measure):
     words = WORDS
     figures = FIGURES
 
-    # Its computation
-
     def prompt_tokens(
         self, model: Any, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
     ) -> Sequence[Tensor]:
@@ -195,20 +193,16 @@ class LengthExtrapolation(Measure):
             return interpolate_positions(run.model, 1 / self.times, **run.where)
         return []
 
-    # Its words
-
     def beyond(self, own: Numbers, condition: str) -> dict[str, Number]:
         """Return the numbers of one condition, means of the segments beyond the training length: loss, its rise over
-        the unchanged model's inside, share of heads within the noise level, and the offset in the plane, median over
-        layers."""
-        names = ("segment_loss", "frechet", "plane_offset")
+        the unchanged model's inside, and the share of heads within the noise level."""
+        names = ("segment_loss", "frechet")
         at = {one: own.array(one, condition=condition).isel(segment=slice(1, None)).mean("segment") for one in names}
         inside = own.array("segment_loss", condition="vanilla").sel(segment=0)
         return {
             "loss": own.number(at["segment_loss"]),
             "rise": own.number(at["segment_loss"] - inside),
             "within_noise": own.number(within_noise(at["frechet"], own.array("noise_level"))),
-            "plane_offset": own.number(at["plane_offset"].median("shown_layer")),
         }
 
     def findings(self, own: Numbers) -> list[str]:
@@ -218,8 +212,6 @@ class LengthExtrapolation(Measure):
             return [f"Nothing was run beyond {length}."]
         conditions = own.data["condition"].values.tolist()
         numbers = {condition: self.beyond(own, condition) for condition in conditions}
-        offsets = ", ".join(f"{WORDS[one]} {numbers[one]['plane_offset'].plain:.2f}" for one in conditions)
-        share, halves = (own.number(own.array(name).median("shown_layer")) for name in ("plane_share", "plane_noise"))
         inside = own("segment_loss", condition="vanilla", segment=0)
         noise = own.number(own.array("noise_level").median(HEAD))
         return [
@@ -227,9 +219,6 @@ class LengthExtrapolation(Measure):
             "Outputs of a head stay in their distribution where their Frechet distance to the unchanged model's inside "
             f"is at most {TOLERATED} above that between two halves of the prompts there, {noise:.2f} in the median "
             f"head. The unchanged model's loss inside is {inside.plain:.2f}.",
-            f"In the plane of the first two principal components of the outputs inside, {share:.0%} of their variance, "
-            f"the mean output beyond is off by, in standard deviations: {offsets}; two halves of the prompts inside "
-            f"are {halves:.2f} apart.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import bos_of, given_prompts
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.position.order.disturbance import disturb, draw
+from tl_posgen.position.order.hooks import disturb, draw
 
 ITEMS_OF_INITS = 200  # at most, as they are at chance
 N_CHOICES = 4
@@ -91,7 +91,7 @@ def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeI
 
 def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[EncodedItem]:
     """Return the first n items of the prompts' text that fit the model's context; fewer if the text has fewer."""
-    text = text_of(model, prompts) if n else ""
+    text = _text_of(model, prompts) if n else ""
     every = (encode(model, item) for item in islice(cloze_items(text, seed=seed), TRIED * n))
     return list(islice((one for one in every if len(one.longest) <= model.cfg.n_ctx), n))
 
@@ -101,7 +101,7 @@ def fewer_of_inits(n: int) -> str:
     return f" (random init {ITEMS_OF_INITS})" if n > ITEMS_OF_INITS else ""
 
 
-def text_of(model: Model, prompts: Any) -> str:
+def _text_of(model: Model, prompts: Any) -> str:
     """Return the text of texts or of token ids; empty for ids of a model without a tokenizer."""
     if isinstance(prompts, str):
         return prompts
@@ -132,7 +132,7 @@ def score_items(
 
     Args:
         seed: of the first item; each further one has the next.
-        how: as in `disturbed_rows`.
+        how: as in `_disturbed_rows`.
     """
     log_p: list[dict[int, Float[Tensor, " _"]]] = [{} for _ in items]
     of_text: dict[int, list[Row]] = {}
@@ -149,7 +149,7 @@ def score_items(
                 log_p[row.item][choice] = found.gather(-1, asked[:, None])[:, 0]
 
     for number, item in enumerate(items):
-        for rows, hooks in disturbed_rows(model, item, number, condition, ratio, seed=seed + number, **how):
+        for rows, hooks in _disturbed_rows(model, item, number, condition, ratio, seed=seed + number, **how):
             if hooks:
                 score(rows, hooks)
             else:
@@ -163,7 +163,7 @@ def score_items(
     }
 
 
-def disturbed_rows(
+def _disturbed_rows(
     model: Model,
     item: EncodedItem,
     number: int,

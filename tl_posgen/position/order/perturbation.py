@@ -13,7 +13,6 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, Real, Share, Whole, Within
@@ -21,7 +20,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES, EncodedItem, encoded_items, score_items
-from tl_posgen.position.order.disturbance import Condition, Disturbance, conditions_for, disturb, draw
+from tl_posgen.position.order.hooks import Condition, Disturbance, conditions_for, disturb, draw
 from tl_posgen.position.order.numbers.swaps import Reach
 from tl_posgen.position.order.perturbation_figures import (
     WORDS,
@@ -39,7 +38,7 @@ FEW, MANY = 0.05, 0.2  # shares that sentences name: the paper's claim has them 
 DIMS, CLOZE = ("condition", "reach", "ratio", "draw", "prompt"), ("condition", "ratio", "item")
 TOKEN = ("condition", "shown_target")
 RIGHT = "whether the right choice has the highest sum of ln p, widest reach"
-WITH_SENTENCE: tuple[Condition, ...] = ("tokens", "words", "positions")
+WITH_SENTENCE: tuple[Condition, ...] = ("words", "positions")
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,6 @@ class Perturbation(Measure):
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"target": TARGETS}
 
-    # Its computation
-
     def passes(self, run: Run) -> int:
         conditions, n_moved = conditions_for(run.model, self.conditions, **run.where), sum(map(bool, self.ratios))
         of_text = len(run.rows) * (1 + len(conditions) * len(self.reaches) * n_moved * self.n_draws)
@@ -203,8 +200,6 @@ class Perturbation(Measure):
         """Return those of the conditions that the cloze has."""
         return [one for one in conditions if self.cloze_conditions is None or one in self.cloze_conditions]
 
-    # Its words
-
     @property
     def few_many_most(self) -> tuple[float, float, float]:
         """The ratios that sentences name: those run nearest to few and to many, other than 0, and the highest."""
@@ -213,56 +208,32 @@ class Perturbation(Measure):
         return few, many, max(ratios)
 
     def findings(self, own: Numbers) -> list[str]:
-        conditions, many = own.data["condition"].values.tolist(), self.few_many_most[1]
-        lines = [self.how_it_rises(own, one) for one in WITH_SENTENCE if one in conditions]
-        features = [one for one in conditions if one not in WITH_SENTENCE]
-        if "positions" in conditions and features:
-            gap = gap_of(own.array("change", ratio=many))
-            gaps = {WORDS[one]: own.number(gap.sel(condition=one)) for one in features}
-            differences = "; ".join(f"{name} {one.with_interval:+.3f}" for name, one in gaps.items())
-            with_interval = any(one.low == one.low for one in gaps.values())
-            meaning = " An interval that holds 0 means that nothing sets them apart." if with_interval else ""
-            lines.append(
-                f"Index against features, {many:.0%} moved, all targets: {WORDS['positions']} "
-                f"{own('change', condition='positions', ratio=many):+.3f} nats, and against that {differences}."
-                f"{meaning}"
-            )
-        return [*lines, *(self.cloze_findings(own) if "cloze_accuracy" in own else [])]
-
-    def how_it_rises(self, own: Numbers, condition: str) -> str:
-        """Return by how much a condition multiplies perplexity, and whether the rise is in proportion."""
-        few, many, _ = self.few_many_most
-        parts = []
-        for ratio in sorted({*self.few_many_most}):
-            change = own.array("change", condition=condition, ratio=ratio)
-            perplexity = own.number(np.exp(change.mean(("draw", "prompt"))))
-            beside = in_brackets(f"{own.number(change).with_interval:+.3f} nats", f"{perplexity.null:.2f}")
-            parts.append(f"{perplexity.plain:.2f} at {ratio:.0%} moved{beside}")
-        sentence = f"Under {WORDS[condition]} perplexity over all targets is multiplied by {', '.join(parts)}."
-        least, more = (own("change", condition=condition, ratio=ratio).value for ratio in (few, many))
-        if not least > 0 or not few < many:
-            return sentence
-        fold = f"{more / least:.1f}-fold (proportional: {many / few:.1f})"
-        return f"{sentence} From {few:.0%} to {many:.0%} the rise in nats grows {fold}."
-
-    def cloze_findings(self, own: Numbers) -> list[str]:
-        """Return the accuracy of the cloze in order, and accuracy and likelihood with most of it moved."""
+        conditions = own.data["condition"].values.tolist()
+        found = [self.how_it_rises(own, one) for one in WITH_SENTENCE if one in conditions]
+        if "cloze_accuracy" not in own:
+            return found
         least, most, n = float(min(self.ratios)), self.few_many_most[-1], own.data.sizes["item"]
-        log_p = own.array("cloze_log_likelihood")
         done = own.data["cloze_accuracy"].dropna("condition", how="all")["condition"].values.tolist()
         in_order = own("cloze_accuracy", ratio=least, condition=done[0])
-        change = log_p.sel(ratio=most) - log_p.sel(ratio=least)
-        parts = [
-            f"{WORDS[one]} {own('cloze_accuracy', condition=one, ratio=most).with_interval:.0%}, "
-            f"{own.number(change.sel(condition=one)).plain:+.2f}"
-            for one in done
-        ]
+        moved = (f"{WORDS[one]} {own('cloze_accuracy', condition=one, ratio=most).with_interval:.0%}" for one in done)
         return [
+            *found,
             f"A cloze of {n} passages of the text{cloze.fewer_of_inits(n) if own.inits else ''}, {least:.0%} of the "
             f"context moved: accuracy {in_order.plain:.0%}{in_order.null_in_brackets:.0%}; chance {1 / N_CHOICES:.0%}. "
-            f"With {most:.0%} moved, accuracy and change of the right choice's log-likelihood (nats a token): "
-            f"{'; '.join(parts)}."
+            f"With {most:.0%} moved: {'; '.join(moved)}.",
         ]
+
+    def how_it_rises(self, own: Numbers, condition: str) -> str:
+        """Return the rise of the loss under a condition, and whether it is in proportion to what is moved."""
+        few, many, _ = self.few_many_most
+        rises = {one: own("change", condition=condition, ratio=one) for one in sorted({*self.few_many_most})}
+        sentence = f"The loss rises under {WORDS[condition]}, all targets, in nats: " + ", ".join(
+            f"{rise:+.3f} at {ratio:.0%} moved" for ratio, rise in rises.items()
+        )
+        least, more = rises[few].value, rises[many].value
+        if not least > 0 or not few < many:
+            return f"{sentence}."
+        return f"{sentence}; from {few:.0%} to {many:.0%} {more / least:.1f}-fold (proportional: {many / few:.1f})."
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a condition and ratio (few, many, most), widest reach, all targets: the rise in nats, less P's;

@@ -10,7 +10,7 @@ import xarray as xr
 from tl_posgen.core.numbers import interval_of
 from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES
-from tl_posgen.position.order.disturbance import CONDITIONS, OF_TEXT
+from tl_posgen.position.order.hooks import CONDITIONS, OF_TEXT
 from tl_posgen.report.circuits import token_colours
 from tl_posgen.report.figures import COLOURS, Panels, line, line_with_intervals, model_label, sides
 
@@ -35,12 +35,12 @@ def draw_curves(result: Any) -> go.Figure:
     items = data.sizes.get("item", 0)
     panels = Panels(reaches + [f"cloze accuracy, {result.measure.widest}"] * bool(items), shared_yaxes=True)
     for panel, reach in enumerate(reaches):
-        panels.add(panel, *by_ratio(result, lambda data, at=reach: change_of(data, at), conditions))
+        panels.add(panel, *_by_ratio(result, lambda data, at=reach: _change_of(data, at), conditions))
     panels.axes("% of tokens moved", RISE)
-    show_bars(panels)
+    _show_bars(panels)
     if items:
         x = [100 * float(end) for end in (min(result.measure.ratios), max(result.measure.ratios))]
-        panels.add(len(reaches), *by_ratio(result, lambda data: data["cloze_accuracy"], conditions, (0, 1)))
+        panels.add(len(reaches), *_by_ratio(result, lambda data: data["cloze_accuracy"], conditions, (0, 1)))
         chance = line(x, [1 / N_CHOICES] * 2, "chance of the cloze", "black", dash="dot", width=1.2)
         panels.add(len(reaches), chance)
         shown = span_of_bars(panels.figure.select_traces(row=1, col=panels.n_columns))
@@ -59,11 +59,11 @@ def draw_matched(result: Any) -> go.Figure:
     others = [condition for condition in conditions if condition != "positions"]
     panels = Panels(reaches + [""] * len(reaches), columns=len(reaches), shared_yaxes=True, shared_xaxes=True)
     for panel, reach in enumerate(reaches):
-        panels.add(panel, *by_ratio(result, lambda data, at=reach: change_of(data, at), conditions))
-        gaps = by_ratio(result, lambda data, at=reach: gap_of(change_of(data, at)), others)
+        panels.add(panel, *_by_ratio(result, lambda data, at=reach: _change_of(data, at), conditions))
+        gaps = _by_ratio(result, lambda data, at=reach: gap_of(_change_of(data, at)), others)
         panels.add(panel + len(reaches), *gaps)
     panels.axes("% of tokens (jitter: of pairs) moved", RISE)
-    show_bars(panels)
+    _show_bars(panels)
     panels.figure.update_yaxes(title_text="the same less P's", row=2, col=1)
     subtitle = (
         f"{TARGET} targets, the same draws; 95 % intervals over prompts, below of the difference from P "
@@ -72,7 +72,7 @@ def draw_matched(result: Any) -> go.Figure:
     return panels.finish(f"Index (P) against features (F) · {model_label(data)}", subtitle)
 
 
-def show_bars(panels: Panels) -> None:
+def _show_bars(panels: Panels) -> None:
     """Let the y axis of every row span its means with their intervals."""
     for row in range(1, panels.n_rows + 1):
         panels.figure.update_yaxes(range=span_of_bars(panels.traces(row), 0.0), row=row)
@@ -93,7 +93,7 @@ def span_of_bars(traces: Iterable[Any], *more: float) -> list[float]:
     return [low - room, high + room]
 
 
-def change_of(data: xr.Dataset, reach: str) -> xr.DataArray:
+def _change_of(data: xr.Dataset, reach: str) -> xr.DataArray:
     """Return the change of the loss at one reach, mean over draws."""
     return data["change"].sel(reach=reach, target=TARGET, drop=True).mean("draw")
 
@@ -103,7 +103,7 @@ def gap_of(change: xr.DataArray) -> xr.DataArray:
     return change - change.sel(condition="positions", drop=True)
 
 
-def by_ratio(
+def _by_ratio(
     result: Any,
     of_side: Callable[[xr.Dataset], xr.DataArray],
     conditions: Sequence[str],

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tl_posgen.core.null_models import check_seed
 from tl_posgen.core.options import require
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError, check_choice, check_share, is_number
 from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.layer_table import geometry_of
@@ -16,7 +16,6 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.position.decomposition.numbers.option_checks import check_choice, check_share, is_number
 from tl_posgen.position.planes.numbers.plane_edits import EDITS, Draw, Edit, edit_planes
 from tl_posgen.rope.frequency_bands import Band, band_of
 from tl_posgen.rope.rotation import from_planes, rotate, to_planes
@@ -79,8 +78,12 @@ def perturb_planes(
         (True, False)
     """
     check_choice("edit", edit, EDITS)
-    sides = checked_sides(of)
-    check_strength(edit, strength)
+    if not isinstance(of, tuple | list) or not of or not all(isinstance(one, str) and one in SIDES for one in of):
+        raise InputError(f'of={of!r}: give ("q", "k"), ("q",) or ("k",)')
+    if edit != "phase_noise":
+        check_share(f"strength of {edit}", strength)
+    elif not is_number(strength):
+        raise InputError(f"strength {strength!r} of phase_noise: give a standard deviation in radians, 0 or more")
     seed = check_seed(seed)
     require("first_token", first_token, bool)
     require("control", control, bool)
@@ -88,12 +91,12 @@ def perturb_planes(
     geometries = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
     if not geometries:
         raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to perturb")
-    planes = {one.layer: chosen_planes(band, one) for one in geometries}
+    planes = {one.layer: _planes_of(band, one) for one in geometries}
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         rope, first = capture.geometry.rope, int(not first_token)
         x = {side: getattr(capture, side) for side in SIDES}
-        for side in sides:
+        for side in dict.fromkeys(of):
             z, theta = to_planes(x[side], rope), rope.inv_freq.to(x[side].device)
             how = (edit, float(strength), theta, draw_of(capture, side, first, seed), planes[capture.layer])
             edited = edit_planes(z[:, first:], *how, control=control)
@@ -116,7 +119,7 @@ def draw_of(capture: LayerCapture, side: str, first: int, seed: int) -> Draw:
     return Draw(order.to(capture.device), noise[rows].to(capture.device))
 
 
-def chosen_planes(band: Band | None, geometry: LayerGeometry) -> Tensor:
+def _planes_of(band: Band | None, geometry: LayerGeometry) -> Tensor:
     """Return the planes of one layer that are edited; InputError for a band that it does not have."""
     n_planes = len(geometry.rope.inv_freq)
     try:
@@ -126,19 +129,3 @@ def chosen_planes(band: Band | None, geometry: LayerGeometry) -> Tensor:
     except InputError as error:
         raise InputError(f"layer {geometry.layer}: {error}") from error
     return torch.ones(n_planes, dtype=torch.bool) if planes is None else planes
-
-
-def checked_sides(of: Sequence[str]) -> list[str]:
-    """Return the sides, q, k or both; InputError for anything else."""
-    sides = list(of) if isinstance(of, tuple | list) else []
-    if not sides or not all(isinstance(side, str) and side in SIDES for side in sides):
-        raise InputError(f'of={of!r}: give ("q", "k"), ("q",) or ("k",)')
-    return [side for side in SIDES if side in sides]
-
-
-def check_strength(edit: str, strength: int | float) -> None:
-    """Refuse a strength outside the range of an edit."""
-    if edit != "phase_noise":
-        check_share(f"strength of {edit}", strength)
-    elif not is_number(strength):
-        raise InputError(f"strength {strength!r} of phase_noise: give a standard deviation in radians, 0 or more")

@@ -12,8 +12,8 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.core.formatting import format_number, in_brackets
-from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.formatting import in_brackets
+from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.options import Each, Threshold
 from tl_posgen.core.run import Run
@@ -23,12 +23,13 @@ from tl_posgen.models.selection import select_heads
 from tl_posgen.position.planes import plane_perturbation_figures as drawn
 from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.planes.numbers.plane_edits import Edit
-from tl_posgen.position.planes.plane_shares import CARRIED, cost_of_half, cost_share_correlations, plane_shares
-from tl_posgen.position.planes.planes import Planes
-from tl_posgen.position.planes.rope_layers import require_rope
+from tl_posgen.position.planes.planes import Planes, require_rope
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope
+from tl_posgen.stats.agreement import spearman
+from tl_posgen.stats.intervals import resampled_interval
 
+CARRIED = ("position", "content", "energy")
 MapBy = Literal["auto", "planes", "bands"]
 SHUFFLES: tuple[Edit, ...] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
 MOST_LAYERS = 12  # that are mapped unless asked for
@@ -42,6 +43,71 @@ CARRIES = (
     "position, content: variance of the part, of every plane, or band, of every layer as a share of the whole map, "
     "logits^2, mean over heads; energy: of E|z|^2 of its layer, mean over q, k and heads"
 )
+
+
+def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.Dataset:
+    """Return the shares of the planes of the map, from `Planes`, first token left out; bands sum planes.
+
+    position_lm is the mean over heads of the covariance of plane m's position part with the whole position part
+    (`plane_parts`), divided by its sum over the map; content_lm likewise; energy_lm is the share of E|z|^2 in its
+    layer, mean over heads, queries and keys. The unrotated rest of partial rotary heads is not in the map.
+
+    Returns:
+        share [part, layer, planes], with planes by number or bands by name, NaN where a layer has fewer planes; and
+        wavelength [layer, planes], of a band the mean wavelength.
+    """
+    known = planes.sel(layer=layers, tokens="without first", drop=True).rename(plane="planes")
+    known = known.isel(planes=np.isfinite(known["wavelength"]).any("layer").values)
+    parts = (known["share_by_plane"] * known["share"] * known["std"] ** 2).sel(part=list(CARRIED[:2])).mean("head")
+    energy = known["energy"].sum("side").mean("head").expand_dims(part=["energy"]) / 2
+    found = xr.Dataset({"share": xr.concat([parts, energy], "part"), "wavelength": known["wavelength"]})
+    turning = found["wavelength"] < np.inf
+    found = found.where(turning)
+    if not by_planes:
+        place = xr.DataArray(np.arange(found.sizes["planes"]), dims="planes")
+        bands = [found.where(3 * place // turning.sum("planes") == number) for number in range(len(BANDS))]
+        summed = [one[["share"]].sum("planes").assign(wavelength=one["wavelength"].mean("planes")) for one in bands]
+        found = xr.concat(summed, "planes").assign_coords(planes=list(BANDS))
+    whole = found["share"].sum(("layer", "planes"))
+    share = found["share"] / whole.where(whole["part"] != "energy", 1)
+    return found.assign(share=share).transpose("part", "layer", "planes")
+
+
+def cost_share_correlations(data: xr.Dataset) -> xr.Dataset:
+    """Return Spearman's rho over the map of each cost with each share, and with the cost of shuffled positions.
+
+    `rho_gap` is rho with position less rho with content. `rho_positions` is there where shuffled positions were mapped.
+    Intervals resample the prompts of the costs; shares are fixed.
+
+    Args:
+        data: map_rise [map_edit, layer, planes, cost, prompt] and share [part, layer, planes].
+    """
+    cells = data[["map_rise", "share"]].stack(cell=("layer", "planes"))
+    cells = cells.isel(cell=cells["share"].sel(part=CARRIED[0]).notnull().values)
+    each = cells["map_rise"].transpose("prompt", "map_edit", "cost", "cell").values
+    shares = torch.tensor(cells["share"].sel(part=list(CARRIED)).transpose("part", "cell").values)
+    edits = [str(edit) for edit in data["map_edit"].values]
+    at = edits.index("shuffle_positions") if "shuffle_positions" in edits else None
+
+    def rho_gap_and_positions(
+        means: Float[np.ndarray, "some map_edit cost cell"],
+    ) -> Float[np.ndarray, "some map_edit cost found"]:
+        costs = torch.tensor(means)
+        found = [spearman(costs, share.expand_as(costs)) for share in shares]
+        found.append(found[0] - found[1])
+        if at is not None:
+            found.append(spearman(costs, costs[:, at, 0][:, None, None].expand_as(costs)))
+            found[-1][:, at, 0] = torch.nan  # the correlation of positions' cost with itself
+        return torch.stack(found, -1).numpy()
+
+    every = np.stack(resampled_interval(each, rho_gap_and_positions, (-2.0, 2.0)), -1)  # [map_edit, cost, found, end]
+    n, dims = len(CARRIED), ("map_edit", "cost")
+    found: dict[str, Any] = {"rho": ((*dims, "part", "end"), every[:, :, :n].clip(-1, 1))}
+    found["rho_gap"] = ((*dims, "end"), every[:, :, n])
+    if at is not None:
+        found["rho_positions"] = ((*dims, "end"), every[:, :, n + 1].clip(-1, 1))
+    coords = {"map_edit": edits, "cost": data["cost"].values, "part": list(CARRIED), "end": list(ENDS)}
+    return xr.Dataset(found, coords)
 
 
 @dataclass(frozen=True)
@@ -173,8 +239,6 @@ class PlanePerturbation(Measure):
         data = data.merge(plane_shares(run.found(Planes), list(n_planes), by_planes))
         return data.merge(cost_share_correlations(data))
 
-    # Its words
-
     def findings(self, own: Numbers) -> list[str]:
         share = "" if self.most == 1 else f" at strength {self.most:g}"
         rises = {edit: own("rise", edit=edit) for edit in self.edits}
@@ -185,45 +249,12 @@ class PlanePerturbation(Measure):
         return [
             f"Rise of the loss in nats, all planes of q and k edited{share}{beside}: {costs}.",
             f"Less what a random rotation of the same energy costs: {'; '.join(gaps)}.",
-            "Of a third of the planes alone, that which costs most, and a random rotation of the same energy: "
-            f"{'; '.join(self.dearest_third(own, edit) for edit in self.edits)}.",
-            *(self.sentence_of_map(own, edit) for edit in self.map_edits or ()),
         ]
-
-    def dearest_third(self, own: Numbers, edit: str) -> str:
-        """Return the third of the planes that costs most when it alone is edited, beside its control."""
-        rise = {band: own("band_rise", edit=edit, band=band) for band in BANDS}
-        band = max(BANDS, key=lambda one: rise[one].value)
-        control = own("band_rise", edit=edit, band=band, cost="control")
-        return f"{drawn.WORDS[edit]} {rise[band].plain:+.3f} ({band} frequencies; {control.plain:+.3f})"
 
     def less_control(self, own: Numbers, edit: str) -> Number:
         """Return the rise less that of its control, of q and k at the highest strength."""
         rise = own.array("rise", edit=edit, cost=None)
         return own.number(rise.sel(cost="edit") - rise.sel(cost="control"))
-
-    def sentence_of_map(self, own: Numbers, edit: str) -> str:
-        at: dict[str, Any] = {"map_edit": edit}
-        parts = ", ".join(f"{part} {own('rho', part=part, **at):.2f}" for part in CARRIED)
-        control = ", ".join(f"{part} {own('rho', part=part, cost='control', **at).plain:.2f}" for part in CARRIED)
-        positions, at_once = "", ""
-        if "rho_positions" in own and edit != "shuffle_positions":
-            positions = f" With the cost of shuffled positions: {own('rho_positions', **at).with_interval:.2f}."
-        if edit in self.edits and self.most == 1:
-            at_once = f", all at once {own('rise', edit=edit).plain:+.3f}"
-        costs, halves = own.data["map_rise"].sel(cost="edit", **at).mean("prompt"), []
-        for part in CARRIED[:2]:
-            n, half = cost_of_half(costs, own.data["share"].sel(part=part))
-            halves.append(f"{n} cells with half of {part} {format_number(half, '.0%')}")
-        n_cells = int(own.data["share"].sel(part=CARRIED[0]).notnull().sum())
-        one = "plane" if own.data["planes"].dtype.kind != "U" else "band"
-        total = own.number(own.array("map_rise", **at).sum(("layer", "planes")))
-        return (
-            f"Map of {n_cells} cells (layer x {one}), {drawn.WORDS[edit]}: Spearman's rho of the cost with the share "
-            f"in {parts}; of the control's cost {control}.{positions} Position less content: "
-            f"{own('rho_gap', **at).with_interval:+.2f}. Costs one by one add up to {total:+.3f} nats{at_once}. Of "
-            f"that sum, {' and '.join(halves)}."
-        )
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row an edit, highest strength: q, k, both, control, the difference with its interval; thirds of the

@@ -43,11 +43,11 @@ def curves(result: Any) -> go.Figure:
         of_edit = data.sel(edit=edit)
         if result.null is not None:
             null = result.null.sel(edit=edit, of="both", cost="edit")
-            panels.add(panel, against_strength(null, model_label(result.null), NULL_COLOUR))
+            panels.add(panel, _against_strength(null, model_label(result.null), NULL_COLOUR))
         for of, colour in SIDES.items():
-            panels.add(panel, against_strength(of_edit.sel(of=of, cost="edit"), of, colour))
+            panels.add(panel, _against_strength(of_edit.sel(of=of, cost="edit"), of, colour))
         control = of_edit.sel(of="both", cost="control")
-        panels.add(panel, against_strength(control, f"both: {ROTATION}", "black", dash="dot"))
+        panels.add(panel, _against_strength(control, f"both: {ROTATION}", "black", dash="dot"))
     panels.axes("strength", RISE)
     subtitle = (
         "all planes of all layers, first token as it is; 95 % intervals over prompts; phase noise of strength 1 has a "
@@ -56,7 +56,7 @@ def curves(result: Any) -> go.Figure:
     return panels.finish(f"Queries and keys perturbed in RoPE's planes · {model_label(data)}", subtitle)
 
 
-def against_strength(data: xr.Dataset, name: str, colour: str, dash: str = "solid") -> go.Scatter:
+def _against_strength(data: xr.Dataset, name: str, colour: str, dash: str = "solid") -> go.Scatter:
     """Return one curve with its interval from strength 0, where nothing changes."""
     x, *ends = (np.insert(one.values, 0, 0.0) for one in (data["strength"], *interval_of(data["rise"])))
     return line_with_intervals(x, ends, name, colour, dash=dash)
@@ -97,12 +97,12 @@ def cost_map(result: Any) -> go.Figure:
     panels = Panels(titles, columns=n_columns, row_height=height, horizontal_spacing=0.05)
     for row, (_, one, cost) in enumerate(sides):
         for column, edit in enumerate(edits):
-            shown = heat(labelled(one["map_rise"].sel(map_edit=edit, cost=cost).mean("prompt"), data))
+            shown = heat(_labelled(one["map_rise"].sel(map_edit=edit, cost=cost).mean("prompt"), data))
             scale: dict[str, Any] = {"colorscale": "RdBu_r", "zmin": -most[edit], "zmax": most[edit]}
             panels.add(row * n_columns + column, shown.update(coloraxis=None, showscale=False, **scale))
     for column, share in enumerate(SHARES):
         scale = {"colorscale": SCALE, "zmin": 0.0, "zmax": top[share]}
-        shown = heat(labelled(data["share"].sel(part=share), data)).update(coloraxis=None, showscale=False, **scale)
+        shown = heat(_labelled(data["share"].sel(part=share), data)).update(coloraxis=None, showscale=False, **scale)
         panels.add(len(sides) * n_columns + column, shown)
     panels.figure.update_xaxes(type="category", tickfont_size=9).update_yaxes(type="category")
     panels.figure.update_yaxes(title_text="layer", col=1)
@@ -111,7 +111,7 @@ def cost_map(result: Any) -> go.Figure:
     return panels.finish(f"What each plane costs, and what it carries · {model_label(data)}", subtitle)
 
 
-def labelled(array: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
+def _labelled(array: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
     """Return [layer, planes] with planes named by their wavelengths (`plane_labels`), or bands by their names."""
     array = array.transpose("layer", "planes")
     if data["planes"].dtype.kind == "U":
@@ -138,7 +138,7 @@ def scatter(result: Any) -> go.Figure:
     shown = [] if result.null is None else [(model_label(result.null), result.null, "edit", NULL_COLOUR)]
     shown += [(ROTATION, data, "control", COLOURS[1]), ("edit", data, "edit", COLOURS[0])]
     for panel, (edit, share) in enumerate(product(edits, SHARES)):
-        panels.add(panel, *(points(one, edit, share, cost, name, colour) for name, one, cost, colour in shown))
+        panels.add(panel, *(_points(one, edit, share, cost, name, colour) for name, one, cost, colour in shown))
     for column, words in enumerate(SHARES.values(), 1):
         panels.figure.update_xaxes(title_text=words, row=len(edits), col=column)
     panels.figure.update_yaxes(title_text=RISE, col=1)
@@ -146,7 +146,7 @@ def scatter(result: Any) -> go.Figure:
     return panels.finish(f"Do planes cost what they carry? · {model_label(data)}", subtitle)
 
 
-def points(data: xr.Dataset, edit: str, share: str, cost: str, name: str, colour: str) -> go.Scatter:
+def _points(data: xr.Dataset, edit: str, share: str, cost: str, name: str, colour: str) -> go.Scatter:
     """Return one cost of every plane of every layer against its share."""
     costs, shares = data["map_rise"].sel(map_edit=edit, cost=cost).mean("prompt"), data["share"].sel(part=share)
     cells = xr.Dataset({"x": shares, "y": costs}).stack(cell=("layer", "planes")).dropna("cell")

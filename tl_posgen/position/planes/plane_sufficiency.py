@@ -19,8 +19,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.models.loading.shuffled_like import shuffled_like
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import null_label
-from tl_posgen.position.planes.planes import EPS, Planes
-from tl_posgen.position.planes.rope_layers import require_rope
+from tl_posgen.position.planes.planes import EPS, Planes, require_rope
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, line, model_label
 from tl_posgen.report.head_figures import head_names
 from tl_posgen.stats.agreement import fisher_interval, pearson, spearman
@@ -43,7 +42,7 @@ def kinds_of_weights(result: Any) -> dict[str, xr.Dataset]:
     return {"trained": trained, **random, "shuffled": shuffled}
 
 
-def draw_scatter(result: Any) -> go.Figure:
+def _draw_scatter(result: Any) -> go.Figure:
     """Draw the interaction share against the sum of the plane scores: a point a head, correlations in the legend."""
 
     def in_words(found: xr.Dataset) -> str:
@@ -66,7 +65,7 @@ def draw_scatter(result: Any) -> go.Figure:
     return panels.finish(f"Do the planes foretell how additive a head is? · {model_label(result.own)}", subtitle)
 
 
-def draw_certified(result: Any) -> go.Figure:
+def _draw_certified(result: Any) -> go.Figure:
     """Draw the share of heads that the sufficient criterion certifies, by its tolerance."""
     figure = go.Figure()
     for kind, data in kinds_of_weights(result).items():
@@ -123,7 +122,7 @@ class PlaneSufficiency(Measure):
         "n_heads": Variable("number of heads", "", "that have both numbers", GROUP),
     }
     requires = require_rope
-    figures = {"scatter": draw_scatter, "certified": draw_certified}
+    figures = {"scatter": _draw_scatter, "certified": _draw_certified}
     legend = "first out: the first token left out; a row a kind of weights, over whose heads correlations are taken."
 
     def planes(self) -> Planes:
@@ -152,7 +151,7 @@ class PlaneSufficiency(Measure):
         heads = xr.concat(each, "weights", data_vars="all", combine_attrs="override")
         heads = heads.assign_coords(weights=list(WEIGHTS[: len(each)]))
         heads = heads.transpose("group", *ROW, ..., missing_dims="ignore")
-        return heads.merge(correlations(one_side(heads)))
+        return heads.merge(_correlations(one_side(heads)))
 
     def findings(self, own: Numbers) -> list[str]:
         all_tokens, rest = TOKENS
@@ -210,7 +209,7 @@ def correlation(sides: Sequence[xr.Dataset]) -> xr.Dataset:
     return xr.Dataset(data, {"end": list(ENDS)})
 
 
-def correlations(heads: xr.Dataset) -> xr.Dataset:
+def _correlations(heads: xr.Dataset) -> xr.Dataset:
     """Return the correlations of score_sum and interaction [weights, tokens, layer, head] over layers and heads."""
     weights = heads["weights"].values
     each = [[correlation([heads.sel(weights=one, tokens=tokens)]) for tokens in TOKENS] for one in weights]

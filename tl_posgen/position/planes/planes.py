@@ -15,8 +15,11 @@ from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances, NonNegative, Positive
 from tl_posgen.core.sums import Sums
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.model import Model
+from tl_posgen.models.provenance import encoding_of
 from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
     PlaneMoments,
@@ -27,7 +30,7 @@ from tl_posgen.position.planes.numbers.plane_patterns import (
     sufficiency,
 )
 from tl_posgen.position.planes.planes_figures import magnitude, phases, shares
-from tl_posgen.position.planes.rope_layers import over_layers, require_rope
+from tl_posgen.rope.rotation import complex_frequencies
 
 EPS = 0.5
 EPS_GRID = (0.1, 0.2, 0.3, 0.5, 1.0)
@@ -46,6 +49,34 @@ MEETS = (
     "1 or 0. position: E|k - kbar| <= eps E|k|; quiet: 4 scale E|q| E|k| <= eps std; "
     "slow: max_d 2|sin(theta (d - d0) / 2)| <= eps"
 )
+
+
+def require_rope(self: Measure, model: Model) -> None:
+    """Refuse a model none of whose layers rotates, as `Measure.requires`; layers that are not understood are refused
+    when they run."""
+    encoding = encoding_of(model)
+    if encoding and "rotary" not in encoding:
+        raise UnsupportedModelError(
+            f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes, "
+            "plane_sufficiency and plane_perturbation out (three_axis and variance work)"
+        )
+
+
+def _over_layers(measure: Measure, sums: Sums, found: Mapping[int, Mapping[str, Tensor]]) -> xr.Dataset:
+    """Return arrays of layers with RoPE, and the wavelengths of their planes, as one dataset; other layers are NaN.
+
+    Raises:
+        UnsupportedModelError: no layer has RoPE.
+    """
+    if not found:
+        raise UnsupportedModelError(
+            f"layers {', '.join(map(str, sums.layers))}: none of them has RoPE, so there are no planes; "
+            f"choose other layers, or leave {measure.name} out"
+        )
+    geometries = {layer: sums.layers[layer][0] for layer in found}
+    wavelengths = {at: 2 * torch.pi / complex_frequencies(one.rope, one.d_head) for at, one in geometries.items()}
+    whole = {layer: {**values, "wavelength": wavelengths[layer]} for layer, values in found.items()}
+    return sums.variables_of(whole).reindex(layer=sorted(sums.layers))
 
 
 @dataclass(frozen=True)
@@ -148,7 +179,7 @@ class Planes(Measure):
             layer: by_tokens(*(self.of_moments(one[layer], sums.layers[layer][0], n) for one in (everything, rest)))
             for layer in everything
         }
-        return over_layers(self, sums, found).assign_attrs(n_distances=n)
+        return _over_layers(self, sums, found).assign_attrs(n_distances=n)
 
     def of_moments(self, moments: PlaneMoments, geometry: LayerGeometry, n: int) -> dict[str, Tensor]:
         """Return the variables of one layer over n distances, as many as its window has at most."""

@@ -20,7 +20,7 @@ def phases(result: Any) -> go.Figure:
     """Draw the heads with the largest share of each part, one marker per plane, its angle the mean phase."""
     highest = {part: result.numbers.extreme("share", part=part) for part in PARTS}
     chosen = {part: (one.layer, one.head) for part, one in highest.items() if one.number}
-    both = sides_without_first(result)
+    both = _sides_without_first(result)
     titles = [f"most {part}: {head_name(*place)} · {both[0][0]}" for part, place in chosen.items()]
     titles += [f"{head_name(*place)} · {side}" for side, *_ in both[1:] for place in chosen.values()]
     polar = [[{"type": "polar"}] * len(chosen)] * len(both)
@@ -29,11 +29,25 @@ def phases(result: Any) -> go.Figure:
         for column, (layer, head) in enumerate(chosen.values()):
             one = data.sel(layer=layer, head=head)
             one = one.isel(plane=np.isfinite(one["wavelength"].values))  # the unrotated rest has no phase
-            for side in MARKERS:
-                panels.add(row * len(chosen) + column, phase_markers(one, side))
+            for side, (name, symbol) in MARKERS.items():
+                marker = {"color": np.log10(one["wavelength"].values), "coloraxis": "coloraxis", "symbol": symbol}
+                markers = go.Scatterpolar(
+                    r=one["concentration"].sel(side=side).values,
+                    theta=np.degrees(one["phase"].sel(side=side).values),
+                    mode="markers",
+                    marker=marker | {"size": 9, "line": {"width": 0 if side == "q" else 2}},
+                    text=[f"{name}, wavelength {wavelength:.4g}" for wavelength in one["wavelength"].values],
+                    hovertemplate="%{text}<br>concentration %{r:.3f}, %{theta:.0f}°<extra></extra>",
+                    name=name,
+                )
+                panels.add(row * len(chosen) + column, markers)
     angles = {"thetaunit": "radians", "dtick": np.pi / 2}
     panels.figure.update_polars(angularaxis=angles, radialaxis={"nticks": 4, "angle": 45, "range": [0, 1.03]})
-    panels.figure.update_layout(coloraxis=wavelength_colours(result.own), showlegend=False)
+    finite = np.log10(result.own["wavelength"].values[np.isfinite(result.own["wavelength"].values)])
+    ticks = np.arange(np.floor(finite.min()), np.ceil(finite.max()) + 1)
+    bar = {"title": "wavelength", "thickness": 12, "tickvals": ticks, "ticktext": [f"{10**t:,.0f}" for t in ticks]}
+    colours = {"colorscale": MARKS, "cmin": finite.min(), "cmax": finite.max(), "colorbar": bar}
+    panels.figure.update_layout(coloraxis=colours, showlegend=False)
     panels.figure.update_annotations(font_size=11, yshift=16)
     subtitle = (
         "one marker a plane, filled of queries, open of keys: angle = mean phase before RoPE, radius = concentration; "
@@ -43,25 +57,10 @@ def phases(result: Any) -> go.Figure:
     return panels.finish(title, subtitle).update_layout(margin={"t": 120})
 
 
-def phase_markers(one: xr.Dataset, side: str) -> go.Scatterpolar:
-    """Return markers of the planes of one head's queries or keys, coloured by wavelength."""
-    (name, symbol), wavelengths = MARKERS[side], one["wavelength"].values
-    return go.Scatterpolar(
-        r=one["concentration"].sel(side=side).values,
-        theta=np.degrees(one["phase"].sel(side=side).values),
-        mode="markers",
-        marker={"color": np.log10(wavelengths), "symbol": symbol, "coloraxis": "coloraxis"}
-        | {"size": 9, "line": {"width": 0 if side == "q" else 2}},
-        text=[f"{name}, wavelength {wavelength:.4g}" for wavelength in wavelengths],
-        hovertemplate="%{text}<br>concentration %{r:.3f}, %{theta:.0f}°<extra></extra>",
-        name=name,
-    )
-
-
 def magnitude(result: Any) -> go.Figure:
     """Draw the mean length of queries and of keys in each plane by wavelength, one line per layer, mean over heads."""
     dataset = result.own
-    both, layers, still = sides_without_first(result), dataset["layer"].values, np.isinf(dataset["wavelength"])
+    both, layers, still = _sides_without_first(result), dataset["layer"].values, np.isinf(dataset["wavelength"])
     drawn = dataset["wavelength"].where(~still, NEVER * dataset["wavelength"].where(~still).max("plane"))
     titles = [f"{name} · {side}" for side, *_ in both for name, _ in MARKERS.values()]
     panels = Panels(titles, columns=2, row_height=250, shared_yaxes="columns")
@@ -86,7 +85,7 @@ def shares(result: Any) -> go.Figure:
     """Draw the share of each plane in the variance of the position part and of the content part, one row per head; of
     many heads, one per layer."""
     dataset = result.own
-    both, names = sides_without_first(result), ("position", "content")
+    both, names = _sides_without_first(result), ("position", "content")
     titles = [f"{name} · {side}" for side, *_ in both for name in names]
     rows = []
     for _, data, _ in both:
@@ -105,7 +104,7 @@ def shares(result: Any) -> go.Figure:
     return panels.finish(f"What each plane carries · {model_label(dataset)}", subtitle)
 
 
-def sides_without_first(result: Any) -> list[tuple[str, xr.Dataset, str]]:
+def _sides_without_first(result: Any) -> list[tuple[str, xr.Dataset, str]]:
     """Return the model and its first random init, the first token left out."""
     return [(side, data.sel(tokens="without first", drop=True), colour) for side, data, colour in sides(result)]
 
@@ -120,12 +119,3 @@ def plane_labels(wavelength: xr.DataArray) -> list[str]:
     values = wavelength.min("layer").values
     names = [f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values]
     return [name if names.count(name) == 1 else f"{name} ({plane})" for plane, name in enumerate(names)]
-
-
-def wavelength_colours(dataset: xr.Dataset) -> dict[str, Any]:
-    """Return plotly's colour axis for wavelengths."""
-    values = dataset["wavelength"].values
-    finite = np.log10(values[np.isfinite(values)])
-    ticks = np.arange(np.floor(finite.min()), np.ceil(finite.max()) + 1)
-    bar = {"title": "wavelength", "thickness": 12, "tickvals": ticks, "ticktext": [f"{10**t:,.0f}" for t in ticks]}
-    return {"colorscale": MARKS, "cmin": finite.min(), "cmax": finite.max(), "colorbar": bar}

@@ -1,10 +1,9 @@
 """Scores of a model replaced by position + content."""
 
 from tl_posgen.position.substitution.hooks import (
-    FreeSplit,
     all_positions,
+    authors_split,
     by_constant,
-    by_free_split,
     by_split,
     by_three_axis,
     near,
@@ -19,13 +18,12 @@ from tl_posgen.rope.splits import DistanceDistribution, attention_profile
 
 __all__ = [
     "DistanceDistribution",
-    "FreeSplit",
     "SplitExamples",
     "Substitution",
     "all_positions",
     "attention_profile",
+    "authors_split",
     "by_constant",
-    "by_free_split",
     "by_split",
     "by_three_axis",
     "near",

@@ -2,31 +2,29 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, check_choice, check_share, check_whole
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.position.decomposition.layer_fits import Weights
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.option_checks import check_choice, check_share, check_whole
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.three_axis import Weights
 from tl_posgen.position.substitution.numbers.splits import (
     Threshold,
     add_residual,
     below_quantile,
+    point_mass,
     positional_profile,
     running_mean_key,
     uniform,
@@ -94,6 +92,25 @@ def substitute(
     return replace_scores(model, RowByRow(scores_of) if alone else scores_of, heads=chosen)
 
 
+def authors_split(model: Model, *, layers: Layers = None, heads: Heads = None) -> HookList:
+    """W_ij <- f(q_i, i - j) + g(q_i, k_j) of the mean key at d0 = 1000 where W_ij is at most the .97 quantile of the
+    last row of head 0, in layers from 4 on.
+
+    The substitution of the authors with their settings: `substitute` by `by_split(point_mass(1000))`.
+
+    Args:
+        layers, heads: as in `replace_scores`; with them head 0, whose scores give the threshold.
+
+    Raises:
+        InputError: no chosen layer from 4 on, a layer without its head 0, or a layer or head that does not exist.
+        UnsupportedModelError: see `replace_scores`.
+
+    Source: the public code of the first author of Han & Ji 2025 (arXiv 2503.13305), github.com/Glaciohound/LM-Infinite.
+    """
+    how = {"gamma": 0.97, "threshold": "layer", "from_layer": 4}
+    return substitute(model, by_split(point_mass(1000)), layers=layers, heads=heads, **how)
+
+
 def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Heads = None) -> list[tuple[int, int]]:
     """Return (layer, head) of the chosen heads from this layer on; refuse a layer behind which none is left."""
     check_whole("scores replaced", 0, from_layer=from_layer)
@@ -159,79 +176,23 @@ def by_split(
         geometry = capture.geometry
         seen = mean_key == "seen"
         kbar = running_mean_key(capture.k, geometry.window)[:, capture.query_positions] if seen else None
-        distribution = distribution_of(distances, capture)
+        distribution = _distribution_of(distances, capture)
         q = capture.q if query == "own" else capture.q.mean(1, keepdim=True).expand_as(capture.q)
         split = split_scores(q, capture.k, geometry.rope, geometry.scale, distribution, kbar)
-        return part_of(split, part, capture)
+        return _part_of(split, part, capture)
 
     alone = mean_key == "seen" and query == "own" and not callable(distances)
     return RowByRow(scores_of) if alone else scores_of
 
 
-def part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tensor, "head query key"]:
+def _part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tensor, "head query key"]:
     """Return one part or both, with the layer's ALiBi and soft cap."""
     if part == "content":
         return finished(split.content, capture, 0)  # every pair at distance 0: no ALiBi
     return finished(split.scores if part == "both" else split.position, capture)
 
 
-@dataclass(frozen=True)
-class FreeSplit:
-    """Rotation and reference key of a split of one layer, free of any distribution and any average.
-
-    Attributes:
-        turn: Rbar, as real and imaginary part of one factor per plane.
-        shift: kbar less the mean key of the prompt.
-    """
-
-    turn: Float[Tensor, "head plane_and_rest 2"]
-    shift: Float[Tensor, "head d_head"]
-
-
-def by_free_split(
-    splits: Mapping[int, FreeSplit], part: Part | str = "both", shuffle_seed: int | None = None
-) -> ScoresOf:
-    """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <Rbar q_i, k_j - kbar>.
-
-    The form of `by_split`, with Rbar and kbar given per layer and head: 2 d_head numbers per head.
-
-    Args:
-        shuffle_seed: first shuffle the coordinates of q, and by another permutation those of k, of each head and of all
-            tokens alike: a null for a search of splits.
-
-    Raises:
-        InputError: an unknown part, or no `FreeSplit` by layer; in the forward pass, none for a layer.
-    """
-    check_choice("part", part, get_args(Part))
-    if not isinstance(splits, Mapping) or not all(isinstance(one, FreeSplit) for one in splits.values()):
-        raise InputError(f"by_free_split: {splits!r}: give layer -> FreeSplit")
-
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        if capture.layer not in splits:
-            raise InputError(f"by_free_split: no split for layer {capture.layer}; give one for each changed layer")
-        geometry, own, rows = capture.geometry, splits[capture.layer], list(capture.heads)
-        q, k = (capture.q, capture.k) if shuffle_seed is None else shuffled_coordinates(capture, shuffle_seed)
-        reference = k.mean(dim=1) + own.shift[rows].to(k)
-        turn = torch.view_as_complex(own.turn[rows].to(q))
-        split = split_scores(q, k, geometry.rope, geometry.scale, turn, reference)
-        return part_of(split, part, capture)
-
-    return scores_of
-
-
-def shuffled_coordinates(
-    capture: LayerCapture, seed: int
-) -> tuple[Float[Tensor, "head query d_head"], Float[Tensor, "head pos d_head"]]:
-    """Return q and k with their coordinates in another order: two permutations a head, the same for all prompts."""
-    shuffled = []
-    for number, x in enumerate((capture.q, capture.k)):
-        generators = [np.random.default_rng([seed, capture.layer, head, number]) for head in capture.heads]
-        orders = torch.from_numpy(np.stack([one.permutation(x.shape[-1]) for one in generators]))
-        shuffled.append(x.gather(-1, orders[:, None].expand(x.shape).to(x.device)))
-    return shuffled[0], shuffled[1]
-
-
-def distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:
+def _distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:
     """Return p(d) of this layer; of a distribution with a row per head, the rows of the captured heads."""
     if callable(distances):
         found = distances(capture)

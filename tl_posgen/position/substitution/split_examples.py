@@ -21,7 +21,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.attention_examples import Pick, captured_examples, pick_heads
-from tl_posgen.position.substitution.numbers.split_maps import SplitMaps, split_maps
+from tl_posgen.position.substitution.numbers.splits import SplitMaps, split_maps
 from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.figures import DIVERGING, Panels, model_label, sides, token_map
 
@@ -34,7 +34,7 @@ R = "of the scores with this part, within rows of the first prompt, first token 
 EXACT = "nothing rotates, so the position part is the same for every key, and there is nothing to show."
 
 
-def token_labels(data: xr.Dataset) -> list[str]:
+def _token_labels(data: xr.Dataset) -> list[str]:
     """Return the label of each example: its head, the reason for its choice, and its correlations."""
     found = []
     for layer, head, why, r in zip(*(data[name].values for name in ("layer", "head", "why", "r")), strict=True):
@@ -46,7 +46,7 @@ def token_labels(data: xr.Dataset) -> list[str]:
     return found
 
 
-def token_page(data: xr.Dataset, example: int) -> Any:
+def _token_page(data: xr.Dataset, example: int) -> Any:
     """Return a circuitsvis page of one example head: softmax of each map."""
     maps = data.isel(example=example)[list(MAPS)].to_array("map").transpose("map", "query", "key").fillna(-np.inf)
     weights = np.exp(maps - maps.max("key").clip(min=-1e30)).values
@@ -54,11 +54,11 @@ def token_page(data: xr.Dataset, example: int) -> Any:
     return attention_maps(patterns, [str(token) for token in data["token"].values], ["true", *MAPS[1:]])
 
 
-def draw_maps(result: Any) -> go.Figure:
+def _draw_maps(result: Any) -> go.Figure:
     """Draw scores, position and content, a row a head; below each head the same one of the random init."""
     both, n = sides(result), result.own.sizes["example"]
     rows = [(side, data, number) for number, (side, data, _) in product(range(n), both)]
-    panels = Panels([title for row in rows for title in map_titles(*row)], columns=3, row_height=300)
+    panels = Panels([title for row in rows for title in _map_titles(*row)], columns=3, row_height=300)
     for row, (_, data, number) in enumerate(rows):
         maps = data.isel(example=number)
         reach = float(abs(maps["scores"]).quantile(0.98))
@@ -76,7 +76,7 @@ def draw_maps(result: Any) -> go.Figure:
     return panels.axes("key", "query").finish(title, subtitle).update_layout(margin_t=110)
 
 
-def map_titles(side: str, data: xr.Dataset, number: int) -> list[str]:
+def _map_titles(side: str, data: xr.Dataset, number: int) -> list[str]:
     """Return the titles of one head's panels: the head and the reason for its choice, and the correlations."""
     one = data.isel(example=number)
     position, content, both = (format_number(float(r), ".2f") for r in one["r"].values)
@@ -96,7 +96,7 @@ class SplitExamples(Measure):
     token: softmax of each.
 
     Random inits show the heads that the model itself chose. f takes the mean key and g the mean over distances of these
-    tokens, first token left out, see `tl_posgen.position.substitution.numbers.split_maps`. The rest, W - f - g, is
+    tokens, first token left out, see `tl_posgen.position.substitution.numbers.splits`. The rest, W - f - g, is
     interaction.
 
     Args:
@@ -120,8 +120,8 @@ class SplitExamples(Measure):
         "content": Variable("content part", "logits", "g(q, k) at the mean over distances, within rows", MAP),
         "r": Variable("r within rows", "", R, ("example", "part"), bounds=(-1, 1)),
     }
-    figures = {"maps": draw_maps}
-    token_view = TokenView(token_labels, token_page)
+    figures = {"maps": _draw_maps}
+    token_view = TokenView(_token_labels, _token_page)
     caveats = {"absolute": EXACT, "none": EXACT, "alibi": "nothing rotates, so the position part is the slope alone."}
     without_meaning = frozenset({"absolute", "none"})
 
@@ -136,7 +136,7 @@ class SplitExamples(Measure):
         picks, n = self.picks(run, shown), len(shown)
         none: dict[str, tuple] = {name: (MAP, np.zeros((0, n, n))) for name in MAPS}
         none |= {"r": (("example", "part"), np.zeros((0, len(PARTS))))}
-        return captured_examples(run, shown, n, picks, examples_of, xr.Dataset(none, {"part": list(PARTS)}))
+        return captured_examples(run, shown, n, picks, _examples_of, xr.Dataset(none, {"part": list(PARTS)}))
 
     def picks(self, run: Run, shown: Int[Tensor, " pos"]) -> list[Pick]:
         """Return (layer, head, why) of the shown heads; random inits show those of the trained model."""
@@ -147,7 +147,7 @@ class SplitExamples(Measure):
 
         def keep(layer: LayerCapture) -> None:
             places = [(layer.layer, head) for head in layer.heads]
-            position_r.update(zip(places, maps_of(layer).r[0].tolist(), strict=True))
+            position_r.update(zip(places, _maps_of(layer).r[0].tolist(), strict=True))
 
         run_capture(run.wrapped, shown[None], keep, **run.where)
         return pick_heads(pd.Series(position_r, dtype=float), self.examples, WHY, run.where["heads"])
@@ -156,7 +156,7 @@ class SplitExamples(Measure):
         lines = []
         for example in own.data["example"].values.tolist():
             place = own.data.sel(example=example)
-            position, content, both = (with_null(own("r", example=example, part=part)) for part in PARTS)
+            position, content, both = (_with_null(own("r", example=example, part=part)) for part in PARTS)
             lines.append(
                 f"{head_name(place['layer'], place['head'])}, {place['why'].item()}: within rows of one "
                 f"prompt scores correlate with their position part at {position}, with their content part at "
@@ -168,7 +168,7 @@ class SplitExamples(Measure):
         return ["maps"] if data.sizes["example"] else []
 
 
-def maps_of(layer: LayerCapture) -> SplitMaps:
+def _maps_of(layer: LayerCapture) -> SplitMaps:
     """Return the maps of every captured head."""
     geometry, slopes = layer.geometry, layer.geometry.alibi_slopes
     slopes = None if slopes is None else slopes[list(layer.heads)]
@@ -176,16 +176,16 @@ def maps_of(layer: LayerCapture) -> SplitMaps:
     return split_maps(layer.scores(), layer.q, layer.k, geometry.rope, geometry.scale, **how)
 
 
-def examples_of(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
+def _examples_of(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
     """Return the three maps and their correlations, by (layer, head)."""
-    maps = maps_of(layer)
+    maps = _maps_of(layer)
     data: dict[str, tuple] = {name: (("head", *MAP[1:]), getattr(maps, name).float().cpu().numpy()) for name in MAPS}
     data |= {"r": (("head", "part"), maps.r.mT.cpu().numpy())}
     heads = xr.Dataset(data, {"layer": layer.layer, "head": list(layer.heads), "part": list(PARTS)})
     return {(layer.layer, head): heads.sel(head=head) for head in layer.heads}
 
 
-def with_null(number: Number) -> str:
+def _with_null(number: Number) -> str:
     """Return a number beside the mean of its random inits, without their spread: "0.91 (random init 0.35)"."""
     null = f"random init {number.of_inits.plain:.2f}" if number.inits else ""
     return f"{number.plain:.2f}{in_brackets(null)}"

@@ -1,6 +1,6 @@
-"""Loss with replaced scores: the share recovered by condition and by searched split, and the cost of each head."""
+"""Loss with replaced scores: the share recovered by condition, and the cost of each head."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,14 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.core.numbers import FEWEST, interval_of, leave_one_out
 from tl_posgen.core.run import Run
 from tl_posgen.hooks.replace_scores import HookList, ScoresOf
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.loss import judged, logits_of
 from tl_posgen.models.tokens import token_strings
-from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST
+from tl_posgen.models.wrapped import WrappedModel
+from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
 from tl_posgen.position.substitution.hooks import (
     all_positions,
     by_constant,
@@ -28,8 +33,6 @@ from tl_posgen.position.substitution.hooks import (
     substitute,
 )
 from tl_posgen.position.substitution.numbers.splits import attention_kl, point_mass, triangle, uniform
-from tl_posgen.position.substitution.optimise_split import CONTROLS
-from tl_posgen.position.substitution.predictions import losses_and_kl
 from tl_posgen.report.circuits import CROP
 from tl_posgen.stats.agreement import pearson, spearman
 
@@ -37,6 +40,7 @@ SHARES = (0.25, 0.5, 0.75)  # shares of the residual between the condition itsel
 N_DOSES = 2 * len(SHARES)  # of two stand-ins
 NO_STAND_IN = ("unchanged", "uniform_attention")
 WORTHLESS = 0.01  # nats: where attention is worth less, shares of it are noise
+CONTROLS = ("position", "content")  # one part alone
 REPLACED_BY = ("split", "uniform attention")
 PREDICTORS = ("r", "attention_kl")
 Conditions = Mapping[str, ScoresOf | None]
@@ -77,13 +81,13 @@ def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, A
 
     every = [hooks(by) for by in conditions.values()]
     first = every if run.init is None else every[: len(NO_STAND_IN)]
-    losses, kl = losses_and_kl(run.wrapped, run.tokens, first)
+    losses, kl = _losses_and_kl(run.wrapped, run.tokens, first)
     is_worth_nothing = run.init is not None and not losses[1].mean() - losses[0].mean() >= WORTHLESS
     if is_worth_nothing:
         none = [one.new_full((len(every) - len(first), *one.shape[1:]), torch.nan) for one in (losses, kl)]
         losses, kl = (torch.cat(both) for both in zip((losses, kl), none, strict=True))
     elif len(first) < len(every):
-        losses, kl = losses_and_kl(run.wrapped, run.tokens, every)
+        losses, kl = _losses_and_kl(run.wrapped, run.tokens, every)
     change = losses[:, 0, :CROP] - losses[0, 0, :CROP]  # the unchanged model is the first condition
     dims = ("condition", "prompt")
     arrays: dict[str, Any] = {"loss": (dims, losses.mean(-1).numpy()), "kl": (dims, kl.numpy())}
@@ -96,6 +100,26 @@ def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, A
     doses = xr.concat([none, some, everything], "residual_share").transpose("stand_in", "residual_share", "prompt")
     texts = np.array(token_strings(run.wrapped, run.rows[0][1 : CROP + 1]), dtype=object)
     return data.assign(dose_loss=doses, token_text=("shown_target", texts))
+
+
+def _losses_and_kl(
+    wrapped: WrappedModel, tokens: Int[Tensor, "prompt pos"], conditions: Sequence[HookList]
+) -> tuple[Float[Tensor, "condition prompt target"], Float[Tensor, "condition prompt"]]:
+    """Return the loss of every token under the hooks of each condition, and each prompt's mean KL(unchanged || hooked)
+    of the next token, in nats; the unchanged model, which also is a condition without hooks, runs once."""
+    losses, kl = [], []
+    with wrapped.exclusive(wrapped.owner), torch.no_grad():
+        for row in tokens.to(wrapped.device).split(1):
+            unchanged = logits_of(wrapped, row)
+            wanted = double(unchanged).log_softmax(-1)
+            for hooks in conditions:
+                with wrapped.model.hooks(fwd_hooks=hooks):
+                    logits = logits_of(wrapped, row) if hooks else unchanged
+                losses.append(judged(logits, row).cpu())
+                kl.append((wanted.exp() * (wanted - double(logits).log_softmax(-1))).sum(-1).mean(1).cpu())
+    by_prompt = (-1, len(conditions))
+    losses, kl = (torch.cat(one).unflatten(0, by_prompt).transpose(0, 1) for one in (losses, kl))
+    return losses, kl
 
 
 def recovered(losses: xr.DataArray, loss: xr.DataArray) -> xr.DataArray:

@@ -7,8 +7,6 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from jaxtyping import Int
-from torch import Tensor
 
 from tl_posgen.core import options
 from tl_posgen.core.formatting import in_brackets
@@ -16,14 +14,10 @@ from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Whole, Within
 from tl_posgen.core.run import Run
-from tl_posgen.errors import InputError
-from tl_posgen.models.loss import prompts_of_one_length
-from tl_posgen.models.model import Model
-from tl_posgen.models.tokens import spread
 from tl_posgen.position.substitution.hooks import by_constant, heads_from, substitute
 from tl_posgen.position.substitution.numbers.splits import Threshold
-from tl_posgen.position.substitution.optimise_split import CONTROLS, optimise_split, passes_of
 from tl_posgen.position.substitution.substituted_loss import (
+    CONTROLS,
     N_DOSES,
     NO_STAND_IN,
     PREDICTORS,
@@ -38,17 +32,14 @@ from tl_posgen.position.substitution.substituted_loss import (
 )
 from tl_posgen.position.substitution.substitution_figures import (
     FIGURES,
-    NEEDED,
-    SEARCHED,
     TOKEN_VIEW,
     WORDS,
     in_words,
 )
 
 COST_PROMPTS = 4
-MISLEADING = 0.1  # a share recovered by so much less than the best one
 NO_SPLIT = (*NO_STAND_IN, *CONTROLS)
-BY_HEAD, TO_END, FAMILY, TOKEN = ("condition", *HEAD), ("condition", "end"), ("family",), ("condition", "shown_target")
+BY_HEAD, TO_END, TOKEN = ("condition", *HEAD), ("condition", "end"), ("condition", "shown_target")
 SHARE = "(L_uniform - L) / (L_uniform - L_unchanged), NaN where the denominator is below .01 nats"
 PREDICTION_KL = "KL(unchanged || replaced) of the next token"
 KL_SHARE = "1 - KL / KL of uniform attention, NaN where the latter is below .01 nats"
@@ -80,23 +71,20 @@ class Substitution(Measure):
         mean_query_distances: how many distances the split of the mean query averages over.
         gamma, threshold, from_layer: replace only scores below this quantile of their "head", or of head 0's last row
             for the whole "layer", from this layer on; see `substitute`.
-        search: look for the best split on other prompts of the text, and report it on these; see `optimise_split`. Of
-            the model alone, not of random inits.
-        search_prompts: how many others, where the text has that many; half of a short text is kept to report on.
-        search_steps: of gradient descent.
-        head_costs: also replace each head alone, by the best triangle found, or the first width; None: as `search`.
+        head_costs: also replace each head alone, by the triangle of the first width.
 
     Raises:
-        InputError: unusable prompts, a layer that does not exist, a search with fewer than two prompts.
+        InputError: unusable prompts, a layer that does not exist.
 
     Source: the substitution with gamma = .97, threshold = "layer", d0 = 1000 and from_layer = 4, and `k_q_simplify`,
     are in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305), github.com/Glaciohound/LM-Infinite;
-    a quantile per head, the other conditions, the shares recovered, the residual's dose and the searches are ours.
+    a quantile per head, the other conditions, the shares recovered and the residual's dose are
+    ours. Their substitution alone: `authors_split`.
 
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
         >>> cut = {"length": 32, "n_prompts": 2, "null_seeds": (), "progress": False}
-        >>> own = Substitution(search=False)("mini", bundled_text(), **cut).numbers
+        >>> own = Substitution()("mini", bundled_text(), **cut).numbers
         >>> [own("recovered", condition=one).value for one in ("unchanged", "uniform_attention")]
         [1.0, 0.0]
     """
@@ -108,10 +96,7 @@ class Substitution(Measure):
     gamma: options.Threshold = 1.0
     threshold: Threshold = "head"
     from_layer: Whole = 0
-    search: bool = True
-    search_prompts: Count = 64
-    search_steps: Whole = 60
-    head_costs: bool | None = None
+    head_costs: bool = False
 
     usual_prompts = 16
     question = "Does the model run on position + content?"
@@ -132,18 +117,6 @@ class Substitution(Measure):
             *("loss by dose", "nats", "a share of what the stand-in leaves out added back"),
             ("stand_in", "residual_share", "prompt"),
         ),
-        "search_loss": Variable("loss, searched", "nats", "on prompts that were not searched on", ("family", "prompt")),
-        "search_recovered": Variable(
-            "share recovered, searched", "", "on prompts not searched on", ("family", "end"), bounds=(-np.inf, 1)
-        ),
-        "search_width": Variable("width, searched", "tokens", "of families that have one", FAMILY),
-        "chosen_on_loss": Variable("loss, searched on", "nats", "on the prompts of the search", FAMILY),
-        "search_kl": Variable("KL of the predictions, searched", "nats", f"{PREDICTION_KL}, not searched on", FAMILY),
-        "n_parameters": Variable("numbers searched", "", "how many were chosen", FAMILY),
-        "distribution": Variable("p(d), searched", "", "of the family `distribution`", (*HEAD, "distance")),
-        "turn": Variable(
-            "length of the mean rotation, searched", "", "by plane, fast to slow", ("free_family", *HEAD, "plane")
-        ),
         "cost": Variable("rise of the loss", "nats", COST, ("replaced_by", *HEAD)),
         "token_change": Variable("change of the loss", "nats", "first prompt, stand-in minus unchanged", TOKEN),
         "token_text": Variable("token", "", "first prompt", ("shown_target",)),
@@ -162,32 +135,14 @@ class Substitution(Measure):
     words = WORDS
     figures = FIGURES
 
-    @property
-    def costs_heads(self) -> bool:
-        """True if each head is also replaced alone."""
-        return self.search if self.head_costs is None else self.head_costs
-
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"replaced_by": REPLACED_BY, "predictor": PREDICTORS}
-
-    # Its computation
-
-    def prompt_tokens(
-        self, model: Any, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
-    ) -> Sequence[Tensor]:
-        rows = super().prompt_tokens(model, prompts, length, n_prompts, consecutive)
-        if self.search and len(rows) < 2 and not len(other_prompts(model, prompts, rows, 1)):
-            raise InputError("search: some prompts are searched on and others reported on, so give two at least")
-        return rows
 
     def passes(self, run: Run) -> int:
         n, heads = len(run.rows), heads_from(run.model, self.from_layer, run.where["layers"], run.where["heads"])
         all_conditions = len(conditions_of(self, run.tokens.shape[1])) + N_DOSES
         found = n * (1 + (all_conditions if run.init is None else len(NO_STAND_IN)))  # where nothing is to recover
-        if self.search and run.init is None:
-            others, left = self.searched_and_left(run)
-            found += passes_of(len(others), len(left), self.search_steps)
-        return found + min(n, COST_PROMPTS) * (1 + 2 * len(heads)) * (self.costs_heads and run.init is None)
+        return found + min(n, COST_PROMPTS) * (1 + 2 * len(heads)) * (self.head_costs and run.init is None)
 
     def of_model(self, run: Run) -> xr.Dataset:
         heads = heads_from(run.model, self.from_layer, run.where["layers"], run.where["heads"])
@@ -198,46 +153,15 @@ class Substitution(Measure):
         data["recovered"] = recovered(data["loss"], data["loss"])
         data["kl_recovered"] = recovered(data["kl"], data["kl"])
         data["rank"] = ranks(data)
-        if run.init is not None:
+        if run.init is not None or not self.head_costs:
             return data
         replaced, width = data["attention_kl"].isel(condition=0, drop=True).notnull(), float(self.widths[0])
-        found: dict[str, Any] = {}
-        if self.search:
-            searched = self.searched(run, data["loss"], where, replaced)
-            found |= searched.attrs
-            data, width = data.merge(searched, join="outer"), float(searched["search_width"].sel(family="triangle"))
-        if self.costs_heads:
-            data = data.assign(cost=costs(run, COST_PROMPTS, width, replaced))
-            found |= {"cost_width": width}
-        return data.assign_attrs(found)
+        return data.assign(cost=costs(run, COST_PROMPTS, width, replaced)).assign_attrs(cost_width=width)
 
-    def searched_and_left(self, run: Run) -> tuple[Int[Tensor, "other pos"], Int[Tensor, "left pos"]]:
-        """Return the prompts that are searched on, and those that are reported on."""
-        others = other_prompts(run.model, run.prompts, run.rows, self.search_prompts)
-        n = len(run.tokens) if len(others) else len(run.tokens) // 2
-        return (others if len(others) else run.tokens[n:]), run.tokens[:n]
-
-    def searched(self, run: Run, loss: xr.DataArray, where: Mapping[str, Any], replaced: xr.DataArray) -> xr.Dataset:
-        """Return the result of `optimise_split`, with the shares recovered on prompts that were not searched on."""
-        others, left = self.searched_and_left(run)
-        n = len(left)
-        found = optimise_split(run.model, others, left, where, steps=self.search_steps, seed=run.seed)
-        found = found.assign_coords(prompt=range(n))
-        return found.assign(
-            search_recovered=recovered(found["search_loss"], loss.isel(prompt=slice(n))),
-            distribution=found["distribution"].where(replaced),
-            turn=found["turn"].where(replaced),
-        ).assign_attrs(search_prompts=len(others), held_out_prompts=n)
-
-    # Its words
-
-    def best(self, own: Numbers, weighted_fits: bool = False) -> str:
-        """Return the split that recovers most of the loss; or the three-axis fit, of those with weights."""
-        names = [str(name) for name in own.data["condition"].values]
-        fits = [name for name in names if name.startswith("three_axis_")] or ["three_axis"]
-        chosen = fits if weighted_fits else splits_of(names)
-        shares = own.data["recovered"].sel(condition=chosen, end="value").fillna(-np.inf)
-        return chosen[int(shares.values.argmax())]
+    def best(self, own: Numbers) -> str:
+        """Return the split that recovers most of the loss."""
+        splits = _splits_of([str(name) for name in own.data["condition"].values])
+        return splits[int(own.data["recovered"].sel(condition=splits, end="value").fillna(-np.inf).values.argmax())]
 
     def worth(self, own: Numbers) -> Number:
         """Return the loss that uniform attention costs."""
@@ -252,91 +176,37 @@ class Substitution(Measure):
                 f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats{null}: there is "
                 "nothing to recover."
             ]
-        best, fit, names = self.best(own), self.best(own, weighted_fits=True), own.data["condition"].values.tolist()
+        best, names = self.best(own), own.data["condition"].values.tolist()
         share = {one: own("recovered", condition=one).with_interval for one in names}
         r, kl = (own("rank", predictor=one).plain for one in PREDICTORS)
-        profile = [own(name, condition="query_profile").with_interval for name in ("recovered", "kl_recovered")]
+        profile = own("kl_recovered", condition="query_profile").with_interval
         return [
-            f"Position + content ({in_words(best)}, the best of {len(splits_of(names))} splits on these prompts) "
+            f"Position + content ({in_words(best)}, the best of {len(_splits_of(names))} splits on these prompts) "
             f"recovers {share[best]:.1%} of the {worth.with_interval:.3f} nats between the unchanged model and uniform "
-            f"attention{null}; position alone {share['position']:.1%}, content alone {share['content']:.1%}.",
-            f"{self.of_highest_r(own)} The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
+            f"attention{null}; position alone {share['position']:.1%}, content alone {share['content']:.1%}. With the "
+            f"profile of each query, where nothing is chosen or fitted: {share['query_profile']:.1%}, and "
+            f"{profile:.1%} of the KL that uniform attention has from the unchanged model's predictions.",
+            f"The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
             f"{own('r', condition='three_axis').plain:.3f}; in their place it recovers "
-            f"{share['three_axis']:.1%} of the loss with all pairs weighted alike, {share[fit]:.1%} with other weights "
-            f"({in_words(fit)}, the best of them). Over "
+            f"{share['three_axis']:.1%} of the loss with all pairs weighted alike. Over "
             f"{len(names) - len(NO_STAND_IN)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
             f"that of the attention KL is {kl:.2f}.",
-            f"With the profile of each query, where nothing is chosen or fitted, {profile[0]:.1%} of the loss is "
-            f"recovered. The predictions too come nearer to the unchanged model's: {profile[1]:.1%} of the KL that "
-            "uniform attention has from them is gone.",
-            *(search_findings(own) if "search_loss" in own else []),
         ]
 
-    def of_highest_r(self, own: Numbers) -> str:
-        """Return how much the split with the highest correlation recovers, beside the split that recovers most."""
-        splits, best = splits_of([str(name) for name in own.data["condition"].values]), self.best(own)
-        r = {one: own("r", condition=one) for one in splits}
-        closest = max(splits, key=lambda one: np.nan_to_num(r[one].value, nan=-np.inf))
-        most = own("recovered", condition=best).value
-        if closest == best:
-            return (
-                f"The split that recovers most, {most:.1%}, also has the highest correlation, r = {r[best].plain:.3f}."
-            )
-        less = own("recovered", condition=closest)
-        misleads = "A correlation misleads: the" if most - less.value > MISLEADING else "The"
-        return (
-            f"{misleads} split with the highest correlation, r = {r[closest].plain:.3f} ({in_words(closest)}), "
-            f"recovers {less.with_interval:.1%}; the best one, {most:.1%}, is at r = {r[best].plain:.3f}."
-        )
-
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a condition, and below them the searched splits, held out."""
+        """Return a row a condition."""
         found = []
         for one in own.data["condition"].values.tolist():
             share = own("recovered", condition=one)
             row = {"condition": one, "loss": own("loss", condition=one).value, "recovered": share.value}
             row |= {"low": share.low, "high": share.high, "r": own("r", condition=one).value}
             found.append(row | {"attention KL": own("attention_kl", condition=one).value})
-        for one in own.data["family"].values.tolist() if "search_loss" in own and not own.is_null else ():
-            share, loss = own("search_recovered", family=one), own("search_loss", family=one).value
-            row = {"condition": f"searched: {SEARCHED[one]}", "loss": loss, "recovered": share.value}
-            found.append(row | {"low": share.low, "high": share.high})
         return pd.DataFrame(found)
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        return ["recovered", "dose", "correlation", *(kind for kind, name in NEEDED.items() if name in data)]
+        return ["recovered", "dose", "correlation", *(["heads"] if "cost" in data else [])]
 
 
-def splits_of(conditions: Sequence[str]) -> list[str]:
+def _splits_of(conditions: Sequence[str]) -> list[str]:
     """Return the conditions that are splits into position + content."""
     return [name for name in conditions if name not in NO_SPLIT and not name.startswith("three_axis")]
-
-
-def other_prompts(
-    model: Model, prompts: Any, rows: Sequence[Int[Tensor, " pos"]], n_others: int
-) -> Int[Tensor, "other pos"]:
-    """Return further prompts of the text, to search on; none where fewer than half as many as the measured are left."""
-    measured = {tuple(row.tolist()) for row in rows}
-    every = prompts_of_one_length(model, prompts, len(rows[0]), None)
-    left = [number for number, row in enumerate(every.tolist()) if tuple(row) not in measured]
-    return every[spread(left, n_others) if len(left) > len(rows) // 2 else []]
-
-
-def search_findings(own: Numbers) -> list[str]:
-    """Return the shares that searched splits recover, and their predictions' KL from those of the unchanged model."""
-    families = own.data["family"].values.tolist()
-    share = {family: own("search_recovered", family=family).with_interval for family in families}
-    width = {family: float(own.data["search_width"].sel(family=family)) for family in families}
-    kl = {family: own("search_kl", family=family).plain for family in families}
-    return [
-        f"Chosen on {own.attrs['search_prompts']} prompts, reported on {own.attrs['held_out_prompts']} others: one "
-        f"triangle for the model (width {width['triangle']:g}) recovers {share['triangle']:.1%}, a three-axis fit "
-        f"weighted to near pairs (width {width['three_axis']:g}) {share['three_axis']:.1%}, the mean query and key "
-        f"(first {width['mean_query']:g} distances) {share['mean_query']:.1%}, a distribution of distances per head "
-        f"{share['distribution']:.1%}, a mean rotation and a reference key per head {share['free']:.1%}. With the same "
-        f"freedom position alone recovers {share['position']:.1%}, content alone {share['content']:.1%}; "
-        f"over shuffled coordinates of q and k {share['shuffled']:.1%}.",
-        f"A loss may be recovered by other predictions: their KL from the unchanged model's is {kl['triangle']:.3f} "
-        f"nats for the triangle and {kl['free']:.3f} for the split chosen by loss; chosen by that KL instead it is "
-        f"{kl['imitating']:.3f}, and {share['imitating']:.1%} of the loss is recovered.",
-    ]

@@ -1,4 +1,4 @@
-"""Figures of the loss with all scores replaced, by stand-in, dose, correlation, searched split, head and token."""
+"""Figures of the loss with all scores replaced, by stand-in, dose, correlation, head and token."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,15 +9,13 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core import measure
-from tl_posgen.core.formatting import counted, format_number
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import ENDS, TokenView
-from tl_posgen.position.substitution.optimise_split import CONTROLS
+from tl_posgen.position.substitution.substituted_loss import CONTROLS
 from tl_posgen.report.circuits import token_colours
 from tl_posgen.report.figures import (
     COLOURS,
     NULL_COLOUR,
-    Panels,
-    colours_of,
     finish,
     line,
     model_label,
@@ -27,7 +25,6 @@ from tl_posgen.report.figures import (
 )
 from tl_posgen.report.head_figures import head_map
 
-NEEDED = {"search": "search_loss", "splits": "search_loss", "heads": "cost"}
 WORDS = {
     "uniform_attention": "uniform attention",
     "three_axis": "three-axis fit, all pairs",
@@ -42,27 +39,16 @@ WORDS = {
     "position": "position alone",
     "content": "content alone",
 }
-SEARCHED = {  # families of splits
-    "triangle": "triangle",
-    "three_axis": "three-axis fit, near pairs",
-    "mean_query": "mean query and key",
-    "distribution": "distances per head",
-    "free": "rotation and key per head",
-    "imitating": "rotation and key per head, chosen by KL",
-    "shuffled": "rotation and key per head, shuffled q and k",
-    "position": WORDS["position"],
-    "content": WORDS["content"],
-}
 in_words = partial(measure.in_words, words=WORDS)
 
 
-def draw_recovered(result: Any) -> go.Figure:
+def _draw_recovered(result: Any) -> go.Figure:
     """Draw the share of the loss that every condition recovers, sorted, with its interval."""
     data = result.own.drop_sel(condition=["unchanged", "uniform_attention"])
     names = [str(name) for name in data["condition"].values]
     ends = data["recovered"].sel(end=list(ENDS)).transpose("end", "condition").values
-    figure = recovered_bars(names, [in_words(name) for name in names], ends, ".0%")
-    worth = [f"{side} {uniform_worth(one):.3f}" for side, one, _ in sides(result)]
+    figure = _recovered_bars(names, [in_words(name) for name in names], ends, ".0%")
+    worth = [f"{side} {_uniform_worth(one):.3f}" for side, one, _ in sides(result)]
     subtitle = (
         "every score replaced; 0: uniform attention, 1: the unchanged model; 95 % intervals over prompts; grey: one "
         f"part missing. What there is to recover, in nats: {', '.join(worth)}"
@@ -71,7 +57,7 @@ def draw_recovered(result: Any) -> go.Figure:
     return finish(figure, title, subtitle, height=160 + 24 * len(names))
 
 
-def recovered_bars(labels: Sequence[str], names: Sequence[str], ends: np.ndarray, form: str) -> go.Figure:
+def _recovered_bars(labels: Sequence[str], names: Sequence[str], ends: np.ndarray, form: str) -> go.Figure:
     """Return a bar for each share recovered with its `ends` [end, name], controls in grey."""
     colours = [NULL_COLOUR if label in CONTROLS else COLOURS[0] for label in labels]
     figure = go.Figure(ranked_bars(names, ends, colours, form))
@@ -79,13 +65,13 @@ def recovered_bars(labels: Sequence[str], names: Sequence[str], ends: np.ndarray
     return figure.update_yaxes(autorange="reversed", automargin=True)
 
 
-def uniform_worth(data: xr.Dataset) -> float:
+def _uniform_worth(data: xr.Dataset) -> float:
     """Return what attention is worth: by how much the loss is higher with uniform attention."""
     losses = data["loss"].mean("prompt")
     return float(losses.sel(condition="uniform_attention") - losses.sel(condition="unchanged"))
 
 
-def draw_dose(result: Any) -> go.Figure:
+def _draw_dose(result: Any) -> go.Figure:
     """Draw the loss against the share of the residual that is added back."""
     figure = go.Figure()
     for side, data, colour in sides(result):
@@ -106,7 +92,7 @@ def draw_dose(result: Any) -> go.Figure:
     return finish(figure, f"How much residual does it take? · {model_label(result.own)}", subtitle)
 
 
-def draw_correlation(result: Any) -> go.Figure:
+def _draw_correlation(result: Any) -> go.Figure:
     """Draw the rise of the loss against the correlation of stand-in and scores, each point with its name."""
     figure, points, named = go.Figure(), np.empty((2, 0)), []
     for side, data, colour in reversed(sides(result)):
@@ -119,7 +105,7 @@ def draw_correlation(result: Any) -> go.Figure:
         figure.add_trace(go.Scatter(x=x, y=y, hovertext=names, **look))
         if own:
             points, named = np.stack([x, y])[:, known], [name for name, one in zip(names, known, strict=True) if one]
-    worth, label = uniform_worth(result.own), "uniform attention"
+    worth, label = _uniform_worth(result.own), "uniform attention"
     figure.add_hline(y=worth, line_dash="dot", annotation_text=label, annotation_position="bottom left")
     r_rank, kl_rank = (
         format_number(float(result.own["rank"].sel(predictor=one)), ".2f") for one in ("r", "attention_kl")
@@ -134,69 +120,30 @@ def draw_correlation(result: Any) -> go.Figure:
     return named_points(figure, points, named, top=worth, height=420) if named else figure
 
 
-def draw_search(result: Any) -> go.Figure:
-    """Draw the share that each searched split recovers."""
-    data = result.own
-    families = [str(family) for family in data["family"].values]
-    sizes = zip(families, data["n_parameters"].values, strict=True)
-    names = [f"{SEARCHED[family]}, {counted(int(n), 'number')}" for family, n in sizes]
-    figure = recovered_bars(families, names, data["search_recovered"].transpose("end", "family").values, ".1%")
-    figure.update_yaxes(title_text="what was searched")
-    chosen, reported = (data.attrs[name] for name in ("search_prompts", "held_out_prompts"))
-    subtitle = (
-        f"chosen on {chosen} prompts, reported on {reported} others with a 95 % interval; "
-        "grey: controls, one part missing, searched as hard"
-    )
-    return finish(figure, f"Searched splits · {model_label(data)}", subtitle)
-
-
-def draw_splits(result: Any) -> go.Figure:
-    """Draw the searched distributions of distances and mean rotations, mean over the heads of a layer."""
-    data = result.own
-    families = [str(name) for name in data["free_family"].values if name != "content"]
-    titles = [
-        "p(d) of the searched distribution",
-        *(f"length of the mean rotation by plane, {SEARCHED[name]}" for name in families),
-    ]
-    panels = Panels(titles)
-    for layer, colour in zip(data["layer"].values, colours_of(data.sizes["layer"]), strict=True):
-        of_layer = data.sel(layer=layer)
-        weights = of_layer["distribution"].mean("head")
-        panels.add(0, line(weights["distance"].values, weights.values, f"layer {layer}", colour))
-        for panel, family in enumerate(families, start=1):
-            turn = of_layer["turn"].sel(free_family=family).mean("head").values
-            panels.add(panel, line(list(range(len(turn))), turn, f"layer {layer}", colour, mode="lines+markers"))
-    panels.axes("plane, fast to slow").figure.update_xaxes(title_text="distance", row=1, col=1)
-    panels.figure.update_yaxes(rangemode="tozero")
-    subtitle = "mean over the heads of a layer; length 1: this plane carries content, 0: position averages it away"
-    return panels.finish(f"The splits found · {model_label(data)}", subtitle)
-
-
-def shown_conditions(data: xr.Dataset) -> list[str]:
+def _shown_conditions(data: xr.Dataset) -> list[str]:
     """Return the conditions shown by token: the best stand-in, its two parts alone, three_axis, uniform attention."""
     others = [*CONTROLS, "three_axis", "uniform_attention"]
     best = data["recovered"].sel(end="value").drop_sel(condition=[*others, "unchanged"]).fillna(-np.inf)
     return [str(best["condition"].values[int(best.values.argmax())]), *others]
 
 
-def token_labels(data: xr.Dataset) -> list[str]:
+def _token_labels(data: xr.Dataset) -> list[str]:
     """Return the stand-in of each example."""
-    return [f"{in_words(one)}: change of each token's loss, first prompt; red: worse" for one in shown_conditions(data)]
+    said = "change of each token's loss, first prompt; red: worse"
+    return [f"{in_words(one)}: {said}" for one in _shown_conditions(data)]
 
 
-def token_page(data: xr.Dataset, example: int) -> Any:
+def _token_page(data: xr.Dataset, example: int) -> Any:
     """Return the tokens of the first prompt, coloured by the change of their loss."""
-    changed = data["token_change"].sel(condition=shown_conditions(data)[example])
+    changed = data["token_change"].sel(condition=_shown_conditions(data)[example])
     return token_colours([str(token) for token in data["token_text"].values], changed.values)
 
 
-TOKEN_VIEW = TokenView(token_labels, token_page)
+TOKEN_VIEW = TokenView(_token_labels, _token_page)
 FIGURES = {
-    "recovered": draw_recovered,
-    "dose": draw_dose,
-    "correlation": draw_correlation,
-    "search": draw_search,
-    "splits": draw_splits,
+    "recovered": _draw_recovered,
+    "dose": _draw_dose,
+    "correlation": _draw_correlation,
     "heads": head_map(
         *(("cost", {"replaced_by": by}) for by in ("split", "uniform attention")),
         title="What each head's residual is worth",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
-from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST, fit_pair_weights
-from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
+from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST, fit_three_axis
 
 SETS = [{}, {"window": 7}, {"first_token": False}, {"window": 9, "first_token": False, "diagonal": False}]
 PAIRS = CausalPairs(12)

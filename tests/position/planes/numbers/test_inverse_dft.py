@@ -8,6 +8,7 @@ from additive_fit import additive_fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tl_posgen.errors import InputError
 from tl_posgen.position.distance.numbers.distance_table import distance_table
 from tl_posgen.position.planes.numbers.inverse_dft import fit_frequencies, head_for_table
 from tl_posgen.rope.rotation import inverse_frequencies, rotate
@@ -41,6 +42,12 @@ def test_the_realised_table_can_be_entangled():
     for query in head.q:
         table = distance_table(query[None], head.k[None], head.rope, 1.0, torch.arange(n))
         torch.testing.assert_close(additive_fit(table).interaction_share, torch.ones(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("table", [torch.ones(4), torch.full((1, 1, 4), torch.nan), torch.ones(1, 1, 0)], ids=str)
+def test_what_is_no_table_is_refused(unchecked, table):
+    with pytest.raises(InputError, match="head_for_table: a table of shape"):
+        head_for_table(table)
 
 
 def test_frequencies_of_the_transform_fit_exactly():

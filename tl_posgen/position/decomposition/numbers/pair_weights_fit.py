@@ -8,10 +8,9 @@ from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs, normal_blocks
 from tl_posgen.position.decomposition.numbers.pair_moments import rounding_of
-from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, ThreeAxisFit, in_gauge
+from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST, Gauge, ThreeAxisFit, in_gauge
 from tl_posgen.rope.bilinear_sums import sums_along_diagonals
 
-LONGEST = 1024  # tokens: a matrix of 2 L x 2 L is factored for every head
 LEAST = 1e-12  # least weight of a pair, as a share of its head's largest
 SHIFT = 1e-13  # share added to the diagonal, which makes the free directions regular
 

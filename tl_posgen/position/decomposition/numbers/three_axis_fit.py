@@ -1,22 +1,25 @@
 """Three-axis fit: a head's scores as a function of distance plus one of the query plus one of the key."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.position.decomposition.numbers.causal_pairs import SPAN, CausalPairs
-from tl_posgen.position.decomposition.numbers.normal_equations import solve
+from tl_posgen.arithmetic import DOUBLE
+from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs, normal_blocks
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments
 
 Gauge = Literal["flat_keys", "flat_queries", "flat_distance"]
 
-SIGNS = 2**14  # random signs drawn for a trace
+LONGEST = 1024  # tokens: a matrix of 2 L x 2 L is factored for weights that are not all alike
+MAX_ITERATIONS = 10_000
+LOOK_AFTER = 16  # steps between two looks at the residual on an accelerator, where a look makes the host wait
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class ThreeAxisFit:
         a, b, c: float64.
         tss: weighted sum of (W - mean)^2.
         std_within_rows: standard deviation of W within rows, in logits: the size of what softmax sees.
-        iid_r: r of iid Gaussian scores by chance on these pairs, with these weights; NaN for weights per pair.
+        iid_r: r of iid Gaussian scores by chance on these pairs, with these weights; NaN for weights per pair, and for
+            weights by distance beyond 1,024 tokens.
         pairs: the pairs that counted, and their weights.
         iterations: number of conjugate-gradient steps.
     """
@@ -89,7 +93,7 @@ def fit_three_axis(
 
     Raises:
         InputError: the tolerance cannot be reached, which happens with windows thousands of times shorter than a text
-            of more than 65,536 tokens.
+            of more than 65,536 tokens, or weights as uneven.
 
     Source: Han & Ji 2025 (arXiv 2503.13305) propose the three axes; the method of solution is ours.
 
@@ -118,39 +122,125 @@ def iid_r(pairs: CausalPairs) -> float:
 
         E ESS = tr((X'WX)^+ X'W^2 X) - sum w^2 / sum w,    E TSS = sum w - sum w^2 / sum w
 
-    Without weights this is `pairs.iid_r`. With weights the trace is exact for short texts, else Hutchinson's estimate
-    from random signs, SIGNS in all and the same in every call: accurate to about half a percent of r.
+    Without weights this is `pairs.iid_r`. With weights it takes matrices of two rows a token: NaN beyond LONGEST.
     """
     if pairs.unweighted or pairs.saturated:
         return pairs.iid_r
-    top = max(pairs.distance_weights)  # a common factor of the weights changes nothing
-    pairs = replace(pairs, distance_weights=tuple(weight / top for weight in pairs.distance_weights))
-    squared = replace(pairs, distance_weights=tuple(max(weight**2, 1 / SPAN) for weight in pairs.distance_weights))
-    n_probes = math.ceil(SIGNS / pairs.size)
-    short = n_probes >= 3 * pairs.size
-    trace = _exact_trace(pairs, squared) if short else _estimated_trace(pairs, squared, n_probes)
-    mean_part = squared.total / pairs.total
-    return math.sqrt(min(max((trace - mean_part) / (pairs.total - mean_part), 0.0), 1.0))
+    if pairs.n_tokens > LONGEST:
+        return math.nan
+    index = torch.arange(pairs.size)
+    distance = index[:, None] - index
+    p = pairs.weights("cpu")[distance.clamp(min=0)].masked_fill_(distance < 0, 0)
+    # the distances eliminated, as in `solve`; of the matrix of b and c as many eigenvalues as it has free parameters
+    (at, mixed, tokens), (at_squares, mixed_squares, token_squares) = normal_blocks(p), normal_blocks(p.square())
+    at_distance = (1 / at).masked_fill(at == 0, 0)
+    means, scale = at_distance[:, None] * mixed, tokens.diagonal().rsqrt()
+    crossed = mixed_squares.T @ means
+    of_squares = token_squares - crossed - crossed.T + means.T @ (at_squares[:, None] * means)
+    values, vectors = torch.linalg.eigh(scale[:, None] * (tokens - mixed.T @ means) * scale)
+    n_kept = pairs.rank - pairs.width
+    kept = scale[:, None] * vectors[:, -n_kept:]
+    trace = (at_distance * at_squares).sum() + ((of_squares @ kept * kept).sum(0) / values[-n_kept:]).sum()
+    mean_part = p.square().sum() / p.sum()
+    return math.sqrt(min(max(float((trace - mean_part) / (p.sum() - mean_part)), 0.0), 1.0))
 
 
-def _exact_trace(pairs: CausalPairs, squared: CausalPairs) -> float:
-    """tr((X'WX)^+ X'W^2 X) of short texts, from as many eigenvalues as there are independent parameters."""
-    units = torch.eye(3 * pairs.size, dtype=DOUBLE, device="cpu").unflatten(1, (3, -1)).transpose(0, 1)
-    units[0, :, pairs.width :] = 0
-    whole, of_squares = (one.normal(units, one.counts()).transpose(0, 1).flatten(1) for one in (pairs, squared))
-    values, vectors = torch.linalg.eigh(whole)
-    kept = vectors[:, -pairs.rank :]
-    return float(((kept.T @ of_squares @ kept).diagonal() / values[-pairs.rank :]).sum())
+def solve(
+    pairs: CausalPairs,
+    counts: Float[Tensor, "axis=3 1 size"],
+    right: Float[Tensor, "axis=3 head size"],
+    ridge: float,
+    tolerance: float,
+    rounding: Float[Tensor, "axis=3 head size"],
+) -> tuple[Float[Tensor, "axis=3 head size"], int]:
+    r"""theta = (X'WX + ridge)^-1 right, up to the rounding of the right side; returns (theta, number of steps).
+
+    The block of the distances is diagonal, so they are eliminated exactly: a_d is the mean over the pairs at d of what
+    b and c leave. The system for b and c is solved by conjugate gradients with its diagonal as preconditioner. On a
+    full triangle without weights, averaging over the pairs of an index maps a polynomial of degree p to one of degree
+    p, so the preconditioned matrix has the eigenvalues 1 + m - 2 m^2 and 1 - m, m = (-1)^p / (p + 1), of which three
+    are zero and the others lie between 5/8 and 3/2 at any length. Without a ridge it is then known beforehand how many
+    steps are enough (`_sufficient_steps`); on an accelerator so many are made, without a look at the residual.
+
+    A window, or weights on near distances, couple distant tokens weakly: waves along the text have small eigenvalues,
+    and it takes about 4 n / width steps.
+
+    Args:
+        counts: `pairs.counts()`.
+        right: right side, projected by `CausalPairs.consistent`; 0 at distances beyond the window.
+        tolerance: of the residual in the norm of the preconditioner, relative to the right side.
+        rounding: error of the right side, entry by entry.
+
+    Raises:
+        InputError: the tolerance is not reached in MAX_ITERATIONS.
+    """
+    weights, diagonal = pairs.weights(right.device), counts[1] + ridge
+    at_distance = (1 / (counts[0] + ridge)).masked_fill(counts[0] == 0, 0)
+    eliminated = weights.square() * at_distance
+    image = partial(_image, pairs, eliminated, diagonal)
+    left = right[1:] - _sum_over_pairs(weights * at_distance * right[0])
+    errors = right.abs().mul_(4 * torch.finfo(right.dtype).eps) + rounding  # the difference above may cancel
+    rounded = errors[1:] + _sum_over_pairs(weights * at_distance * errors[0])
+    known = None if right.device.type == "cpu" else _sufficient_steps(pairs, ridge, tolerance)
+    x, steps = _conjugate_gradients(pairs, image, 1 / diagonal, left, tolerance, rounded.square() / diagonal, known)
+    a = at_distance * (right[0] - weights * _sum_over_pairs(x.sum(0)))
+    return torch.cat([a[None], x]), steps
 
 
-def _estimated_trace(pairs: CausalPairs, squared: CausalPairs, n_probes: int) -> float:
-    """tr((X'WX)^+ X'W^2 X) ~ mean of s' (X'WX)^+ X'W^2 X s over random sign vectors s (Hutchinson)."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    probes = double(torch.randint(0, 2, (3, n_probes, pairs.size), generator=generator, device="cpu")) * 2 - 1
-    probes[0, :, pairs.width :] = 0
-    right = squared.normal(probes, squared.counts())
-    solution, _ = solve(pairs, pairs.counts(), right, 0.0, 1e-6, torch.zeros_like(right))
-    return float((probes * solution).sum()) / n_probes
+def _sum_over_pairs(x: Tensor) -> Tensor:
+    """Return the sum of one axis over the pairs of each index of another axis."""
+    return x.cumsum(-1).flip(-1)
+
+
+def _image(pairs: CausalPairs, eliminated: Tensor, diagonal: Tensor, x: Tensor) -> Tensor:
+    """Return the matrix of b and c times x."""
+    others = pairs.over_band(x).flip(0, -1)
+    return others.sub_(_sum_over_pairs(eliminated * _sum_over_pairs(x.sum(0)))).addcmul_(diagonal, x)
+
+
+def _conjugate_gradients(
+    pairs: CausalPairs,
+    image: Callable[[Float[Tensor, "axis=2 head size"]], Float[Tensor, "axis=2 head size"]],
+    inverse: Tensor,
+    right: Tensor,
+    tolerance: float,
+    rounding: Tensor,
+    known: int | None,
+) -> tuple[Tensor, int]:
+    """Return the solution and the number of steps: `known`, or as many as the residual needs."""
+    x, residual = torch.zeros_like(right), right.clone()
+    look_after = 1 if right.device.type == "cpu" else LOOK_AFTER
+    direction = inverse * residual
+    size = (residual * direction).sum((0, 2))
+    enough = (tolerance**2 * size).maximum(rounding.sum((0, 2)))
+    steps = 0
+    while True:
+        unfinished = size > enough
+        if steps == known or (known is None and steps % look_after == 0 and not unfinished.any()):
+            return x, steps
+        if steps == MAX_ITERATIONS:
+            cause = f"a window of {pairs.width} ties" if pairs.unweighted else "these weights by distance tie"
+            raise InputError(
+                f"no fit within {steps} steps: {cause} {pairs.size} tokens too loosely together; give a ridge, or a "
+                "shorter text"
+            )
+        steps += 1
+        moved = image(direction)
+        length = torch.where(unfinished, size / (direction * moved).sum((0, 2)), 0)[:, None]
+        x.addcmul_(length, direction)
+        residual.addcmul_(length, moved, value=-1)
+        preconditioned = inverse * residual
+        size, before = (residual * preconditioned).sum((0, 2)), size
+        direction = direction.mul_(torch.where(before > 0, size / before, 0)[:, None]).add_(preconditioned)
+
+
+def _sufficient_steps(pairs: CausalPairs, ridge: float, tolerance: float) -> int | None:
+    """log(2 sqrt(c) / tolerance) / log((sqrt(c) + 1) / (sqrt(c) - 1)), c = 12/5 the ratio of the extreme eigenvalues
+    of a full triangle without weights and without a ridge, see `solve`; None where that is not known."""
+    if ridge or not pairs.unweighted or pairs.width < pairs.size:
+        return None
+    root = math.sqrt((3 / 2) / (5 / 8))
+    return math.ceil(math.log(2 * root / tolerance) / math.log((root + 1) / (root - 1)))
 
 
 def _correlations(

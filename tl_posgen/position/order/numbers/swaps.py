@@ -10,8 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.errors import InputError
-from tl_posgen.position.decomposition.numbers.option_checks import check_choice, check_share, check_whole
+from tl_posgen.errors import InputError, check_choice, check_share, check_whole
 
 Reach = Literal["adjacent", "window", "uniform"]
 

@@ -7,6 +7,7 @@ from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.errors import InputError
 from tl_posgen.rope.rotation import Rope, from_planes
 
 
@@ -28,8 +29,24 @@ def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> Tab
     decomposition C_m = sum_r s_r u_r v_r^H gives planes that all rotate at theta_m, with z^q_a = sqrt(s_r) u_ar and
     z^k_b = sqrt(s_r) v_br; so floor(N / 2) + 1 frequencies times min(query tokens, key tokens) planes suffice.
 
+    Raises:
+        InputError: something else than finite real values [query_token, key_token, distance].
+
     Source: Han & Ji 2025 argue expressivity by an inverse Fourier transform; the construction is our reconstruction.
+
+    Example:
+        >>> from tl_posgen.rope.rotation import rotate
+        >>> values = torch.tensor([0.0, 3.0, 1.0, -2.0], dtype=torch.float64)
+        >>> head = head_for_table(values[None, None])
+        >>> turned = rotate(head.q.expand(1, 4, -1), torch.arange(4), head.rope)
+        >>> torch.allclose(turned[0] @ head.k[0], values)
+        True
     """
+    if table.ndim != 3 or not table.numel() or table.is_complex() or not bool(table.isfinite().all()):
+        raise InputError(
+            f"head_for_table: a table of shape {tuple(table.shape)} and {table.dtype}: give finite real values "
+            "[query_token, key_token, distance]; of a function of distance alone, values[None, None]"
+        )
     n = table.shape[-1]
     spectrum = torch.fft.rfft(double(table)) / n
     # a real cosine is two conjugate exponentials and a plane is one; the ends of the spectrum have no conjugate

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, turning, weighted_spread
-from tl_posgen.position.planes.numbers.interaction_matrix import plane_covariance
 from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes
 
@@ -107,7 +106,7 @@ def plane_parts(
     mean_key, mean_turn = (SecondMoments.from_samples(one.mean[:, None]) for one in (key, turn))
     pairs = ((mean_key, turn.about_mean), (key.about_mean, mean_turn), (key.about_mean, turn.about_mean))
     query = moments.q.second_moments
-    return {part: plane_covariance(query, *pair, scale).sum(-1) for part, pair in zip(PARTS, pairs, strict=True)}
+    return {part: _plane_covariance(query, *pair, scale).sum(-1) for part, pair in zip(PARTS, pairs, strict=True)}
 
 
 def plane_scores(
@@ -155,3 +154,14 @@ def _gain_and_reach(
     away = torch.arange(n_distances, dtype=DOUBLE, device=moments.pair.device) - reference
     turn = turning_factors(away, rope, 2 * moments.pair.shape[-1])
     return turn[0].abs(), (2 * (turn.angle() / 2).sin().abs()).amax(0)
+
+
+def _plane_covariance(
+    query: SecondMoments, key: SecondMoments, turn: SecondMoments, scale: float
+) -> Float[Tensor, "head plane plane"]:
+    r"""scale^2 / 2 Re(P^q_mn conj(P^k_mn) P^u_mn + H^q_mn conj(H^k_mn) H^u_mn), P = E[x_m x_n], H = E[x_m x_n*].
+
+    The second moments E w_m w_n of w_m = scale Re q_m conj(k_m) u_m, for independent q, k and u.
+    """
+    pair = query.times(key)
+    return scale**2 * (pair.plain * turn.plain + pair.conjugate * turn.conjugate).real / 2

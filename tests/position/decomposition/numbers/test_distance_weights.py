@@ -11,10 +11,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.decomposition.numbers import normal_equations as equations
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
-from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis, iid_r
+from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST, fit_three_axis, iid_r, solve
 
 NEAR = (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
 KINDS = {
@@ -77,41 +76,14 @@ def test_any_weights_lengths_and_windows(n, weights, window, diagonal, first_tok
 
 
 @pytest.mark.parametrize("weights", [*KINDS.values(), (1.0,), (2.0, 2.0, 0.5)])
-@pytest.mark.parametrize("band", [0, 8, 40])
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
-def test_with_any_band_the_normal_equations_are_solved(weights, band, ridge, monkeypatch):
-    monkeypatch.setattr(equations, "preconditioner_band", lambda pairs: min(band, pairs.size))
+def test_the_normal_equations_are_solved(weights, ridge):
     pairs = CausalPairs(50, window=45, distance_weights=weights)
     counts, x = pairs.counts(), torch.randn(3, 2, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     x[0, :, pairs.width :] = 0
     right = pairs.normal(x, counts) + ridge * x
-    found, _ = equations.solve(pairs, counts, right, ridge, 1e-12, torch.zeros_like(x))
+    found, _ = solve(pairs, counts, right, ridge, 1e-12, torch.zeros_like(x))
     torch.testing.assert_close(pairs.normal(found, counts) + ridge * found, right, atol=1e-8, rtol=1e-9)
-
-
-@pytest.mark.parametrize("n", [256, 1024])
-@pytest.mark.parametrize("weights", KINDS.values(), ids=KINDS)
-def test_steps_stay_few_at_any_length_and_the_diagonal_alone_takes_more(weights, n, monkeypatch):
-    moments = pair_moments(*random_qk(n), distance_weights=weights)
-    fit = fit_three_axis(moments)
-    assert fit.iterations <= 25
-    monkeypatch.setattr(equations, "preconditioner_band", lambda pairs: 0)
-    slow = fit_three_axis(moments)
-    assert slow.iterations >= fit.iterations
-    torch.testing.assert_close(slow.r, fit.r)
-
-
-@pytest.mark.parametrize("window", [2, 30])
-def test_a_short_window_needs_few_steps_too(window):
-    assert fit_three_axis(pair_moments(*random_qk(300), window=window)).iterations < 12
-
-
-def test_a_band_is_chosen_where_far_tokens_are_tied_loosely():
-    wanted = {None: 0, 512: 128, 64: 64, 2: 64}
-    assert {window: equations.preconditioner_band(CausalPairs(1024, window)) for window in wanted} == wanted
-    weighted = [CausalPairs(n, distance_weights=(*NEAR, 0.001)) for n in (20, 256, 4096)]
-    assert [equations.preconditioner_band(pairs) for pairs in weighted] == [20, 64, 64]
-    assert equations.preconditioner_band(CausalPairs(2**17, window=4)) == 0  # its blocks would not fit
 
 
 def test_a_common_factor_of_weights_and_ridge_changes_nothing_but_the_sums():
@@ -156,3 +128,9 @@ def test_chance_r_of_a_short_text_is_exact(weights, window):
     spread = np.trace(np.linalg.pinv(x.T @ (w[:, None] * x), rcond=1e-13, hermitian=True) @ x.T @ (w[:, None] ** 2 * x))
     mean_part = (w**2).sum() / w.sum()
     assert iid_r(pairs) == pytest.approx(math.sqrt((spread - mean_part) / (w.sum() - mean_part)), rel=1e-6)
+
+
+def test_chance_r_of_weights_is_not_known_beyond_the_longest_text():
+    pairs = CausalPairs(LONGEST + 1, distance_weights=(2.0, 1.0))
+    assert math.isnan(iid_r(pairs))
+    assert iid_r(replace(pairs, distance_weights=(1.0,))) == pairs.iid_r
