@@ -32,4 +32,4 @@ from .sources.hooks import remove_source as remove_source
 from .studies.collect import open_study as open_study
 from .studies.collect import report_study as report_study
 from .studies.emergence import emergence as emergence
-from .studies.run import sweep as sweep
+from .studies.sweep import sweep as sweep

@@ -174,37 +174,33 @@ def compare(
 def sweep(
     study: Annotated[Path, typer.Argument(help="TOML: models, revisions, texts, measures.")],
     out: Annotated[Path, typer.Option(help="Directory of the results, a file a job.")] = Path("runs"),
-    executor: Annotated[str, typer.Option(help="local, processes or ray.")] = "local",
-    workers: Annotated[int, typer.Option(help="How many processes.", min=1)] = 2,
-    address: Annotated[
-        str | None,
-        typer.Option(help="Of a Ray cluster; auto: the one running here; RAY_ADDRESS or a new one if left out."),
+    workers: Annotated[int, typer.Option(help="How many processes.", min=1)] = 1,
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster; auto: the one running here; local: a new one.")
     ] = None,
-    shard: Annotated[str, typer.Option(help="Which of how many parts, for any scheduler.")] = "1/1",
-    retry: Annotated[bool, typer.Option("--retry", help="Also try again what failed.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Print all, not three sentences and one table.")] = False,
     plan: Annotated[bool, typer.Option("--list", help="List the jobs and what became of them; run nothing.")] = False,
 ) -> None:
     """Measure models x revisions x texts: a job a file; finished jobs are passed over, so a second run goes on.
 
-    Exit code 1 where jobs failed or their worker was lost: --retry tries failed ones again.
+    Exit code 1 where jobs failed; a second run tries them again.
     """
     from tl_posgen.report.terminal import print_measures
     from tl_posgen.studies.collect import report_study
-    from tl_posgen.studies.run import states
-    from tl_posgen.studies.run import sweep as run
+    from tl_posgen.studies.sweep import states
+    from tl_posgen.studies.sweep import sweep as run
 
     if plan:
         print(*(f"{state:10} {job}" for job, state in states(study, out).items()), sep="\n")
         return
-    swept = run(study, out=out, executor=executor, workers=workers, address=address, shard=shard, retry=retry)
-    if swept.is_whole:
+    swept = run(study, out=out, workers=workers, ray=ray)
+    if swept.finished:
         report = report_study(out)
         page = report.write(out / "report", force=True)
         print_measures(report, full=full)
         print(f"\nReport: {page}")
     print(f"{swept} in {out}")
-    raise typer.Exit(int(bool(swept.failed or swept.unfinished)))
+    raise typer.Exit(int(bool(swept.failed)))
 
 
 @command(without=("prompt",))

@@ -98,7 +98,7 @@ class Setup:
 
     def words(self) -> Any:
         """Read the text, or take the prompt, and refuse an output that cannot be written."""
-        from tl_posgen.studies.texts import BUNDLED, Text
+        from tl_posgen.studies.study import BUNDLED, Text
 
         if self.prompt is not None:
             self.prepare()

@@ -20,8 +20,9 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.loading.checkpoints import steps_of
 from tl_posgen.models.provenance import null_label
 from tl_posgen.studies.curves import numbers_of
-from tl_posgen.studies.job import MAIN, Place, jobs_in
 from tl_posgen.studies.overview import PER_JOB, Overview
+from tl_posgen.studies.study import MAIN
+from tl_posgen.studies.sweep import finished_jobs
 
 
 def open_study(out: str | os.PathLike) -> xr.Dataset:
@@ -65,15 +66,15 @@ def report_study(out: str | os.PathLike) -> Report:
     return Report({measure.name: Result(measure, measure.describe(data), provenance)}, provenance)
 
 
-def read_study(out: Path) -> dict[Place, Report]:
+def read_study(out: Path) -> dict[tuple[str, ...], Report]:
     """Return the report of every finished job by (model, revision, text)."""
-    reports = {place: read_part(path) for place, path in jobs_in(out).items()}
+    reports = {place: read_part(path) for place, path in finished_jobs(out).items()}
     if not reports:
         raise InputError(f"{out}: no finished job there; give a directory that tl_posgen.sweep wrote into")
     return reports
 
 
-def in_order(places: Iterable[Place], sizes: Mapping[str, float]) -> dict[str, list[str]]:
+def in_order(places: Iterable[tuple[str, ...]], sizes: Mapping[str, float]) -> dict[str, list[str]]:
     """Return models by size, revisions and texts by the numbers in their names, "main" last.
 
     Example:
@@ -88,7 +89,7 @@ def in_order(places: Iterable[Place], sizes: Mapping[str, float]) -> dict[str, l
     return {dim: sorted(set(names), key=key) for dim, names in zip(PER_JOB, zip(*places, strict=True), strict=True)}
 
 
-def laid_out(reports: Mapping[Place, Report]) -> xr.Dataset:
+def laid_out(reports: Mapping[tuple[str, ...], Report]) -> xr.Dataset:
     """Return the numbers of finished jobs in their places of arrays over all models, revisions and texts."""
     settings = next(iter(reports.values())).provenance["study"]
     sizes = {place[0]: float(report.provenance["parameters"]) for place, report in reports.items()}
@@ -114,7 +115,7 @@ def laid_out(reports: Mapping[Place, Report]) -> xr.Dataset:
     return whole.assign_coords(init_label=("init", labels)).assign_attrs(measures=list(settings["measures"]))
 
 
-def steps(reports: Mapping[Place, Report], model: str, revisions: list[str]) -> list[float]:
+def steps(reports: Mapping[tuple[str, ...], Report], model: str, revisions: list[str]) -> list[float]:
     """Return the step of each revision that a model has; NaN for the others."""
     own = [revision for revision in revisions if any(place[:2] == (model, revision) for place in reports)]
     known = dict(zip(own, steps_of(own), strict=True))
