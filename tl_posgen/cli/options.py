@@ -152,14 +152,14 @@ class Setup:
         Args:
             parts: finished parts that it was made of, of no more use when it is saved.
         """
-        from tl_posgen.core.files import write_together
+        from tl_posgen.core.files import write_files
         from tl_posgen.core.report import Report
         from tl_posgen.report.terminal import print_measures
 
         report = found if isinstance(found, Report) else Report({found.name: found}, found.provenance)
         show = partial(show or print_measures, full=self.full, **more)
         try:
-            write_together(self.out, {"results.nc": report.as_bytes()})
+            write_files(self.out, {"results.nc": report.as_bytes()})
             if parts is not None:
                 parts.discard()
             page = self.page(report)
@@ -172,10 +172,10 @@ class Setup:
 
     def page(self, report: Any) -> Path:
         """Write the page of a report whose results are saved."""
-        from tl_posgen.core.files import write_together
+        from tl_posgen.core.files import write_files
 
         try:
-            write_together(self.out, report.page_files())
+            write_files(self.out, report.page_files())
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise OutputError(

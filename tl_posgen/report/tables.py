@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from tl_posgen.core.json_values import jsonable
+from tl_posgen.core.files import jsonable
 from tl_posgen.core.measure import HEAD, in_words
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.result import Result

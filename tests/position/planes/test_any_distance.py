@@ -5,7 +5,7 @@ import pytest
 import torch
 from rotated_heads import captures_of
 
-from tl_posgen.core.json_values import jsonable
+from tl_posgen.core.files import jsonable
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
