@@ -7,7 +7,7 @@ from made_up import NOT_HELD, around, dataset_of, result_of, verdicts_beside_nul
 from tl_posgen.core.claim import each_null, judgement_of
 from tl_posgen.coupling import Coupling, TokenCoupling
 from tl_posgen.coupling.claims import CLAIMS, OF_TOKENS
-from tl_posgen.studies.course import Emergence
+from tl_posgen.studies.emergence import Emergence
 
 
 def numbers(coupling=(0.3, 0.28, 0.32), chance=0.02, score=(1.2, 1.18, 1.22), r2=(0.95, 0.93, 0.97)):

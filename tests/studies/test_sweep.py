@@ -18,7 +18,7 @@ import tl_posgen
 from tl_posgen.cli import main
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.studies.collect import open_study, report_study
+from tl_posgen.studies.overview import open_study, report_study
 from tl_posgen.studies.sweep import JOBS, _outcomes, states, sweep
 
 CUT = {"length": 12, "n_prompts": 1, "progress": False}

@@ -186,7 +186,7 @@ def sweep(
     Exit code 1 where jobs failed; a second run tries them again.
     """
     from tl_posgen.report.terminal import print_measures
-    from tl_posgen.studies.collect import report_study
+    from tl_posgen.studies.overview import report_study
     from tl_posgen.studies.sweep import states
     from tl_posgen.studies.sweep import sweep as run
 

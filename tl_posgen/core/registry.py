@@ -45,7 +45,7 @@ BUILT_IN = {  # name -> module:Class
     "what_if_rope": "tl_posgen.frequencies.what_if_rope:WhatIfRope",
     "profiles": "tl_posgen.joining.profiles:Profiles",
     "key_cut": "tl_posgen.joining.key_cut:KeyCut",
-    "emergence": "tl_posgen.studies.course:Emergence",
+    "emergence": "tl_posgen.studies.emergence:Emergence",
     "comparison": "tl_posgen.core.comparison:Comparison",
     "study": "tl_posgen.studies.overview:Overview",
     "claims": "tl_posgen.core.claim:Claims",
