@@ -13,13 +13,12 @@ ALL_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal
 # files of numbers, which know nothing of a model: rope/planes.py, slash/numbers/cone_fit.py
 NUMBERS = $(sort $(shell cd tl_posgen && find rope stats */numbers */*/numbers -name '*.py'))
 TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test_$(notdir $(file))))
-# numbers, arguments, made-up results, pages, files, notebooks and executors depend on no backend; they are tested once, on 3.9.0
+# numbers, arguments, made-up results, pages, files and notebooks depend on no backend; they are tested once, on 3.9.0
 NOT_ON_BRIDGE = $(TESTS_OF_NUMBERS) $(patsubst %,tests/%.py,test_imports test_docs test_doc_commands test_examples \
 	test_training_script test_encodings test_interaction_penalty test_memory_of_measures test_arguments test_arithmetic cli/test_cli_files \
 	test_devices test_files test_kill test_progress core/test_declarations core/test_numbers core/test_result core/test_store core/test_sums \
 	models/layers/test_fused models/geometry/test_compared_rows report/test_circuits report/test_heads \
-	report/test_hostile_pages report/test_looks report/test_page report/test_terminal slash/test_slash_toy studies/test_curves \
-	studies/test_executors)
+	report/test_hostile_pages report/test_looks report/test_page report/test_terminal slash/test_slash_toy studies/test_curves)
 # on 4.3.0 every measure, hook and encoding is run by tests/core, tests/hooks and others; what one measure finds is tested on 3.9.0
 SUBJECTS = $(patsubst %,tests/%,position slash coupling joining rules frequencies sources)
 ON_BRIDGE = tests $(patsubst %,--ignore=%,$(NOT_ON_BRIDGE) $(if $(SLOW),,$(SUBJECTS)))

@@ -1,11 +1,10 @@
-"""Two workers of a sweep against one, and beside two commands that were started by hand, each with half of the study.
+"""Two workers of a sweep against one.
 
     python benchmarks/sweep.py [--prompts 6] [--texts 3]
 
 Two models, the bundled one and its first checkpoint, on several texts, in processes of one torch thread. Seconds from
 a model's first finished job to its last, so that starting and loading are left out: of one worker those of both models
-together, of two the longer. The two commands (`--shard 1/2`, `--shard 2/2`) share nothing but the machine: what they
-gain is what it has to give, which is less than twice where two cores share caches, memory and units.
+together, of two the longer.
 """
 
 import argparse
@@ -16,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tl_posgen.models.tokens import bundled_text
-from tl_posgen.studies.job import jobs_in
+from tl_posgen.studies.sweep import finished_jobs
 
 CHECKPOINTS = Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints"
 STUDY = """
@@ -41,17 +40,13 @@ def written(directory: Path, prompts: int, texts: int) -> Path:
     return path
 
 
-def run(study: Path, out: Path, *commands: str) -> list[float]:
-    """These commands side by side; of each model, the seconds from its first finished job to its last."""
+def run(study: Path, out: Path, workers: int) -> list[float]:
+    """Of each model, the seconds from its first finished job to its last."""
     sweep = [sys.executable, "-W", "ignore", "-m", "tl_posgen.cli", "sweep", str(study), "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
-    started = [
-        subprocess.Popen([*sweep, *words.split()], env=environment, stdout=subprocess.DEVNULL) for words in commands
-    ]
-    if any([one.wait() for one in started]):
-        raise SystemExit(f"sweep {' and '.join(commands)} failed")
+    subprocess.run([*sweep, "--workers", str(workers)], env=environment, stdout=subprocess.DEVNULL, check=True)
     ends: dict[str, list[float]] = {}
-    for (model, *_), path in jobs_in(out).items():
+    for (model, *_), path in finished_jobs(out).items():
         ends.setdefault(model, []).append(path.stat().st_mtime)
     return [max(of_model) - min(of_model) for of_model in ends.values()]
 
@@ -63,15 +58,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         study = written(Path(directory), options.prompts, options.texts)
-        one = sum(run(study, Path(directory) / "one", "--executor processes --workers 1"))
+        one = sum(run(study, Path(directory) / "one", 1))
         print(f"2 models, {options.texts - 1} jobs each, {one / 2 / (options.texts - 1):.0f} s a job with one worker")
-        print(f"one worker    {one:6.1f} s  1.00")
-        for name, commands in {
-            "two workers": ("--executor processes --workers 2",),
-            "two commands": ("--shard 1/2", "--shard 2/2"),
-        }.items():
-            found = max(run(study, Path(directory) / name.replace(" ", "-"), *commands))
-            print(f"{name:13} {found:6.1f} s  {one / found:.2f}", flush=True)
+        two = max(run(study, Path(directory) / "two", 2))
+        print(f"one worker {one:.1f} s, two workers {two:.1f} s: {one / two:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from tl_posgen.core import registry
 from tl_posgen.core.options import annotations_of
 from tl_posgen.coupling.jacobians import residual_jacobians
 from tl_posgen.errors import InputError
-from tl_posgen.evaluation import LensLM
 from tl_posgen.joining import cut_keys
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
@@ -206,8 +205,6 @@ def test_the_other_functions_name_it_too(case):
 
 def test_the_harness_and_the_registry_name_it_too():
     for call, said in (
-        (lambda: LensLM("mini", 5), "fwd_hooks=5: give pairs"),
-        (lambda: LensLM("mini", batch_size=True), "batch_size True"),
         (lambda: registry.find(["three_axis"]), r"the name of a measure = \['three_axis'\]: give a word"),
         (lambda: registry.find(None), "the name of a measure = None: give a word"),
     ):

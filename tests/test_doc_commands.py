@@ -35,7 +35,7 @@ texts = ["bundled"]
 [[models]]
 name = "mini"
 """
-TOO_LONG = re.compile(r"claims|executor ray|--search")  # minutes, or another process
+TOO_LONG = re.compile(r"claims|--ray|--search")  # minutes, or another process
 
 COMMAND_LINES = dict.fromkeys(
     line for page, line in lines_of("tl-posgen") if "/measures/" not in page and not TOO_LONG.search(line)

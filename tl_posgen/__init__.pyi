@@ -29,7 +29,7 @@ from .prompt.score_split import split as split
 from .rules import apply_rules as apply_rules
 from .slash.slash_heads import find_slash_heads as find_slash_heads
 from .sources.hooks import remove_source as remove_source
-from .studies.collect import open_study as open_study
-from .studies.collect import report_study as report_study
 from .studies.emergence import emergence as emergence
-from .studies.run import sweep as sweep
+from .studies.overview import open_study as open_study
+from .studies.overview import report_study as report_study
+from .studies.sweep import sweep as sweep

@@ -14,7 +14,7 @@ from parts import PARTS
 
 import tl_posgen
 from tl_posgen.core import registry
-from tl_posgen.core.json_values import jsonable
+from tl_posgen.core.files import jsonable
 
 SETTINGS = ("model", "length", "prompts", "seed", "null_seeds", "options")  # of a result's provenance
 

@@ -26,7 +26,7 @@ import torch
 from tl_posgen import analyze, load_model
 from tl_posgen.coupling import Coupling
 from tl_posgen.coupling.jacobians import DENSE_UP_TO
-from tl_posgen.models.loading.hub import Shape
+from tl_posgen.models.memory import IMPORTS, PEAK, need_of_pass
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from coupling import random_llama  # pyright: ignore[reportMissingImports]
@@ -44,10 +44,10 @@ def operations(d: int, layers: int, parameters: float) -> float:
 
 
 def bytes_needed(d: int, layers: int, parameters: float) -> int:
-    """Return the memory of a job: float32 weights as a study estimates them, and the Jacobians that are kept whole."""
-    of_model = Shape(int(parameters), torch.float32, heads=d // 64, width=d)
+    """Return the memory of a job: float32 weights, a pass, and the Jacobians that are kept whole."""
+    _, each, power = need_of_pass(d // 64, d, 4, is_streamed=False, matrices=Coupling.matrices)
     jacobians = layers * 4 * d**2 if d <= DENSE_UP_TO else 0
-    return of_model.bytes_needed(LENGTH, 4, matrices=Coupling.matrices) + jacobians
+    return int(IMPORTS + PEAK * 4 * parameters + each * LENGTH**power) + jacobians
 
 
 def rate(model, tokens: torch.Tensor) -> float:

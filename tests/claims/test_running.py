@@ -166,7 +166,7 @@ def test_a_run_goes_on_from_its_parts(small_model, alice, tmp_path, monkeypatch)
     run = {"papers": ["slash"], "length": 24, "n_prompts": 1, "keep": tmp_path, "progress": False}
     first = judge_claims(small_model, alice, **run)
     monkeypatch.setattr(
-        "tl_posgen.core.store.write_together", lambda *_: pytest.fail("a finished part was measured again")
+        "tl_posgen.core.store.write_files", lambda *_: pytest.fail("a finished part was measured again")
     )
     second = judge_claims(small_model, alice, **run)
     assert second["claims"].frame().equals(first["claims"].frame())

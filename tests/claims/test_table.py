@@ -24,7 +24,7 @@ from tl_posgen.position import (
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashTransfer
 from tl_posgen.slash.slash_toy import SlashToy
-from tl_posgen.studies.course import Emergence
+from tl_posgen.studies.emergence import Emergence
 
 CLAIMS = {claim.name: claim for claims in PAPERS.values() for claim in claims}
 NAN = float("nan")

@@ -42,7 +42,7 @@ def test_results_that_cannot_be_written_are_shown(command, monkeypatch, tmp_path
         raise OutputError("report: cannot write there (No space left on device); choose another place")
 
     for module in ("files", "store"):
-        monkeypatch.setattr(f"tl_posgen.core.{module}.write_together", full)
+        monkeypatch.setattr(f"tl_posgen.core.{module}.write_files", full)
     code, printed, error = command("analyze", *SHORT, "--out", tmp_path / "report")
     assert code == 2
     assert "mini" in printed

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from tl_posgen.core.files import netcdf_bytes
 from tl_posgen.core.measure import TOKENS, Measure, Variable
-from tl_posgen.core.netcdf import netcdf_bytes
 from tl_posgen.core.report import Report, load, unknown_measure
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError, OutputError
@@ -245,18 +245,18 @@ def test_whatever_a_parser_raises_is_one_line_that_names_the_file(whole, monkeyp
 
 FOREIGN = {
     "without a format": ({}, "cannot be read"),
-    "of a later format": ({"format": 3, "order": "[]", "provenance": "{}"}, "saved in format 3 by another version"),
-    "of version 0.2": ({"format": 1, "order": "[]", "provenance": "{}"}, r"tl_posgen 0\.2 \(format 1\).*measure again"),
-    "without an order": ({"format": 2, "provenance": "{}"}, "cannot be read"),
-    "with a result that is not there": ({"format": 2, "order": '["r"]', "provenance": "{}"}, "cannot be read"),
-    "with a name that leads elsewhere": ({"format": 2, "order": '[".."]', "provenance": "{}"}, "cannot be read"),
-    "with a nested order": ({"format": 2, "order": "[" * 100_000, "provenance": "{}"}, "cannot be read"),
+    "of a later format": ({"format": 4, "order": "[]", "provenance": "{}"}, "saved in format 4 by another version"),
+    "of version 0.2": ({"format": 1, "order": "[]", "provenance": "{}"}, r"by tl_posgen 0\.2.*measure again, or load"),
+    "of version 0.3": ({"format": 2, "order": "[]", "provenance": "{}"}, r"by tl_posgen 0\.3.*or load it with tl_.*3$"),
+    "without an order": ({"format": 3, "provenance": "{}"}, "cannot be read"),
+    "with a result that is not there": ({"format": 3, "order": '["r"]', "provenance": "{}"}, "cannot be read"),
+    "with a name that leads elsewhere": ({"format": 3, "order": '[".."]', "provenance": "{}"}, "cannot be read"),
+    "with a nested order": ({"format": 3, "order": "[" * 100_000, "provenance": "{}"}, "cannot be read"),
 }
 
 
 @pytest.mark.parametrize("case", FOREIGN)
 def test_a_file_of_another_version_or_maker_is_refused(tmp_path, case):
-    """Its checksum fits."""
     attributes, message = FOREIGN[case]
     (tmp_path / "r.nc").write_bytes(netcdf_bytes({"/": xr.Dataset(attrs=attributes)}))
     with pytest.raises(InputError, match=message):
@@ -266,7 +266,7 @@ def test_a_file_of_another_version_or_maker_is_refused(tmp_path, case):
 def test_xarray_opens_the_file_by_itself(result, tmp_path):
     path = result.save(tmp_path / "r.nc")
     with xr.open_datatree(path) as tree:
-        assert tree.attrs["format"] == 2
+        assert tree.attrs["format"] == 3
         np.testing.assert_equal(tree["someones_measure/r"].values, result.dataset["r"].values)
 
 

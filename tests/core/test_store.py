@@ -11,7 +11,7 @@ import xarray as xr
 
 import tl_posgen
 from tl_posgen import progress
-from tl_posgen.core.files import write_together
+from tl_posgen.core.files import write_files
 from tl_posgen.core.report import Report
 from tl_posgen.core.store import Parts, configuration_of, content, key_of, part_path
 from tl_posgen.errors import InputError, OutputError
@@ -53,9 +53,9 @@ def stop_at(monkeypatch, n):
         done.extend(files)
         if len(done) == n:
             raise KeyboardInterrupt
-        write_together(directory, files)
+        write_files(directory, files)
 
-    monkeypatch.setattr("tl_posgen.core.store.write_together", stopping)
+    monkeypatch.setattr("tl_posgen.core.store.write_files", stopping)
     return done
 
 
@@ -185,7 +185,7 @@ def test_a_full_disk_does_not_stop_the_analysis(small_model, tmp_path, monkeypat
     def full(directory, files):
         raise OutputError("parts: cannot write there (No space left on device); choose another place")
 
-    monkeypatch.setattr("tl_posgen.core.store.write_together", full)
+    monkeypatch.setattr("tl_posgen.core.store.write_files", full)
     parts = Parts(tmp_path)
     assert tl_posgen.analyze(small_model, bundled_text(), measures="mean_key", keep=parts, **CUT)["mean_key"].nulls
     assert "mean_key small is not kept: parts: cannot write there" in capsys.readouterr().err

@@ -1,9 +1,8 @@
-"""Whole pieces of work on an accelerator: a report that is kept and taken up, a sweep, emergence, the command, the LM
-for evaluation harnesses, large Jacobians, models of other families."""
+"""Whole pieces of work on an accelerator: a report that is kept and taken up, a sweep, emergence, the command,
+large Jacobians, models of other families."""
 
 import sys
 
-import numpy as np
 import pytest
 import torch
 from devices.near import assert_same_numbers
@@ -12,7 +11,6 @@ from families import save_family, save_small
 import tl_posgen
 from tl_posgen.cli import main
 from tl_posgen.coupling import Coupling
-from tl_posgen.evaluation import LensLM
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.studies.emergence import emergence
 
@@ -62,20 +60,6 @@ def test_jacobians_too_large_for_matrices_couple_as_on_the_cpu(models, device):
     measure = Coupling(k=2, tokens=(-1,), chance_samples=1, dense_up_to=8)
     there, here = (measure(model, bundled_text(), **CUT) for model in models("hooked"))
     assert_same_numbers(there.dataset[["coupling"]], here.dataset[["coupling"]], 1e-3)  # Lanczos ends at a tolerance
-
-
-def test_continuations_are_scored_under_hooks_as_on_the_cpu(models, device):
-    instance = pytest.importorskip("lm_eval.api.instance", reason="lm-evaluation-harness is missing: extra eval")
-    found = []
-    for model in models("hooked"):
-        lm = LensLM(model, tl_posgen.position.lm_infinite(model, 8, 2), batch_size=2, progress=False)
-        pairs = [("Once upon a time", " there was"), ("The sun", " rose"), ("", "He")]
-        found.append(
-            lm.loglikelihood([instance.Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(pairs)])
-        )
-        written = lm.generate_until([instance.Instance("generate_until", {}, ("The sun", {"max_gen_toks": 3}), 0)])
-        assert isinstance(written[0], str)
-    np.testing.assert_allclose(*([score for score, _ in scores] for scores in found), rtol=device.error_of_passes)
 
 
 def test_the_command_writes_a_report(tmp_path, directory, device, monkeypatch):

@@ -7,8 +7,8 @@ import xarray as xr
 from tl_posgen.core import registry
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.position import ThreeAxis
-from tl_posgen.studies.course import Emergence, values_of
 from tl_posgen.studies.curves import CURVES, array_of, followed, half_way, numbers_of
+from tl_posgen.studies.emergence import Emergence, values_of
 
 
 def over_training(dims=("checkpoint",), **values):

@@ -15,9 +15,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.studies.course import Emergence
 from tl_posgen.studies.curves import ALIGNED
-from tl_posgen.studies.emergence import emergence
+from tl_posgen.studies.emergence import Emergence, emergence
 
 pytestmark = pytest.mark.slow
 

@@ -11,18 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tl_posgen.core.report import Report
-from tl_posgen.core.store import part_path, write_part
-from tl_posgen.errors import InputError, ModelError
-from tl_posgen.models.conversion.source import MINI
-from tl_posgen.models.loading.hub import Shape, drop_from_cache, shape_of
-from tl_posgen.models.memory import PEAK
-from tl_posgen.models.provenance import versions
-from tl_posgen.studies.collect import open_study
-from tl_posgen.studies.job import Job, attempt, jobs_in
-from tl_posgen.studies.run import error_of, require_memory, shard_of, sweep
-from tl_posgen.studies.study import Entry, Study
-from tl_posgen.studies.texts import Text
-from tl_posgen.studies.weights import digest_of
+from tl_posgen.core.store import write_part
+from tl_posgen.errors import InputError
+from tl_posgen.models.loading.hub import drop_from_cache
+from tl_posgen.studies.overview import open_study
+from tl_posgen.studies.study import Study, Text, digest_of
+from tl_posgen.studies.sweep import JOBS, finished_jobs, sweep
 
 STUDIES = sorted((Path(__file__).parents[2] / "examples" / "studies").glob("*.toml"))
 LEAST = {"name": "small", "models": ["mini"]}
@@ -110,28 +104,28 @@ def test_a_file_that_is_no_study_is_named(tmp_path):
             Study.read(path)
 
 
-def test_a_job_is_named_by_everything_that_its_result_depends_on():
+def test_a_job_depends_on_all_that_its_result_depends_on():
     jobs = [Study.read(LEAST | change).jobs()[0] for change in (
         {}, {"length": 8}, {"n_prompts": 1}, {"seed": 1}, {"null_seeds": []}, {"measures": ["slash"]},
         {"measures": [{"name": "slash", "kappa": 0.2}]}, {"models": [{"name": "mini", "backend": "bridge"}]},
         {"texts": [{"path": "bundled", "characters": 1000}]},
     )]  # fmt: skip
-    assert len({job.file for job in jobs}) == len(jobs)
-    other = Study.read(LEAST | {"measures": ["three_axis", "variance", {"name": "mean_key"}], "name": "other"})
-    assert other.jobs()[0].file == jobs[0].file  # options left out are those that are used
+    assert len({json.dumps([job.study.settings, job.identity]) for job in jobs}) == len(jobs)
+    other = Study.read(LEAST | {"measures": ["three_axis", "variance", {"name": "mean_key"}]}).jobs()[0]
+    assert other.study.settings == jobs[0].study.settings  # options left out are those that are used
 
 
 def test_other_weights_under_the_same_path_are_another_job(tmp_path):
     """The digest sees every byte and every kind of file."""
     weights = bytearray(2**23)
-    digests = [digest_of(tmp_path)]
+    digests = [digest_of(str(tmp_path))]
     for byte in b"xy":
         weights[2**20 + 1000] = byte
         (tmp_path / "model.safetensors").write_bytes(weights)
-        digests.append(digest_of(tmp_path))
-        assert digest_of(tmp_path) == digests[-1]
+        digests.append(digest_of(str(tmp_path)))
+        assert digest_of(str(tmp_path)) == digests[-1]
     (tmp_path / "merges.txt").write_text("a b")
-    digests.append(digest_of(tmp_path))
+    digests.append(digest_of(str(tmp_path)))
     assert len(set(digests)) == len(digests)
 
 
@@ -169,8 +163,9 @@ def test_a_text_that_datasets_reads(tmp_path):
 
 def leave(job, out):
     """Write what a finished job leaves, without its results."""
-    provenance = {"job": list(job.place), "study": job.study.settings, "parameters": 1}
-    write_part(out / job.file, Report({}, provenance).as_bytes())
+    of_job = {"job": list(job.place), "study": job.study.settings, "identity": job.identity}
+    provenance = {**of_job, "parameters": 1}
+    write_part(out / JOBS / job.file, Report({}, provenance).as_bytes())
 
 
 def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):
@@ -178,31 +173,13 @@ def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):
     leave(study.jobs()[0], tmp_path)
     more = Study.read(LEAST | {"models": ["mini", {"name": "mini", "label": "again"}]})
     for known in (study, more):
-        assert list(jobs_in(tmp_path, known.jobs())) == [("mini", "main", "bundled")]
+        assert list(finished_jobs(tmp_path, known.jobs())) == [("mini", "main", "bundled")]
     for other, said in ((replace(study, name="other"), "study small"), (replace(study, length=8), "length 512")):
         with pytest.raises(InputError, match=rf"holds a study with {said}, and this one has .*; give another --out"):
-            jobs_in(tmp_path, other.jobs())
+            finished_jobs(tmp_path, other.jobs())
     monkeypatch.setattr("tl_posgen.studies.study.versions", lambda: {"tl-posgen": "9"})
     with pytest.raises(InputError, match=r"holds a study with versions .*, and this one has"):
-        jobs_in(tmp_path, study.jobs())
-
-
-def test_shards_are_all_of_it_and_disjoint():
-    items = list(range(11))
-    parts = [items[shard_of(f"{i}/4")] for i in range(1, 5)]
-    assert sorted(item for part in parts for item in part) == items
-    for wrong in ("0/4", "5/4", "1", "1/0", "a/b"):
-        with pytest.raises(InputError, match="such as 1/4"):
-            shard_of(wrong)
-
-
-def test_the_shape_of_a_directory_is_that_of_its_model(mini, tmp_path):
-    shape = shape_of(MINI)
-    assert (shape.heads, shape.width) == (mini.cfg.n_heads, mini.cfg.d_vocab + mini.cfg.d_model)
-    for header in (b"no weights", b"[]", b'{"a": 1}'):
-        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-        with pytest.raises(ModelError, match="not a readable safetensors file"):
-            shape_of(tmp_path)
+        finished_jobs(tmp_path, study.jobs())
 
 
 def test_one_revision_is_dropped_from_the_cache_and_the_others_stay(tmp_path):
@@ -232,38 +209,11 @@ def in_bfloat16(source, place):
     return place
 
 
-def test_memory_is_estimated_from_what_is_loaded(family_directory, tmp_path):
-    """1 B parameters of 32 heads at 32,768 tokens: 213 GB where every long prompt was taken to form its scores."""
-    shape = Shape(10**9, torch.bfloat16, heads=32, width=60_000)
-    assert shape.bytes_needed(32_768, 2, copies=2, is_streamed=True) < 10e9
-    assert shape.bytes_needed(2048, 2, matrices=2) - shape.bytes_needed(0, 2) == 2 * 4 * 32 * 2048**2
-    [found] = Entry(str(in_bfloat16(family_directory("llama"), tmp_path))).weights(tmp_path)
-    assert found.shape.dtype == torch.bfloat16
-    assert (found.itemsize(precise=False), found.itemsize(precise=True)) == (2, 4)
-    [double] = Entry(str(tmp_path), dtype="float64").weights(tmp_path)
-    assert double.itemsize(precise=True) == 8
-
-
-def test_a_sharded_checkpoint_is_counted_whole(tmp_path, family_directory):
-    tensors = load_file(family_directory("llama") / "model.safetensors")
-    (tmp_path / "config.json").write_bytes((family_directory("llama") / "config.json").read_bytes())
-    names = sorted(tensors)
-    for file, part in (("1.safetensors", names[:3]), ("2.safetensors", names[3:])):
-        save_file({name: tensors[name] for name in part}, tmp_path / file)
-    places = {name: f"{1 + (name in names[3:])}.safetensors" for name in names}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    assert shape_of(tmp_path).parameters == sum(tensor.numel() for tensor in tensors.values())
-    (tmp_path / "2.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"2\.safetensors"):
-        shape_of(tmp_path)
-
-
 def test_models_that_were_swept_in_several_runs_are_all_there(tmp_path):
     for models in (["mini"], [{"name": "mini", "label": "again"}]):
         leave(Study.read(LEAST | {"models": models}).jobs()[0], tmp_path)
     (tmp_path / "notes.nc").write_text("somebody's own")
-    (tmp_path / "study.json").write_text("{}")
-    assert sorted(jobs_in(tmp_path)) == [("again", "main", "bundled"), ("mini", "main", "bundled")]
+    assert sorted(finished_jobs(tmp_path)) == [("again", "main", "bundled"), ("mini", "main", "bundled")]
 
 
 def test_files_that_contradict_each_other_are_refused(tmp_path):
@@ -271,20 +221,10 @@ def test_files_that_contradict_each_other_are_refused(tmp_path):
     before = replace(job, text=Text("bundled", characters=1000))  # as if the text had been edited since
     leave(before, tmp_path)
     with pytest.raises(InputError, match=r"mini/bundled with other weights, text, .*; delete the file"):
-        jobs_in(tmp_path, [job])
-    leave(job, tmp_path)
-    with pytest.raises(InputError, match=r"the same job as .*; delete the one that is out of date"):
-        jobs_in(tmp_path)
-    write_part(part_path(tmp_path, "a-part-of-something-else", {}), Report({}, {}).as_bytes())
+        finished_jobs(tmp_path, [job])
+    write_part(tmp_path / JOBS / "a-part-of-something-else.nc", Report({}, {}).as_bytes())
     with pytest.raises(InputError, match="no job of a study; give another --out"):
-        jobs_in(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{", "{}", "[]", '"a"'])
-def test_a_damaged_error_is_one_line(tmp_path, content):
-    (tmp_path / "job.json").write_text(content)
-    with pytest.raises(InputError, match=r"job\.json: damaged .*; delete the file, and the job is tried again"):
-        error_of(tmp_path / "job.nc")
+        finished_jobs(tmp_path)
 
 
 def test_revisions_stand_in_order_of_training(tmp_path):
@@ -305,32 +245,13 @@ def test_what_is_finished_asks_nothing_of_the_network(tmp_path, no_network):
 def test_a_measure_that_needs_more_digits_than_the_checkpoint_gets_them(family_directory, tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     model, dtypes = str(in_bfloat16(family_directory("llama"), tmp_path / "model")), []
-    monkeypatch.setattr(Job, "measure", lambda job, model, nulls: dtypes.append(model.cfg.dtype) or Report({}, {}))
+
+    def analyzed(model, words, **how):
+        return dtypes.append(model.cfg.dtype) or Report({}, {})
+
+    monkeypatch.setattr("tl_posgen.studies.sweep.analyze", analyzed)
     texts = ["bundled", {"path": "bundled", "name": "again"}]
     for measure in ("coupling", "three_axis"):
-        sweep(
-            LEAST | {"models": [model], "measures": [measure], "texts": texts}, out=tmp_path / measure, progress=False
-        )
+        study = LEAST | {"models": [model], "measures": [measure], "texts": texts}
+        sweep(study, out=tmp_path / measure, progress=False)
     assert dtypes == [torch.float32] * 2 + [torch.bfloat16] * 2
-
-
-@pytest.mark.slow
-def test_random_inits_take_the_place_of_a_model_that_no_other_text_needs(tmp_path):
-    study = LEAST | {"measures": ["three_axis", "loss"], "null_seeds": [0, 1]}
-    alone = Study.read(study).jobs()
-    beside = Study.read(study | {"texts": ["bundled", {"path": "bundled", "name": "again"}]}).jobs()[:1]
-    weights = alone[0].weights.shape.parameters * 4
-    assert beside[0].bytes_needed - alone[0].bytes_needed == pytest.approx(PEAK * weights, abs=1)
-    assert alone[0].file == beside[0].file
-    for jobs, out in ((alone, tmp_path / "alone"), (beside, tmp_path / "beside")):
-        assert [one.state for one in attempt(jobs, out, versions())] == ["finished"]
-    assert (tmp_path / "alone" / alone[0].file).read_bytes() == (tmp_path / "beside" / alone[0].file).read_bytes()
-
-
-def test_jobs_that_no_memory_holds_are_refused_with_the_estimate(monkeypatch):
-    jobs = Study.read(LEAST | {"length": 1024}).jobs()
-    require_memory([jobs], 2)
-    monkeypatch.setattr("tl_posgen.studies.run.memory_of", lambda device: 1.2e9)
-    require_memory([jobs], 2)
-    with pytest.raises(InputError, match=r"mini/bundled: 2 such jobs need about 1\.7 GB, and cpu has 1\.2 GB"):
-        require_memory([jobs, jobs], 2)

@@ -1,20 +1,25 @@
-"""A sweep of two models of unlike size: files, failures, what a second run does, one dataset, the page, the command."""
+"""A sweep of two models of unlike size: files, failures, lost workers, what a second run does, one dataset, the page,
+the command."""
 
-import json
+import io
 import os
+import signal
+import subprocess
 import sys
-import time
+import tempfile
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import xarray as xr
+from tqdm.auto import tqdm
 
 import tl_posgen
 from tl_posgen.cli import main
-from tl_posgen.errors import InputError, ModelError
-from tl_posgen.studies.collect import open_study, report_study
-from tl_posgen.studies.processes import local
-from tl_posgen.studies.run import states, sweep
+from tl_posgen.core.engine import analyze
+from tl_posgen.errors import InputError, OutputError
+from tl_posgen.studies.overview import open_study, report_study
+from tl_posgen.studies.sweep import JOBS, _outcomes, states, sweep
 
 CUT = {"length": 12, "n_prompts": 1, "progress": False}
 
@@ -31,25 +36,21 @@ def study(family_directory, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failure_is_kept_with_its_error_and_tried_again_on_request(study, family_directory, tmp_path):
+def test_a_failing_model_is_one_line_and_is_tried_again_by_the_next_run(study, family_directory, tmp_path, capsys):
     out = tmp_path / "runs"
     first = sweep(study, out=out, progress=False)
-    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.nc")}
-    untried = sweep(study, out=out, progress=False)
+    before = {path.name: path.stat().st_mtime_ns for path in (out / JOBS).iterdir()}
     assert first.finished == ("mini/bundled",)
+    assert list(before) == ["mini-bundled.nc"]
     assert list(first.failed) == ["tiny/bundled"]
     assert first.failed["tiny/bundled"].startswith("ModelError: ")
-    assert untried.failed == first.failed
-    assert states(study, out) == {"mini/bundled": "finished", "tiny/bundled": "failed"}
-    [kept] = out.glob("tiny*.json")
-    error = json.loads(kept.read_text())
-    assert error["job"] == "tiny/bundled"
-    assert "Traceback" in error["traceback"]
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
+    assert line == f"tiny/bundled failed: {first.failed['tiny/bundled']}"
+    assert states(study, out) == {"mini/bundled": "finished", "tiny/bundled": "to do"}
     study["models"][1]["tokenizer"] = str(family_directory("llama"))
-    again = sweep(study, out=out, retry=True, progress=False)
-    assert again.finished == ("mini/bundled", "tiny/bundled")
-    assert again.is_whole
-    assert {name: (out / name).stat().st_mtime_ns for name in before} == before
+    assert sweep(study, out=out, progress=False).finished == ("mini/bundled", "tiny/bundled")
+    assert {name: (out / JOBS / name).stat().st_mtime_ns for name in before} == before
+    assert sorted(path.name for path in out.iterdir()) == [JOBS]
 
     data = open_study(out)
     assert data["three_axis_r"].dims == ("init", "group", "model", "revision", "text", "tokens", "layer", "head")
@@ -89,12 +90,10 @@ def test_what_cannot_be_swept_is_refused_before_work_starts(study, tmp_path):
     wrong = [
         ({"study": study | {"models": ["./nowhere"]}}, "nowhere"),
         ({"study": study | {"texts": ["nowhere.txt"]}}, "nowhere.txt: no such file"),
-        ({"study": study, "executor": "slurm"}, "executor 'slurm'"),
-        ({"study": study, "workers": 0}, "workers 0"),
-        ({"study": study, "shard": "3/2"}, "such as 1/4"),
+        ({"study": study, "workers": 0}, "workers 0: give 1 or more"),
     ]
     for options, said in wrong:
-        with pytest.raises((InputError, ModelError), match=said) as refusal:
+        with pytest.raises(InputError, match=said) as refusal:
             sweep(**options, out=tmp_path / "runs", progress=False)
         assert "\n" not in str(refusal.value)
         assert not (tmp_path / "runs").exists()
@@ -104,12 +103,8 @@ def test_what_cannot_be_swept_is_refused_before_work_starts(study, tmp_path):
 
 def test_a_damaged_result_is_named_with_the_remedy(tmp_path):
     study = {"name": "one", "models": ["mini"], "length": 8, "n_prompts": 1, "null_seeds": [], "measures": ["loss"]}
-    for name, age in (("killed", 7200), ("of_another_shard", 60)):
-        (tmp_path / f".partial-{name}").mkdir()
-        os.utime(tmp_path / f".partial-{name}", times=(time.time() - age,) * 2)
     sweep(study, out=tmp_path, progress=False)
-    assert [path.name for path in tmp_path.glob(".partial-*")] == [".partial-of_another_shard"]
-    [path] = tmp_path.glob("*.nc")
+    [path] = (tmp_path / JOBS).iterdir()
     path.write_bytes(path.read_bytes()[:-100])
     for run in (lambda: sweep(study, out=tmp_path, progress=False), lambda: open_study(tmp_path)):
         with pytest.raises(InputError, match=rf"{path.name}: .*; delete the file, and it is measured again"):
@@ -121,17 +116,98 @@ def test_an_interrupted_sweep_says_what_is_kept(tmp_path, monkeypatch, capsys):
     study = {"name": "two", "models": ["mini"], "length": 8, "n_prompts": 1, "null_seeds": [], "measures": ["loss"]}
     study["texts"] = ["bundled", str(tmp_path / "text.txt")]
 
-    def interrupted(groups, work):
-        yield from local([groups[0][:1]], work)
-        raise KeyboardInterrupt
+    calls = []
 
-    monkeypatch.setattr("tl_posgen.studies.run.local", interrupted)
+    def interrupted(model, words, *, keep, **how):
+        """At the second text, when its measure is done and kept."""
+        report = analyze(model, words, keep=keep, **how)
+        calls.append(len(keep.files))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return report
+
+    monkeypatch.setattr("tl_posgen.studies.sweep.analyze", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sweep(study, out=tmp_path / "runs")
-    said = f"1 of 2 jobs are finished and kept in {tmp_path / 'runs'}; the same command goes on from there"
+    said = f"1 of 2 jobs are finished and kept in {tmp_path / 'runs'}; the same again goes on from there"
     assert said in "".join(capsys.readouterr())
-    monkeypatch.undo()
-    assert sweep(study, out=tmp_path / "runs", progress=False).is_whole
+    assert calls == [1, 1]
+    [part] = (tmp_path / "runs" / "parts" / "mini-text").iterdir()
+    with monkeypatch.context() as patched:  # a part that is there is not measured
+        patched.setattr("tl_posgen.core.engine.one_pass", lambda *_, **__: pytest.fail("measured again"))
+        assert len(sweep(study, out=tmp_path / "runs", progress=False).finished) == 2
+    assert not part.exists()
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [JOBS]
+
+
+@dataclass(frozen=True)
+class Quick:
+    """A job without a model: `kind` is what becomes of it."""
+
+    name: str
+    kind: str = ""
+
+
+def run(groups, out, **how):
+    """The failures of jobs that write their name into a directory; Ctrl-C of the tests' own stays theirs."""
+
+    def work(jobs):
+        for job in jobs:
+            if job.kind == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if job.kind == "full":
+                raise OutputError("no space")
+            with (out / job.name).open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        return jobs[0].name, {job.name: "why" for job in jobs if job.kind == "failing"}
+
+    with tqdm(total=len(groups), file=io.StringIO()) as bar:
+        failed = dict(_outcomes(groups, work, how, bar))
+        return failed, bar.n
+
+
+@pytest.mark.slow
+def test_a_lost_worker_costs_its_model_and_no_other(tmp_path):
+    jobs = [Quick("a"), Quick("b", "killed"), Quick("c"), Quick("d", "failing"), Quick("e")]
+    failed, done = run([[job] for job in jobs], tmp_path, n_jobs=2, return_as="generator_unordered")
+    assert sorted(failed) == ["b", "d"]
+    assert failed["b"].startswith("its worker was lost (A worker process managed by the executor was unexpectedly")
+    assert failed["d"] == "why"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c", "d", "e"]
+    assert done >= 4
+    with pytest.raises(OutputError, match="no space"):
+        run([[Quick("f", "full")], [Quick("g")]], tmp_path, n_jobs=2, return_as="generator_unordered")
+
+
+def test_jobs_of_this_process_run_one_after_the_other(tmp_path):
+    assert run([[Quick("a", "failing"), Quick("b")], [Quick("c")]], tmp_path, n_jobs=1) == ({"a": "why"}, 2)
+    assert {path.read_text() for path in tmp_path.iterdir()} == {f"{os.getpid()}\n"}
+
+
+ON_RAY = """
+import sys, tl_posgen
+study = {"name": "two", "models": ["mini", {"name": "mini", "label": "again"}], "measures": ["loss"],
+         "length": 8, "n_prompts": 1, "null_seeds": []}
+print(tl_posgen.sweep(study, out=sys.argv[1], ray="local", progress=False))
+"""
+
+
+@pytest.mark.slow
+def test_ray_takes_jobs_and_what_is_not_there_is_one_line(tmp_path, monkeypatch):
+    """Ray itself starts, hence seconds; in a process of its own, as its warnings are not ours."""
+    pytest.importorskip("ray", reason="Ray is not installed; the extra ray brings it")
+    temporary = tempfile.mkdtemp(dir="/tmp")  # the names of Ray's sockets have to be short
+    beside = os.environ | {"RAY_TMPDIR": temporary, "RAY_ADDRESS": ""}
+    done = subprocess.run([sys.executable, "-c", ON_RAY, str(tmp_path)], capture_output=True, text=True, env=beside)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "2 finished"
+    assert sorted(path.name for path in (tmp_path / JOBS).iterdir()) == ["again-bundled.nc", "mini-bundled.nc"]
+
+
+def test_ray_that_is_not_installed_is_one_line(study, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"in a clone of tl_posgen: pip install '.\[ray\]'"):
+        sweep(study, out=tmp_path, ray="auto", progress=False)
 
 
 def test_the_command_lists_runs_and_refuses(tmp_path, monkeypatch, capsys):

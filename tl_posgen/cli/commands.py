@@ -8,9 +8,10 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from tl_posgen.cli.options import (
     Setup,
@@ -388,45 +389,39 @@ def sweep(
     /,
     *,
     out: Path = Path("runs"),
-    executor: str = "local",
-    workers: int = 2,
-    address: str | None = None,
-    shard: str = "1/1",
-    retry: bool = False,
+    workers: Annotated[int, Parameter(validator=Number(gte=1))] = 1,
+    ray: str | None = None,
     full: bool = False,
     list: bool = False,
 ) -> int:
     """Measure models x revisions x texts: a job a file; finished jobs are passed over, so a second run goes on.
 
-    Exit code 1 where jobs failed or their worker was lost: --retry tries failed ones again.
+    Exit code 1 where jobs failed; a second run tries them again.
 
     Args:
         study: TOML: models, revisions, texts, measures.
         out: Directory of the results, a file a job.
-        executor: local, processes or ray.
         workers: How many processes.
-        address: Of a Ray cluster; auto: the one running here; RAY_ADDRESS or a new one if left out.
-        shard: Which of how many parts, for any scheduler.
-        retry: Also try again what failed.
+        ray: Address of a Ray cluster; auto: the one running here; local: a new one.
         full: Print all, not three sentences and one table.
         list: List the jobs and what became of them; run nothing.
     """
     from tl_posgen.report.terminal import print_measures
-    from tl_posgen.studies.collect import report_study
-    from tl_posgen.studies.run import states
-    from tl_posgen.studies.run import sweep as run
+    from tl_posgen.studies.overview import report_study
+    from tl_posgen.studies.sweep import states
+    from tl_posgen.studies.sweep import sweep as run
 
     if list:
         print(*(f"{state:10} {job}" for job, state in states(study, out).items()), sep="\n")
         return 0
-    swept = run(study, out=out, executor=executor, workers=workers, address=address, shard=shard, retry=retry)
-    if swept.is_whole:
+    swept = run(study, out=out, workers=workers, ray=ray)
+    if swept.finished:
         report = report_study(out)
         page = report.write(out / "report", force=True)
         print_measures(report, full=full)
         print(f"\nReport: {page}")
     print(f"{swept} in {out}")
-    return int(bool(swept.failed or swept.unfinished))
+    return int(bool(swept.failed))
 
 
 @command(without=("prompt",))

@@ -100,7 +100,7 @@ class Setup:
 
     def words(self) -> Any:
         """Read the text, or take the prompt, and refuse an output that cannot be written."""
-        from tl_posgen.studies.texts import BUNDLED, Text
+        from tl_posgen.studies.study import BUNDLED, Text
 
         name, _, config = (self.dataset or "").partition(":")
         if self.prompt is not None:
@@ -138,18 +138,18 @@ class Setup:
         Args:
             parts: finished parts that it was made of, of no more use when it is saved.
         """
-        from tl_posgen.core.files import write_together
+        from tl_posgen.core.files import write_files
         from tl_posgen.core.report import Report
         from tl_posgen.report.terminal import print_measures
 
         report = found if isinstance(found, Report) else Report({found.name: found}, found.provenance)
         show = partial(show or print_measures, full=self.full, **more)
         try:
-            write_together(self.out, {"results.nc": report.as_bytes()})
+            write_files(self.out, {"results.nc": report.as_bytes()})
             if parts is not None:
                 parts.discard()
             try:
-                write_together(self.out, report.page_files())
+                write_files(self.out, report.page_files())
             except Exception as error:
                 why = f"{type(error).__name__}: {error}".splitlines()[0]
                 saved = Path(self.out, "results.nc")

@@ -15,7 +15,6 @@ from tqdm.auto import tqdm
 from tl_posgen.arithmetic import full_precision
 from tl_posgen.core import registry
 from tl_posgen.core.feed import one_pass
-from tl_posgen.core.finished import check_after, require_options, require_same
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels, check_seed, check_seeds, null_models_of
 from tl_posgen.core.numbers import SHUFFLED, TRAINED
@@ -23,7 +22,15 @@ from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result, contiguous, result_of
 from tl_posgen.core.run import Run
-from tl_posgen.core.store import Parts, configuration_of, content, refuse_hooks
+from tl_posgen.core.store import (
+    Parts,
+    check_after,
+    configuration_of,
+    content,
+    refuse_hooks,
+    require_options,
+    require_same,
+)
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.given import Hooks, check_hooks, under
 from tl_posgen.models import open_model

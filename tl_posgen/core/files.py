@@ -1,15 +1,34 @@
-"""Files written whole or not at all: a failed run leaves the files that were there before."""
+"""Files: written whole or not at all, NetCDF4 with a checksum, values as JSON can hold them."""
 
+import hashlib
+import io
+import json
+import math
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from tl_posgen.errors import InputError, OutputError
+import h5netcdf
+import numpy as np
+import xarray as xr
+from torch import Tensor
+from xarray.backends import H5NetCDFStore
+
+from tl_posgen.errors import InputError, OutputError, PosgenError
 
 PARTIAL = ".partial-"  # prefix of directories for unfinished files
 REPORT = ("index.html", "results.nc", "summary.json")  # the files of a report
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+TRAILER = re.compile(rb"\ntl_posgen sha256 ([0-9a-f]{64})\n")
+TRAILER_SIZE = len("\ntl_posgen sha256 \n") + 64
+AS_JSON = "tl_posgen json "  # before a string that HDF5 cannot hold, written as JSON
+UNHELD = re.compile(f"[\0\ud800-\udfff]|^{AS_JSON}")  # NUL, half of a surrogate pair, what would be read as JSON
+
+# Writing
 
 
 def write_whole(path: str | os.PathLike, data: bytes) -> Path:
@@ -20,49 +39,34 @@ def write_whole(path: str | os.PathLike, data: bytes) -> Path:
             process is stopped.
     """
     path = as_path(path)
-    with output_errors(path), partial_directory((path := link_target(path)).parent) as unfinished:
-        require_replaceable(path)
-        write_through(unfinished / "new", data)
-        (unfinished / "new").replace(path)
+    with _output_errors(path):
+        place = path.resolve()  # of a link, so that it stays one
+        _replace(place.parent, {place.name: data})
     return path
 
 
-def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> None:
-    """Write files into a directory, all of them or none; make the directory if need be. Errors as in `write_whole`.
-
-    After an error, or a signal that can be caught, all files are as they were. After kill -9 or a power cut between two
-    renames each file is whole, but some may be new and others old; on a disk without hard links one file may be
-    missing, and is found in the directory `.partial-*` that is left.
-    """
+def write_files(directory: str | os.PathLike, files: Mapping[str, bytes]) -> None:
+    """Write files into a directory, each whole; make the directory if need be. Errors as in `write_whole`: where there
+    is no room for all of them, none is replaced."""
     directory = as_path(directory)
-    with output_errors(directory), made_directory(directory) as unfinished:
-        new, old = unfinished / "new", unfinished / "old"
-        new.mkdir()
-        old.mkdir()
-        places = {name: link_target(directory / name) for name in files}
-        for name, data in files.items():
-            require_replaceable(places[name])
-            write_through(new / name, data)
-        try:
-            for name, place in places.items():
-                if place.exists():
-                    keep_copy(place, old / name)
-                (new / name).replace(place)
-        except BaseException:
-            for name, place in places.items():
-                if (old / name).exists():
-                    (old / name).replace(place)
-                elif not (new / name).exists():
-                    place.unlink(missing_ok=True)
-            raise
+    with _output_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        _replace(directory, files)
 
 
-def keep_copy(path: Path, kept: Path) -> None:
-    """Give a file a second name, or move it there on a disk without hard links."""
-    try:
-        os.link(path, kept)
-    except OSError:
-        path.replace(kept)
+def _replace(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Write all files beside their places, as far as the disk itself, then rename each."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix=PARTIAL) as new:
+        places = {Path(new, str(n)): (directory / name).resolve() for n, name in enumerate(files)}
+        for (unfinished, place), data in zip(places.items(), files.values(), strict=True):
+            if place.exists() and not place.is_file():
+                raise FileExistsError(f"{place} is there and is not a file")
+            with unfinished.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # a full disk may report its error only then
+        for unfinished, place in places.items():
+            unfinished.replace(place)
 
 
 def as_path(path: str | os.PathLike) -> Path:
@@ -71,36 +75,13 @@ def as_path(path: str | os.PathLike) -> Path:
     return Path(path)
 
 
-def link_target(path: Path) -> Path:
-    """Return the path of the file itself: links are followed, so that they stay links."""
-    return path.resolve() if path.is_symlink() else path
-
-
-@contextmanager
-def partial_directory(directory: Path) -> Iterator[Path]:
-    """Make a directory for unfinished files on the same disk, and remove it afterwards."""
-    with tempfile.TemporaryDirectory(dir=directory, prefix=PARTIAL) as unfinished:
-        yield Path(unfinished)
-
-
-def require_replaceable(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        raise FileExistsError(f"{path} is there and is not a file")
-
-
-def write_through(path: Path, data: bytes) -> None:
-    """Write a file as far as the disk itself, since a full disk may report its error only then."""
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def require_writable(directory: str | os.PathLike) -> Path:
     """Return the directory if it can be made and written; call it before long work. It leaves nothing behind."""
     directory = as_path(directory)
-    with output_errors(directory), made_directory(directory):
-        pass
+    with _output_errors(directory):
+        there = next(one for one in (directory, *directory.parents) if one.exists())
+        with tempfile.TemporaryDirectory(dir=there, prefix=PARTIAL) as scratch:
+            (scratch / directory.relative_to(there)).mkdir(parents=True, exist_ok=True)
     return directory
 
 
@@ -117,33 +98,144 @@ def require_free(directory: str | os.PathLike, force: bool = False) -> None:
 
 
 @contextmanager
-def made_directory(directory: Path) -> Iterator[Path]:
-    """Make a directory with its parents, and a `partial_directory` inside; remove new empty ones afterwards."""
-    missing = [one for one in (directory, *directory.parents) if not one.exists()]
-    try:
-        with make_and_begin(directory) as unfinished:
-            yield Path(unfinished)
-    finally:
-        for one in missing:
-            with suppress(OSError):  # not empty, or not made
-                one.rmdir()
-
-
-def make_and_begin(directory: Path, tries: int = 20) -> tempfile.TemporaryDirectory:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(dir=directory, prefix=PARTIAL)
-    except FileNotFoundError:  # another process made it too, and removed it again as it was empty
-        if not tries:
-            raise
-        return make_and_begin(directory, tries - 1)
-
-
-@contextmanager
-def output_errors(path: Path) -> Iterator[None]:
+def _output_errors(path: Path) -> Iterator[None]:
     """Turn every error of the system inside the block into an OutputError that names the path."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a zero byte in a path
         reason = getattr(error, "strerror", None) or str(error)
         raise OutputError(f"{path}: cannot write there ({reason}); choose another place") from error
+
+
+# NetCDF4
+
+
+def netcdf_bytes(groups: Mapping[str, xr.Dataset]) -> bytes:
+    """Return a NetCDF4 file of these groups, followed by the SHA-256 of its bytes, which HDF5 ignores.
+
+    HDF5's own checksums leave out strings and references: one flipped bit there can keep its reader busy for ever. Any
+    program that reads NetCDF4 reads the file: xarray.open_datatree(path), ncdump.
+    """
+    memory = io.BytesIO()  # HDF5 that cannot finish writing to a full disk takes the process down
+    with h5netcdf.File(memory, "w") as file:
+        for group, dataset in groups.items():
+            _with_strings(dataset, held_string).dump_to_store(H5NetCDFStore(file, group=group, mode="a"))
+    return memory.getvalue() + b"\ntl_posgen sha256 %s\n" % hashlib.sha256(memory.getvalue()).hexdigest().encode()
+
+
+def read_netcdf(path: Path) -> dict[str, xr.Dataset]:
+    """Return the groups of a file of `netcdf_bytes`, in memory, by name: "/" and "/<group>".
+
+    Raises:
+        InputError: the file is damaged, was changed, or is something else.
+    """
+    _require_undamaged(path)
+    groups = xr.open_groups(path, engine="h5netcdf")
+    try:
+        return {name: _with_strings(group.load(), given_string) for name, group in groups.items()}
+    finally:
+        for group in groups.values():
+            group.close()
+
+
+def read_attributes(path: Path) -> dict[str, Any]:
+    """Return the attributes of a file of `netcdf_bytes` without reading arrays; errors as in `read_netcdf`."""
+    _require_undamaged(path)
+    with h5netcdf.File(path, "r") as file:
+        return {name: _changed_strings(value, given_string) for name, value in file.attrs.items()}
+
+
+def _require_undamaged(path: Path) -> None:
+    """Refuse a file whose bytes have changed since it was written."""
+    size, digest = path.stat().st_size - TRAILER_SIZE, hashlib.sha256()
+    with path.open("rb") as file:
+        if file.read(len(SIGNATURE)) != SIGNATURE:
+            raise InputError(f"{path}: not a results file; give a .nc file that .save() wrote")
+        file.seek(max(size, 0))
+        trailer = TRAILER.fullmatch(file.read())
+        if trailer is None:
+            raise InputError(f"{path}: ends without its checksum: cut short or changed; copy it again, or measure anew")
+        file.seek(0)
+        while part := file.read(min(size, 2**20)):
+            digest.update(part)
+            size -= len(part)
+    if digest.hexdigest().encode() != trailer[1]:
+        raise InputError(f"{path}: damaged, its checksum does not fit; copy it again, or measure anew")
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn every error of h5py, xarray, json or the system inside the block into an InputError that names the path."""
+    try:
+        yield
+    except PosgenError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{path}: cannot be read ({reason}); give a .nc file that .save() wrote") from error
+
+
+def held_string(text: str) -> str:
+    """Return a string as HDF5 can hold it, which takes no NUL and no half of a surrogate pair.
+
+    Example:
+        >>> held_string("a"), held_string("a\\0"), given_string(held_string("a\\0")) == "a\\0"
+        ('a', 'tl_posgen json "a\\\\u0000"', True)
+    """
+    return AS_JSON + json.dumps(text) if UNHELD.search(text) else text
+
+
+def given_string(text: str) -> str:
+    """Return the string that `held_string` was given."""
+    return json.loads(text.removeprefix(AS_JSON)) if text.startswith(AS_JSON) else text
+
+
+def _with_strings(data: xr.Dataset, change: Callable[[str], str]) -> xr.Dataset:
+    """Return the dataset with every string in arrays, labels and attributes changed; itself where none changes."""
+    arrays: dict[Any, xr.Variable] = {}
+    for name, array in data.variables.items():
+        before = array.values
+        values, attrs = _changed_strings(before, change), _changed_strings(array.attrs, change)
+        if values is not before or str(attrs) != str(array.attrs):
+            arrays[name] = xr.Variable(array.dims, values, attrs)
+    labels = {name: arrays.pop(name) for name in list(arrays) if name in data.coords}
+    return data.assign(arrays).assign_coords(labels).assign_attrs(_changed_strings(data.attrs, change))
+
+
+def _changed_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a string, or a collection of them, changed; anything else as it is."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: _changed_strings(one, change) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_changed_strings(one, change) for one in value)
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "OU":
+        return value
+    found = [_changed_strings(one, change) for one in value.ravel().tolist()]
+    if found == value.ravel().tolist():
+        return value
+    # numpy's own strings lose a NUL at the end, pandas' objects refuse halves of pairs
+    kind = str if any("\ud800" <= letter <= "\udfff" for one in found for letter in str(one)) else object
+    return np.array(found, dtype=kind).reshape(value.shape)
+
+
+# JSON
+
+
+def jsonable(value: Any) -> Any:
+    """Return a value as JSON can hold it: NaN and infinity, which JSON lacks, become null, arrays lists, others words.
+
+    Example:
+        >>> jsonable({"r": np.float32(0.5), "curve": np.array([1.0, np.nan]), 3: (True, None)})
+        {'r': 0.5, 'curve': [1.0, None], '3': [True, None]}
+    """
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(one) for key, one in value.items()}
+    return [jsonable(one) for one in value] if isinstance(value, Sequence) else str(value)

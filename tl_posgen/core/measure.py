@@ -11,7 +11,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
-from tl_posgen.core.json_values import jsonable
+from tl_posgen.core.files import jsonable
 from tl_posgen.core.options import check_options
 from tl_posgen.errors import InputError
 

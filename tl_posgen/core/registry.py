@@ -41,7 +41,7 @@ BUILT_IN = {  # name -> module:Class
     "rules": "tl_posgen.rules.rules:Rules",
     "profiles": "tl_posgen.joining.profiles:Profiles",
     "key_cut": "tl_posgen.joining.key_cut:KeyCut",
-    "emergence": "tl_posgen.studies.course:Emergence",
+    "emergence": "tl_posgen.studies.emergence:Emergence",
     "comparison": "tl_posgen.comparison:Comparison",
     "study": "tl_posgen.studies.overview:Overview",
     "claims": "tl_posgen.claims.judging:Claims",

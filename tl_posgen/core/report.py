@@ -14,11 +14,19 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core import registry
-from tl_posgen.core.files import as_path, require_free, write_together, write_whole
+from tl_posgen.core.files import (
+    as_path,
+    jsonable,
+    netcdf_bytes,
+    read_attributes,
+    read_netcdf,
+    readable,
+    require_free,
+    write_files,
+    write_whole,
+)
 from tl_posgen.core.formatting import shared_caveat
-from tl_posgen.core.json_values import jsonable
 from tl_posgen.core.measure import DEFINED, HEAD, Measure
-from tl_posgen.core.netcdf import netcdf_bytes, read_attributes, read_netcdf, readable
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
@@ -27,7 +35,7 @@ from tl_posgen.errors import InputError
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
 NULL_SEEDS = {"random init": "null_seeds", "shuffled": "shuffled_seeds"}  # kinds of null models -> their provenance
 MOST_MAPS = 12  # of a measure that is not installed
-FORMAT = 2  # of saved files; raised when this version can no longer read them as they were
+FORMAT = 3  # of saved files; raised when this version can no longer read them as they were
 
 
 class Report(Mapping[str, Result]):
@@ -183,7 +191,7 @@ class Report(Mapping[str, Result]):
         return {"index.html": self.html().encode(), "summary.json": summary.encode()}
 
     def write(self, directory: str | os.PathLike, *, force: bool = False) -> Path:
-        """Write index.html, summary.json and results.nc into `directory`, all of them or none; returns index.html.
+        """Write index.html, summary.json and results.nc into `directory`, each whole; returns index.html.
 
         Args:
             force: replace what another analysis left there; its own report of before is always replaced.
@@ -193,7 +201,7 @@ class Report(Mapping[str, Result]):
         """
         require("force", force, bool)
         require_free(directory, force or self._is_in(as_path(directory)))
-        write_together(as_path(directory), self.page_files() | {"results.nc": self.as_bytes()})
+        write_files(as_path(directory), self.page_files() | {"results.nc": self.as_bytes()})
         return as_path(directory) / "index.html"
 
     def _is_in(self, directory: Path) -> bool:
@@ -236,11 +244,9 @@ def load(path: str | os.PathLike) -> Report:
 
 def other_format(version: Any) -> str:
     """Return what to do with a file of another format."""
-    if version == 1:
-        return (
-            "saved by tl_posgen 0.2 (format 1), and this version reads format 2; measure again, or read it with "
-            "tl-posgen==0.2.0"
-        )
+    if version in (1, 2):
+        then = f"tl_posgen 0.{int(version) + 1}"
+        return f"saved by {then}, whose files this version cannot read; measure again, or load it with {then}"
     return f"saved in format {version} by another version of tl_posgen, and this one reads {FORMAT}; install that one"
 
 

@@ -1,7 +1,5 @@
-"""Finished parts of long work: named, checksummed files, each written whole and found again by what it depends on.
-
-Kept parts of an analysis, jobs of a study and parts of claims are such files; each holds a `Report`.
-"""
+"""Finished parts of long work: files, each found again by what it depends on; and finished results that an analysis
+takes up: what they must have in common with it."""
 
 import hashlib
 import json
@@ -22,12 +20,12 @@ import xarray as xr
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.core.files import as_path, require_writable, write_together
+from tl_posgen.core.files import as_path, netcdf_bytes, read_netcdf, require_writable, write_files
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.netcdf import netcdf_bytes, read_netcdf
 from tl_posgen.core.options import require
 from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.report import Report, load
+from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.model import Model
@@ -58,7 +56,7 @@ def in_file_name(name: str) -> str:
 
 def write_part(path: Path, data: bytes) -> None:
     """Write a finished part whole, or OutputError; its file is the only sign that it is finished."""
-    write_together(path.parent, {path.name: data})
+    write_files(path.parent, {path.name: data})
 
 
 def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
@@ -160,6 +158,33 @@ class Parts:
 def read_datasets(path: Path) -> dict[str, xr.Dataset]:
     """Return the datasets of a part by name."""
     return {name.strip("/"): data for name, data in read_netcdf(path).items() if name != "/"}
+
+
+def check_after(after: Any) -> dict[str, Result]:
+    """Return finished results by name; InputError for anything else."""
+    known = {} if after is None else after
+    if not isinstance(known, Mapping) or not all(
+        isinstance(one, Result) and one.name == name for name, one in known.items()
+    ):
+        raise InputError("after: give a Report, or a mapping of measure name to its Result")
+    return dict(known)
+
+
+def require_options(measure: Measure, known: Result) -> None:
+    """Refuse a finished result of other options than are asked for."""
+    then, now = known.provenance.get("options", {}), measure.options()
+    if any(then.get(name) != value for name, value in now.items() if value is not None):
+        raise InputError(f"after: {measure.name} was measured with {then}, and is asked for with {now}; leave it out")
+
+
+def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> None:
+    """Refuse a finished result of another model, other prompts or other random inits."""
+    for key in ("weights", "backend", "dtype", "tokens_sha256", "null_seeds", "heads", "fwd_hooks", "metric"):
+        then, now = (one.get(key, "all" if key == "heads" else "none") for one in (result.provenance, provenance))
+        if then != now:
+            raise InputError(
+                f"after: {name} was measured with another {key} ({then}, now {now}); leave it out to measure it anew"
+            )
 
 
 def refuse_hooks(model: Any, given: Mapping[str, Any]) -> None:

@@ -136,12 +136,12 @@ class Explanation:
         Raises:
             OutputError: the directory holds another run's page and `force` is not given, or cannot be written.
         """
-        from tl_posgen.core.files import require_free, write_together
+        from tl_posgen.core.files import require_free, write_files
         from tl_posgen.prompt.explanation_figures import page_of
 
         require_free(directory, force)
         terms = self.frame(("term", "source")).to_csv(index=False)
-        write_together(directory, {"index.html": page_of(self).encode(), "terms.csv": terms.encode()})
+        write_files(directory, {"index.html": page_of(self).encode(), "terms.csv": terms.encode()})
         return Path(directory) / "index.html"
 
     def check(self, n: int = 10, seed: int = 0) -> pd.DataFrame:

@@ -1,10 +1,12 @@
 """A study: models x revisions x texts x measures, written as TOML, checked whole before work starts."""
 
+import hashlib
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -14,12 +16,9 @@ from tl_posgen.core.null_models import check_seed, check_seeds
 from tl_posgen.core.options import require
 from tl_posgen.core.store import in_file_name
 from tl_posgen.errors import InputError, PosgenError
-from tl_posgen.models.conversion.source import local_directory
 from tl_posgen.models.loading.load import Pretrained
 from tl_posgen.models.provenance import versions
-from tl_posgen.studies.job import Job
-from tl_posgen.studies.texts import BUNDLED, Text
-from tl_posgen.studies.weights import Weights
+from tl_posgen.models.tokens import bundled_text, read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,7 +26,95 @@ else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 MEASURES = ("three_axis", "variance", "mean_key")
-Made = TypeVar("Made")
+BUNDLED = "bundled"
+MAIN = "main"  # the revision of a model that a study names none of
+IDENTITY = (".json", ".safetensors", ".gguf", ".model", ".txt", ".jinja")  # files that make a model or a tokenizer
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text, the same for every model; each reads it with its own tokenizer.
+
+    Attributes:
+        path: a file; a directory, whose files are read in the order of their names; or "bundled", the bundled book.
+        dataset: instead of a path, a name or path that `datasets.load_dataset` reads. config, split, revision: its own.
+        column: of the dataset; its rows are joined by empty lines.
+        characters: at most so many are read.
+        name: of the text in jobs and tables; the last part of path or dataset if left out.
+
+    Example:
+        >>> Text("bundled", characters=30).words
+        '## Chapter 1 - Down the Rabbit'
+    """
+
+    path: str = ""
+    dataset: str = ""
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    column: str = "text"
+    characters: int = 2_000_000
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.path) == bool(self.dataset):
+            raise InputError(f"text {self.name or self.path!r}: give either a path or a dataset")
+        if self.characters < 1:
+            raise InputError(f"text {self.path or self.dataset}: characters = {self.characters}; give 1 or more")
+        if not self.name:
+            object.__setattr__(self, "name", Path(self.path or self.dataset).stem)
+
+    @cached_property
+    def words(self) -> str:
+        """The text itself, read once; it travels with the jobs, so that no worker reads it again.
+
+        Raises:
+            InputError: it is not there, not UTF-8, or empty; `datasets` is not installed, or cannot read it.
+        """
+        parts, missing = [], self.characters
+        for part in self._rows() if self.dataset else self._files():
+            parts.append(part[:missing])
+            missing -= len(part) + 2
+            if missing <= 0:
+                break
+        if not "".join(parts).strip():
+            raise InputError(f"text {self.name}: empty")
+        return "\n\n".join(parts)
+
+    @property
+    def identity(self) -> Any:
+        """A digest of the words, or the dataset that they are of."""
+        if not self.dataset:
+            return hashlib.sha256(self.words.encode()).hexdigest()
+        return {key: value for key, value in asdict(self).items() if key not in ("path", "name")}
+
+    def _files(self) -> Any:
+        if self.path == BUNDLED:
+            yield bundled_text()
+        elif Path(self.path).is_dir():
+            for file in sorted(Path(self.path).rglob("*")):
+                if file.is_file() and not any(part.startswith(".") for part in file.relative_to(self.path).parts):
+                    yield read_text(file)
+        else:
+            yield read_text(self.path)
+
+    def _rows(self) -> Any:
+        try:
+            from datasets import load_dataset
+        except ImportError as error:
+            raise InputError(f"text {self.name}: datasets is not installed; pip install datasets") from error
+        where = f"text {self.name}: "
+        try:
+            for row in load_dataset(
+                self.dataset, self.config, split=self.split, revision=self.revision, streaming=True
+            ):
+                yield str(row[self.column])
+        except KeyError:
+            raise InputError(f"{where}{self.dataset} has no column {self.column!r}; give column = ...") from None
+        except Exception as error:  # datasets has many kinds: no such name, no network, a config that has to be chosen
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            raise InputError(f"{where}datasets cannot read {self.dataset} ({reason})") from error
 
 
 @dataclass(frozen=True)
@@ -50,22 +137,43 @@ class Entry:
     device: str | None = None
     tokenizer: str | None = None
 
-    def weights(self, folder: Path) -> list[Weights]:
-        """Return the weights of every revision; paths are relative to the folder."""
-        source = located(self.name, folder)
+    def weights(self, folder: Path) -> "list[Weights]":
+        """Return the model at every revision; paths are relative to the folder."""
+        source = _located(self.name, folder)
         label = self.label or (Path(source).name if Path(source).is_absolute() else source)
-        tokenizer = self.tokenizer and located(self.tokenizer, folder)
+        tokenizer = self.tokenizer and _located(self.tokenizer, folder)
         how, found = (self.backend, self.dtype, self.device), []
         for revision in self.revisions or (None,):
+            is_inside = revision is not None and Path(source).is_dir()
+            place = str(Path(source, revision)) if is_inside and revision else source
+            if Path(place).is_absolute() and not Path(place).exists():
+                raise InputError(f"model {place}: no such directory")
             try:
-                if revision is not None and source != "mini" and (here := local_directory(source)):
-                    pretrained = Pretrained(here / revision, *how, tokenizer=tokenizer)
-                else:
-                    pretrained = Pretrained(source, *how, revision, tokenizer)
+                pretrained = Pretrained(place, *how, None if is_inside else revision, tokenizer)
             except PosgenError as error:
                 raise InputError(f"model {source}: {error}") from error
             found.append(Weights(label, revision, pretrained))
         return found
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One model at one revision, which is loaded by the job that measures it."""
+
+    label: str
+    revision: str | None
+    pretrained: Pretrained
+
+    @property
+    def name(self) -> str:
+        return self.label + ("" if self.revision is None else f"@{self.revision}")
+
+    @cached_property
+    def identity(self) -> list[Any]:
+        """Name and revision on the Hub, or the content of a directory; that of the tokenizer; how it is loaded."""
+        asked = self.pretrained
+        files = [place and digest_of(str(place)) for place in (asked.name_or_directory, asked.tokenizer)]
+        return [*files, self.revision, asked.backend, str(asked.dtype), asked.device]
 
 
 @dataclass(frozen=True)
@@ -107,7 +215,7 @@ class Study:
         _ = self.asked  # unknown measures and options are refused now
         known_as: set[Any] = set()
         for job in self.jobs():
-            names = {job.name, job.place, in_file_name(job.name)}
+            names = {job.name, job.place, job.file}
             if known_as & names:
                 raise InputError(f"study: two jobs are called {job.name}; give a model a label, or a text a name")
             known_as |= names
@@ -117,18 +225,18 @@ class Study:
         """Return the study of a file, or of what such a file holds.
 
         Raises:
-            InputError: no such file, no TOML, an entry that is unknown, missing or of another type, an unknown measure
-                or option, two models, texts or jobs of one name.
+            InputError: no such file, no TOML, an entry that is unknown, missing or of another type, a directory that
+                is not there, an unknown measure or option, two models, texts or jobs of one name.
         """
         if isinstance(study, Study):
             return study
         if isinstance(study, Mapping):
-            return parsed(study, Path.cwd())
+            return _parsed(study, Path.cwd())
         if not isinstance(study, str | os.PathLike):
             raise InputError(f"study {study!r}: give the path of a TOML file, or what such a file holds")
         path = Path(study)
         try:
-            return parsed(tomllib.loads(path.read_text(encoding="utf-8-sig")), path.resolve().parent)
+            return _parsed(tomllib.loads(path.read_text(encoding="utf-8-sig")), path.resolve().parent)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
         except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -137,67 +245,106 @@ class Study:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{path}: cannot be read ({reason}); give a study's file") from error
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> "list[Job]":
         """Return every job, those of one model at one revision one after the other."""
         return [Job(self, one, text) for one in self.weights for text in self.texts]
 
     @property
     def asked(self) -> list[Measure]:
-        """Its measures with their options, and those that they come after.
-
-        Raises:
-            InputError: an unknown measure or option.
-        """
+        """Its measures with their options, and those that they come after."""
         return registry.requested([registry.measure_from(name, dict(options)) for name, options in self.measures])
 
     @property
-    def precise(self) -> bool:
-        """True if a measure needs float32."""
-        return any(measure.precise for measure in self.asked)
-
-    @property
-    def keeps_models(self) -> bool:
-        """True if a model is held beside its random inits, for its next text; else they take its place."""
-        return len(self.texts) > 1
+    def cut(self) -> dict[str, Any]:
+        """How its texts are cut into prompts, and its seeds, as `analyze` takes them."""
+        cut = {"length": self.length, "n_prompts": self.n_prompts, "consecutive": self.consecutive}
+        return cut | {"seed": self.seed, "null_seeds": [*self.null_seeds]}
 
     @property
     def settings(self) -> dict[str, Any]:
         """All that every job depends on beside its model and text, JSON-ready; models and texts may be added."""
         measures = {measure.name: measure.options() for measure in self.asked}
-        cut = {"length": self.length, "n_prompts": self.n_prompts, "consecutive": self.consecutive}
-        cut |= {"seed": self.seed, "null_seeds": [*self.null_seeds]}
-        return {"study": self.name, "measures": measures, **cut, "versions": versions()}
+        return {"study": self.name, "measures": measures, **self.cut, "versions": versions()}
 
 
-def parsed(written: Mapping[str, Any], folder: Path) -> Study:
+@dataclass(frozen=True)
+class Job:
+    """One model at one revision on one text with all measures of a study; its file holds one Report."""
+
+    study: Study
+    weights: Weights
+    text: Text
+
+    @property
+    def name(self) -> str:
+        return f"{self.weights.name}/{self.text.name}"
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """The labels of its numbers among those of the study: model, revision, text."""
+        return (self.weights.label, self.weights.revision or MAIN, self.text.name)
+
+    @property
+    def file(self) -> str:
+        return f"{in_file_name(self.name)}.nc"
+
+    @property
+    def identity(self) -> list[Any]:
+        """The content of what it measures: a finished job of another content is not taken for it."""
+        return [self.weights.identity, self.text.identity]
+
+
+def digest_of(name: str) -> str:
+    """Return a digest of the files (or the file) that make a model or tokenizer: they may change under one path. What
+    is no path is its own digest.
+
+    Example:
+        >>> digest_of("EleutherAI/pythia-70m")
+        'EleutherAI/pythia-70m'
+    """
+    path = Path(name)
+    if not path.is_absolute() and not path.is_dir():
+        return name
+    digest = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(path.iterdir()):
+        if file.is_file() and file.suffix in IDENTITY:
+            digest.update(f"{file.name} {file.stat().st_size} ".encode())
+            with file.open("rb") as opened:
+                while part := opened.read(2**20):
+                    digest.update(part)
+    return digest.hexdigest()
+
+
+def _parsed(written: Mapping[str, Any], folder: Path) -> Study:
     """Return the study that a file in this folder holds."""
     known = {"models", *(one.name for one in fields(Study) if one.name != "weights")}
     if unknown := [key for key in written if key not in known]:
         raise InputError(f"study: no entry {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    entries = [made(Entry, one, "models") for one in listed(written, "models")]
-    texts = [made(Text, one, "texts", "path") for one in listed(written, "texts", [BUNDLED])]
-    measures = tuple(measure_of(one) for one in listed(written, "measures", MEASURES))
+    entries = [_made(Entry, one, "models") for one in _listed(written, "models")]
+    texts = [_made(Text, one, "texts", "path") for one in _listed(written, "texts", [BUNDLED])]
+    places = {one.path: BUNDLED if one.path == BUNDLED else str(folder / _located(one.path, folder)) for one in texts}
+    texts = [replace(one, path=places[one.path]) if one.path else one for one in texts]  # no name of anything else
+    measures = []
+    for one in _listed(written, "measures", MEASURES):
+        table = {"name": one} if isinstance(one, str) else one
+        if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+            raise InputError(f"measures: {one!r}; give a name, or a table with a name and options")
+        measures.append((table["name"], {key: value for key, value in table.items() if key != "name"}))
     more = {key: written[key] for key in ("length", "n_prompts", "consecutive", "seed", "drop_cache") if key in written}
     if "null_seeds" in written:
         more["null_seeds"] = tuple(check_seeds(written["null_seeds"]))
-    return Study(
-        written.get("name"),  # pyright: ignore[reportArgumentType]
-        tuple(one for entry in entries for one in entry.weights(folder)),
-        tuple(replace(text, path=path_of_text(text.path, folder) if text.path else "") for text in texts),
-        measures,
-        **more,
-    )
+    weights = tuple(one for entry in entries for one in entry.weights(folder))
+    return Study(written.get("name"), weights, tuple(texts), tuple(measures), **more)  # pyright: ignore[reportArgumentType]
 
 
-def listed(written: Mapping[str, Any], key: str, default: Sequence[Any] | None = None) -> Sequence[Any]:
-    """Return the list of an entry; refuse an empty one."""
+def _listed(written: Mapping[str, Any], key: str, default: Sequence[Any] | None = None) -> Sequence[Any]:
     found = written.get(key, default)
     if not isinstance(found, Sequence) or isinstance(found, str) or not found:
         raise InputError(f"study: {key} = {found!r}; give a list with one entry at least")
     return found
 
 
-def made(kind: type[Made], written: Any, where: str, short: str = "name") -> Made:
+def _made(kind: type[_Made], written: Any, where: str, short: str = "name") -> _Made:
     """Return an entry of a list: of a table of its fields, or of one word for the field `short`."""
     written = {short: written} if isinstance(written, str) else written
     if not isinstance(written, Mapping):
@@ -213,15 +360,7 @@ def made(kind: type[Made], written: Any, where: str, short: str = "name") -> Mad
     return kind(**written)
 
 
-def measure_of(written: Any) -> tuple[str, dict[str, Any]]:
-    """Return (name, options) of a name, or of a table of a name and options."""
-    written = {"name": written} if isinstance(written, str) else written
-    if not isinstance(written, Mapping) or not isinstance(written.get("name"), str):
-        raise InputError(f"measures: {written!r}; give a name, or a table with a name and options")
-    return written["name"], {key: value for key, value in written.items() if key != "name"}
-
-
-def located(name: str, folder: Path) -> str:
+def _located(name: str, folder: Path) -> str:
     """Return a path relative to the folder as an absolute one; a name of something else as it is."""
     if name in ("mini", BUNDLED):
         return name
@@ -233,8 +372,3 @@ def located(name: str, folder: Path) -> str:
     if Path(name).exists():
         raise InputError(f"study: {name!r} is here, and not beside the study, in {folder}; give its absolute path")
     return name
-
-
-def path_of_text(name: str, folder: Path) -> str:
-    """Return the absolute path of a text, which nothing but a file or a directory can be."""
-    return name if name == BUNDLED else str((folder / Path(located(name, folder)).expanduser()).resolve())
