@@ -40,31 +40,6 @@ def planes(result: Any) -> Iterator[Entry]:
             yield "concentration", at, result.numbers("concentration", **at)
 
 
-def plane_interaction(result: Any) -> Iterator[Entry]:
-    """Yield how many heads there are, and the median over heads of each estimate over the interaction."""
-    own = result.numbers
-    yield n_heads(own, "interaction")
-    for name in ("estimate", "diagonal", "bound", "loose_bound"):
-        yield "median_ratio", {"of": name}, result.measure.median_ratio(own, name)
-
-
-def any_distance(result: Any) -> Iterator[Entry]:
-    """Yield the error of the inverse DFT, and for each set of frequencies the errors and how much planes cancel."""
-    from tl_posgen.position.planes.made_scores import INVERSE_DFT
-
-    own = result.numbers
-    yield "n_functions", {}, Number(float(own.data.sizes["function"]))
-    yield "exact_error", {}, own.number(own.array("error", planes=INVERSE_DFT).max())
-    fits = own.data.drop_sel(planes=INVERSE_DFT)
-    overshoot = fits["largest_logit"] / fits["largest_value"]
-    for place in range(fits.sizes["planes"]):
-        fit = fits.isel(planes=place)
-        yield "n_planes", {"fit": place}, Number(float(fit["n_planes"].max()))
-        yield "least_error", {"fit": place}, Number(float(fit["error"].min()))
-        yield "largest_error", {"fit": place}, Number(float(fit["error"].max()))
-        yield "overshoot", {"fit": place}, Number(float(overshoot.isel(planes=place).max()))
-
-
 def plane_perturbation(result: Any) -> Iterator[Entry]:
     """Yield how many cells the map has, their summed cost, and which part of it cells with half of position have."""
     from tl_posgen.position.planes.plane_shares import cost_of_half
@@ -201,17 +176,6 @@ def substitution(result: Any) -> Iterator[Entry]:
     yield "n_stand_ins", {}, Number(float(own.data.sizes["condition"] - len(NO_STAND_IN)))
 
 
-def profiles(result: Any) -> Iterator[Entry]:
-    """Yield which heads are highest on repeated tokens, and what slashes cost less the same attention elsewhere."""
-    own = result.numbers
-    slash, elsewhere = (own.array("cost", edit=one) for one in ("slash", "elsewhere"))
-    yield "slash_less_elsewhere", {}, own.number(slash - elsewhere)
-    for name in ("previous_token", "duplicate_token", "induction"):
-        best = own.extreme(name)
-        highest = own.number(own.array(name).max(HEAD))
-        yield "highest", {"of": name, "layer": best.layer, "head": best.head}, highest
-
-
 def sources(result: Any) -> Iterator[Entry]:
     """Yield the source with the largest share of position through keys, by layer, of the model and of random inits."""
     from tl_posgen.sources.sources import top_of
@@ -224,15 +188,6 @@ def sources(result: Any) -> Iterator[Entry]:
             for source, share in top_of(numbers, "k", "position", layer, 1):
                 yield name, {"layer": layer, "source": source}, share
                 yield f"{name}_mean_token", {"layer": layer}, numbers("of_mean_token", layer=layer, source=source)
-
-
-def key_cut(result: Any) -> Iterator[Entry]:
-    """Yield the rise of the loss less that of random directions."""
-    from tl_posgen.joining.key_cut import less_control
-
-    own = result.numbers
-    for share in own.data["share"].values.tolist():
-        yield "rise_less_control", {"share": share}, own.number(less_control(own.array("rise", share=share)))
 
 
 def token_coupling(result: Any) -> Iterator[Entry]:
@@ -248,8 +203,6 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
     for one in (
         dummy_distance,
         planes,
-        plane_interaction,
-        any_distance,
         plane_perturbation,
         perturbation,
         length_extrapolation,
@@ -261,9 +214,7 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
         slash_toy,
         cone,
         band_ablation,
-        key_cut,
         sources,
-        profiles,
         substitution,
     )
 }

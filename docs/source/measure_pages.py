@@ -9,11 +9,13 @@ from typing import Any
 
 from tl_posgen.cli.measure_commands import argument_help, as_words, is_writable
 from tl_posgen.core import registry
-from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.measure import Measure
 from tl_posgen.core.options import annotations_of, in_words
 
 PART = "measures"  # whose numbers these pages show
-MOST_FINDINGS = 4
+MOST_FINDINGS = 1
+MOST_WORDS = 130  # of details
+GOING = ("across_prompts", "any_distance", "plane_interaction", "what_if_rope")  # no measures of 0.4: they have no page
 GROUPS = {  # question -> the measures that answer it, as the navigation and the list of measures have them
     "How much is position, how much content?": (
         "three_axis",
@@ -21,25 +23,22 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
         "mean_key",
         "attention_examples",
         "residual",
-        "across_prompts",
     ),
     "Which planes of RoPE carry it?": (
         "planes",
         "plane_sufficiency",
-        "plane_interaction",
         "plane_perturbation",
         "slash_planes",
         "cone",
     ),
     "What if distances, order or scores were others?": (
-        "any_distance",
         "dummy_distance",
         "substitution",
         "split_examples",
         "perturbation",
         "key_cut",
     ),
-    "What does it do at other lengths and frequencies?": ("length_extrapolation", "what_if_rope", "loss"),
+    "What does it do at other lengths?": ("length_extrapolation", "loss"),
     "Which heads attend a fixed distance back?": ("slash", "slash_ablation", "slash_transfer", "band_ablation"),
     "Do layers act along the same directions?": ("coupling", "token_coupling"),
     "What is a head, and what would replace it?": ("profiles", "sources", "rules"),
@@ -49,15 +48,18 @@ SECTIONS = ("Args", "Attributes", "Raises", "Source", "Example")
 
 def measured_of_models() -> list[type[Measure]]:
     """Return the built-in measures that are taken of one model, in the order of `tl-posgen analyze`."""
-    known = map(registry.find, registry.BUILT_IN)
+    known = [registry.find(name) for name in registry.BUILT_IN if name not in GOING]
     return [one for one in known if one is not None and (one.is_fed or one.runs_model)]
 
 
 def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
     """Yield what the page of each measure has beside its template."""
+    settings = numbers["settings"]
     for measure in measured_of_models():
         formula, text = definition(measure)
-        found, settings = numbers["more"].get(measure.name, {}), numbers["settings"]  # {}: not measured yet
+        found = numbers["more"].get(measure.name, {})  # {}: not measured yet
+        findings = [as_markdown(one) for one in found.get("findings", ())[:MOST_FINDINGS]]
+        package = "core" if measure.name == "loss" else measure.__module__.split(".")[1]
         yield SimpleNamespace(
             measure=measure,
             command=measure.name.replace("_", "-"),
@@ -65,25 +67,37 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             formula=formula,
             text=text,
             options=options(measure),
-            variables=[row_of(name, one) for name, one in measure.variables.items()],
+            variables=[f"`{name}`" + (" ±" if has_interval(one) else "") for name, one in measure.variables.items()],
             source=in_table(measure.source.removesuffix(".")),
-            needs=", ".join(["q", "k", *sorted(measure.needs)]),
-            after=[one.name for one in measure.after],
-            package="core" if measure.name == "loss" else measure.__module__.split(".")[1],
+            package=package,
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
-            caveats=[(encoding, as_markdown(words)) for encoding, words in measure.caveats.items()],
+            caveats=caveats(measure),
             measured=bool(found),
             cut=f"{settings['n_prompts']} prompts of {found.get('length')} tokens of {settings['text']}",
-            **found | {"findings": [as_markdown(one) for one in found.get("findings", ())[:MOST_FINDINGS]]},
+            picture=found.get("picture", ""),
+            findings=findings,
         )
 
 
 def definition(measure: type[Measure]) -> tuple[str, str]:
-    """Return the formula that a docstring begins with, and its text behind the explanation."""
+    """Return the formula that a docstring begins with, and the first paragraphs behind the explanation."""
     text = inspect.cleandoc(measure.__doc__ or "")
     begins = re.split(rf"^(?:{'|'.join(SECTIONS)}):", text, flags=re.MULTILINE)[0]
     formula, _, rest = begins.partition("\n\n")
-    return formula.strip(), as_markdown(rest.partition("\n\n")[2].strip())
+    kept: list[str] = []
+    for paragraph in rest.partition("\n\n")[2].strip().split("\n\n"):
+        if kept and len(" ".join([*kept, paragraph]).split()) > MOST_WORDS:  # all are on the page of the reference
+            break
+        kept.append(paragraph)
+    return formula.strip(), as_markdown("\n\n".join(kept))
+
+
+def caveats(measure: type[Measure]) -> list[tuple[str, str]]:
+    """Return (encodings, what holds under them) of a measure."""
+    told: dict[str, list[str]] = {}
+    for encoding, words in measure.caveats.items():
+        told.setdefault(as_markdown(words), []).append(encoding)
+    return [(", ".join(encodings), words) for words, encodings in told.items()]
 
 
 def as_markdown(text: str) -> str:
@@ -109,8 +123,6 @@ def options(measure: type[Measure]) -> list[SimpleNamespace]:
     return rows
 
 
-def row_of(name: str, one: Variable) -> SimpleNamespace:
-    """Return the row of a variable."""
-    text = in_table(one.description or one.label)
-    interval = one.interval or bool({"prompt", "item"} & set(one.dims))
-    return SimpleNamespace(name=name, unit=one.unit, text=text, dims=", ".join(one.dims), interval=interval)
+def has_interval(variable: Any) -> bool:
+    """Return whether numbers of a variable have an interval over prompts, or over items."""
+    return variable.interval or bool({"prompt", "item"} & set(variable.dims))

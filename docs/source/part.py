@@ -34,7 +34,6 @@ TEXTS = {
     "text/tinystories.txt": "TinyStories",
     "text/wikitext2.txt": "WikiText-2",
 }
-OTHERS = 8  # prompts that a width is chosen on, not those that are reported
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,6 @@ class Part:
         """What lies outside the repository and is not there; "" where nothing lacks."""
         needed = [path_of(self.model)] if self.model and MODELS[self.model][0] else []
         needed += [TRAINED / str(seed) for seed in self.settings.get("training_seeds", ())]
-        needed += [BUILD / "encodings" / f"rope-{seed}" / "qwen2" for seed in self.settings.get("rope_seeds", ())]
         return ", ".join(str(one) for one in needed if not one.exists())
 
 
