@@ -149,7 +149,7 @@ how-to: $(VENV)/installed-dev ## what the pages of docs/how_to print and draw; n
 	OMP_NUM_THREADS=1 $(VENV)/bin/python docs/regenerate.py --how-to --pages
 
 benchmark: $(VENV)/installed-bench ## every file of benchmarks/ beside its peers, printed; half an hour
-	for file in benchmarks/*.py; do echo "== $$file"; $(VENV)/bin/python $$file || exit 1; done
+	for file in $(filter-out benchmarks/gpu%,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(VENV)/bin/python $$file || exit 1; done
 
 pre-commit: $(VENV)/installed-dev ## what a commit is checked for, on every file
 	$(VENV)/bin/pre-commit run --all-files

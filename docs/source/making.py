@@ -1,28 +1,18 @@
-"""How each kind of part is measured: from its settings to results by name, or to JSON values."""
+"""Kinds of parts of README and docs, and how each is measured: from settings to results by name, or to JSON values."""
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from measure_pages import measured_of_models
-from part import (
-    BUILD,
-    CHECKPOINTS,
-    CUT,
-    KEPT,
-    NULL,
-    ROOT,
-    TRAINED,
-    Part,
-    model_of,
-    path_of,
-    text_of,
-)
 
 import tl_posgen
 from tl_posgen.coupling import TokenCoupling
@@ -32,6 +22,29 @@ from tl_posgen.slash import slash_toy
 from tl_posgen.sources import Sources
 from tl_posgen.studies.emergence import emergence
 
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared"
+BUILD = ROOT / "build"  # not in the repository
+KEPT = BUILD / "numbers"  # a second run goes on from it, pictures are drawn from it
+EXAMPLES = ROOT / "examples"
+REAL = Path(os.environ.get("TL_POSGEN_REAL_MODELS", BUILD / "real_models"))
+TRAINED = BUILD / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1251 --seed SEED
+CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
+NULL: dict[str, Any] = {"null_seeds": (0,)}
+CHECKPOINTS = sorted((EXAMPLES / "mini_model" / "checkpoints").iterdir())
+MODELS = {
+    "mini": (None, None),
+    "stories260K": ("models/stories260K", "text/tinystories.txt"),
+    "babyllama105": ("models/babyllama105", "text/tinystories.txt"),
+    "atome_vanilla_1m": ("models/atome_vanilla_1m", "text/tinystories.txt"),
+    "SmolLM2-135M-Instruct": ("SmolLM2-135M-Instruct.Q4_1.gguf", "text/wikitext2.txt"),
+    "Gemma 3 270M": ("gemma-3-270m-q4_k_m.gguf", "text/wikitext2.txt"),
+}
+TEXTS = {
+    None: "Alice's Adventures in Wonderland",
+    "text/tinystories.txt": "TinyStories",
+    "text/wikitext2.txt": "WikiText-2",
+}
 OPTIONS = {
     "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_draws=2, n_cloze=100, cloze_conditions=None),
     "perturbed planes": PlanePerturbation(edits=EDITS, strengths=(0.1, 0.3, 1.0)),
@@ -41,38 +54,60 @@ OPTIONS = {
 }
 
 
+@dataclass(frozen=True)
+class Part:
+    """One piece of measuring: what is asked of one model, and a function that gives the results by name.
+
+    Attributes:
+        model: of `MODELS`; "" where none is needed.
+        settings: what stands in the pages beside its numbers; another setting is another part.
+        make: from the settings to results by name, or to JSON values.
+        more: from the results to further numbers and words.
+    """
+
+    model: str
+    settings: Mapping[str, Any]
+    make: Callable[["Part"], Mapping[str, Any]]
+    more: Callable[[Any], Mapping[str, Any]] = lambda results: {}
+
+    @property
+    def file(self) -> str:
+        """The name of what is kept of it: other settings are another file."""
+        settings = json.dumps([self.model, dict(self.settings)], sort_keys=True, default=str)
+        return hashlib.sha256(settings.encode()).hexdigest()[:10]
+
+    @property
+    def missing(self) -> str:
+        """What lies outside the repository and is not there; "" where nothing lacks."""
+        needed = [path_of(self.model)] if self.model and MODELS[self.model][0] else []
+        needed += [TRAINED / str(seed) for seed in self.settings.get("training_seeds", ())]
+        return ", ".join(str(one) for one in needed if not one.exists())
+
+
+def path_of(name: str) -> Path:
+    """Return where a model that is not bundled lies: what `make real-models` made, or the shared directory."""
+    inside = str(MODELS[name][0])
+    return next(REAL.rglob(inside), REAL / inside) if inside.endswith(".gguf") else SHARED / inside
+
+
+@cache
+def model_of(name: str) -> Any:
+    return tl_posgen.load_model(str(path_of(name)) if MODELS[name][0] else name)
+
+
+@cache
+def text_of(name: str) -> str:
+    from tl_posgen.models.tokens import bundled_text, read_text
+
+    path = MODELS[name][1]
+    return read_text(SHARED / path) if path else bundled_text()
+
+
 def claims(part: Part) -> Mapping[str, Any]:
-    """Judge every claim; give the claims and every result that they read."""
-    checkpoints = CHECKPOINTS if part.settings.get("checkpoints") else ()
-    return tl_posgen.judge_claims(
-        model_of(part.model),
-        text_of(part.model),
-        checkpoints=checkpoints,
-        keep=KEPT / f"claims-{part.model}",
-        null_seeds=part.settings["null_seeds"],
-        stability=part.settings.get("stability", False),
-        **CUT,
-    )
-
-
-def some_claims(part: Part) -> Mapping[str, Any]:
-    """Judge the claims that the settings name; give them and every result that they read."""
-    from tl_posgen.claims import PAPERS, results_for
-    from tl_posgen.core.claim import judged
-    from tl_posgen.core.null_models import NullModels
-    from tl_posgen.core.store import Parts
-    from tl_posgen.models.loading.load import Pretrained
-    from tl_posgen.models.provenance import model_label
-
-    model, named = Pretrained(path_of(part.model), dtype="float32").load(), part.settings["claims"]
-    claims = [claim for paper in PAPERS.values() for claim in paper if claim.name in named]
-    run = {**CUT, **{name: part.settings[name] for name in ("length", "n_prompts")}, "consecutive": False}
-    run["null_seeds"] = NullModels(model, part.settings["null_seeds"], None)
-    with Parts.kept_in(KEPT / f"claims-{part.model.split()[0]}") as parts:
-        results, reasons = results_for(model, text_of(part.model), claims, run, checkpoints=(), keep=parts)
-    provenance = next(iter(results.values())).provenance
-    table = judged(claims, results, model_label(model), provenance, reasons)
-    return tl_posgen.Report({"claims": table, **results}, provenance)
+    """Judge claims; give them and every result that they read."""
+    settings = {**CUT, **part.settings, "keep": KEPT / f"claims-{part.model.split()[0]}"}
+    settings["checkpoints"] = CHECKPOINTS if settings.get("checkpoints") else ()
+    return tl_posgen.judge_claims(model_of(part.model), text_of(part.model), **settings)
 
 
 def analysis(part: Part) -> Mapping[str, Any]:
@@ -173,6 +208,15 @@ def demo(part: Part) -> Mapping[str, Any]:
     """Return what `make demo` prints."""
     words = printed("-m", "tl_posgen.cli", "analyze", "--out", str(BUILD / "demo"), "--force")
     return {"printed": words.replace(f"{ROOT}{os.sep}", "")}
+
+
+def commands(part: Part) -> Mapping[str, Any]:
+    """Return what these command lines print, without the path of the page."""
+    every = {}
+    for line in part.settings["lines"]:
+        words = [*line.split()[1:], *(["--force"] if "--out" in line else [])]
+        every[line] = printed("-m", "tl_posgen.cli", *words).split("\n\nNot shown:")[0].rstrip()
+    return {"printed": every}
 
 
 def printed(*arguments: str) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 from tl_posgen.cli.measure_commands import argument_help, as_words, is_writable
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.options import annotations_of, in_words
+from tl_posgen.core.options import annotations_of
 
 PART = "measures"  # whose numbers these pages show
 MOST_FINDINGS = 1
-MOST_WORDS = 130  # of details
+MOST_WORDS = 70  # of details
 GOING = ("across_prompts", "any_distance", "plane_interaction", "what_if_rope")  # no measures of 0.4: they have no page
 GROUPS = {  # question -> the measures that answer it, as the navigation and the list of measures have them
     "How much is position, how much content?": (
@@ -71,7 +71,6 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             source=in_table(measure.source.removesuffix(".")),
             package=package,
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
-            caveats=caveats(measure),
             measured=bool(found),
             cut=f"{settings['n_prompts']} prompts of {found.get('length')} tokens of {settings['text']}",
             picture=found.get("picture", ""),
@@ -86,18 +85,10 @@ def definition(measure: type[Measure]) -> tuple[str, str]:
     formula, _, rest = begins.partition("\n\n")
     kept: list[str] = []
     for paragraph in rest.partition("\n\n")[2].strip().split("\n\n"):
-        if kept and len(" ".join([*kept, paragraph]).split()) > MOST_WORDS:  # all are on the page of the reference
+        if len(" ".join([*kept, paragraph]).split()) > MOST_WORDS:  # all are on the page of the reference
             break
         kept.append(paragraph)
     return formula.strip(), as_markdown("\n\n".join(kept))
-
-
-def caveats(measure: type[Measure]) -> list[tuple[str, str]]:
-    """Return (encodings, what holds under them) of a measure."""
-    told: dict[str, list[str]] = {}
-    for encoding, words in measure.caveats.items():
-        told.setdefault(as_markdown(words), []).append(encoding)
-    return [(", ".join(encodings), words) for words, encodings in told.items()]
 
 
 def as_markdown(text: str) -> str:
@@ -112,14 +103,14 @@ def in_table(text: str) -> str:
 
 
 def options(measure: type[Measure]) -> list[SimpleNamespace]:
-    """Return a row an option: its name, its flag on the command line, the values it takes, its default, its meaning."""
+    """Return a row an option: its name, its flag on the command line, its default, its meaning."""
     words, annotations = argument_help(measure), annotations_of(measure)
     rows = []
     for one in fields(measure):
         flag = f"--{one.name.replace('_', '-')}" if is_writable(annotations[one.name]) else ""
         default = "" if one.default is None else as_words(one.default)
-        values, meaning = in_table(in_words(annotations[one.name])), in_table(words.get(one.name, ""))
-        rows.append(SimpleNamespace(name=one.name, flag=flag, values=values, default=default, meaning=meaning))
+        meaning = in_table(words.get(one.name, ""))
+        rows.append(SimpleNamespace(name=one.name, flag=flag, default=default, meaning=meaning))
     return rows
 
 

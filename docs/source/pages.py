@@ -188,7 +188,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "citations": citations(),
         "address": address(),
         "version": project()["version"],
-        **families(),
+        "families": families(),
         "own_measure": own_measure(),
         "groups": measure_pages.GROUPS,
         "measures": list(measure_pages.pages_of(numbers[measure_pages.PART])),
@@ -203,18 +203,16 @@ def own_measure() -> str:
     return text.partition("```python\n")[2].partition("\n```")[0]
 
 
-def families() -> dict[str, Any]:
-    """docs/families.json by TransformerLens and backend: counts of outcomes; and which architectures are refused."""
-    sides, every = [], []
+def families() -> list[dict[str, Any]]:
+    """docs/families.json by TransformerLens and backend: counts of outcomes, and which architectures are right."""
+    sides = []
     for version, told in json.loads(FAMILIES.read_text(encoding="utf-8")).items():
-        every += told["rows"]
         for backend in dict.fromkeys(row["backend"] for row in told["rows"] if row["backend"]):
             rows = [row for row in told["rows"] if row["backend"] == backend and row["outcome"] != "not built"]
-            counts = Counter(row["outcome"] for row in rows)
-            title = f"{KINDS[backend]}, {version}"
-            sides.append({"title": title, "counts": counts, "transformers": told["transformers"]})
-    by_outcome = {kind: {row["family"] for row in every if row["outcome"] == kind} for kind in ("right", "refused")}
-    return {"families": sides, "refused": sorted(by_outcome["refused"] - by_outcome["right"])}
+            right = sorted({row["family"] for row in rows if row["outcome"] == "right"})
+            side = {"title": f"{KINDS[backend]}, {version}", "transformers": told["transformers"], "right": right}
+            sides.append(side | {"counts": Counter(row["outcome"] for row in rows)})
+    return sides
 
 
 def training_log() -> Sequence[SimpleNamespace]:

@@ -1,21 +1,22 @@
 """What README and docs show: each part of it, its settings and options."""
 
 from making import (
+    CUT,
     OPTIONS,
+    Part,
     analysis,
     claims,
+    commands,
     demo,
     found_by_each,
     greedy,
     one_by_one,
-    some_claims,
     token_wise,
     toy,
     training,
     training_of_seeds,
     width,
 )
-from part import CUT, Part
 
 from tl_posgen.studies.emergence import MEASURES
 
@@ -29,12 +30,7 @@ SEEDS = {
 CLAIMED = {"null_seeds": (0, 1, 2)}
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
-SLASH_CLAIMS = tuple(f"slash {one}" for one in ("1", "2", "3a", "3b", "3c", "4", "6"))
-COUPLING_CLAIMS = tuple(f"coupling {one}" for one in (1, 2, 3))
-REAL_CLAIMS = {  # those that took minutes
-    REAL[0]: (*(f"position {one}" for one in (1, "1b", 3, 4, 5, "5b", "7a")), *SLASH_CLAIMS, *COUPLING_CLAIMS),
-    REAL[1]: (*(f"position {one}" for one in (1, "1b", 3, 4, "7a")),),
-}
+REAL_CLAIMS = {REAL[0]: ("position", "slash", "coupling"), REAL[1]: ("position",)}
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
     "measures": ("perturbed planes",),
@@ -59,8 +55,10 @@ TOYS = {
     "all, 1": {"distance": 1, "planes": "all"},
     "all, 10": {"distance": 10, "planes": "all"},
 }
+LINES = ("tl-posgen check", "tl-posgen slash --length 128 --no-null --out build/slash")
 PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
+    "commands": Part("mini", {"lines": LINES}, commands),
     "demo results": Part("mini", {"length": 512, "measures": ("variance", "three_axis", "mean_key", "loss")}, analysis),
     "measures": Part("mini", {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
     "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
@@ -68,8 +66,8 @@ PARTS = {
     "babyllama105 claims": Part("babyllama105", CLAIMED, claims),
     **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in REAL},
     **{
-        f"{name} claims": Part(name, {"length": 128, "n_prompts": 4, "null_seeds": (0,), "claims": named}, some_claims)
-        for name, named in REAL_CLAIMS.items()
+        f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
+        for name, papers in REAL_CLAIMS.items()
     },
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),

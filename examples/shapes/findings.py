@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 
 import tl_posgen
-from tl_posgen.joining import Profiles
 from tl_posgen.models.tokens import bundled_text, read_text
 from tl_posgen.position import Substitution
 
@@ -25,9 +24,9 @@ HERE = Path(__file__).parent
 CUT = {"length": 128, "n_prompts": 8, "progress": False}
 PAIRS = (
     ("slash score with previous token", "slash_score", "previous_token"),
-    ("r1 of K with slash score", "r1_k", "slash_score"),
+    ("r1 of K with slash score", "r1, k", "slash_score"),
     ("interaction share with slash score", "interaction", "slash_score"),
-    ("r1 of K with interaction share", "r1_k", "interaction"),
+    ("r1 of K with interaction share", "r1, k", "interaction"),
     ("interaction share with previous token", "interaction", "previous_token"),
     ("interaction share with induction", "interaction", "induction"),
 )
@@ -40,13 +39,13 @@ FITS = (
 
 def findings_of(model: str, text: str) -> dict[str, tuple[float, float]]:
     """Return every finding of a model, and of its random init."""
-    measures = [Profiles(costs=False), Substitution(search=False, dummy_distances=(), widths=(8,)), "three_axis"]
+    measures = ["profiles", Substitution(dummy_distances=(), widths=(8,)), "three_axis"]
     report = tl_posgen.analyze(model, text, measures=measures, **CUT)
-    own, losses, fit = (report[name].numbers for name in ("profiles", "substitution", "three_axis"))
-    numbers = {"r of three axes within rows, mean over heads": fit("r_within_rows")}
+    losses, r = report["substitution"].numbers, report["three_axis"].numbers("r_within_rows")
+    heads = [report["profiles"].frame(init=init) for init in ("trained", 0)]
+    found = {"r of three axes within rows, mean over heads": (r.value, r.inits[0])}
     for words, one, other in PAIRS:
-        numbers[words] = own("rho", scope="over heads", column=one, column_2=other)
-    found = {words: (number.value, number.inits[0]) for words, number in numbers.items()}
+        found[words] = tuple(table[one].corr(table[other], method="spearman") for table in heads)
     return found | {words: (losses("recovered", condition=name).value, np.nan) for words, name in FITS}
 
 
