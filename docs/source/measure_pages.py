@@ -58,6 +58,7 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
     for measure in measured_of_models():
         formula, text = definition(measure)
         found = numbers["more"].get(measure.name, {})  # {}: not measured yet
+        length = found.get("length", settings["length"])
         findings = [as_markdown(one) for one in found.get("findings", ())[:MOST_FINDINGS]]
         package = "core" if measure.name == "loss" else measure.__module__.split(".")[1]
         yield SimpleNamespace(
@@ -67,12 +68,11 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             formula=formula,
             text=text,
             options=options(measure),
-            variables=[f"`{name}`" + (" ±" if has_interval(one) else "") for name, one in measure.variables.items()],
             source=in_table(measure.source.removesuffix(".")),
             package=package,
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
             measured=bool(found),
-            cut=f"{settings['n_prompts']} prompts of {found.get('length')} tokens of {settings['text']}",
+            cut=f"{settings['n_prompts']} prompts of {length} tokens" if length != settings["length"] else "",
             picture=found.get("picture", ""),
             findings=findings,
         )
@@ -112,8 +112,3 @@ def options(measure: type[Measure]) -> list[SimpleNamespace]:
         meaning = in_table(words.get(one.name, ""))
         rows.append(SimpleNamespace(name=one.name, flag=flag, default=default, meaning=meaning))
     return rows
-
-
-def has_interval(variable: Any) -> bool:
-    """Return whether numbers of a variable have an interval over prompts, or over items."""
-    return variable.interval or bool({"prompt", "item"} & set(variable.dims))
