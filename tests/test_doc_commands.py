@@ -95,7 +95,7 @@ def test_the_command_runs(line, command, options_of, tmp_path, monkeypatch, alic
     Path("small.toml").write_text(STUDY, encoding="utf-8")
     if line.startswith("tl-posgen compare"):
         for place in ("a", "b"):
-            command("loss", "--length", 16, "--prompts", 2, "--no-null", "--out", place)
+            command("variance", "--length", 16, "--prompts", 2, "--no-null", "--out", place)
     code, printed, error = command(*small_words(line, known))
     assert code == 0, error
     assert printed
