@@ -17,7 +17,6 @@ from measure_pages import measured_of_models
 import tl_posgen
 from tl_posgen.coupling import TokenCoupling
 from tl_posgen.position import Perturbation, PlanePerturbation, Variance
-from tl_posgen.position.planes.numbers.plane_edits import EDITS
 from tl_posgen.slash import slash_toy
 from tl_posgen.sources import Sources
 from tl_posgen.studies.emergence import emergence
@@ -45,6 +44,7 @@ TEXTS = {
     "text/tinystories.txt": "TinyStories",
     "text/wikitext2.txt": "WikiText-2",
 }
+EDITS = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions", "mean_magnitude", "mean_phase", "phase_noise")
 OPTIONS = {
     "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_draws=2, n_cloze=100, cloze_conditions=None),
     "perturbed planes": PlanePerturbation(edits=EDITS, strengths=(0.1, 0.3, 1.0)),

@@ -2,15 +2,13 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
-from tl_posgen.cli.measure_commands import argument_help, as_words, is_writable
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.options import annotations_of
 
 PART = "measures"  # whose numbers these pages show
 MOST_FINDINGS = 1
@@ -103,12 +101,20 @@ def in_table(text: str) -> str:
 
 
 def options(measure: type[Measure]) -> list[SimpleNamespace]:
-    """Return a row an option: its name, its flag on the command line, its default, its meaning."""
-    words, annotations = argument_help(measure), annotations_of(measure)
-    rows = []
-    for one in fields(measure):
-        flag = f"--{one.name.replace('_', '-')}" if is_writable(annotations[one.name]) else ""
-        default = "" if one.default is None else as_words(one.default)
-        meaning = in_table(words.get(one.name, ""))
-        rows.append(SimpleNamespace(name=one.name, flag=flag, default=default, meaning=meaning))
-    return rows
+    """Return a row an option: its name, its default, and the sentence of the docstring on it."""
+    told = re.search(r"^Args:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(measure.__doc__ or ""), re.MULTILINE | re.DOTALL)
+    meanings: dict[str, str] = {}
+    for entry in re.split(r"\n(?=    \S)", told[1]) if told else ():
+        names, _, words = entry.strip().partition(": ")
+        meanings |= {name.strip(): in_table(re.sub(r"\s+", " ", words)) for name in names.split(",")}
+    return [
+        SimpleNamespace(name=one.name, default=in_words(one.default), meaning=meanings.get(one.name, ""))
+        for one in fields(measure)
+    ]
+
+
+def in_words(value: Any) -> str:
+    """Return a default as a command line would give it; "" for None."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(in_words, value))
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
