@@ -1,4 +1,4 @@
-// Draws every formula of a page with KaTeX, which docs/source/formulas.py puts beside it.
+// Draws every formula of a page with KaTeX, which docs/source/notebooks.py puts beside it.
 document.addEventListener("DOMContentLoaded", () => {
   for (const element of document.querySelectorAll(".arithmatex")) {
     const text = element.textContent.trim()

@@ -62,11 +62,10 @@ def main() -> None:
 
         write_notebooks(chosen.notebooks)
     if chosen.site:
-        from formulas import fetch
-        from notebooks import write_site
+        from notebooks import fetch_katex, write_site
 
         write_site()
-        fetch()
+        fetch_katex()
 
 
 if __name__ == "__main__":

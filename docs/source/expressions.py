@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tl_posgen.core.measure import HEAD, TOKENS
+from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import TRAINED, Number, Numbers, at_init, mean_of
 
 Entry = tuple[str, dict[str, Any], Number]  # name, labels, number
@@ -32,81 +32,15 @@ def dummy_distance(result: Any) -> Iterator[Entry]:
     yield "least_loss_at", {}, min((own("loss_at", d0=d0) for d0 in own.data["d0"].values), key=float)
 
 
-def planes(result: Any) -> Iterator[Entry]:
-    """Yield the concentration of queries and of keys, mean over planes."""
-    for tokens in TOKENS:
-        for side in "qk":
-            at = {"tokens": tokens, "side": side}
-            yield "concentration", at, result.numbers("concentration", **at)
-
-
-def plane_interaction(result: Any) -> Iterator[Entry]:
-    """Yield how many heads there are, and the median over heads of each estimate over the interaction."""
-    own = result.numbers
-    yield n_heads(own, "interaction")
-    for name in ("estimate", "diagonal", "bound", "loose_bound"):
-        yield "median_ratio", {"of": name}, result.measure.median_ratio(own, name)
-
-
-def any_distance(result: Any) -> Iterator[Entry]:
-    """Yield the error of the inverse DFT, and for each set of frequencies the errors and how much planes cancel."""
-    from tl_posgen.position.planes.made_scores import INVERSE_DFT
-
-    own = result.numbers
-    yield "n_functions", {}, Number(float(own.data.sizes["function"]))
-    yield "exact_error", {}, own.number(own.array("error", planes=INVERSE_DFT).max())
-    fits = own.data.drop_sel(planes=INVERSE_DFT)
-    overshoot = fits["largest_logit"] / fits["largest_value"]
-    for place in range(fits.sizes["planes"]):
-        fit = fits.isel(planes=place)
-        yield "n_planes", {"fit": place}, Number(float(fit["n_planes"].max()))
-        yield "least_error", {"fit": place}, Number(float(fit["error"].min()))
-        yield "largest_error", {"fit": place}, Number(float(fit["error"].max()))
-        yield "overshoot", {"fit": place}, Number(float(overshoot.isel(planes=place).max()))
-
-
-def plane_perturbation(result: Any) -> Iterator[Entry]:
-    """Yield how many cells the map has, their summed cost, and which part of it cells with half of position have."""
-    from tl_posgen.position.planes.plane_shares import cost_of_half
-
-    own, share = result.numbers, result.own["share"].sel(part="position")
-    yield "n_cells", {}, Number(float(share.notnull().sum()))
-    for edit in result.measure.map_edits:
-        rise = own.array("map_rise", map_edit=edit)
-        yield "sum_of_map", {"map_edit": edit}, own.number(rise.sum(("layer", "planes")))
-        cost = own.data["map_rise"].sel(cost="edit", map_edit=edit).mean("prompt")
-        n, part = cost_of_half(cost, share)
-        yield "cells_of_half", {"part": "position", "map_edit": edit}, Number(float(n))
-        yield "cost_of_half", {"part": "position", "map_edit": edit}, Number(part)
-
-
-def perturbation(result: Any) -> Iterator[Entry]:
-    """Yield the change of the right choice's log-likelihood in the cloze."""
-    own, ratios = result.numbers, result.measure.ratios
-    if "cloze_log_likelihood" not in own:
-        return
-    likelihood = own.array("cloze_log_likelihood")
-    change = likelihood - likelihood.sel(ratio=min(ratios))
-    for condition in own.data["condition"].values.tolist():
-        for ratio in ratios:
-            at = {"condition": condition, "ratio": ratio}
-            yield "cloze_log_likelihood_change", at, own.number(change.sel(at))
-
-
 def length_extrapolation(result: Any) -> Iterator[Entry]:
-    """Yield what stands for all segments beyond the training length, and the entropy in each segment."""
-    own, inside = result.numbers, result.measure.inside
-    entropy = own.array("entropy").mean(HEAD)
-    entropy = entropy.groupby((entropy["bin"] // inside).rename("segment")).mean()
+    """Yield what stands for all segments beyond the training length."""
+    own = result.numbers
     for condition in own.data["condition"].values.tolist():
         beyond = result.measure.beyond(own, condition)
         yield "loss_beyond", {"condition": condition}, beyond["loss"]
         yield "within_noise", {"condition": condition}, beyond["within_noise"]
         ratio = own.array("norm_ratio", condition=condition).isel(segment=slice(1, None)).mean("segment").median(HEAD)
         yield "median_norm_ratio", {"condition": condition}, own.number(ratio)
-        for segment in entropy["segment"].values.tolist():
-            at = {"condition": condition, "segment": int(segment)}
-            yield "segment_entropy", at, own.number(entropy.sel(at))
 
 
 def coupling(result: Any) -> Iterator[Entry]:
@@ -115,7 +49,6 @@ def coupling(result: Any) -> Iterator[Entry]:
     for at in ({}, {"version": "signed"}, {"bases": "swapped"}):
         labels = {**result.measure.usual(), **at}
         yield "coupling", labels, own("coupling", **labels)
-    yield "negative_share", {"k": result.measure.usual()["k"]}, own("negative_share")
     if "linearisation" in own:
         yield "linearisation", {}, own("linearisation")
     yield "d_model", {}, Number(float(result.own.attrs["d_model"]))
@@ -139,20 +72,11 @@ def slash_ablation(result: Any) -> Iterator[Entry]:
 
 
 def slash_planes(result: Any) -> Iterator[Entry]:
-    """Yield means over slash-dominant heads: correlations, and the share of high and medium planes in their lift."""
+    """Yield means over slash-dominant heads of correlations."""
     from tl_posgen.slash.head_groups import group_mean
 
-    own = result.numbers
     for name in ("correlation", "chance_correlation"):
-        yield name, {"tokens": "all", "heads": "dominant"}, group_mean(own, name, "dominant")
-    for scheme in own.data["scheme"].values.tolist():
-        at = {"at": "edge", "scheme": scheme}
-        high, medium, low = (
-            group_mean(own, "bands", "dominant", band=band, **at).value for band in ("high", "medium", "low")
-        )
-        if high + medium + low:  # else nothing rotates
-            share = (high + medium) / (high + medium + low)
-            yield "share_high_and_medium", {"scheme": scheme, "heads": "dominant"}, Number(share)
+        yield name, {"tokens": "all", "heads": "dominant"}, group_mean(result.numbers, name, "dominant")
 
 
 def cone(result: Any) -> Iterator[Entry]:
@@ -201,17 +125,6 @@ def substitution(result: Any) -> Iterator[Entry]:
     yield "n_stand_ins", {}, Number(float(own.data.sizes["condition"] - len(NO_STAND_IN)))
 
 
-def profiles(result: Any) -> Iterator[Entry]:
-    """Yield which heads are highest on repeated tokens, and what slashes cost less the same attention elsewhere."""
-    own = result.numbers
-    slash, elsewhere = (own.array("cost", edit=one) for one in ("slash", "elsewhere"))
-    yield "slash_less_elsewhere", {}, own.number(slash - elsewhere)
-    for name in ("previous_token", "duplicate_token", "induction"):
-        best = own.extreme(name)
-        highest = own.number(own.array(name).max(HEAD))
-        yield "highest", {"of": name, "layer": best.layer, "head": best.head}, highest
-
-
 def sources(result: Any) -> Iterator[Entry]:
     """Yield the source with the largest share of position through keys, by layer, of the model and of random inits."""
     from tl_posgen.sources.sources import top_of
@@ -223,16 +136,6 @@ def sources(result: Any) -> Iterator[Entry]:
         for layer in layers[1:]:
             for source, share in top_of(numbers, "k", "position", layer, 1):
                 yield name, {"layer": layer, "source": source}, share
-                yield f"{name}_mean_token", {"layer": layer}, numbers("of_mean_token", layer=layer, source=source)
-
-
-def key_cut(result: Any) -> Iterator[Entry]:
-    """Yield the rise of the loss less that of random directions."""
-    from tl_posgen.joining.key_cut import less_control
-
-    own = result.numbers
-    for share in own.data["share"].values.tolist():
-        yield "rise_less_control", {"share": share}, own.number(less_control(own.array("rise", share=share)))
 
 
 def token_coupling(result: Any) -> Iterator[Entry]:
@@ -247,11 +150,6 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
     one.__name__: one
     for one in (
         dummy_distance,
-        planes,
-        plane_interaction,
-        any_distance,
-        plane_perturbation,
-        perturbation,
         length_extrapolation,
         coupling,
         token_coupling,
@@ -261,9 +159,7 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
         slash_toy,
         cone,
         band_ablation,
-        key_cut,
         sources,
-        profiles,
         substitution,
     )
 }

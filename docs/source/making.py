@@ -1,103 +1,113 @@
-"""How each kind of part is measured: from its settings to results by name, or to JSON values."""
+"""Kinds of parts of README and docs, and how each is measured: from settings to results by name, or to JSON values."""
 
+import hashlib
 import json
 import os
-import platform
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import xarray as xr
 from measure_pages import measured_of_models
-from part import (
-    BUILD,
-    CHECKPOINTS,
-    CUT,
-    EXAMPLES,
-    KEPT,
-    MODELS,
-    NULL,
-    OTHERS,
-    ROOT,
-    SHARED,
-    TEXTS,
-    TRAINED,
-    Part,
-    model_of,
-    path_of,
-    text_of,
-)
 
 import tl_posgen
 from tl_posgen.coupling import TokenCoupling
-from tl_posgen.frequencies import WhatIfRope
-from tl_posgen.joining import Profiles
-from tl_posgen.position import Perturbation, PlanePerturbation, Substitution, Variance
-from tl_posgen.position.planes.numbers.plane_edits import EDITS
+from tl_posgen.position import Perturbation, PlanePerturbation, Variance
 from tl_posgen.slash import slash_toy
 from tl_posgen.sources import Sources
 from tl_posgen.studies.emergence import emergence
 
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared"
+BUILD = ROOT / "build"  # not in the repository
+KEPT = BUILD / "numbers"  # a second run goes on from it, pictures are drawn from it
+EXAMPLES = ROOT / "examples"
+REAL = Path(os.environ.get("TL_POSGEN_REAL_MODELS", BUILD / "real_models"))
+TRAINED = BUILD / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1251 --seed SEED
+CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
+NULL: dict[str, Any] = {"null_seeds": (0,)}
+CHECKPOINTS = sorted((EXAMPLES / "mini_model" / "checkpoints").iterdir())
+MODELS = {
+    "mini": (None, None),
+    "stories260K": ("models/stories260K", "text/tinystories.txt"),
+    "babyllama105": ("models/babyllama105", "text/tinystories.txt"),
+    "atome_vanilla_1m": ("models/atome_vanilla_1m", "text/tinystories.txt"),
+    "SmolLM2-135M-Instruct": ("SmolLM2-135M-Instruct.Q4_1.gguf", "text/wikitext2.txt"),
+    "Gemma 3 270M": ("gemma-3-270m-q4_k_m.gguf", "text/wikitext2.txt"),
+}
+TEXTS = {
+    None: "Alice's Adventures in Wonderland",
+    "text/tinystories.txt": "TinyStories",
+    "text/wikitext2.txt": "WikiText-2",
+}
+EDITS = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions", "mean_magnitude", "mean_phase", "phase_noise")
 OPTIONS = {
     "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_draws=2, n_cloze=100, cloze_conditions=None),
     "perturbed planes": PlanePerturbation(edits=EDITS, strengths=(0.1, 0.3, 1.0)),
-    "profiles": Profiles(cost_prompts=4),
-    "literature": Profiles(cost_prompts=4, metrics="literature"),
     "checked sources": Sources(check=True),
     "writers": Sources(sides=("k", "q"), by="head"),
     "places": Variance(absolute=True),
-    "forecast": WhatIfRope(factors=(2,), check=True),
 }
-FOLLOWED = (  # over training, and over training seeds
-    {"measure": "plane_interaction", "name": "interaction"},
-    *({"measure": "plane_interaction", "name": "rho", "statistic": one} for one in ("diagonal", "estimate", "key_r1")),
-    {"measure": "plane_interaction", "name": "rho_within_layers", "statistic": "key_r1"},
-    {"measure": "profiles", "name": "slash_score"},
-    {"measure": "profiles", "name": "rho", "scope": "over heads"},
-    {"measure": "profiles", "name": "highest", "of": "induction"},
-    *({"measure": "key_cut", "name": one, "share": 0} for one in ("rise", "rise_less_control", "interaction")),
-    {"measure": "key_cut", "name": "slash_score"},
-)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of measuring: what is asked of one model, and a function that gives the results by name.
+
+    Attributes:
+        model: of `MODELS`; "" where none is needed.
+        settings: what stands in the pages beside its numbers; another setting is another part.
+        make: from the settings to results by name, or to JSON values.
+        more: from the results to further numbers and words.
+    """
+
+    model: str
+    settings: Mapping[str, Any]
+    make: Callable[["Part"], Mapping[str, Any]]
+    more: Callable[[Any], Mapping[str, Any]] = lambda results: {}
+
+    @property
+    def file(self) -> str:
+        """The name of what is kept of it: other settings are another file."""
+        settings = json.dumps([self.model, dict(self.settings)], sort_keys=True, default=str)
+        return hashlib.sha256(settings.encode()).hexdigest()[:10]
+
+    @property
+    def missing(self) -> str:
+        """What lies outside the repository and is not there; "" where nothing lacks."""
+        needed = [path_of(self.model)] if self.model and MODELS[self.model][0] else []
+        needed += [TRAINED / str(seed) for seed in self.settings.get("training_seeds", ())]
+        return ", ".join(str(one) for one in needed if not one.exists())
+
+
+def path_of(name: str) -> Path:
+    """Return where a model that is not bundled lies: what `make real-models` made, or the shared directory."""
+    inside = str(MODELS[name][0])
+    return next(REAL.rglob(inside), REAL / inside) if inside.endswith(".gguf") else SHARED / inside
+
+
+@cache
+def model_of(name: str) -> Any:
+    return tl_posgen.load_model(str(path_of(name)) if MODELS[name][0] else name)
+
+
+@cache
+def text_of(name: str) -> str:
+    from tl_posgen.models.tokens import bundled_text, read_text
+
+    path = MODELS[name][1]
+    return read_text(SHARED / path) if path else bundled_text()
 
 
 def claims(part: Part) -> Mapping[str, Any]:
-    """Judge every claim; give the claims and every result that they read."""
-    checkpoints = CHECKPOINTS if part.settings.get("checkpoints") else ()
-    return tl_posgen.judge_claims(
-        model_of(part.model),
-        text_of(part.model),
-        checkpoints=checkpoints,
-        keep=KEPT / f"claims-{part.model}",
-        null_seeds=part.settings["null_seeds"],
-        stability=part.settings.get("stability", False),
-        **CUT,
-    )
-
-
-def some_claims(part: Part) -> Mapping[str, Any]:
-    """Judge the claims that the settings name; give them and every result that they read."""
-    from tl_posgen.claims import PAPERS, judged, results_for
-    from tl_posgen.core.null_models import NullModels
-    from tl_posgen.core.store import Parts
-    from tl_posgen.models.loading.load import Pretrained
-    from tl_posgen.models.provenance import model_label
-
-    model, named = Pretrained(path_of(part.model), dtype="float32").load(), part.settings["claims"]
-    claims = [claim for paper in PAPERS.values() for claim in paper if claim.name in named]
-    run = {**CUT, **{name: part.settings[name] for name in ("length", "n_prompts")}, "consecutive": False}
-    run["null_seeds"] = NullModels(model, part.settings["null_seeds"], None)
-    with Parts.kept_in(KEPT / f"claims-{part.model.split()[0]}") as parts:
-        results, reasons = results_for(model, text_of(part.model), claims, run, checkpoints=(), keep=parts)
-    provenance = next(iter(results.values())).provenance
-    table = judged(claims, results, model_label(model), provenance, reasons)
-    return tl_posgen.Report({"claims": table, **results}, provenance)
+    """Judge claims; give them and every result that they read."""
+    settings = {**CUT, **part.settings, "keep": KEPT / f"claims-{part.model.split()[0]}"}
+    settings["checkpoints"] = CHECKPOINTS if settings.get("checkpoints") else ()
+    return tl_posgen.judge_claims(model_of(part.model), text_of(part.model), **settings)
 
 
 def analysis(part: Part) -> Mapping[str, Any]:
@@ -152,51 +162,6 @@ def found_by_each(results: Any) -> dict[str, Any]:
     }
 
 
-def other_end(part: Part) -> Mapping[str, Any]:
-    """Search splits on the first half of the text, and report them on the second."""
-    text = text_of(part.model)
-    turned = text[len(text) // 2 :] + text[: len(text) // 2]
-    options = {"dummy_distances": (), "widths": (8,), "head_costs": False}
-    return tl_posgen.analyze(model_of(part.model), turned, measures=Substitution(**options), **{**CUT, **part.settings})
-
-
-def weighted(part: Part) -> Mapping[str, Any]:
-    """Replace scores by three-axis fits under several weightings and by splits of the mean query; widths are chosen on
-    other prompts."""
-    from tl_posgen.models.loss import prompts_of_one_length
-    from tl_posgen.position.substitution.optimise_split import best_width
-    from tl_posgen.position.substitution.substitution import other_prompts
-
-    model, text = model_of(part.model), text_of(part.model)
-    rows = prompts_of_one_length(model, text, CUT["length"], CUT["n_prompts"])
-    others = other_prompts(model, text, list(rows), part.settings["others"])
-    chosen = [best_width(model, others, family, {}) for family in ("three_axis", "mean_query")]
-    near, first = ((8, *({int(width)} - {8})) for width in chosen)
-    options = Substitution(near_widths=near, mean_query_distances=first, widths=(8,), search=False)
-    return tl_posgen.analyze(
-        model, text, measures=[options, "three_axis"], **CUT, null_seeds=part.settings["null_seeds"]
-    )
-
-
-def widths_chosen(results: Any) -> dict[str, Any]:
-    """Return the widths that were chosen on other prompts, and what they recover."""
-    own = results["substitution"].numbers
-    families = {"near": "three_axis_near", "without_query": "mean_query"}
-    conditions = [str(name) for name in own.data["condition"].values]
-    last = {key: [name for name in conditions if name.startswith(f"{family}_")][-1] for key, family in families.items()}
-    return {"others": OTHERS} | {
-        key: {"width": int(name.rpartition("_")[2]), "recovered": own("recovered", condition=name).value}
-        for key, name in last.items()
-    }
-
-
-def places_compared(results: Any) -> dict[str, Any]:
-    """Return the correlation over heads of the share of places alone with the position across prompts."""
-    out = {"tokens": "without first"}
-    both = results["variance"].sel(**out)["places_alone"], results["across_prompts"].sel(**out)["position"]
-    return {"r": float(xr.corr(*both))}
-
-
 def training(part: Part) -> Mapping[str, Any]:
     """Measure every checkpoint of the mini model."""
     settings = {**CUT, **NULL, **part.settings}
@@ -214,63 +179,6 @@ def training_of_seeds(part: Part) -> Mapping[str, Any]:
         result = emergence(checkpoints, text_of("mini"), measures=measures, tokenizer="mini", **CUT, null_seeds=())
         found[f"seed {seed}"] = entry_of(result)
     return {"results": found}
-
-
-def joining_over_training(part: Part) -> Mapping[str, Any]:
-    """Follow numbers of several measures over the mini model's checkpoints; random inits are those of the last."""
-    reports = {step_of(one): followed_report(one, part, ()) for one in CHECKPOINTS[:-1]}
-    reports[step_of(CHECKPOINTS[-1])] = last = followed_report(CHECKPOINTS[-1], part, part.settings["null_seeds"])
-    numbers = [one for step, report in reports.items() for one in followed(report, step=step)]
-    settings = {key: last.provenance[key] for key in ("model", "length", "prompts", "seed", "null_seeds")}
-    return {"results": {"training": {"text": TEXTS[None], **settings, "usual": {}, "numbers": numbers}}}
-
-
-def joining_of_seeds(part: Part) -> Mapping[str, Any]:
-    """Follow the same numbers over what examples/encodings/as_qwen2.py wrote: rope runs as trained and as begun."""
-    numbers = []
-    for seed in part.settings["rope_seeds"]:
-        for step in sorted((BUILD / "encodings" / f"rope-{seed}" / "qwen2").iterdir()):
-            numbers += followed(followed_report(step, part, ()), step=step_of(step), run=seed)
-    return {"results": {"runs": {"usual": {}, "numbers": numbers}}}
-
-
-def step_of(directory: Path) -> int:
-    """Return 200 of .../step00200."""
-    return int(directory.name.removeprefix("step"))
-
-
-def followed_report(directory: Path, part: Part, null_seeds: Sequence[int]) -> Any:
-    """Return the report of the measures that `FOLLOWED` names, of one checkpoint."""
-    measures = [OPTIONS.get(one, one) if part.settings["options"] else one for one in part.settings["measures"]]
-    cut = {**CUT, "n_prompts": part.settings["n_prompts"], "null_seeds": null_seeds}
-    model = tl_posgen.load_model(str(directory), tokenizer="mini")
-    return tl_posgen.analyze(model, text_of("mini"), measures=[*measures, "loss"], **cut)
-
-
-def followed(report: Any, **labels: Any) -> Iterator[dict[str, Any]]:
-    """Yield the numbers that `FOLLOWED` names as entries of docs/numbers.json, under these further labels."""
-    from measuring import entry_of
-
-    for name in report:
-        for one in entry_of(report[name])["numbers"]:
-            named = {"measure": name, **{key: one[key] for key in one if key not in ("value", "low", "high", "inits")}}
-            wanted = [want for want in FOLLOWED if all(named.get(key) == label for key, label in want.items())]
-            if name == "loss" and one["name"] == "loss":
-                yield {**one, **labels}
-            elif wanted:
-                yield {**one, "measure": name, **labels}
-
-
-def encodings(part: Part) -> Mapping[str, Any]:
-    """Measure the runs of examples/encodings/train.py in build/encodings, add those of before, the task and what
-    examples/in_distribution measured, copy the figures."""
-    example, length = EXAMPLES / "encodings", ("--windows", str(part.settings["windows"]))
-    found = json.loads(printed(str(example / "measure.py"), "--work", str(BUILD / "encodings"), *length, "--json"))
-    in_distribution = json.loads(printed(str(EXAMPLES / "in_distribution" / "draw.py"), "--json"))
-    for figure in (example / "encodings.svg", EXAMPLES / "in_distribution" / "in_distribution.svg"):
-        shutil.copy(figure, ROOT / "docs")
-    task = json.loads((example / "task.json").read_text(encoding="utf-8"))
-    return found | {"task": task, "in_distribution": in_distribution}
 
 
 def token_wise(part: Part) -> Mapping[str, Any]:
@@ -302,26 +210,13 @@ def demo(part: Part) -> Mapping[str, Any]:
     return {"printed": words.replace(f"{ROOT}{os.sep}", "")}
 
 
-def benchmark(part: Part) -> Mapping[str, Any]:
-    """Return what a file of benchmarks/ prints, and on which machine with which versions."""
-    names = {line.split(":")[1].strip() for line in cpu_lines() if line.startswith("model name")}
-    machine = f"{', '.join(names) or platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformer-lens", "transformers", "numpy"))
-    arguments = part.settings.get("arguments", ())
-    place = {"machine": machine, "versions": f"Python {platform.python_version()}, {versions}"}
-    return place | {"printed": printed(str(ROOT / part.settings["file"]), *arguments)}
-
-
-def findings(part: Part) -> Mapping[str, Any]:
-    """Return the table of findings by models that an example prints."""
-    stories = [str(SHARED / MODELS[name][0]) for name in ("stories260K", "babyllama105")]
-    text = str(SHARED / MODELS["stories260K"][1])
-    return {"printed": printed(str(ROOT / part.settings["file"]), "--text", text, "--stories", *stories)}
-
-
-def cpu_lines() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+def commands(part: Part) -> Mapping[str, Any]:
+    """Return what these command lines print, without the path of the page."""
+    every = {}
+    for line in part.settings["lines"]:
+        words = [*line.split()[1:], *(["--force"] if "--out" in line else [])]
+        every[line] = printed("-m", "tl_posgen.cli", *words).split("\n\nNot shown:")[0].rstrip()
+    return {"printed": every}
 
 
 def printed(*arguments: str) -> str:

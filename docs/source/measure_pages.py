@@ -2,18 +2,17 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
-from tl_posgen.cli.options import argument_help, as_words, is_writable
 from tl_posgen.core import registry
-from tl_posgen.core.measure import Measure, Variable
-from tl_posgen.core.options import annotations_of, in_words
+from tl_posgen.core.measure import Measure
 
 PART = "measures"  # whose numbers these pages show
-MOST_FINDINGS = 4
+MOST_FINDINGS = 1
+MOST_WORDS = 70  # of details
 GROUPS = {  # question -> the measures that answer it, as the navigation and the list of measures have them
     "How much is position, how much content?": (
         "three_axis",
@@ -21,25 +20,22 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
         "mean_key",
         "attention_examples",
         "residual",
-        "across_prompts",
     ),
     "Which planes of RoPE carry it?": (
         "planes",
         "plane_sufficiency",
-        "plane_interaction",
         "plane_perturbation",
         "slash_planes",
         "cone",
     ),
     "What if distances, order or scores were others?": (
-        "any_distance",
         "dummy_distance",
         "substitution",
         "split_examples",
         "perturbation",
         "key_cut",
     ),
-    "What does it do at other lengths and frequencies?": ("length_extrapolation", "what_if_rope", "loss"),
+    "What does it do at other lengths?": ("length_extrapolation", "loss"),
     "Which heads attend a fixed distance back?": ("slash", "slash_ablation", "slash_transfer", "band_ablation"),
     "Do layers act along the same directions?": ("coupling", "token_coupling"),
     "What is a head, and what would replace it?": ("profiles", "sources", "rules"),
@@ -49,15 +45,19 @@ SECTIONS = ("Args", "Attributes", "Raises", "Source", "Example")
 
 def measured_of_models() -> list[type[Measure]]:
     """Return the built-in measures that are taken of one model, in the order of `tl-posgen analyze`."""
-    known = map(registry.find, registry.BUILT_IN)
+    known = [registry.find(name) for name in registry.BUILT_IN]
     return [one for one in known if one is not None and (one.is_fed or one.runs_model)]
 
 
 def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
     """Yield what the page of each measure has beside its template."""
+    settings = numbers["settings"]
     for measure in measured_of_models():
         formula, text = definition(measure)
-        found, settings = numbers["more"].get(measure.name, {}), numbers["settings"]  # {}: not measured yet
+        found = numbers["more"].get(measure.name, {})  # {}: not measured yet
+        length = found.get("length", settings["length"])
+        findings = [as_markdown(one) for one in found.get("findings", ())[:MOST_FINDINGS]]
+        package = "core" if measure.name == "loss" else measure.__module__.split(".")[1]
         yield SimpleNamespace(
             measure=measure,
             command=measure.name.replace("_", "-"),
@@ -65,25 +65,27 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             formula=formula,
             text=text,
             options=options(measure),
-            variables=[row_of(name, one) for name, one in measure.variables.items()],
             source=in_table(measure.source.removesuffix(".")),
-            needs=", ".join(["q", "k", *sorted(measure.needs)]),
-            after=[one.name for one in measure.after],
-            package="core" if measure.name == "loss" else measure.__module__.split(".")[1],
+            package=package,
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
-            caveats=[(encoding, as_markdown(words)) for encoding, words in measure.caveats.items()],
             measured=bool(found),
-            cut=f"{settings['n_prompts']} prompts of {found.get('length')} tokens of {settings['text']}",
-            **found | {"findings": [as_markdown(one) for one in found.get("findings", ())[:MOST_FINDINGS]]},
+            cut=f"{settings['n_prompts']} prompts of {length} tokens" if length != settings["length"] else "",
+            picture=found.get("picture", ""),
+            findings=findings,
         )
 
 
 def definition(measure: type[Measure]) -> tuple[str, str]:
-    """Return the formula that a docstring begins with, and its text behind the explanation."""
+    """Return the formula that a docstring begins with, and the first paragraphs behind the explanation."""
     text = inspect.cleandoc(measure.__doc__ or "")
     begins = re.split(rf"^(?:{'|'.join(SECTIONS)}):", text, flags=re.MULTILINE)[0]
     formula, _, rest = begins.partition("\n\n")
-    return formula.strip(), as_markdown(rest.partition("\n\n")[2].strip())
+    kept: list[str] = []
+    for paragraph in rest.partition("\n\n")[2].strip().split("\n\n"):
+        if len(" ".join([*kept, paragraph]).split()) > MOST_WORDS:  # all are on the page of the reference
+            break
+        kept.append(paragraph)
+    return formula.strip(), as_markdown("\n\n".join(kept))
 
 
 def as_markdown(text: str) -> str:
@@ -98,19 +100,20 @@ def in_table(text: str) -> str:
 
 
 def options(measure: type[Measure]) -> list[SimpleNamespace]:
-    """Return a row an option: its name, its flag on the command line, the values it takes, its default, its meaning."""
-    words, annotations = argument_help(measure), annotations_of(measure)
-    rows = []
-    for one in fields(measure):
-        flag = f"--{one.name.replace('_', '-')}" if is_writable(annotations[one.name]) else ""
-        default = "" if one.default is None else as_words(one.default)
-        values, meaning = in_table(in_words(annotations[one.name])), in_table(words.get(one.name, ""))
-        rows.append(SimpleNamespace(name=one.name, flag=flag, values=values, default=default, meaning=meaning))
-    return rows
+    """Return a row an option: its name, its default, and the sentence of the docstring on it."""
+    told = re.search(r"^Args:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(measure.__doc__ or ""), re.MULTILINE | re.DOTALL)
+    meanings: dict[str, str] = {}
+    for entry in re.split(r"\n(?=    \S)", told[1]) if told else ():
+        names, _, words = entry.strip().partition(": ")
+        meanings |= {name.strip(): in_table(re.sub(r"\s+", " ", words)) for name in names.split(",")}
+    return [
+        SimpleNamespace(name=one.name, default=in_words(one.default), meaning=meanings.get(one.name, ""))
+        for one in fields(measure)
+    ]
 
 
-def row_of(name: str, one: Variable) -> SimpleNamespace:
-    """Return the row of a variable."""
-    text = in_table(one.description or one.label)
-    interval = one.interval or bool({"prompt", "item"} & set(one.dims))
-    return SimpleNamespace(name=name, unit=one.unit, text=text, dims=", ".join(one.dims), interval=interval)
+def in_words(value: Any) -> str:
+    """Return a default as a command line would give it; "" for None."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(in_words, value))
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from expressions import expressions_of
+from making import KEPT, MODELS, TEXTS
 from numbers_file import NUMBERS, only_shown, read_numbers, short, write_numbers
-from part import KEPT, MODELS, TEXTS
 from parts import PARTS
 
 import tl_posgen

@@ -1,8 +1,10 @@
-"""examples/*.ipynb from examples/*.py, run, with photographs of their pictures; and as pages of the site."""
+"""examples/*.ipynb from examples/*.py, run, with photographs of their pictures; the site's pages of them, and KaTeX."""
 
 import base64
 import os
 import re
+import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -154,3 +156,19 @@ def parts_of(notebook: Any, name: str) -> Iterator[str]:
             else:
                 text = output.get("text") or data.get("text/plain", "")
                 yield f"```text\n{text.rstrip()}\n```"
+
+
+def fetch_katex() -> None:
+    """Fetch KaTeX of package-lock.json with npm, and put its script, style and fonts where the site finds them."""
+    build, target = ROOT / "build" / "katex", ROOT / "docs" / "katex"
+    if shutil.which("npm") is None:
+        raise SystemExit("the site's formulas need npm; install it (Debian: apt-get install npm)")
+    build.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(ROOT / "docs" / "source" / name, build)
+    subprocess.run(["npm", "ci", "--ignore-scripts", "--silent"], cwd=build, check=True)
+    dist = build / "node_modules" / "katex" / "dist"
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "fonts").mkdir(parents=True)
+    for name in ("katex.min.js", "katex.min.css", *(f"fonts/{path.name}" for path in (dist / "fonts").glob("*.woff2"))):
+        shutil.copy(dist / Path(name), target / name)

@@ -34,10 +34,8 @@ class Measured:
         model, text, options, length, prompts: of the run.
         cut: such as "4 prompts of 256 tokens".
         rows: its table, where it has no numbers.
-        unseen: columns of profiles that no head has more of than at random init.
+        verdicts: of a table of claims, by claim.
     """
-
-    unseen: frozenset[str] = frozenset()
 
     def __init__(self, place: str, entry: Mapping[str, Any], shown: set[str] | None = None):
         self.place, self.entry, self.shown = place, entry, set() if shown is None else shown
@@ -50,6 +48,11 @@ class Measured:
     def rows(self) -> list[Mapping[str, Any]]:
         self.shown.add(f"{self.place}/rows")
         return self.entry["rows"]
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        self.shown.add(f"{self.place}/verdicts")
+        return {row["claim"]: row["verdict"] for row in self.entry["rows"]}
 
     def __call__(self, name: str, **labels: Any) -> Number:
         return number_from(self.entry_of(name, **labels))
@@ -137,8 +140,12 @@ def only_shown(numbers: Mapping[str, Any], shown: set[str]) -> dict[str, Any]:
 
 
 def trimmed(place: str, result: Mapping[str, Any], shown: set[str]) -> dict[str, Any]:
-    """Return a result with the numbers that are shown."""
-    found = {key: value for key, value in result.items() if key != "rows" or f"{place}/rows" in shown}
+    """Return a result with the numbers that are shown; of claims, with their verdicts alone where no more is shown."""
+    found = {key: value for key, value in result.items() if key not in ("rows", "numbers")}
+    if f"{place}/rows" in shown:
+        found["rows"] = result["rows"]
+    elif f"{place}/verdicts" in shown:
+        found["rows"] = [{key: row[key] for key in ("claim", "verdict")} for row in result["rows"]]
     return found | {"numbers": [one for one in result["numbers"] if place_of(place, one) in shown]}
 
 

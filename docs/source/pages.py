@@ -11,18 +11,11 @@ from typing import Any
 
 import how_to
 import jinja2
-import machines
 import measure_pages
-import numpy as np
 import yaml
 from numbers_file import Measured, read_numbers
 
-from tl_posgen.core.measure import ENDS
 from tl_posgen.core.numbers import Number, mean_of_nulls
-from tl_posgen.joining.column_correlations import COLUMNS, LITERATURE_PAIRS, PAIRS
-from tl_posgen.joining.profiles import REPEATED
-from tl_posgen.rules.head_rules import WORDS
-from tl_posgen.stats.beyond_inits import CHANCE, beyond_inits
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,8 +28,6 @@ FAMILIES = DOCS / "families.json"
 
 SMALL = ("mini", "stories260K", "babyllama105")
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
-PAIRED = [f"{name} {kind}" for name in SMALL for kind in ("joining", "literature")]  # whose pairs of columns are told
-MOST_UNTOLD = 4  # pairs that are named although they are told on no model
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
 
 
@@ -70,6 +61,34 @@ def unknown(value: Any) -> bool:
     return value is None or math.isnan(float(value))
 
 
+SHORTER = {  # what claims say, as the table of real models says it
+    "first token left out, table of distance and key: ": "",
+    ", first token left out; with it,": "; with the first token",
+    ", first token left out": "",
+    "first token left out, ": "",
+    "standard deviation within rows, in logits:": "std in logits:",
+    "sum of plane scores against interaction share over heads, r": "plane scores, r",
+    "; any function of distance is possible (error 6e-15)": "",
+    "the distance part has": "distance has",
+    "without that the key part's r is": "key part's r",
+    "c fitted again with all pairs at one distance against c, r": "c refitted, r",
+    "slash score of all heads, none dominant, in the running model": "slash score",
+    "slash score in the running model": "slash score",
+    "above uniform, the axis alone makes": "above uniform the axis makes",
+    " of the words swapped": "",
+    ", mean over layers": "",
+    ", mean over heads": "",
+    "|": "\\|",
+}
+
+
+def shorter(text: str) -> str:
+    """Return what a claim says for a cell of a table."""
+    for long, short in SHORTER.items():
+        text = text.replace(long, short)
+    return text
+
+
 FORMS = {"p": point, "pc": percent, "dec": decimal, "signed": signed}
 
 
@@ -96,41 +115,6 @@ def beside_with_interval(number: Number, digits: int = 2, form: str = "p") -> st
     return f"{with_interval(number, digits, form)} ({with_interval(number.of_inits, digits, form)})"
 
 
-def beyond_of(one: Measured, asked: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return which of these correlations of a model go beyond random init, by the rule of `profiles` for all of them
-    together: pages set them in bold, and list them. Left out are columns that no head has more of than at random init.
-    """
-    asked = [labels for labels in asked if not one.unseen & {labels.get("column"), labels.get("column_2")}]
-    numbers = [one(**labels) for labels in asked]
-    r, low, high = (np.array([getattr(number, end) for number in numbers]) for end in ENDS)
-    beyond = beyond_inits(r, low, high, np.array([number.inits for number in numbers]).T)
-    return [labels for labels, is_beyond in zip(asked, beyond, strict=True) if is_beyond]
-
-
-def correlations_in(results: Sequence[Measured], labels: Mapping[str, Any], asked: Sequence[Mapping[str, Any]]) -> str:
-    """Return a cell a model, **.78** [.77, .79] (.40 ± .02) |: a correlation, bold where it goes beyond random init."""
-    cells = []
-    for one in results:
-        value, _, rest = beside_with_interval(one(**labels)).partition(" ")
-        cells.append(f"**{value}** {rest} |" if labels in beyond_of(one, asked) else f"{value} {rest} |")
-    return " ".join(cells)
-
-
-def pairs_told(results: Sequence[Measured], asked: Sequence[Mapping[str, Any]]) -> str:
-    """Return which correlations of columns go beyond random init on how many of these models, with their signs."""
-    by_count: dict[int, list[str]] = {}
-    for labels in asked:
-        told = [one(**labels).value > 0 for one in results if labels in beyond_of(one, asked)]
-        signs = " and ".join({True: "+", False: "−"}[sign] for sign in dict.fromkeys(told))
-        pair = f"{COLUMNS[labels['column']]} with {COLUMNS[labels['column_2']]}"
-        by_count.setdefault(len(told), []).append(f"{pair} ({signs})" if signs else pair)
-    words = {len(results): "on every model", 2: "On two", 1: "On one", 0: "On none"}
-    few = len(by_count.get(0, ())) <= MOST_UNTOLD
-    names = {n: "; ".join(by_count.get(n, ["no pair"])) if n or few else "all others" for n in words}
-    parts = [f"{words[n]}: {names[n]}" for n in words]
-    return f"*Beyond random init {asked[0]['scope']}*, with the sign, {'. '.join(parts)}."
-
-
 def interval_of_percent(number: Number) -> str:
     """Return 53 % [50, 56]."""
     return f"{percent(number)} [{decimal(100 * number.low, 0)}, {decimal(100 * number.high, 0)}]"
@@ -139,11 +123,6 @@ def interval_of_percent(number: Number) -> str:
 def interval(low: float, high: float, digits: int = 3, form: str = "p") -> str:
     """Return [.027, .040]."""
     return f"[{FORMS[form](low, digits)}, {FORMS[form](high, digits)}]"
-
-
-def scientific(value: Any) -> str:
-    """Return 6e-15."""
-    return f"{float(value):.0e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def excerpt(printed: str) -> str:
@@ -184,62 +163,36 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {**FORMS, "sci": scientific, "quoted": quoted, "excerpt": excerpt, "nulls": nulls}
+    made.filters |= {**FORMS, "quoted": quoted, "excerpt": excerpt, "nulls": nulls, "told": shorter}
     made.filters |= {"beside": beside, "with_interval": with_interval, "beside_with_interval": beside_with_interval}
     made.filters["interval_of_percent"] = interval_of_percent
 
     def result(part: str, name: str) -> Measured:
-        found = Measured(f"{part}/{name}", numbers[part]["results"][name], shown)
-        found.unseen = unseen_in(part.partition(" ")[0]) if name == "profiles" and part in PAIRED else frozenset()
-        return found
-
-    def unseen_in(model: str) -> frozenset[str]:
-        one = Measured(f"{model} literature/profiles", numbers[f"{model} literature"]["results"]["profiles"], shown)
-        highest = {name: one("highest", of=name) for name in REPEATED}
-        return frozenset(name for name, number in highest.items() if number.value <= max(number.inits))
+        return Measured(f"{part}/{name}", numbers[part]["results"][name], shown)
 
     def claim_rows(part: str, paper: str) -> list[Mapping[str, Any]]:
         return [row for row in result(part, "claims").rows if row["claim"].startswith(paper)]
-
-    def verdict(part: str, claim: str) -> str:
-        return next((row["verdict"] for row in result(part, "claims").rows if row["claim"] == claim), "–")
 
     made.globals |= {
         "result": result,
         "part": lambda name: numbers[name],
         "real": REAL,
-        "pairs": PAIRS,
-        "literature_pairs": LITERATURE_PAIRS,
-        "column_labels": COLUMNS,
-        "rule_words": WORDS,
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
-        "verdict": verdict,
+        "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),
         "claim_rows": claim_rows,
         "interval": interval,
-        "beyond_of": beyond_of,
-        "correlations_in": correlations_in,
-        "pairs_told": pairs_told,
-        "chance": CHANCE,
         "measured_with": ", ".join(
             dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
         ),
         "training_log": training_log(),
-        "penalty": penalty(),
-        "commands": list(commands()),
         "citations": citations(),
         "address": address(),
         "version": project()["version"],
-        **families(),
-        "matrices": matrices(),
-        "costs": machines.costs,
+        "families": families(),
         "own_measure": own_measure(),
         "groups": measure_pages.GROUPS,
         "measures": list(measure_pages.pages_of(numbers[measure_pages.PART])),
-        "zip": zip,
         "max": max,
-        "min": min,
-        "abs": abs,
-        "round": round,
     }
     return made
 
@@ -250,43 +203,22 @@ def own_measure() -> str:
     return text.partition("```python\n")[2].partition("\n```")[0]
 
 
-def families() -> dict[str, Any]:
+def families() -> list[dict[str, Any]]:
     """docs/families.json by TransformerLens and backend: counts of outcomes, and which architectures are right."""
-    sides, every = [], []
+    sides = []
     for version, told in json.loads(FAMILIES.read_text(encoding="utf-8")).items():
-        every += told["rows"]
         for backend in dict.fromkeys(row["backend"] for row in told["rows"] if row["backend"]):
             rows = [row for row in told["rows"] if row["backend"] == backend and row["outcome"] != "not built"]
             right = sorted({row["family"] for row in rows if row["outcome"] == "right"})
-            title = f"{KINDS[backend]}, {version}"
-            counts = Counter(row["outcome"] for row in rows)
-            sides.append({"title": title, "counts": counts, "right": right, "transformers": told["transformers"]})
-    known = {outcome: {row["family"] for row in every if row["outcome"] == outcome} for outcome in ("right", "refused")}
-    built = set().union(*known.values())
-    return {
-        "families": sides,
-        "refused": sorted(known["refused"] - known["right"]),
-        "not_built": sorted({row["family"] for row in every} - built),
-    }
-
-
-def matrices() -> dict[int, list[str]]:
-    """How many [head, query, key] matrices measures of a model hold, and which do."""
-    found: dict[int, list[str]] = {}
-    for measure in measure_pages.measured_of_models():
-        found.setdefault(measure.matrices, []).append(measure.name)
-    return dict(sorted(found.items()))
+            side = {"title": f"{KINDS[backend]}, {version}", "transformers": told["transformers"], "right": right}
+            sides.append(side | {"counts": Counter(row["outcome"] for row in rows)})
+    return sides
 
 
 def training_log() -> Sequence[SimpleNamespace]:
     """The log of the bundled model's training: a row each time it was looked at."""
     log = ROOT / "examples" / "mini_model" / "log.jsonl"
     return [SimpleNamespace(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines() if line]
-
-
-def penalty() -> dict[str, Any]:
-    """What examples/interaction_penalty found: settings, and every run over its seeds."""
-    return json.loads((ROOT / "examples" / "interaction_penalty" / "summary.json").read_text(encoding="utf-8"))
 
 
 def rendered(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = None) -> Iterator[tuple[Path, str]]:
@@ -346,27 +278,6 @@ def authors(told: Mapping[str, Any]) -> str:
 
 def bibtex(kind: str, key: str, fields: Mapping[str, Any]) -> str:
     return "\n".join([f"@{kind}{{{key},", *(f"  {name} = {{{value}}}," for name, value in fields.items()), "}"])
-
-
-def commands() -> Iterator[SimpleNamespace]:
-    """Yield every command of tl-posgen with its options, as its --help has them; those of single measures left out."""
-    from tl_posgen.cli.commands import COMMANDS, WRITTEN, app_for
-
-    for name in (*WRITTEN, *COMMANDS):
-        command = app_for([name])[name]
-        yield SimpleNamespace(
-            name=name, help=command.help, rows=list(map(option, command.assemble_argument_collection()))
-        )
-
-
-def option(one: Any) -> SimpleNamespace:
-    """Return the row of an option, or of an argument."""
-    from tl_posgen.cli.options import as_words
-
-    default = one.field_info.default
-    shown = f"`{as_words(default)}`" if one.parameter.show_default else ""
-    text = (one.parameter.help or "").replace("|", "\\|")
-    return SimpleNamespace(name=f"`{' '.join(one.names)}`", help=text, default="required" if one.required else shown)
 
 
 def write_pages() -> None:

@@ -30,21 +30,14 @@ PICTURES = {
     "atlas": Picture("SmolLM2-135M-Instruct analysis", "variance", "atlas", 760),
     "depth": Picture("SmolLM2-135M-Instruct analysis", "variance", "depth", 1160),
     "distances": Picture("stories260K distance", "dummy_distance", "agreement", 860),
-    "tables": Picture("stories260K distance", "dummy_distance", "tables", 860),
     "correlation": Picture("stories260K weighted", "substitution", "correlation", 860),
     "length": Picture("mini claims", "length_extrapolation", "loss", 860),
     "emergence": Picture("mini emergence", "emergence", "means", 1000),
     "slash_ablations": Picture("mini slash", "slash_ablation", "ablations", 1000),
-    "strongest": Picture("mini literature", "slash", "strongest", 1000),
-    "joint_costs": Picture("mini literature", "profiles", "joint_costs", 1000),
     "slash_toy": Picture("toy all, 3", "slash_toy", "maps", 1120),
     "coupling": Picture("mini claims", "coupling", "map", 720),
     "writers": Picture("mini writers", "sources", "graph", 860),
-    "source_curves": Picture("mini writers", "sources", "curves", 1000),
-    "recall": Picture("mini rules", "rules", "recall", 1000),
-    "frequencies": Picture("mini forecast", "what_if_rope", "curves", 1000),
     "places": Picture("atome_vanilla_1m places", "variance", "places", 1000),
-    "alignment": Picture("babyllama105 claims", "coupling", "alignment", 860),
 }
 
 

@@ -3,7 +3,7 @@
     python examples/interaction_penalty/compare.py --work build/penalty
 
 writes results.csv (a row a run) and summary.json (mean, spread and values over seeds, and losses less those of `rope`
-at the same seed) beside this file; docs/encodings.md shows the latter. Held-out books, windows of both lengths spread
+at the same seed) beside this file; README.md shows the latter. Held-out books, windows of both lengths spread
 over them. The interaction is that of the package's own `variance`, first token left out, mean over heads.
 """
 

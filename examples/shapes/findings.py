@@ -39,15 +39,13 @@ FITS = (
 
 def findings_of(model: str, text: str) -> dict[str, tuple[float, float]]:
     """Return every finding of a model, and of its random init."""
-    measures = ["profiles", Substitution(search=False, dummy_distances=(), widths=(8,)), "three_axis"]
+    measures = ["profiles", Substitution(dummy_distances=(), widths=(8,)), "three_axis"]
     report = tl_posgen.analyze(model, text, measures=measures, **CUT)
-    losses, fit = (report[name].numbers for name in ("substitution", "three_axis"))
-    r = fit("r_within_rows")
+    losses, r = report["substitution"].numbers, report["three_axis"].numbers("r_within_rows")
+    heads = [report["profiles"].frame(init=init) for init in ("trained", 0)]
     found = {"r of three axes within rows, mean over heads": (r.value, r.inits[0])}
-    ranks = [report["profiles"].frame(init=init).rank() for init in ("trained", 0)]
     for words, one, other in PAIRS:
-        own, null = (float(of[one].corr(of[other])) for of in ranks)
-        found[words] = own, null
+        found[words] = tuple(table[one].corr(table[other], method="spearman") for table in heads)
     return found | {words: (losses("recovered", condition=name).value, np.nan) for words, name in FITS}
 
 
