@@ -213,7 +213,8 @@ def name_options(message: str, command: str) -> str:
     app = app_for([command])
     if command.startswith("-") or command not in app:
         return message
-    taken = inspect.signature(app[command].default_command).parameters
+    function: Any = app[command].default_command
+    taken = inspect.signature(function).parameters
     options = {name: name for name in taken} | {name: one for name, one in RENAMED.items() if one in taken}
     for name, own in options.items():
         keyword = rf"(?<![\w.-])(?<!\w\(){name}(?: ?=(?: ?(?P<value>{VALUE}))?" + (r"|\b)" if "_" in name else ")")

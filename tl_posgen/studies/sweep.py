@@ -128,7 +128,8 @@ def _outcomes(
 
     waiting = {group[0].name: group for group in groups}
     try:
-        for first, errors in WithBar(batch_size=1, **how)(delayed(work)(group) for group in groups):
+        parallel: Any = WithBar(batch_size=1, **how)  # pyright: ignore[reportArgumentType]
+        for first, errors in parallel(delayed(work)(group) for group in groups):
             del waiting[first]
             yield from errors.items()
     except OutputError:

@@ -127,7 +127,7 @@ def _as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, reference:
             cfg = loading.get_pretrained_model_config(place, hf_cfg=written, **how)
             if lost := _lost(config, cfg):
                 raise ValueError(lost)
-            cfg.model_name = name
+            cfg.model_name, cfg.tokenizer_name = name, None  # it was the temporary directory
             model = HookedTransformer(cfg, tokenizer=tokenizer)
             state = loading.get_pretrained_state_dict(place, cfg, hf_model)
         state = {weight: tensor.detach() for weight, tensor in model.fill_missing_keys(state).items()}
