@@ -146,7 +146,7 @@ def test_the_python_blocks_run(path, small):
 
 def test_the_measure_of_contributing_is_short_and_has_all_parts():
     """An option, a null, an interval, a sentence and a figure, in thirty lines of code."""
-    (block,) = python_blocks(ROOT / "CONTRIBUTING.md")
+    block, _ = python_blocks(ROOT / "CONTRIBUTING.md")
     assert len([line for line in block.splitlines() if line.strip()]) <= 30
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()):
@@ -159,6 +159,14 @@ def test_the_measure_of_contributing_is_short_and_has_all_parts():
     (sentence,) = result.findings()
     assert f"{share:.0%}" in sentence
     assert result.plot().data
+
+
+def test_the_intervention_of_contributing_takes_ten_lines_and_tells_rises_beside_their_null():
+    _, block = python_blocks(ROOT / "CONTRIBUTING.md")
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        exec(block, {})
+    assert re.search(r"distance 64 \+\d\.\d{3} \[\+.*\] \(random init [+-]\d\.\d{3}\)", told.getvalue())
 
 
 def resolves(name: str) -> bool:
