@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
 from tl_posgen.core import engine
+from tl_posgen.core.files import read_netcdf
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, to_prompts
@@ -101,3 +103,21 @@ def test_conditions_that_were_finished_before_a_stop_are_not_measured_again(mini
     assert len(again) == 2 * n - 6
     xr.testing.assert_identical(found.dataset, whole.dataset)
     assert found.findings() == whole.findings()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if KINDS[name].runs_model])
+def test_a_measure_that_takes_up_its_finished_conditions_finds_the_same(small_model, tmp_path, monkeypatch, name):
+    """All that was finished is taken away but the conditions: what is not theirs is measured again, they are not."""
+    monkeypatch.setattr(engine, "WORTH_KEEPING", 0.0)
+    how = {"measures": [KINDS[name].with_options(OPTIONS.get(name, {}))], "null_seeds": (0,), "progress": False}
+    how |= {"length": None if name == "length_extrapolation" else 18, "n_prompts": 4, "keep": tmp_path}
+    whole = tl_posgen.analyze(small_model, bundled_text(), **how)[name]
+    conditions = [path for path in tmp_path.iterdir() if "/cell" in read_netcdf(path)]
+    for path in set(tmp_path.iterdir()) - set(conditions):
+        path.unlink()
+    times = {path: path.stat().st_mtime_ns for path in conditions}
+    found = tl_posgen.analyze(small_model, bundled_text(), **how)[name]
+    xr.testing.assert_identical(found.dataset, whole.dataset)
+    assert found.findings() == whole.findings()
+    assert all(path.stat().st_mtime_ns == then for path, then in times.items())

@@ -271,8 +271,8 @@ class DummyDistance(Measure):
             return run.losses_under(at_dummy_distance(run.model, **edit, **run.where)).mean(-1).numpy()
 
         loss = xr.Dataset({"loss": ("prompt", run.loss.mean(-1).numpy())})
-        at = run.grid(lambda d0: {"loss_at": losses(distance=d0)}, d0=self.labels()["d0"])
-        beyond = run.grid(lambda limit: {"loss_beyond": losses(beyond=limit)}, limit=self.labels()["limit"])
+        at = run.grid(lambda d0: {"loss_at": losses(distance=d0)}, pure=True, d0=self.labels()["d0"])
+        beyond = run.grid(lambda limit: {"loss_beyond": losses(beyond=limit)}, pure=True, limit=self.labels()["limit"])
         r = run.data["key_part_r"].sel(OUT, drop=True)
         tables = _table_examples(run.model, run.tokens[0], r, self.longest or len(run.tokens[0]))
         heads = "all heads" if all(one is None for one in run.where.values()) else "the chosen heads"

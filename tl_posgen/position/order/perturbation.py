@@ -131,29 +131,28 @@ class Perturbation(Measure):
     def passes(self, run: Run) -> int:
         conditions, n_moved = conditions_for(run.model, self.conditions, **run.where), sum(map(bool, self.ratios))
         of_text = len(run.rows) * (1 + len(conditions) * len(self.reaches) * n_moved * self.n_draws)
+        of_text += len(conditions) * (n_moved > 0)  # token by token, of the first prompt
         of_cloze = len(self.of_cloze(conditions))
         n_cloze = of_cloze * n_moved + (of_cloze > 0 and n_moved < len(self.ratios))  # in order once
         return of_text + n_cloze * sum(len(item.rows) for item in self.cloze_items(run)[1])
 
     def of_model(self, run: Run) -> xr.Dataset:
         conditions = conditions_for(run.model, self.conditions, **run.where)
-        ratios, kept = [float(ratio) for ratio in self.ratios], {}
-        shown = (self.widest, shown_ratio(ratios), 0, 0)
+        ratios = [float(ratio) for ratio in self.ratios]
         loss = run.loss  # of the model in order
         n_clean = round(self.clean * run.tokens.shape[1])
         suffix = torch.arange(loss.shape[1]) >= loss.shape[1] - n_clean
 
         def cell(condition: str, reach: str, ratio: float, draw: int, prompt: int) -> Mapping[str, Any]:
-            row, change, drawn = self.disturbed(run, condition, reach, ratio, draw, prompt)
-            if (reach, ratio, draw, prompt) == shown:
-                kept[condition] = row[1 : CROP + 1], change[:CROP]
+            _, change, drawn = self.disturbed(run, condition, reach, ratio, draw, prompt)
             targets = (slice(None), ~drawn.moved[1:], suffix)
             return {"change": [float(change[one].mean()) for one in targets], "moved": drawn.ratio}
 
         axes = {"condition": conditions, "reach": list(self.reaches), "ratio": ratios}
-        data = run.grid(cell, **axes, draw=range(self.n_draws), prompt=range(len(run.rows)))
-        texts = [np.array(token_strings(run.wrapped, tokens), dtype=object) for tokens, _ in kept.values()]
-        changes = [change.numpy() for _, change in kept.values()]
+        data = run.grid(cell, pure=True, **axes, draw=range(self.n_draws), prompt=range(len(run.rows)))
+        shown = [self.disturbed(run, one, self.widest, shown_ratio(ratios), 0, 0) for one in conditions]
+        texts = [np.array(token_strings(run.wrapped, row[1 : CROP + 1]), dtype=object) for row, *_ in shown]
+        changes = [change[:CROP].numpy() for _, change, _ in shown]
         data = data.assign(loss=("prompt", loss.mean(-1).numpy()))
         data = data.assign(token_change=(TOKEN, np.stack(changes)), token_text=(TOKEN, np.stack(texts)))
         data = data.merge(self.cloze(run, conditions, ratios), join="outer")  # NaN where the cloze leaves one out
@@ -189,7 +188,7 @@ class Perturbation(Measure):
         def cell(condition: str, ratio: float) -> Mapping[str, Any]:
             return score(condition if ratio else chosen[0], ratio)  # in order conditions are alike
 
-        return run.grid(cell, condition=chosen, ratio=ratios) if items and chosen else xr.Dataset()
+        return run.grid(cell, pure=True, condition=chosen, ratio=ratios) if items and chosen else xr.Dataset()
 
     def cloze_items(self, run: Run) -> tuple[list[EncodedItem], list[EncodedItem]]:
         """Return every cloze item, and those that this model gets."""

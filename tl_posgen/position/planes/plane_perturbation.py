@@ -218,8 +218,8 @@ class PlanePerturbation(Measure):
             return {"band_rise": rises(run, edit, band=third(band), **run.where)}
 
         strengths = [float(strength) for strength in self.strengths]
-        data = run.grid(all_planes, edit=self.edits, of=list(OF), strength=strengths)
-        data = data.merge(run.grid(one_band, edit=self.edits, band=BANDS))
+        data = run.grid(all_planes, pure=True, edit=self.edits, of=list(OF), strength=strengths)
+        data = data.merge(run.grid(one_band, pure=True, edit=self.edits, band=BANDS))
         data = data.assign(loss=("prompt", loss))
         return data.merge(self.mapped(run)) if self.map_edits else data
 
@@ -235,7 +235,7 @@ class PlanePerturbation(Measure):
             return {"map_rise": rises(run, map_edit, layers=[layer], heads=heads[layer], band=band)}
 
         planes = range(max(n_planes.values())) if by_planes else BANDS
-        data = run.grid(one_cell, map_edit=self.map_edits or (), layer=list(n_planes), planes=planes)
+        data = run.grid(one_cell, pure=True, map_edit=self.map_edits or (), layer=list(n_planes), planes=planes)
         data = data.merge(plane_shares(run.found(Planes), list(n_planes), by_planes))
         return data.merge(cost_share_correlations(data))
 

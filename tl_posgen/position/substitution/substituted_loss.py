@@ -79,22 +79,25 @@ def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, A
         losses = run.losses_under(hooks(conditions[stand_in], residual_share))
         return {"dose_loss": losses.mean(1).numpy()}
 
-    every = [hooks(by) for by in conditions.values()]
-    first = every if run.init is None else every[: len(NO_STAND_IN)]
-    losses, kl = _losses_and_kl(run.wrapped, run.tokens, first)
-    is_worth_nothing = run.init is not None and not losses[1].mean() - losses[0].mean() >= WORTHLESS
-    if is_worth_nothing:
-        none = [one.new_full((len(every) - len(first), *one.shape[1:]), torch.nan) for one in (losses, kl)]
-        losses, kl = (torch.cat(both) for both in zip((losses, kl), none, strict=True))
-    elif len(first) < len(every):
-        losses, kl = _losses_and_kl(run.wrapped, run.tokens, every)
-    change = losses[:, 0, :CROP] - losses[0, 0, :CROP]  # the unchanged model is the first condition
-    dims = ("condition", "prompt")
-    arrays: dict[str, Any] = {"loss": (dims, losses.mean(-1).numpy()), "kl": (dims, kl.numpy())}
-    arrays["token_change"] = (("condition", "shown_target"), change.numpy())
-    data = xr.Dataset(arrays, {"condition": list(conditions), "prompt": range(len(run.rows))})
+    def of_prompt(chosen: Conditions, prompt: int) -> Mapping[str, Any]:
+        losses, kl = _losses_and_kl(run.wrapped, run.tokens[[prompt]], [hooks(by) for by in chosen.values()])
+        change = losses[:, 0, :CROP] - losses[0, 0, :CROP]  # the unchanged model is the first condition
+        arrays = {"loss": losses[:, 0].mean(-1), "kl": kl[:, 0], "token_change": change}
+        dims, labels = ("condition", "shown_target"), {"condition": list(chosen)}
+        return {name: xr.DataArray(one.numpy(), labels, dims[: one.ndim]) for name, one in arrays.items()}
+
+    data, is_worth_nothing, prompts = xr.Dataset(), False, range(len(run.rows))
+    if run.init is not None:  # whose attention hardly ever is worth anything
+        data = run.grid(partial(of_prompt, {name: conditions[name] for name in NO_STAND_IN}), prompt=prompts)
+        unchanged, uniform = (float(data["loss"].sel(condition=one).mean()) for one in NO_STAND_IN)
+        is_worth_nothing = not uniform - unchanged >= WORTHLESS
+        data = data.reindex(condition=list(conditions))
+    if not is_worth_nothing:
+        data = run.grid(partial(of_prompt, conditions), pure=True, prompt=prompts)
+    data = data.assign(token_change=data["token_change"].isel(prompt=0, drop=True)).transpose("condition", ...)
     dosed = ["three_axis", next(name for name in conditions if name.startswith("triangle"))]
-    some = run.grid(dose, stand_in=dosed, residual_share=SHARES)["dose_loss"].assign_coords(prompt=data["prompt"])
+    some = run.grid(dose, pure=True, stand_in=dosed, residual_share=SHARES)["dose_loss"]
+    some = some.assign_coords(prompt=data["prompt"])
     none = data["loss"].sel(condition=dosed).rename(condition="stand_in").expand_dims(residual_share=[0.0])
     everything = data["loss"].sel(condition="unchanged", drop=True).expand_dims(stand_in=dosed, residual_share=[1.0])
     doses = xr.concat([none, some, everything], "residual_share").transpose("stand_in", "residual_share", "prompt")
