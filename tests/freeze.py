@@ -33,7 +33,7 @@ REAL = "SmolLM2_two_layers"
 BACKENDS = ("bridge", "hooked")
 LENGTH, PROMPTS, LAYERS = 24, 4, 2
 CUT = {"null_seeds": (0,), "shuffled_seeds": (0,), "seed": 0, "progress": False}
-GONE = ("across_prompts", "plane_interaction", "what_if_rope")  # by decision, for 0.4
+GONE = ("any_distance",)  # measures that 0.4 has not: a function now
 # model -> its directory, a backend that loads it
 MODELS = {
     "mini_bridge": ("mini", "bridge"),
@@ -110,8 +110,8 @@ def machine() -> str:
 
 
 def names() -> list[str]:
-    """Return the names of the built-in measures of a model and prompts, those left out that 0.4 has not."""
-    return [name for name in registry.measurable() if name in registry.BUILT_IN and name not in GONE]
+    """Return the names of the built-in measures of a model and prompts."""
+    return [name for name in registry.measurable() if name in registry.BUILT_IN]
 
 
 @cache

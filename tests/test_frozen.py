@@ -6,6 +6,7 @@ What is said to differ stands in `CHANGED`, with the reason; what 0.4 has not, i
 import numpy as np
 import pytest
 import xarray as xr
+from freeze import GONE as GONE_MEASURES
 from freeze import MODELS, OPTIONS, found_now, frozen, frozen_file, machine, model_of, names
 
 pytestmark = pytest.mark.slow
@@ -60,6 +61,10 @@ def require_equal(name: str, old: xr.DataArray, new: xr.DataArray, tolerance: fl
         assert np.mean(one != other) < 0.02, name
         return
     np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * max(largest, 1e-12), err_msg=name)
+
+
+def test_every_frozen_measure_is_compared():
+    assert set(frozen("mini_bridge").children) - {"prompts"} <= {*names(), *GONE_MEASURES}
 
 
 def test_options_are_of_measures_that_exist():

@@ -1,5 +1,6 @@
 """Losses under named hooks: against plain runs of the model, with intervals, nulls, words; taken up after a stop."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +10,8 @@ import xarray as xr
 from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
-from tl_posgen.core import engine
-from tl_posgen.core.files import read_netcdf
+from tl_posgen.core import store
+from tl_posgen.errors import InputError
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, to_prompts
@@ -21,6 +22,9 @@ CUT = {"length": 16, "n_prompts": 4, "progress": False}
 
 def off(z, hook):
     return z * 0
+
+
+HOOKS = [("blocks.0.attn.hook_z", off)]
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def test_the_passes_are_those_that_are_made(mini, monkeypatch):
 
 @pytest.mark.slow
 def test_conditions_that_were_finished_before_a_stop_are_not_measured_again(mini, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(store, "WORTH_KEEPING", 0.0)
     under, measured = BandAblation.under, []
 
     def stopping(self, run, hooks):
@@ -108,16 +112,72 @@ def test_conditions_that_were_finished_before_a_stop_are_not_measured_again(mini
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if KINDS[name].runs_model])
 def test_a_measure_that_takes_up_its_finished_conditions_finds_the_same(small_model, tmp_path, monkeypatch, name):
-    """All that was finished is taken away but the conditions: what is not theirs is measured again, they are not."""
-    monkeypatch.setattr(engine, "WORTH_KEEPING", 0.0)
-    how = {"measures": [KINDS[name].with_options(OPTIONS.get(name, {}))], "null_seeds": (0,), "progress": False}
-    how |= {"length": None if name == "length_extrapolation" else 18, "n_prompts": 4, "keep": tmp_path}
+    """It is stopped when all conditions of the model itself are finished, and none of its parts is."""
+    kind = KINDS[name]
+    monkeypatch.setattr(store, "WORTH_KEEPING", 0.0)
+    how = {"measures": [kind.with_options(OPTIONS.get(name, {}))], "null_seeds": (0,), "progress": False}
+    how |= {"length": None if name == "length_extrapolation" else 18, "n_prompts": 4}
     whole = tl_posgen.analyze(small_model, bundled_text(), **how)[name]
-    conditions = [path for path in tmp_path.iterdir() if "/cell" in read_netcdf(path)]
-    for path in set(tmp_path.iterdir()) - set(conditions):
-        path.unlink()
-    times = {path: path.stat().st_mtime_ns for path in conditions}
-    found = tl_posgen.analyze(small_model, bundled_text(), **how)[name]
+    of_model = kind.of_model
+
+    def stopping(self, run):
+        of_model(self, run)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "of_model", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            tl_posgen.analyze(small_model, bundled_text(), keep=tmp_path, **how)
+    finished = len(list(tmp_path.rglob("*/*.nc")))
+    found = tl_posgen.analyze(small_model, bundled_text(), keep=tmp_path, **how)[name]
     xr.testing.assert_identical(found.dataset, whole.dataset)
     assert found.findings() == whole.findings()
-    assert all(path.stat().st_mtime_ns == then for path, then in times.items())
+    assert not list(tmp_path.rglob("*/*.nc")), f"{finished} conditions are left of a finished measure"
+
+
+ODD = {
+    "give one or more": {},
+    "none of them 'unchanged'": {"unchanged": HOOKS},
+    "give a mapping of names to hooks": [("a", HOOKS)],
+    "give a mapping of names": {0: HOOKS},
+    "condition 'a': it has no hooks": {"a": []},
+    "condition 'a': fwd_hooks: no hook point 'blocks.9.attn.hook_z'": {"a": [("blocks.9.attn.hook_z", off)]},
+    "condition 'a': fwd_hooks: no hook point is chosen by this filter": {"a": [(lambda name: False, off)]},
+    "control 'nothing' is none of the conditions a": {"a": HOOKS},
+}
+
+
+@pytest.mark.parametrize("said", ODD)
+def test_conditions_that_cannot_be_compared_are_refused_before_any_is_run(mini, monkeypatch, said):
+    @dataclass(frozen=True)
+    class Odd(Interventions):
+        control = "nothing" if "nothing'" in said else ""
+
+        def conditions(self, run):
+            return ODD[said]
+
+    monkeypatch.setattr("tl_posgen.core.run.token_losses", lambda *_: pytest.fail("was run"))
+    with pytest.raises(InputError, match=re.escape(said)):
+        Odd()(mini, bundled_text(), null_seeds=(), **CUT)
+
+
+def test_shares_of_a_control_that_costs_nothing_are_not_defined(mini):
+    @dataclass(frozen=True)
+    class Nothing(Interventions):
+        control = "b"
+
+        def conditions(self, run):
+            return {name: [("blocks.0.attn.hook_z", lambda z, hook: z)] for name in "ab"}
+
+    table = Nothing()(mini, bundled_text(), null_seeds=(), **CUT).table()
+    assert table["recovered"].isna().all()
+
+
+def test_conditions_of_a_null_model_are_those_of_the_model(mini):
+    @dataclass(frozen=True)
+    class Other(Interventions):
+        def conditions(self, run):
+            return {"a" if run.init is None else "b": HOOKS}
+
+    with pytest.raises(InputError, match="other names for a null model"):
+        Other()(mini, bundled_text(), null_seeds=(0,), **CUT)

@@ -11,11 +11,16 @@ import xarray as xr
 from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import Measure, Variable, in_words
 from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.run import Run
+from tl_posgen.errors import InputError
+from tl_posgen.hooks.given import check_hooks
 from tl_posgen.report.kinds import bars
 
 UNTOUCHED = "unchanged"  # the condition without hooks
 MOST_NAMED = 6  # conditions in a sentence
+SOME = 8  # conditions, where they are not known before
+WORTHLESS = 0.01  # nats
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Interventions(Measure):
     r"""rise = L(condition) - L(unchanged): the loss of the running model under every one of its `conditions`.
 
     A subclass gives `conditions`, name -> hooks; losses by prompt, rises with intervals and null models, sentence,
-    table and bars follow. A condition that was finished before a stop is not measured again.
+    table and bars follow. With `keep=`, a condition of a measure of this package is not measured again after a stop.
 
     Attributes:
         control: the condition that takes away all that is asked about: with one, the table has the share of its rise
@@ -66,11 +71,35 @@ class Interventions(Measure):
         return {"condition": UNTOUCHED}
 
     def passes(self, run: Run) -> int:
-        return len(run.rows) * (1 + len(self.conditions(run)))
+        is_known = not self.after or bool(run.before)  # else conditions may read what is not measured yet
+        return len(run.rows) * (1 + (len(self.conditions(run)) if is_known else SOME))
 
     def of_model(self, run: Run) -> xr.Dataset:
-        hooks = {UNTOUCHED: [], **self.conditions(run)}
+        conditions = self.conditions(run)
+        self.check(run, conditions)
+        hooks = {UNTOUCHED: [], **conditions}
         return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
+
+    def check(self, run: Run, conditions: Any) -> None:
+        """Refuse conditions that are not names with hooks that fire, before any of them is run.
+
+        Hooks of measures of this package are tested, and not looked at here.
+        """
+        if not isinstance(conditions, Mapping) or not all(isinstance(name, str) and name for name in conditions):
+            raise InputError(f"{self.name}: conditions gives {conditions!r}: give a mapping of names to hooks")
+        if not conditions or UNTOUCHED in conditions:
+            told = ", ".join(conditions) or "nothing"
+            raise InputError(f"{self.name}: conditions gives {told}: give one or more, none of them {UNTOUCHED!r}")
+        if self.control and self.control not in conditions:
+            raise InputError(f"{self.name}: control {self.control!r} is none of the conditions {', '.join(conditions)}")
+        if run.trained is not None and list(run.trained["condition"].values[1:]) != list(conditions):
+            raise InputError(f"{self.name}: conditions gives other names for a null model than for the model itself")
+        for name, hooks in conditions.items() if self.name not in BUILT_IN else ():
+            try:
+                if not check_hooks(run.model, hooks):
+                    raise InputError("it has no hooks")
+            except InputError as error:
+                raise InputError(f"{self.name}, condition {name!r}: {error}") from error
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the variables of one condition: its loss by prompt, unless overridden."""
@@ -91,9 +120,11 @@ class Interventions(Measure):
         return own.number(own.array("loss", condition=condition) - own.array("loss", condition=UNTOUCHED))
 
     def recovered(self, own: Numbers) -> dict[str, float]:
-        """Return (L(control) - L) / (L(control) - L(unchanged)) by condition."""
+        """Return (L(control) - L) / (L(control) - L(unchanged)) by condition; NaN where the control costs less than
+        WORTHLESS nats: a share of nothing is noise."""
         rises = {name: rise.value for name, rise in self.rises(own).items()}
-        return {name: 1 - rise / rises[self.control] for name, rise in rises.items()}
+        worth = rises[self.control] if rises[self.control] >= WORTHLESS else np.nan
+        return {name: 1 - rise / worth for name, rise in rises.items()}
 
     def findings(self, own: Numbers) -> list[str]:
         rises = self.rises(own)

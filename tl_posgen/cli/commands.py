@@ -124,7 +124,7 @@ def app_for(words: Sequence[str] = ()) -> App:
     app = App(
         name="tl-posgen",
         help="How does a language model's attention use position?\n\nEvery measure is a command too: rules, "
-        "what-if-rope, sources, variance and others; `tl-posgen measures` lists them.",
+        "sources, variance and others; `tl-posgen measures` lists them.",
         version=f"tl-posgen {version('tl-posgen')}",
         help_format="plaintext",
         default_parameter=Parameter(allow_repeating=True),  # the last one counts

@@ -47,7 +47,6 @@ from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import Passes, Stage
 
 Prompts: TypeAlias = str | Sequence[Any] | Int[Tensor, "batch pos"] | Int[Tensor, " pos"]
-WORTH_KEEPING = 0.2  # seconds that a cell of conditions must have taken to be kept
 Measures: TypeAlias = str | Measure | type[Measure] | Sequence[Any] | None
 
 
@@ -108,9 +107,9 @@ def analyze(
         streaming: whether forward passes form no [query, key] matrix, see `tl_posgen.streaming`; if left out, those of
             prompts longer than 1,024 tokens where the model allows it.
         keep: directory for finished parts: what the measures that share a pass, and each of the others, found of the
-            model and of each random init. An analysis that was stopped goes on from there when it is called again with
-            the same weights, prompts and settings; measures of other packages, and what shares their pass, are
-            measured anew.
+            model and of each random init, and of one that is not finished the conditions that are (and took .2 s). An
+            analysis that was stopped goes on from there when it is called again with the same weights, prompts and
+            settings; measures of other packages, and what shares their pass, are measured anew.
         progress: show a bar of the forward passes, and say early how long it takes if that is more than 20 s.
 
     Returns:
@@ -285,19 +284,6 @@ class Analysis:
         more = {"tokens": content(self.rows[measure.name]), "after": content(read)}
         return {**self.depends_on, **more, **({} if init is None else {"null_model": init})}
 
-    def cell(
-        self,
-        measure: Measure,
-        init: str | None,
-        depends_on: Mapping[str, Any],
-        at: Mapping[str, Any],
-        make: Callable[[], xr.Dataset],
-    ) -> xr.Dataset:
-        """Return one finished cell of a measure's conditions, or make and keep it."""
-        name = f"{measure.name} {self.label(init)} {' '.join(map(str, at.values()))}"
-        which = {**depends_on, "cell": content(at)}
-        return self.parts.datasets(name, [measure], which, lambda: {"cell": make()}, least=WORTH_KEEPING)["cell"]
-
     def label(self, init: str | None) -> str:
         """Return the name of the model, or of a null model."""
         return label_of(self.wrapped, init)
@@ -325,7 +311,8 @@ class Analysis:
         label, wrapped = self.built(init)
         keep = None
         if self.parts.directory is not None:
-            keep = partial(self.cell, measure, init, self.dependencies(measure, init, read))
+            depends_on = self.dependencies(measure, init, read)
+            keep = partial(self.parts.condition, f"{measure.name} {self.label(init)}", measure, depends_on)
         run = Run(
             measure=measure,
             wrapped=wrapped,

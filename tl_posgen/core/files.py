@@ -50,8 +50,15 @@ def write_files(directory: str | os.PathLike, files: Mapping[str, bytes]) -> Non
     is no room for all of them, none is replaced."""
     directory = as_path(directory)
     with _output_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        _replace(directory, files)
+        made = [one for one in (directory, *directory.parents) if not one.exists()]
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            _replace(directory, files)
+        except BaseException:
+            with suppress(OSError):
+                for one in made:
+                    one.rmdir()
+            raise
 
 
 def _replace(directory: Path, files: Mapping[str, bytes]) -> None:

@@ -441,8 +441,8 @@ def one_side(dataset: xr.Dataset, init: str = TRAINED) -> xr.Dataset:
 
 
 def mean_over(array: xr.DataArray, over: Sequence[Any]) -> xr.DataArray:
-    """Return the mean over dims of the places that have a value; NaN where one lacks it without some group alone, as
-    the mean without that group is then one of other places."""
+    """Return the mean over dims of the places that have a value; NaN for a group whose removal leaves a place without
+    one, as the mean without that group is then of other places."""
     if "group" not in array.dims or not over:
         return array.mean(over)
     lost = (array.isnull() & array.sel(group=ALL, drop=True).notnull()).any(over)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from shutil import rmtree
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.core.files import as_path, netcdf_bytes, read_netcdf, require_writable, write_files
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.options import require
 from tl_posgen.core.registry import BUILT_IN
@@ -31,6 +33,8 @@ from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import fingerprint, versions
 from tl_posgen.models.wrapped import WrappedModel, wrap
+
+WORTH_KEEPING = 0.2  # seconds that a condition must have taken to be kept
 
 
 def key_of(configuration: Mapping[str, Any]) -> str:
@@ -70,18 +74,21 @@ def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
 
 
 class Parts:
-    """The finished parts of analyses, from which a stopped one goes on: datasets of one model or random init each.
+    """The finished parts of analyses, from which a stopped one goes on: datasets of one model or random init each; of a
+    measure that is not finished, the conditions that are.
 
     Its maker enters it: when the block is stopped it prints what is kept.
 
     Attributes:
         directory: where they are kept; None for nowhere.
         files: of the parts that this object has measured or read.
+        folders: of the conditions of parts that are not finished.
     """
 
     def __init__(self, directory: str | os.PathLike | None = None):
         self.directory = None if directory is None else require_writable(as_path(directory))
         self.files: list[Path] = []
+        self.folders: list[Path] = []
 
     @classmethod
     def kept_in(cls, keep: "str | os.PathLike | Parts | None") -> "AbstractContextManager[Parts]":
@@ -93,9 +100,11 @@ class Parts:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is not None and self.files:
-            n = len(self.files)
-            kept = "1 part is finished and kept" if n == 1 else f"{n} parts are finished and kept"
+        n, m = len(self.files), sum(1 for folder in self.folders for _ in folder.glob("*.nc"))
+        if error is not None and n + m:
+            words = [counted(n, "part")] if n else []
+            words += [counted(m, "condition") + (" of the next" if n else "")] if m else []
+            kept = f"{' and '.join(words)} {'is' if n + m == 1 else 'are'} finished and kept"
             tqdm.write(f"{kept} in {self.directory}; the same again goes on from there", file=sys.stderr)
 
     def report(self, name: str, configuration: Mapping[str, Any], make: Callable[[], Report]) -> Report:
@@ -108,17 +117,37 @@ class Parts:
         measures: Sequence[Measure],
         configuration: Mapping[str, Any],
         make: Callable[[], Mapping[str, xr.Dataset]],
-        least: float = 0.0,
     ) -> dict[str, xr.Dataset]:
-        """Return the datasets of these measures for one model, by name: of a finished part, or `make()`, kept if that
-        took as many seconds as `least`.
+        """Return the datasets of these measures for one model, by name: of a finished part, or `make()`.
 
         With a measure among them that is not built in nothing is kept, as nothing tells when its code changes.
         """
         if any(measure.name not in BUILT_IN for measure in measures):
             return dict(make())
-        asked = {measure.name: measure.options() for measure in measures}
-        return self._kept(name, {**configuration, "measures": asked}, make, netcdf_bytes, read_datasets, least)
+        return self._kept(name, with_measures(configuration, measures), make, netcdf_bytes, read_datasets)
+
+    def condition(
+        self,
+        name: str,
+        measure: Measure,
+        configuration: Mapping[str, Any],
+        at: Mapping[str, Any],
+        make: Callable[[], xr.Dataset],
+    ) -> xr.Dataset:
+        """Return what a measure found under one condition, at these labels: finished before, or `make()`, which is kept
+        until the part that `datasets` gives is finished, if it took WORTH_KEEPING seconds."""
+        if self.directory is None or measure.name not in BUILT_IN:
+            return make()
+        folder = folder_of(part_path(self.directory, name.rstrip(")"), with_measures(configuration, [measure])))
+        path = part_path(folder, " ".join(map(str, at.values())), {"at": content(at)})
+        if path.is_file():
+            return read_part(path, read_datasets)["condition"]
+        began, found = perf_counter(), make()
+        if perf_counter() - began >= WORTH_KEEPING:
+            self.folders += [] if folder in self.folders else [folder]
+            with suppress(OutputError):  # the part itself says so
+                write_part(path, netcdf_bytes({"condition": found}))
+        return found
 
     def _kept(
         self,
@@ -127,7 +156,6 @@ class Parts:
         make: Callable[[], Any],
         to_bytes: Callable[[Any], bytes],
         read: Callable[[Path], Any],
-        least: float = 0.0,
     ) -> Any:
         if self.directory is None:
             return make()
@@ -135,24 +163,36 @@ class Parts:
         if path.is_file():
             found = read_part(path, read)
         else:
-            began, found = perf_counter(), make()
-            if perf_counter() - began < least:
-                return found
+            found = make()
             try:
                 write_part(path, to_bytes(found))
             except OutputError as error:
                 tqdm.write(f"{name} is not kept: {error}", file=sys.stderr)
                 return found
         self.files.append(path)
+        rmtree(folder_of(path), ignore_errors=True)
+        self.folders = [folder for folder in self.folders if folder != folder_of(path)]
         return found
 
     def discard(self) -> None:
         """Delete them, and their directory if nothing else is in it."""
         with suppress(OSError):
+            for folder in self.folders:
+                rmtree(folder, ignore_errors=True)
             for path in self.files:
                 path.unlink(missing_ok=True)
             if self.directory is not None and not any(self.directory.iterdir()):
                 self.directory.rmdir()
+
+
+def with_measures(configuration: Mapping[str, Any], measures: Sequence[Measure]) -> dict[str, Any]:
+    """Return a configuration with the options of the measures."""
+    return {**configuration, "measures": {measure.name: measure.options() for measure in measures}}
+
+
+def folder_of(path: Path) -> Path:
+    """Return where the finished conditions of a part are that is not finished itself."""
+    return path.with_suffix("")
 
 
 def read_datasets(path: Path) -> dict[str, xr.Dataset]:

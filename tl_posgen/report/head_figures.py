@@ -66,7 +66,7 @@ def head_map(
         pairs = [(one, {}) if isinstance(one, str) else one for one in names]
         pairs = [(name, at) for name, at in pairs if name in result.own]
         for side, data, _ in sides(result):
-            for name, at in pairs:
+            for name, at in (one for one in pairs if one[0] in data):  # some are of the model alone
                 variable = result.measure.variables.get(name)
                 words = [f"{label} token" if dim == "tokens" else str(label) for dim, label in at.items()]
                 titles.append(f"{', '.join([variable.label if variable else name, *words])} · {side}")

@@ -21,6 +21,7 @@ from tl_posgen.core.options import require
 from tl_posgen.core.report import Report, load_provenance
 from tl_posgen.core.store import Parts, read_part, write_part
 from tl_posgen.errors import InputError, OutputError
+from tl_posgen.models.conversion.source import first_line
 from tl_posgen.models.loading.hub import drop_from_cache
 from tl_posgen.studies.study import Job, Study
 
@@ -136,7 +137,7 @@ def _outcomes(
         raise
     except Exception as error:  # of joblib or Ray: the jobs' own are returned
         if len(groups) == 1:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             yield from ((job.name, f"its worker was lost ({reason})") for job in groups[0])
             return
         for group in waiting.values():
@@ -193,7 +194,7 @@ def _executor(workers: int, ray: str | None) -> Iterator[dict[str, Any]]:
             break
         except Exception as error:  # Ray has many kinds, a plain Exception for a node that starts too slowly
             cluster.shutdown()
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             if "timed out during startup" not in reason or tried + 1 == STARTS:
                 raise InputError(f"ray: no Ray at {ray} ({reason}); start one with `ray start --head`") from error
     try:

@@ -227,11 +227,6 @@ def all_positions(capture: LayerCapture) -> DistanceDistribution:
     return uniform(capture.length)
 
 
-def visible_distances(capture: LayerCapture) -> DistanceDistribution:
-    """p(d) = 1 / n on the n distances at which a query of the prompt sees keys: for `by_split`."""
-    return uniform(min(capture.length, capture.geometry.window or capture.length))
-
-
 def near(width: int | float, floor: float = 0.05) -> tuple[float, ...]:
     """w_d = max(width - d, floor): a triangle with a floor, as weights by distance for `by_three_axis`.
 
