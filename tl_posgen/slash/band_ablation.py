@@ -96,6 +96,9 @@ class BandAblation(Dominance, Interventions):
                 "slash_ablation measures its slash scores with Q and K ablated"
             )
 
+    def passes(self, run: Run) -> int:
+        return len(run.rows) * len(ablations(self.schemes, run.tokens.shape[1]))
+
     def conditions(self, run: Run) -> Mapping[str, Any]:
         planned = ablations(self.schemes, run.tokens.shape[1])[1:]
         return {one.label: ablate_bands(run.model, one.kind, one.planes) for one in planned}
