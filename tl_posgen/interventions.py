@@ -72,19 +72,24 @@ class Interventions(Measure):
 
     def passes(self, run: Run) -> int:
         is_known = not self.after or bool(run.before)  # else conditions may read what is not measured yet
-        return len(run.rows) * (1 + (len(self.conditions(run)) if is_known else SOME))
+        return len(run.rows) * (1 + (len(self.named_conditions(run)) if is_known else SOME))
 
     def of_model(self, run: Run) -> xr.Dataset:
-        conditions = self.conditions(run)
-        self.check(run, conditions)
+        conditions = self.named_conditions(run)
+        if run.trained is not None and list(run.trained["condition"].values[1:]) != list(conditions):
+            raise InputError(f"{self.name}: conditions gives other names for a null model than for the model itself")
+        for name, given in conditions.items() if self.name not in BUILT_IN else ():  # ours are tested
+            try:
+                if not check_hooks(run.model, given):
+                    raise InputError("it has no hooks")
+            except InputError as error:
+                raise InputError(f"{self.name}, condition {name!r}: {error}") from error
         hooks = {UNTOUCHED: [], **conditions}
         return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
 
-    def check(self, run: Run, conditions: Any) -> None:
-        """Refuse conditions that are not names with hooks that fire, before any of them is run.
-
-        Hooks of measures of this package are tested, and not looked at here.
-        """
+    def named_conditions(self, run: Run) -> Mapping[str, Any]:
+        """Return the `conditions`; refuse what is no mapping of names, and a control that is none of them."""
+        conditions: Any = self.conditions(run)
         if not isinstance(conditions, Mapping) or not all(isinstance(name, str) and name for name in conditions):
             raise InputError(f"{self.name}: conditions gives {conditions!r}: give a mapping of names to hooks")
         if not conditions or UNTOUCHED in conditions:
@@ -92,14 +97,7 @@ class Interventions(Measure):
             raise InputError(f"{self.name}: conditions gives {told}: give one or more, none of them {UNTOUCHED!r}")
         if self.control and self.control not in conditions:
             raise InputError(f"{self.name}: control {self.control!r} is none of the conditions {', '.join(conditions)}")
-        if run.trained is not None and list(run.trained["condition"].values[1:]) != list(conditions):
-            raise InputError(f"{self.name}: conditions gives other names for a null model than for the model itself")
-        for name, hooks in conditions.items() if self.name not in BUILT_IN else ():
-            try:
-                if not check_hooks(run.model, hooks):
-                    raise InputError("it has no hooks")
-            except InputError as error:
-                raise InputError(f"{self.name}, condition {name!r}: {error}") from error
+        return conditions
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the variables of one condition: its loss by prompt, unless overridden."""
@@ -114,10 +112,6 @@ class Interventions(Measure):
         """Return the rise of the loss by condition, all but the unchanged."""
         rise = self.rise_of(own).drop_sel(condition=UNTOUCHED)
         return dict(zip(map(str, rise["condition"].values), own.along(rise, "condition"), strict=True))
-
-    def rise(self, own: Numbers, condition: str) -> Number:
-        """Return the rise of the loss under one condition; zero for the unchanged model."""
-        return own.number(own.array("loss", condition=condition) - own.array("loss", condition=UNTOUCHED))
 
     def recovered(self, own: Numbers) -> dict[str, float]:
         """Return (L(control) - L) / (L(control) - L(unchanged)) by condition; NaN where the control costs less than

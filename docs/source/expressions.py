@@ -97,8 +97,9 @@ def cone(result: Any) -> Iterator[Entry]:
 def band_ablation(result: Any) -> Iterator[Entry]:
     """Yield under each ablation the rise of the loss and the score of slash heads; the largest rise."""
     own = result.numbers
+    for condition, rise in result.measure.rises(own).items():
+        yield "loss_change", {"condition": condition}, rise
     for condition in own.data["condition"].values.tolist():
-        yield "loss_change", {"condition": condition}, result.measure.rise(own, condition)
         yield "slash_score", {"condition": condition}, result.measure.slash_score(own, condition)
     loss = own.array("loss", condition=None).mean("prompt")
     largest = abs(loss - loss.sel(condition="unchanged")).max("condition")

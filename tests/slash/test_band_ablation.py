@@ -44,7 +44,7 @@ def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(fami
         loss = result.own["loss"]
         change = loss.sel(condition=condition) - loss.sel(condition="unchanged")
         half = 3.1824 * float(change.std(ddof=1)) / 2
-        found = band.rise(own, condition)
+        found = band.rises(own)[condition]
         assert [found.low, found.high] == pytest.approx(
             [float(change.mean()) + side * half for side in (-1, 1)], rel=1e-4
         )
@@ -104,7 +104,7 @@ def test_the_sentences_tell_the_cost_of_every_band_and_what_is_left(result):
     bands, left, random = result.findings()
     kept = n_slash_heads_kept(result.own)
     parts = [
-        f"{name} {band.rise(own, at).plain:+.3f} ({int(kept.sel(condition=at))} kept)"
+        f"{name} {band.rises(own)[at].plain:+.3f} ({int(kept.sel(condition=at))} kept)"
         for name, at in ((name, f"drop {name}, thirds") for name in ("high", "medium", "low"))
     ]
     assert bands == f"A third of the planes dropped in every layer, the loss changes by {', '.join(parts)}."

@@ -335,7 +335,7 @@ def _frequencies_by(band_ablation: Result) -> list[Group]:
 
 def _frequencies(own: Numbers) -> str:
     def at(condition: str) -> str:
-        score, change = own.measure.slash_score(own, condition), own.measure.rise(own, condition)
+        score, change = own.measure.slash_score(own, condition), own.measure.rises(own)[condition]
         return f"{score.with_interval:.2f} (loss {change.with_interval:+.2f})"
 
     heads = "" if own.measure.n_heads(own).value else " of all heads, none dominant,"
