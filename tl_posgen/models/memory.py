@@ -10,8 +10,6 @@ import torch
 from tl_posgen.errors import InputError
 
 MATRICES = 3  # scores, scores under the mask, pattern: what one layer of eager attention holds at once
-IMPORTS = 0.8e9  # bytes that Python, torch and TransformerLens take themselves
-PEAK = 1.12  # bytes a byte of weights; docs/benchmarks.md, models of a size
 
 
 def memory_of(device: torch.device) -> int | None:
