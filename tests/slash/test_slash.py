@@ -114,6 +114,8 @@ def test_a_strong_head_of_a_short_prompt_is_found(mini, alice):
 
 # What is shown
 
+FIRST = "attention to the first token"
+
 
 def test_the_sentence_tells_the_numbers_of_the_dataset(result):
     data = result.own
@@ -127,6 +129,11 @@ def test_the_sentence_tells_the_numbers_of_the_dataset(result):
         f"({float(data['best_score'].max()):.3f}); at the previous token: L{layer}H{head} "
         f"({float(data['score'].sel(tokens='all', distance=1).max()):.3f})."
     ]
+
+
+def test_the_map_says_at_which_distance_its_scores_are(result):
+    titles = [one.text for one in result.plot("map").layout.annotations]
+    assert titles[:3] == [f"{words} · mini" for words in ("highest slash score", "slash score, distance 1", FIRST)]
 
 
 def test_profiles_have_a_curve_a_head_and_uniform_attention_in_each_layer(result, data):

@@ -68,7 +68,10 @@ def head_map(
         for side, data, _ in sides(result):
             for name, at in (one for one in pairs if one[0] in data):  # some are of the model alone
                 variable = result.measure.variables.get(name)
-                words = [f"{label} token" if dim == "tokens" else str(label) for dim, label in at.items()]
+                words = [
+                    f"{label} token" if dim == "tokens" else label if isinstance(label, str) else f"{dim} {label}"
+                    for dim, label in at.items()
+                ]
                 titles.append(f"{', '.join([variable.label if variable else name, *words])} · {side}")
                 arrays.append(at_labels(result, data[name], at))
         low, high = limits or (min(float(one.min()) for one in arrays), max(float(one.max()) for one in arrays))
