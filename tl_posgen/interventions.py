@@ -20,7 +20,7 @@ from tl_posgen.report.kinds import bars
 UNTOUCHED = "unchanged"  # the condition without hooks
 MOST_NAMED = 6  # conditions in a sentence
 SOME = 8  # conditions, where they are not known before
-WORTHLESS = 0.01  # nats
+WORTHLESS = 0.01  # nats: where a control costs less, shares of it are noise
 
 
 @dataclass(frozen=True)

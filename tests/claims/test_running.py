@@ -119,13 +119,14 @@ def test_every_number_of_a_judgement_is_one_of_a_result(claim, results, monkeypa
     if not set(claim.needs) <= set(results) - ELSEWHERE:
         return
     known = [value for name in claim.needs for value in labels_of(results[name])]
-    number = Numbers.number
+    numbers = Numbers._numbers  # of `number`, and of `along` at each label
 
-    def recorded(*args, **options):
-        known.extend([(found := number(*args, **options)).value, found.low, found.high, found.spread or 0])
+    def recorded(*args):
+        found = numbers(*args)
+        known.extend(value for one in found for value in (one.value, one.low, one.high, one.spread or 0))
         return found
 
-    monkeypatch.setattr(Numbers, "number", recorded)
+    monkeypatch.setattr(Numbers, "_numbers", recorded)
     words = " ".join(judge(claim, results)[1:3])
     for word in re.findall(r"(?<![\w.])[+-]?\d+(?:\.\d+)?%?(?![\w])", words):
         value = float(word.rstrip("%")) / (100 if word.endswith("%") else 1)

@@ -15,10 +15,10 @@ from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, in_words
 from tl_posgen.core.numbers import Number, Numbers, leave_one_out
 from tl_posgen.core.result import Result
+from tl_posgen.interventions import WORTHLESS
 from tl_posgen.position.decomposition.variance import SIZES
 from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES, fewer_of_inits
-from tl_posgen.position.substitution.substituted_loss import WORTHLESS
 from tl_posgen.position.substitution.substitution_figures import WORDS
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES

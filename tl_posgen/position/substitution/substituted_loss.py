@@ -16,6 +16,7 @@ from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.core.numbers import FEWEST, interval_of, leave_one_out
 from tl_posgen.core.run import Run
 from tl_posgen.hooks.replace_scores import HookList, ScoresOf
+from tl_posgen.interventions import WORTHLESS
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import judged, logits_of
 from tl_posgen.models.tokens import token_strings
@@ -39,7 +40,6 @@ from tl_posgen.stats.agreement import pearson, spearman
 SHARES = (0.25, 0.5, 0.75)  # shares of the residual between the condition itself (0) and the unchanged model (1)
 N_DOSES = 2 * len(SHARES)  # of two stand-ins
 NO_STAND_IN = ("unchanged", "uniform_attention")
-WORTHLESS = 0.01  # nats: where attention is worth less, shares of it are noise
 CONTROLS = ("position", "content")  # one part alone
 REPLACED_BY = ("split", "uniform attention")
 PREDICTORS = ("r", "attention_kl")

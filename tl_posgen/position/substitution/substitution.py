@@ -14,6 +14,7 @@ from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Whole, Within
 from tl_posgen.core.run import Run
+from tl_posgen.interventions import WORTHLESS
 from tl_posgen.position.substitution.hooks import by_constant, heads_from, substitute
 from tl_posgen.position.substitution.numbers.splits import Threshold
 from tl_posgen.position.substitution.substituted_loss import (
@@ -22,7 +23,6 @@ from tl_posgen.position.substitution.substituted_loss import (
     NO_STAND_IN,
     PREDICTORS,
     REPLACED_BY,
-    WORTHLESS,
     conditions_of,
     costs,
     losses_of_conditions,
