@@ -12,19 +12,17 @@ import xarray as xr
 
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.number import AtHead, Number, mean_of_nulls
 from tl_posgen.core.numbers import (
     ALL,
     KEPT,
     SAMPLED,
     TRAINED,
-    AtHead,
-    Number,
     Numbers,
     at_init,
     interval_of,
     leave_one_out,
     mean_of,
-    mean_of_nulls,
     mean_over,
 )
 from tl_posgen.core.options import fits

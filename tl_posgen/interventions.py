@@ -10,7 +10,8 @@ import xarray as xr
 
 from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import Measure, Variable, in_words
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tl_posgen.core.measure import HEAD
-from tl_posgen.core.numbers import TRAINED, Number, Numbers, at_init, mean_of
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import TRAINED, Numbers, at_init, mean_of
 
 Entry = tuple[str, dict[str, Any], Number]  # name, labels, number
 

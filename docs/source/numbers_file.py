@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tl_posgen.core.numbers import Number
+from tl_posgen.core.number import Number
 
 NUMBERS = Path(__file__).parents[1] / "numbers.json"
 OF_NUMBER = ("name", "value", "low", "high", "inits", "shuffled", "spread")  # keys of an entry that are no labels

@@ -15,7 +15,7 @@ import measure_pages
 import yaml
 from numbers_file import Measured, read_numbers
 
-from tl_posgen.core.numbers import Number, mean_of_nulls
+from tl_posgen.core.number import Number, mean_of_nulls
 
 if sys.version_info >= (3, 11):
     import tomllib

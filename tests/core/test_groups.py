@@ -11,8 +11,8 @@ from quick_options import OPTIONS
 
 import tl_posgen
 from tl_posgen.core import registry
-from tl_posgen.core.groups import PromptGroups, total
 from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.sums import PromptGroups, total
 from tl_posgen.stats.intervals import FEWEST, MOST_GROUPS, jackknife_interval, prompts_per_group
 
 pytestmark = pytest.mark.longer
@@ -64,7 +64,7 @@ def test_leaving_a_group_out_is_measuring_without_its_prompts(mini, prompts, nam
 def test_groups_change_no_number(mini, prompts, monkeypatch):
     how = {"measures": MEASURES, "layers": [1, 3], **QUICK}
     grouped = tl_posgen.analyze(mini, prompts, **how)
-    monkeypatch.setattr("tl_posgen.core.groups.prompts_per_group", lambda n: 2**30)
+    monkeypatch.setattr("tl_posgen.core.sums.prompts_per_group", lambda n: 2**30)
     for name, result in tl_posgen.analyze(mini, prompts, **how).items():
         kept = [key for key, array in result.own.items() if "rank" not in array.dims]  # equal kinds in any order
         xr.testing.assert_allclose(grouped[name].own[kept], result.own[kept], rtol=1e-9, atol=1e-9)

@@ -13,7 +13,8 @@ from scipy.stats import pearsonr, spearmanr
 
 from tl_posgen.core.formatting import format_bound, format_number
 from tl_posgen.core.measure import ENDS, TOKENS, Measure, Variable
-from tl_posgen.core.numbers import AtHead, Number, Numbers, leave_one_out, mean_over
+from tl_posgen.core.number import AtHead, Number
+from tl_posgen.core.numbers import Numbers, leave_one_out, mean_over
 from tl_posgen.errors import InputError
 from tl_posgen.report.tables import cell, short
 from tl_posgen.stats.intervals import jackknife_interval, mean_interval

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 import torch
 
-from tl_posgen.core.numbers import TRAINED, Number
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import load
 from tl_posgen.core.result import joined
 from tl_posgen.coupling import coupling_scores

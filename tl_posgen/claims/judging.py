@@ -11,7 +11,8 @@ import xarray as xr
 
 from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import Measure, Variable
-from tl_posgen.core.numbers import NULLS, TRAINED, Number, Numbers
+from tl_posgen.core.number import NULLS, Number
+from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.result import Result
 
 Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small

@@ -13,7 +13,8 @@ import numpy as np
 from tl_posgen.claims.judging import Claim, Criterion, Group, Verdict, ends_of_nulls, or_lacking
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, in_words
-from tl_posgen.core.numbers import Number, Numbers, leave_one_out
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers, leave_one_out
 from tl_posgen.core.result import Result
 from tl_posgen.interventions import WORTHLESS
 from tl_posgen.position.decomposition.variance import SIZES

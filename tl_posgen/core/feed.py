@@ -9,9 +9,9 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.core.groups import PromptGroups
 from tl_posgen.core.host_copies import HostCopies
 from tl_posgen.core.measure import Measure
+from tl_posgen.core.sums import PromptGroups
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import TRIMMED, run_capture
 from tl_posgen.models.conversion.weights import trim

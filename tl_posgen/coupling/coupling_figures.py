@@ -11,7 +11,8 @@ from plotly.colors import sample_colorscale
 
 from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import TokenView
-from tl_posgen.core.numbers import TRAINED, Number, intervals_of
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import TRAINED, intervals_of
 from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.figures import (
     COLOURS,

@@ -15,7 +15,8 @@ from tl_posgen.core.engine import drawn
 from tl_posgen.core.formatting import format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.null_models import check_seed, check_seeds
-from tl_posgen.core.numbers import TRAINED, Number, Numbers
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.store import Parts

@@ -8,7 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.core.numbers import Number, intervals_of
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import intervals_of
 from tl_posgen.report.figures import (
     COLOURS,
     MARKS,

@@ -22,7 +22,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, in_words
-from tl_posgen.core.numbers import KEPT, Number
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import KEPT
 from tl_posgen.report.figures import (
     AT_START,
     COLOURS,

@@ -10,7 +10,8 @@ import xarray as xr
 
 from tl_posgen.core.formatting import counted, format_bound, in_brackets
 from tl_posgen.core.measure import HEAD, Variable
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import UnsupportedModelError

@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.report.figures import COLOURS, Panels, sides
 from tl_posgen.report.head_figures import head_names
 

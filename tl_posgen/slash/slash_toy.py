@@ -12,7 +12,8 @@ from tqdm.auto import trange
 from tl_posgen.arithmetic import full_precision
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import Variable
-from tl_posgen.core.numbers import TRAINED, Number, Numbers
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.result import Result, joined
 from tl_posgen.slash.numbers.slash_scores import uniform_scores
 from tl_posgen.slash.slash_toy_figures import maps, profile, training

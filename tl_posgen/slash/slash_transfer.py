@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS, TokenView, Variable
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture

@@ -11,13 +11,13 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tl_posgen.core.groups import PromptGroups, total
 from tl_posgen.core.host_copies import HostCopies
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
-from tl_posgen.core.numbers import Number, Numbers, mean_of
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers, mean_of
 from tl_posgen.core.options import Distances, Each
 from tl_posgen.core.run import Run
-from tl_posgen.core.sums import Sums
+from tl_posgen.core.sums import PromptGroups, Sums, total
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads

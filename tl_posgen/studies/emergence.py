@@ -18,7 +18,8 @@ from tl_posgen.core import registry
 from tl_posgen.core.engine import Measures, analyze, drawn
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.null_models import NullModels, check_seed, check_seeds
-from tl_posgen.core.numbers import TRAINED, Number, Numbers, intervals_of, mean_of
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import TRAINED, Numbers, intervals_of, mean_of
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts

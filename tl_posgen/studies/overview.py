@@ -14,7 +14,8 @@ import torch
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import ALL, TRAINED, Number, Numbers, mean_of
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import ALL, TRAINED, Numbers, mean_of
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result

@@ -10,7 +10,8 @@ from scipy.stats import t
 from tl_posgen.claims import PAPERS
 from tl_posgen.claims.running import analyses_of
 from tl_posgen.core.formatting import format_number
-from tl_posgen.core.numbers import Number, interval_of
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.streaming.stream import streaming_policy

@@ -10,7 +10,8 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError

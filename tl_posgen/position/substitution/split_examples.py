@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tl_posgen.core.formatting import format_number, in_brackets
 from tl_posgen.core.measure import Measure, TokenView, Variable
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count
 from tl_posgen.core.run import Run
 from tl_posgen.models.capture.capturing import run_capture

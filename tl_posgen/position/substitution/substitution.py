@@ -11,7 +11,8 @@ import xarray as xr
 from tl_posgen.core import options
 from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import WORTHLESS
