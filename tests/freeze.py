@@ -33,7 +33,7 @@ REAL = "SmolLM2_two_layers"
 BACKENDS = ("bridge", "hooked")
 LENGTH, PROMPTS, LAYERS = 24, 4, 2
 CUT = {"null_seeds": (0,), "shuffled_seeds": (0,), "seed": 0, "progress": False}
-GONE = ("any_distance",)  # measures that 0.4 has not: a function now
+GONE = ("any_distance", "plane_sufficiency")  # measures that 0.4 has not: a function now; `Planes.correlation`
 # model -> its directory, a backend that loads it
 MODELS = {
     "mini_bridge": ("mini", "bridge"),

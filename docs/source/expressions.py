@@ -56,6 +56,24 @@ def coupling(result: Any) -> Iterator[Entry]:
     yield "blocks", {}, Number(float(result.own.sizes["state"] - 1))
 
 
+def planes(result: Any) -> Iterator[Entry]:
+    """Yield the correlation over heads of the sum of plane scores with the interaction share."""
+    yield "score_interaction_r", {"tokens": "without first"}, result.measure.correlation(result.numbers)
+
+
+def plane_perturbation(result: Any) -> Iterator[Entry]:
+    """Yield the rise of the loss under each edit and its control, and the rank correlations over the map."""
+    own, measure = result.numbers, result.measure
+    for cost in own.data["cost"].values.tolist():
+        rise = measure.rise_of(own, cost)
+        for condition in own.data["condition"].values.tolist():
+            at = {"condition": condition, "cost": cost}
+            yield "rise", at, own.number(rise.sel(condition=condition))
+        for edit in own.data["map_edit"].values.tolist() if "map_rise" in own else ():
+            at = {"map_edit": edit, "part": "position", "cost": cost}
+            yield "rho", at, measure.rho(own, edit, "position", cost)
+
+
 def slash(result: Any) -> Iterator[Entry]:
     """Yield how many heads there are."""
     yield n_heads(result.numbers, "best_score")
@@ -161,6 +179,8 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
         slash_toy,
         cone,
         band_ablation,
+        planes,
+        plane_perturbation,
         sources,
         substitution,
     )

@@ -23,7 +23,6 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
     ),
     "Which planes of RoPE carry it?": (
         "planes",
-        "plane_sufficiency",
         "plane_perturbation",
         "slash_planes",
         "cone",

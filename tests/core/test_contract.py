@@ -45,7 +45,7 @@ def of_measure(small_model):
 
 LONGER = {"substitution", "band_ablation", "profiles", "perturbation"}
 LONGER |= {"key_cut", "plane_perturbation", "token_coupling", "dummy_distance", "length_extrapolation", "sources"}
-LONGER |= {"residual", "cone", "slash_planes", "plane_sufficiency", "planes", "rules"}
+LONGER |= {"residual", "cone", "slash_planes", "planes", "rules"}
 CASES = [pytest.param(name, marks=pytest.mark.longer) if name in LONGER else name for name in NAMES]
 
 
@@ -68,7 +68,7 @@ def with_inits(result, n, *, shuffled=False):
     return replace(result, dataset=result.dataset.sel(init=kept))
 
 
-SHUFFLING = {"plane_sufficiency", "plane_perturbation", "substitution"}  # planes or tokens, themselves
+SHUFFLING = {"plane_perturbation", "substitution"}  # planes or tokens, themselves
 
 
 def concludes(result):

@@ -23,9 +23,9 @@ from tl_posgen.slash import Slash
 pytestmark = pytest.mark.longer
 
 CUT = {"length": 12, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}
-MEASURES = ("mean_key", "slash", "slash_transfer", "loss", "plane_sufficiency")
+MEASURES = ("mean_key", "slash", "slash_transfer", "loss", "split_examples")
 SHARED = 4  # of the files: of the model, two random inits and shuffled weights
-FILES = SHARED + 2 * 3  # slash_transfer and plane_sufficiency run the model themselves, and no shuffled weights
+FILES = SHARED + 2 * 3  # slash_transfer and split_examples run the model themselves, and no shuffled weights
 
 
 def measured(model, **more):

@@ -153,4 +153,4 @@ def test_values_with_and_without_the_first_token_are_stacked():
     torch.testing.assert_close(both[0], with_all.double())
     torch.testing.assert_close(both[1, :, :3], rest.double())
     assert both[1, :, 3].isnan().all()
-    assert by_tokens({"x": with_all}, None)["x"][1].isnan().all()
+    assert by_tokens({"x": with_all, "y": rest}, {"x": rest})["y"] is rest

@@ -65,7 +65,7 @@ KINDS = {  # those of every command
     "distance": partial(of_measures, "dummy_distance"),
     "perturb": partial(of_measures, Perturbation(ratios=(0, 0.1), n_cloze=4)),
     "length": partial(of_measures, LengthExtrapolation(inside=32, times=2)),
-    "planes": partial(of_measures, "planes", "plane_sufficiency"),
+    "planes": partial(of_measures, "planes"),
     "perturb-planes": partial(of_measures, PlanePerturbation(strengths=(0.3, 1))),
     "profiles": partial(of_measures, "profiles"),
     "cut-keys": partial(of_measures, KeyCut(shares=(0, 0.5, 1), controls=1)),

@@ -23,7 +23,6 @@ MAP = heat(xr.DataArray(np.eye(2), {"layer": [0, 1], "head": [0, 1]}, ("layer", 
     [
         (["variance"], True),
         (["slash", "slash_planes", "cone", "band_ablation", "slash_ablation"], True),
-        (["planes", "plane_sufficiency"], True),
         (["profiles", "slash", "variance"], True),
         (["plane_perturbation", "planes"], True),
         (["three_axis", "variance", "mean_key"], False),

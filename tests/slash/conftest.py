@@ -86,7 +86,7 @@ def by_hand():
         def consumer(layer, number):
             layer.prompt = number
             layer.tokens = layer.tokens if named else None
-            sums.add_layer(layer, measure.of_layer(layer))
+            sums.add_layer(layer, stacked(measure.of_layer(layer)))
 
         for number, row in enumerate(rows):
             run_capture(model, row[None], partial(consumer, number=number), measure.needs)

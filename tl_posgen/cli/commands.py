@@ -76,7 +76,7 @@ COMMANDS = {
     ),
     "planes": MeasureCommand(
         "Magnitude and phase of queries and keys in RoPE's planes: could the model entangle, and did training?",
-        ["planes", "plane_sufficiency"],
+        ["planes"],
     ),
     "perturb-planes": MeasureCommand(
         "Shuffle magnitudes, phases or positions in RoPE's planes: what does it cost, all at once and plane by plane?",

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.core.host_copies import HostCopies
-from tl_posgen.core.measure import Measure
+from tl_posgen.core.measure import Measure, stacked
 from tl_posgen.core.sums import PromptGroups
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import TRIMMED, run_capture
@@ -80,7 +80,7 @@ class Feed:
         if capture.edited_pattern:
             self._edited_patterns.add(capture.layer)
         layer_by_layer = (one for one in self.measures if type(one).of_layer is not Measure.of_layer)
-        values = {measure.name: measure.of_layer(capture) for measure in layer_by_layer}
+        values = {measure.name: stacked(measure.of_layer(capture)) for measure in layer_by_layer}
         self.add_copies()
         self._copies = HostCopies.start(capture, values)
         if capture.device.type == "cpu":  # nothing to wait for

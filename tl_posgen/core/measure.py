@@ -240,8 +240,11 @@ class Measure:
         not known before."""
         return self
 
-    def of_layer(self, layer: "LayerCapture") -> Mapping[str, Any]:
-        """Return, by name, an array [*dims of the variable, layer left out] or an object with a `+`, of one prompt."""
+    def of_layer(self, layer: "LayerCapture") -> Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return, by name, an array [*dims of the variable, layer left out] or an object with a `+`, of one prompt.
+
+        A pair of such mappings, of all tokens and without the first one, fills the dim "tokens" of what both have.
+        """
         raise NotImplementedError
 
     def of_logits(self, tokens: Tensor, logits: Tensor) -> Mapping[str, Any]:
@@ -326,22 +329,29 @@ def paragraphs_of(cls: type) -> list[str]:
     return [re.sub(r"\s+", " ", one).strip() for one in text.split("\n\n")]
 
 
-def by_tokens(everything: Mapping[str, Tensor], rest: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Stack values of all tokens and values without the first token along a first axis; NaN where there are none.
+def by_tokens(everything: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Stack values of all tokens and values without the first token along a first axis, padded with NaN to one shape;
+    what `rest` lacks stays as it is.
 
     Example:
         >>> import torch
-        >>> by_tokens({"r": torch.tensor([0.5])}, None)["r"].tolist()
-        [[0.5], [nan]]
+        >>> found = by_tokens({"r": torch.tensor([0.5]), "a": torch.tensor([2.0])}, {"r": torch.tensor([0.25])})
+        >>> found["r"].tolist(), found["a"].tolist()
+        ([[0.5], [0.25]], [2.0])
     """
     import torch
 
-    found = {}
-    for name, value in everything.items():
-        other = torch.full_like(value, torch.nan) if rest is None else rest[name]
+    found = dict(everything)
+    for name, other in rest.items():
+        value = everything[name]
         shape = [max(sizes) for sizes in zip(value.shape, other.shape, strict=True)]
         both = torch.full((2, *shape), torch.nan, dtype=DOUBLE, device=value.device)
         for row, one in zip(both, (value, other), strict=True):
             row[tuple(map(slice, one.shape))] = one
         found[name] = both
     return found
+
+
+def stacked(found: Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return values by name; of a pair, those of all tokens and those without the first token, with the dim tokens."""
+    return by_tokens(*found) if isinstance(found, tuple) else found

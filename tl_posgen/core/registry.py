@@ -19,7 +19,6 @@ BUILT_IN = {  # name -> module:Class
     "attention_examples": "tl_posgen.position.decomposition.attention_examples:AttentionExamples",
     "residual": "tl_posgen.position.decomposition.residual:Residual",
     "planes": "tl_posgen.position.planes.planes:Planes",
-    "plane_sufficiency": "tl_posgen.position.planes.plane_sufficiency:PlaneSufficiency",
     "plane_perturbation": "tl_posgen.position.planes.plane_perturbation:PlanePerturbation",
     "dummy_distance": "tl_posgen.position.distance.dummy_distance:DummyDistance",
     "substitution": "tl_posgen.position.substitution.substitution:Substitution",

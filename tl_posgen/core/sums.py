@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
-from tl_posgen.core.measure import LABELS, Measure, Variable
+from tl_posgen.core.measure import LABELS, Measure, Variable, stacked
 from tl_posgen.core.numbers import ALL
 from tl_posgen.stats.intervals import FEWEST, prompts_per_group
 
@@ -185,13 +185,15 @@ class Sums:
             return xr.DataArray(whole[0], coords, tuple(inner)).transpose(*dims)
         return xr.DataArray(whole, {"layer": list(found), **coords}, ("layer", *inner)).transpose(*dims)
 
-    def variables_of(self, found: Mapping[int, Mapping[str, Tensor]], dims: tuple[str, ...] = ()) -> xr.Dataset:
+    def variables_of(self, found: Mapping[int, Any], dims: tuple[str, ...] = ()) -> xr.Dataset:
         """Return the variables among tensors by layer and name as one dataset, see `over_layers`.
 
         Args:
+            found: by layer, what `Measure.of_layer` may return.
             dims: of all of them, "layer" included, where these are not those that the measure declares.
         """
-        known = {name: {layer: one[name] for layer, one in found.items() if name in one} for name in self.dims}
+        by_name = {layer: stacked(one) for layer, one in found.items()}
+        known = {name: {layer: one[name] for layer, one in by_name.items() if name in one} for name in self.dims}
         arrays = {
             name: {layer: one.detach().to("cpu", DOUBLE).numpy() for layer, one in values.items()}
             for name, values in known.items()

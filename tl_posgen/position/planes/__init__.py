@@ -3,7 +3,6 @@
 from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.planes.numbers.inverse_dft import fit_frequencies, head_for_table
 from tl_posgen.position.planes.plane_perturbation import PlanePerturbation
-from tl_posgen.position.planes.plane_sufficiency import PlaneSufficiency
 from tl_posgen.position.planes.planes import Planes
 
-__all__ = ["PlanePerturbation", "PlaneSufficiency", "Planes", "fit_frequencies", "head_for_table", "perturb_planes"]
+__all__ = ["PlanePerturbation", "Planes", "fit_frequencies", "head_for_table", "perturb_planes"]

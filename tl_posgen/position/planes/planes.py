@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import torch
 import xarray as xr
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
+from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
+from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances, NonNegative, Positive
 from tl_posgen.core.sums import Sums
@@ -20,35 +23,28 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
+from tl_posgen.models.selection import head_name
 from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
     PlaneMoments,
     plane_parts,
     plane_scores,
-    relative_phase,
     side_patterns,
     sufficiency,
 )
-from tl_posgen.position.planes.planes_figures import magnitude, phases, shares
+from tl_posgen.report.figures import MARKS, Panels, model_label, sides
+from tl_posgen.report.head_figures import layer_curves
+from tl_posgen.report.kinds import points
 from tl_posgen.rope.rotation import complex_frequencies
 
-EPS = 0.5
-EPS_GRID = (0.1, 0.2, 0.3, 0.5, 1.0)
 CONDITIONS = {"position": "the key is nearly constant", "quiet": "it is too small to matter", "slow": "it hardly turns"}
 WAVELENGTHS = [0, 16, 128, 1024, 8192, np.inf]  # in tokens: the bands of the table
 WAVELENGTH_NAMES = ["up to 16", "16 to 128", "128 to 1024", "1024 to 8192", "above 8192"]
+MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
 
 BOTH, OF_SIDE, OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
-SPECTRUM = "(sum l)^2 / sum l^2, l the eigenvalues of E xx'"
-CONSTANT = "|E z| / E|z|; 1: always the same vector"
-EVERY = "over every (query, key, distance), as softmax sees them"
-ADDS_UP = "of each part, adds up to 1 over planes; a negative plane works against the others"
-SCORE = "scale E|q^m| E|k^m - kbar^m| max_d 2|sin(theta_m (d - d0) / 2)|"
-MEETS = (
-    "1 or 0. position: E|k - kbar| <= eps E|k|; quiet: 4 scale E|q| E|k| <= eps std; "
-    "slow: max_d 2|sin(theta (d - d0) / 2)| <= eps"
-)
+INTERACTION = {"part": "interaction", **OUT}
 
 
 def require_rope(self: Measure, model: Model) -> None:
@@ -57,26 +53,50 @@ def require_rope(self: Measure, model: Model) -> None:
     encoding = encoding_of(model)
     if encoding and "rotary" not in encoding:
         raise UnsupportedModelError(
-            f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes, "
-            "plane_sufficiency and plane_perturbation out (three_axis and variance work)"
+            f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes and "
+            "plane_perturbation out (three_axis and variance work)"
         )
 
 
-def _over_layers(measure: Measure, sums: Sums, found: Mapping[int, Mapping[str, Tensor]]) -> xr.Dataset:
-    """Return arrays of layers with RoPE, and the wavelengths of their planes, as one dataset; other layers are NaN.
-
-    Raises:
-        UnsupportedModelError: no layer has RoPE.
-    """
-    if not found:
-        raise UnsupportedModelError(
-            f"layers {', '.join(map(str, sums.layers))}: none of them has RoPE, so there are no planes; "
-            f"choose other layers, or leave {measure.name} out"
-        )
-    geometries = {layer: sums.layers[layer][0] for layer in found}
-    wavelengths = {at: 2 * torch.pi / complex_frequencies(one.rope, one.d_head) for at, one in geometries.items()}
-    whole = {layer: {**values, "wavelength": wavelengths[layer]} for layer, values in found.items()}
-    return sums.variables_of(whole).reindex(layer=sorted(sums.layers))
+def _draw_phases(result: Any) -> go.Figure:
+    """Draw the heads with the largest share of each part, one marker per plane, its angle the mean phase."""
+    highest = {part: result.numbers.extreme("share", part=part) for part in PARTS}
+    chosen = {part: (one.layer, one.head) for part, one in highest.items() if one.number}
+    both = [(side, data.sel(OUT)) for side, data, _ in sides(result)]
+    titles = [f"most {part}: {head_name(*place)} · {both[0][0]}" for part, place in chosen.items()]
+    titles += [f"{head_name(*place)} · {side}" for side, _ in both[1:] for place in chosen.values()]
+    polar = [[{"type": "polar"}] * len(chosen)] * len(both)
+    panels = Panels(titles, columns=len(chosen), row_height=320, specs=polar, vertical_spacing=0.14)
+    for row, (_, data) in enumerate(both):
+        for column, (layer, head) in enumerate(chosen.values()):
+            one = data.sel(layer=layer, head=head)
+            one = one.isel(plane=np.isfinite(one["wavelength"].values))  # the unrotated rest has no phase
+            for side, (name, symbol) in MARKERS.items():
+                marker = {"color": np.log10(one["wavelength"].values), "coloraxis": "coloraxis", "symbol": symbol}
+                markers = go.Scatterpolar(
+                    r=one["concentration"].sel(side=side).values,
+                    theta=np.degrees(one["phase"].sel(side=side).values),
+                    mode="markers",
+                    marker=marker | {"size": 9, "line": {"width": 0 if side == "q" else 2}},
+                    text=[f"{name}, wavelength {wavelength:.4g}" for wavelength in one["wavelength"].values],
+                    hovertemplate="%{text}<br>concentration %{r:.3f}, %{theta:.0f}°<extra></extra>",
+                    name=name,
+                )
+                panels.add(row * len(chosen) + column, markers)
+    angles = {"thetaunit": "radians", "dtick": np.pi / 2}
+    panels.figure.update_polars(angularaxis=angles, radialaxis={"nticks": 4, "angle": 45, "range": [0, 1.03]})
+    finite = np.log10(result.own["wavelength"].values[np.isfinite(result.own["wavelength"].values)])
+    ticks = np.arange(np.floor(finite.min()), np.ceil(finite.max()) + 1)
+    bar = {"title": "wavelength", "thickness": 12, "tickvals": ticks, "ticktext": [f"{10**t:,.0f}" for t in ticks]}
+    colours = {"colorscale": MARKS, "cmin": finite.min(), "cmax": finite.max(), "colorbar": bar}
+    panels.figure.update_layout(coloraxis=colours, showlegend=False)
+    panels.figure.update_annotations(font_size=11, yshift=16)
+    subtitle = (
+        "one marker a plane, filled of queries, open of keys: angle = mean phase before RoPE, radius = concentration; "
+        "first token left out"
+    )
+    title = f"Phases of queries and keys · {model_label(result.own)}"
+    return panels.finish(title, subtitle).update_layout(margin={"t": 120})
 
 
 @dataclass(frozen=True)
@@ -89,9 +109,11 @@ class Planes(Measure):
     where in every plane the key is nearly constant, or query and key are too small to matter, or the plane hardly
     turns.
 
-    Position, content and interaction are those of `variance`, plane by plane. Sum_m s_m bounds what a split into
-    position and content can miss; each of the criterion's three conditions holds up to eps. A soft cap is not part of
-    the scores here. A layer without RoPE among others (NoPE) is NaN throughout.
+    Position, content and interaction are those of `variance`, plane by plane. Sum_m s_m, in standard deviations of the
+    scores, bounds what a split into position and content can miss: a small sum is sufficient for an additive head;
+    whether it also tells heads apart says its correlation over heads with the interaction share. Each of the
+    criterion's three conditions holds up to eps. A soft cap is not part of the scores here. A layer without RoPE among
+    others (NoPE) is NaN throughout.
 
     Args:
         eps: tolerance of the criterion. 0.5 is the largest of 0.1, 0.2, 0.3, 0.5, 1 that certifies no randomly
@@ -111,59 +133,77 @@ class Planes(Measure):
         (('layer', 'head', 'plane'), True)
     """
 
-    eps: Positive = EPS
+    eps: Positive = 0.5
     n_distances: Distances | None = None
     reference: NonNegative = 0
 
     question = "What does each of RoPE's planes carry?"
     variables = {
-        "mean": Variable("length of mean z", "", "|E z|", (*OF_SIDE, "plane")),
         "magnitude": Variable("mean length of z", "", "E|z|", (*OF_SIDE, "plane"), interval=True),
-        "concentration": Variable("concentration", "", CONSTANT, (*OF_SIDE, "plane"), **SHARE),
+        "concentration": Variable(
+            *("concentration", "", "|E z| / E|z|; 1: always the same vector", (*OF_SIDE, "plane")), **SHARE
+        ),
         "phase": Variable("mean phase", "radians", "arg E z", (*OF_SIDE, "plane")),
-        "phase_std": Variable("spread of the phase", "radians", "sqrt(-2 ln |E z/|z||)", (*OF_SIDE, "plane")),
         "energy": Variable("share of energy", "", "share of E|z|^2 over planes", (*OF_SIDE, "plane")),
-        "participation": Variable("participation ratio", "", SPECTRUM, OF_SIDE, interval=True),
-        "centred_participation": Variable(
-            "participation ratio, centred", "", f"{SPECTRUM} less its mean", OF_SIDE, interval=True
-        ),
-        "rank": Variable("rank", "", "eigenvalues of E xx' above 1e-6 of the largest", OF_SIDE),
-        "centred_rank": Variable("rank, centred", "", "eigenvalues of the covariance above 1e-6", OF_SIDE),
-        "relative_phase": Variable(
-            "phase between query and key", "radians", "arg E[z^q conj z^k] over j <= i", (*BOTH, "plane")
-        ),
         "share": Variable("share", "", "of the part in std^2", OF_PART, **SHARE),
-        "share_by_plane": Variable("share of the plane", "", ADDS_UP, (*OF_PART, "plane"), interval=True),
-        "std": Variable("std of the scores", "logits", EVERY, BOTH, interval=True),
-        "score": Variable("plane score", "logits", SCORE, (*BOTH, "plane")),
+        "share_by_plane": Variable(
+            *("share of the plane", "", "of each part, adds up to 1 over planes; below 0: works against the others"),
+            (*OF_PART, "plane"),
+            interval=True,
+        ),
+        "std": Variable(
+            "std of the scores", "logits", "over all (query, key, distance), as softmax sees them", BOTH, interval=True
+        ),
         "score_sum": Variable(
             "sum of plane scores / std", "", "sum_m s_m / std", BOTH, "plane_score_sum", "plane score", interval=True
         ),
-        "meets": Variable("meets a condition", "", MEETS, ("tokens", "condition", *HEAD, "plane")),
-        "planes_met": Variable("planes that meet a condition", "", "share of the head's planes", BOTH),
-        "additive": Variable(
-            "certified additive", "", "1: every plane meets a condition", (*BOTH, "eps"), "plane_additive"
+        "meets": Variable(
+            *("meets a condition", ""),
+            "1 or 0. position: E|k - kbar| <= eps E|k|; quiet: 4 scale E|q| E|k| <= eps std; "
+            "slow: max_d 2|sin(theta (d - d0) / 2)| <= eps",
+            ("tokens", "condition", *HEAD, "plane"),
         ),
+        "additive": Variable("certified additive", "", "1: every plane meets a condition", BOTH, "plane_additive"),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
     }
     requires = require_rope
-    figures = {"phases": phases, "magnitude": magnitude, "shares": shares}
+    figures = {
+        "phases": _draw_phases,
+        "magnitude": partial(
+            layer_curves,
+            measure="magnitude",
+            along="plane",
+            at={"side": "k", **OUT},
+            title="Length of keys by plane",
+            subtitle="before RoPE; one line a head; first token left out",
+            y_title="mean |z|",
+        ),
+        "shares": partial(
+            layer_curves,
+            measure="share_by_plane",
+            along="plane",
+            at={"part": "position", **OUT},
+            title="Which planes carry position",
+            subtitle="share of each plane in the variance of the head's position part; first token left out",
+            y_title="share",
+        ),
+        "scatter": points(
+            ("score_sum", OUT),
+            ("share", INTERACTION),
+            title="Do the planes foretell how additive a head is?",
+            subtitle="first token left out",
+            x_title="sum of plane scores / std of the scores",
+            y_title="interaction share, kd + qkd",
+        ),
+    }
     curves = ("magnitude", "share_by_plane")
     legend = (
         "wavelength in tokens; planes: how many of a head are in the band, on average; concentration: |E z| / E|z|, 1 "
         "where z is always the same; magnitude: E|z|; position, content: the band's share of that part of the scores."
     )
 
-    @property
-    def all_eps(self) -> list[int | float]:
-        """Every tolerance, ascending."""
-        return sorted({self.eps, *EPS_GRID})
-
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"part": PARTS, "condition": list(CONDITIONS), "eps": self.all_eps}
-
-    def usual(self) -> Mapping[str, Any]:
-        return {"eps": self.eps}
+        return {"part": PARTS, "condition": list(CONDITIONS)}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         rope = layer.geometry.rope
@@ -174,46 +214,53 @@ class Planes(Measure):
 
     def finish(self, sums: Sums) -> xr.Dataset:
         n = self.n_distances or max(sums.lengths.values())
-        everything, rest = (sums.by_layer(tokens) for tokens in TOKENS)
-        found = {
-            layer: by_tokens(*(self.of_moments(one[layer], sums.layers[layer][0], n) for one in (everything, rest)))
-            for layer in everything
-        }
-        return _over_layers(self, sums, found).assign_attrs(n_distances=n)
+        all_tokens, rest = (sums.by_layer(tokens) for tokens in TOKENS)
+        if not all_tokens:
+            raise UnsupportedModelError(
+                f"layers {', '.join(map(str, sums.layers))}: none of them has RoPE, so there are no planes; "
+                f"choose other layers, or leave {self.name} out"
+            )
+        found = {}
+        for layer in all_tokens:
+            geometry = sums.layers[layer][0]
+            wavelength = 2 * torch.pi / complex_frequencies(geometry.rope, geometry.d_head)
+            of_all, without = (self.of_moments(one[layer], geometry, n) for one in (all_tokens, rest))
+            found[layer] = of_all | {"wavelength": wavelength}, without
+        data = sums.variables_of(found).reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
+        return data.assign_attrs(n_distances=n)
 
     def of_moments(self, moments: PlaneMoments, geometry: LayerGeometry, n: int) -> dict[str, Tensor]:
         """Return the variables of one layer over n distances, as many as its window has at most."""
         where = (geometry.rope, geometry.scale, min(n, geometry.window or n))
         by_plane = torch.stack(list(plane_parts(moments.triples, *where).values()))
         parts = by_plane.sum(-1)
-        variance = parts.sum(0)
-        std, score = variance.sqrt(), plane_scores(moments, *where, self.reference)
-        meets = {
-            eps: torch.stack(list(sufficiency(moments, *where, std, eps, self.reference).values()))
-            for eps in self.all_eps
-        }
+        std = parts.sum(0).sqrt()
+        meets = torch.stack(list(sufficiency(moments, *where, std, self.eps, self.reference).values()))
         return side_patterns(moments) | {
-            "relative_phase": relative_phase(moments),
-            "share": parts / variance,
+            "share": parts / parts.sum(0),
             "share_by_plane": by_plane / parts[..., None],
             "std": std,
-            "score": score,
-            "score_sum": score.sum(-1) / std,
-            "meets": meets[self.eps],
-            "planes_met": double(meets[self.eps].any(0)).mean(-1),
-            "additive": torch.stack([one.any(0).all(-1) for one in meets.values()], -1),
+            "score_sum": plane_scores(moments, *where, self.reference).sum(-1) / std,
+            "meets": meets,
+            "additive": double(meets.any(0).all(-1)),
         }
+
+    def correlation(self, own: Numbers, *, ranks: bool = False) -> Number:
+        """Return the correlation over heads of the sum of the plane scores with the interaction share, first token left
+        out."""
+        return own.correlation(own.array("score_sum", **OUT), own.array("share", **INTERACTION), ranks=ranks)
 
     def findings(self, own: Numbers) -> list[str]:
         met = ", ".join(f"{words} in {own('meets', condition=name):.0%}" for name, words in CONDITIONS.items())
-        q, k = (f"{own('concentration', side=side):.3f}" for side in "qk")
-        rest_q, rest_k = (f"{own('concentration', side=side, tokens='without first'):.3f}" for side in "qk")
-        n_heads = int(own.data["additive"].sel(tokens="all", eps=self.eps).notnull().sum())
+        q, k = (f"{own('concentration', side=side, **OUT):.3f}" for side in "qk")
+        n_heads = int(own.data["additive"].sel(tokens="all").notnull().sum())
         return [
-            f"Concentration |E z| / E|z| of queries is {q}, of keys {k}; without the first token {rest_q} and "
-            f"{rest_k}. Participation ratio of K: {own('participation', side='k'):.3f}.",
-            f"Of the planes, at eps = {self.eps:g}: {met}. The criterion certifies {own('additive'):.0%} of {n_heads} "
-            f"heads as additive. Sum of plane scores / std: {own('score_sum'):.2f}.",
+            f"Concentration |E z| / E|z| of queries is {q}, of keys {k}, first token left out. Of the planes, at eps = "
+            f"{self.eps:g}, with it: {met}. The criterion certifies {own('additive'):.0%} of {n_heads} heads as "
+            "additive.",
+            f"First token left out, the sum of plane scores is {own('score_sum', **OUT):.2f} standard deviations of "
+            "the scores, above 1 of which it bounds nothing by itself; over heads it correlates with the interaction "
+            f"share of {own('share', **INTERACTION):.3f} at r = {self.correlation(own):.2f}.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
@@ -222,7 +269,7 @@ class Planes(Measure):
             f"{name}_{side}": own.array(name, side=side) for name in ("concentration", "magnitude") for side in "qk"
         }
         sums = {part: own.array("share_by_plane", part=part) for part in PARTS[:2]}
-        wavelength = own.array("wavelength").broadcast_like(own.array("score"))
+        wavelength = own.array("wavelength").broadcast_like(own.array("energy", side="k"))
         frame = own.frame({**means, **sums, "wavelength": wavelength}, *HEAD, "plane").dropna()
         frame["band"] = pd.cut(frame["wavelength"].clip(upper=1e300), WAVELENGTHS, labels=WAVELENGTH_NAMES)
         groups: Any = frame.groupby("band", observed=True)

@@ -15,7 +15,6 @@ from tl_posgen.position.planes.numbers.plane_patterns import (
     PlaneMoments,
     plane_parts,
     plane_scores,
-    relative_phase,
     side_patterns,
     sufficiency,
 )
@@ -47,52 +46,19 @@ def test_side_patterns_equal_the_statistics_of_the_samples(rope, side):
     found = {name: values[side] for name, values in side_patterns(PlaneMoments.from_qk(*random_head(), rope)).items()}
     z = complex_planes(x, rope)
     energy = z.abs().square().sum(1)
-    resultant = torch.polar(torch.ones_like(z.real), z.angle()).mean(1).abs()
     expected = {
-        "mean": z.mean(1).abs(),
         "magnitude": z.abs().mean(1),
         "concentration": z.mean(1).abs() / z.abs().mean(1),
         "phase": z.mean(1).angle(),
-        "phase_std": (-2 * resultant.log()).sqrt(),
         "energy": energy / energy.sum(-1, keepdim=True),
     }
-    for prefix, about in (("", x), ("centred_", x - x.mean(1, keepdim=True))):
-        values = torch.linalg.svdvals(about).square()
-        expected[f"{prefix}participation"] = values.sum(-1).square() / values.square().sum(-1)
-        expected[f"{prefix}rank"] = torch.linalg.matrix_rank(about)
     torch.testing.assert_close(found, expected)
-
-
-def test_rank_counts_directions_and_centring_removes_the_mean_one():
-    direction = torch.randn(2, 1, D_HEAD, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    pattern = of_keys(random_head()[1][..., :1] * direction + torch.arange(D_HEAD))
-    assert pattern["rank"].tolist() == [2, 2]
-    assert pattern["centred_rank"].tolist() == [1, 1]
 
 
 def test_a_constant_key_is_fully_concentrated():
     _, k = random_head()
     pattern = of_keys(k[:, :1].expand_as(k))
     torch.testing.assert_close(pattern["concentration"], torch.ones(2, 4, dtype=torch.float64))
-    torch.testing.assert_close(pattern["phase_std"], torch.zeros(2, 4, dtype=torch.float64), atol=1e-6, rtol=0)
-
-
-def test_relative_phase_is_the_distance_at_which_a_plane_scores_highest():
-    theta, best = torch.tensor([0.1], dtype=torch.float64), 7
-    rope = Rope(theta)
-    k = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(1, N, 2)
-    q = torch.tensor([math.cos(-0.1 * best), math.sin(-0.1 * best)], dtype=torch.float64).expand(1, N, 2)
-    phase = relative_phase(PlaneMoments.from_qk(q, k, rope))
-    torch.testing.assert_close(-phase / theta, torch.full((1, 1), float(best), dtype=torch.float64))
-    table = distance_table(q[:, 0], k, rope, SCALE, torch.arange(20))
-    assert table[0, :, 0].argmax() == best
-
-
-def test_relative_phase_is_over_causal_pairs(rope):
-    q, k = random_head()
-    zq, zk = complex_planes(q, rope), complex_planes(k, rope)
-    pairs = (zq[:, :, None] * zk[:, None].conj())[:, torch.ones(N, N).tril().bool()]
-    torch.testing.assert_close(relative_phase(PlaneMoments.from_qk(q, k, rope)), pairs.mean(1).angle())
 
 
 def test_parts_of_the_planes_add_up_to_the_variance_of_the_parts(rope):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Complex, Float, Real
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
@@ -12,7 +12,6 @@ from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes
 
 PARTS = ("position", "content", "interaction")
-FULL_RANK = 1e-6  # eigenvalues above this share of the largest count
 
 
 @dataclass(frozen=True)
@@ -21,16 +20,13 @@ class PlaneMoments:
 
     Attributes:
         triples: means and second moments.
-        magnitude, unit: sums of |z| and of z / |z| over tokens, of queries and of keys.
+        magnitude: sums of |z| over tokens, of queries and of keys.
         spread: sum of |z - mean of z over the same prompt| over keys.
-        pair: sum over pairs j <= i of z^q_i conj(z^k_j).
     """
 
     triples: TripleMoments
     magnitude: Float[Tensor, "side=2 head plane"]
-    unit: Complex[Tensor, "side=2 head plane"]
     spread: Float[Tensor, "head plane"]
-    pair: Complex[Tensor, "head plane"]
 
     @classmethod
     def from_qk(
@@ -44,9 +40,8 @@ class PlaneMoments:
         """Return the moments of one prompt. `first_token=False` leaves token 0 out, as query and as key."""
         triples = TripleMoments.from_qk(q, k, rope, first_token=first_token)
         both = torch.stack([complex_planes(double(x[:, int(not first_token) :]), rope) for x in (q, k)])
-        zq, zk = both
-        spread = (zk - zk.mean(1, keepdim=True)).abs().sum(1)
-        return cls(triples, both.abs().sum(2), both.sgn().sum(2), spread, (zq * zk.cumsum(1).conj()).sum(1))
+        spread = (both[1] - both[1].mean(1, keepdim=True)).abs().sum(1)
+        return cls(triples, both.abs().sum(2), spread)
 
     def __add__(self, other: "PlaneMoments") -> "PlaneMoments":
         return PlaneMoments(*(one + more for one, more in zip(vars(self).values(), vars(other).values(), strict=True)))
@@ -57,39 +52,21 @@ class PlaneMoments:
         return self.triples.q.n
 
 
-def side_patterns(moments: PlaneMoments) -> dict[str, Real[Tensor, "side=2 head *plane"]]:
-    """Return magnitudes, phases, energies and ranks of queries and of keys, plane by plane. Ours.
+def side_patterns(moments: PlaneMoments) -> dict[str, Float[Tensor, "side=2 head plane"]]:
+    """Return magnitude, concentration, phase and energy of queries and of keys, plane by plane. Ours.
 
-    By plane: mean |E z|; magnitude E|z|; concentration |E z| / E|z|, 1 for constant z, 0 if its mean vanishes; phase
-    arg E z and its circular standard deviation phase_std sqrt(-2 ln |E z/|z||), in radians; energy, the share of E|z|^2
-    over planes. By head: participation (sum l)^2 / sum l^2 over the eigenvalues l of E xx', x = (Re z, Im z); rank, the
-    number of eigenvalues above 1e-6 times the largest; centred_participation and centred_rank, from the covariance.
+    magnitude E|z|; concentration |E z| / E|z|, 1 for constant z, 0 if its mean vanishes; phase arg E z, in radians;
+    energy, the share of E|z|^2 over planes.
     """
     sides = (moments.triples.q, moments.triples.k)
-    mean = torch.stack([side.mean for side in sides])
-    magnitude, resultant = moments.magnitude / moments.n, (moments.unit / moments.n).abs()
+    mean, magnitude = torch.stack([side.mean for side in sides]), moments.magnitude / moments.n
     energy = torch.stack([side.energy for side in sides]) + mean.abs().square()
-    grams = [torch.stack([side.second_moments.gram, side.about_mean.gram]) for side in sides]
-    values = torch.linalg.eigvalsh(torch.stack(grams, 1)).clamp(min=0)
-    participation, centred_participation = values.sum(-1).square() / values.square().sum(-1)
-    rank, centred_rank = (values > FULL_RANK * values[..., -1:]).sum(-1)
     return {
-        "mean": mean.abs(),
         "magnitude": magnitude,
         "concentration": mean.abs() / magnitude,
         "phase": mean.angle(),
-        "phase_std": (-2 * resultant.clamp(max=1).log()).sqrt(),
         "energy": energy / energy.sum(-1, keepdim=True),
-        "participation": participation,
-        "rank": rank,
-        "centred_participation": centred_participation,
-        "centred_rank": centred_rank,
     }
-
-
-def relative_phase(moments: PlaneMoments) -> Float[Tensor, "head plane"]:
-    """arg E[z^q_i conj(z^k_j)] over pairs j <= i; the plane's score is largest where theta_m d = -arg."""
-    return moments.pair.angle()
 
 
 def plane_parts(
@@ -105,8 +82,12 @@ def plane_parts(
     turn, key = weighted_spread(*turning(moments, rope, n_distances, "uniform")), moments.k
     mean_key, mean_turn = (SecondMoments.from_samples(one.mean[:, None]) for one in (key, turn))
     pairs = ((mean_key, turn.about_mean), (key.about_mean, mean_turn), (key.about_mean, turn.about_mean))
-    query = moments.q.second_moments
-    return {part: _plane_covariance(query, *pair, scale).sum(-1) for part, pair in zip(PARTS, pairs, strict=True)}
+    query, found = moments.q.second_moments, {}
+    for part, (one, other) in zip(PARTS, pairs, strict=True):
+        # E w_m w_n = scale^2 / 2 Re(P^q conj(P^k) P^u + H^q conj(H^k) H^u)_mn, P = E[x_m x_n], H = E[x_m x_n*]
+        both = query.times(one)
+        found[part] = scale**2 * (both.plain * other.plain + both.conjugate * other.conjugate).real.sum(-1) / 2
+    return found
 
 
 def plane_scores(
@@ -151,17 +132,6 @@ def _gain_and_reach(
     moments: PlaneMoments, rope: Rope, n_distances: int, reference: int | float
 ) -> tuple[Float[Tensor, " plane"], Float[Tensor, " plane"]]:
     """Return YaRN's factor on a plane's score, and max_d |e^{i theta d} - e^{i theta d0}| over d < n_distances."""
-    away = torch.arange(n_distances, dtype=DOUBLE, device=moments.pair.device) - reference
-    turn = turning_factors(away, rope, 2 * moments.pair.shape[-1])
+    away = torch.arange(n_distances, dtype=DOUBLE, device=moments.spread.device) - reference
+    turn = turning_factors(away, rope, 2 * moments.spread.shape[-1])
     return turn[0].abs(), (2 * (turn.angle() / 2).sin().abs()).amax(0)
-
-
-def _plane_covariance(
-    query: SecondMoments, key: SecondMoments, turn: SecondMoments, scale: float
-) -> Float[Tensor, "head plane plane"]:
-    r"""scale^2 / 2 Re(P^q_mn conj(P^k_mn) P^u_mn + H^q_mn conj(H^k_mn) H^u_mn), P = E[x_m x_n], H = E[x_m x_n*].
-
-    The second moments E w_m w_n of w_m = scale Re q_m conj(k_m) u_m, for independent q, k and u.
-    """
-    pair = query.times(key)
-    return scale**2 * (pair.plain * turn.plain + pair.conjugate * turn.conjugate).real / 2
