@@ -22,6 +22,12 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
         "spearman",  # told by `Numbers.correlation`
     ),
     "profiles": ("rho", "cost", "joint_cost", "rank95"),  # over-read one model: see `scatter`
+    "residual": (  # no paper and no page asks where it sits: its size and its top direction are told
+        *("effective_rank", "spectrum", "energy_share", "energy_ratio", "abs_residual"),
+        *("plane_share", "rest_share", "wavelength"),
+        *("pair_token", "pair_token_text", "pair_share", "pair_residual", "pair_count"),
+        *("example_map", "example_layer", "example_head", "example_share", "example_token", "example_token_text"),
+    ),
     "rules": ("plan_recall", "plan_rise", "reads", "group_recall", "kept"),  # heads keep their own keys: see `recall`
     "slash": ("relative_entropy", "previous_token", "rank95"),  # the score at distance 1; rank by r1
     "slash_planes": ("predicted_peak", "score_at_peak", "same_peak", "chance_peak"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from tl_posgen.claims.judging import Claim, Criterion, Group, Verdict, ends_of_nulls, or_lacking
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD, in_words
+from tl_posgen.core.measure import HEAD, OUT, in_words
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers, leave_one_out
 from tl_posgen.core.result import Result
@@ -30,7 +30,6 @@ from tl_posgen.slash.slash_ablation import WHOLE_KINDS
 from tl_posgen.slash.slash_toy import FEATURES
 from tl_posgen.stats.intervals import FEWEST
 
-OUT: Mapping[str, Any] = {"tokens": "without first"}
 CLOSE: Mapping[str, Any] = {"held": 0.95, "partly": 0.75}  # a correlation, or a share recovered
 JUDGED_ORDER = {"ratios": (0.0, 0.05, 0.1, 0.2), "n_draws": 2, "n_cloze": 800, "cloze_conditions": ("words",)}
 SLIGHT = 0.02  # of accuracy

@@ -76,7 +76,6 @@ def test_measures_of_scores_and_patterns_take_those_of_the_pass(llama, name):
     found = result.sel(tokens="all")
     if name == "residual":
         assert float(found["share"].max()) < 1e-6
-        assert "plane_share" not in found
     elif name == "three_axis":
         torch.testing.assert_close(torch.tensor(found["r"].values), torch.ones(2, 4).double())
     else:

@@ -1,7 +1,5 @@
 """All measures: sentences of their numbers, headlines, heads of one's choice."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,6 @@ HIGHEST = [  # that sentences name, with its head
     ("mean_key", "r", ".3f", ALL | {"d0": 63}),
     ("residual", "share", ".0%", ALL),
     ("residual", "top_share", ".0%", OUT),
-    ("residual", "effective_rank", ".1f", OUT),
 ])  # fmt: skip
 def test_sentences_show_means_over_heads_beside_those_of_the_null(report, name, key, form, labels):
     result = report[name]
@@ -60,7 +57,7 @@ def test_every_random_init_is_another_model(report, name):
 def test_heads_of_different_layers_are_measured_and_no_others(mini, prompts, report):
     heads = [(0, 1), (2, 3), (2, 0)]
     few = analyze(mini, prompts, measures=list(report), heads=heads, null_seeds=(), progress=False)
-    for name, key, labels in [*HIGHEST, ("mean_key", "r", OUT), ("residual", "pair_share", OUT)]:
+    for name, key, labels in [*HIGHEST, ("mean_key", "r", OUT)]:
         found, whole = (one[name].sel(**labels)[key] for one in (few, report))
         first = {dim: 0 for dim in found.dims if dim not in ("layer", "head")}
         chosen, same = (one.isel(first).transpose("layer", "head").to_series() for one in (found, whole))
@@ -69,9 +66,6 @@ def test_heads_of_different_layers_are_measured_and_no_others(mini, prompts, rep
         assert chosen.to_numpy() == pytest.approx(same[chosen.index].to_numpy(), rel=1e-4, abs=1e-5)
     assert "mean over 3 heads" in few["three_axis"].findings()[0]
     assert "Not defined" not in " ".join(few["residual"].findings())
-    residual = few["residual"]
-    for table in (residual.table(), replace(residual, dataset=residual.dataset.drop_vars("pair_token")).table()):
-        assert set(zip(table["layer"], table["head"], strict=True)) == set(heads)
     assert all(result.plot(kind).data for result in few.values() for kind in result.kinds)
     shown = few["attention_examples"].own
     assert set(zip(shown["layer"].values, shown["head"].values, strict=True)) <= set(heads)

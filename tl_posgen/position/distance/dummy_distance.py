@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
+from tl_posgen.core.measure import HEAD, OUT, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
@@ -26,7 +26,6 @@ from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, p
 from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.decomposition.three_axis import fit_capture, fits_of
 from tl_posgen.position.distance.dummy_distance_figures import (
-    OUT,
     PARTS,
     TABLE_LABELS,
     draw_agreement,

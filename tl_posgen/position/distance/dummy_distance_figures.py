@@ -6,14 +6,13 @@ from typing import Any
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.core.measure import OUT
 from tl_posgen.core.result import Result
 from tl_posgen.models.selection import parse_head
 from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, colours_of, heat, line, model_label, sides
 from tl_posgen.report.head_figures import MOST_CURVES, layer_curves, thinned
 
 TABLE_LABELS = {"example": ("most", "least"), "query_shown": ("last query", "mean over queries")}
-
-OUT = {"tokens": "without first"}
 PARTS = ("distance", "key", "distance × key")
 TITLES = {"without first": "first token out", "all": "all tokens"}
 
