@@ -20,7 +20,7 @@ from tl_posgen.rope.frequency_bands import bands_by_wavelength
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_frequencies, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
-from tl_posgen.rope.spectra import rank_one, spectrum
+from tl_posgen.rope.spectra import rank_one, rank_one_share
 from tl_posgen.rope.splits import attention_profile, split_scores
 
 ROPE = Rope(inverse_frequencies(4))  # where a model's description is, whatever its device
@@ -34,7 +34,7 @@ OF_SHAPES = {
     "sums over a window, short": lambda q: bilinear_sums.sums_over_band(q, q, 5),
     "sums over a window, long": lambda q: bilinear_sums._long_sums(q, q, 5),
     "key agreement": lambda q: key_agreement(q, q, ROPE, torch.arange(4, device=q.device)),
-    "spectrum": lambda q: spectrum(q),
+    "rank_one_share": lambda q: rank_one_share(q),
     "rank one": lambda q: rank_one(q),
     "splits": lambda q: split_scores(q, q, ROPE, 0.3, positional_profile(q, q, ROPE, 0.3)),
     "running mean key": lambda q: running_mean_key(q, 5),

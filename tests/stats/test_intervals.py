@@ -14,7 +14,6 @@ from tl_posgen.stats.intervals import (
     jackknife_interval,
     mean_interval,
     prompts_per_group,
-    resampled_interval,
     t_975,
     within_bounds,
 )
@@ -73,9 +72,6 @@ def test_intervals_of_few_prompts_hold_the_mean_as_often_as_they_say(n):
 def test_few_prompts_have_no_interval_of_anything(n):
     values = np.random.default_rng(n).normal(size=(n, 3))
     whole = values.mean(0)
-    of_mean = resampled_interval(values, lambda means: means)
-    np.testing.assert_allclose(of_mean[0], whole)
-    assert np.isnan(of_mean[1:]).all()
     assert np.isnan(mean_interval(values)).all()
     assert np.isnan(jackknife_interval(whole, values, np.full(n, 1 / n))).all()
 
@@ -90,7 +86,6 @@ def test_ends_hold_their_value_and_are_within_bounds(bounds, n, seed):
     for own, (low, high) in (
         (value, jackknife_interval(value, without, share, bounds)),
         (rows.mean(0), mean_interval(rows, bounds)),
-        (rows.mean(0) ** 2, resampled_interval(rows, lambda means: means**2, (0.0, np.inf))[1:]),
     ):
         assert (low <= own + 1e-12).all()
         assert (own <= high + 1e-12).all()

@@ -52,14 +52,6 @@ class SecondMoments:
         (real, cross), (crossed, imag) = gram.movedim((-3, -1), (0, 1))
         return cls(torch.complex(real - imag, cross + crossed), torch.complex(real + imag, crossed - cross))
 
-    @property
-    def gram(self) -> Float[Tensor, "*batch two_planes two_planes"]:
-        """E[x x'] of x in `rotation.real_coordinates`."""
-        (real, imag) = ((self.conjugate.real + sign * self.plain.real) / 2 for sign in (1, -1))
-        (crossed, cross) = ((self.plain.imag + sign * self.conjugate.imag) / 2 for sign in (1, -1))
-        rows = torch.stack([torch.stack([real, cross], -1), torch.stack([crossed, imag], -1)], -3)
-        return rows.flatten(-4, -3).flatten(-2)
-
     def __add__(self, other: "SecondMoments") -> "SecondMoments":
         return SecondMoments(self.plain + other.plain, self.conjugate + other.conjugate)
 

@@ -18,7 +18,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.rotation import rotate
-from tl_posgen.rope.spectra import rank_one, spectrum
+from tl_posgen.rope.spectra import rank_one, rank_one_share
 from tl_posgen.slash.cone_figures import FIGURES
 from tl_posgen.slash.head_groups import group_mean, group_table, in_groups, mean_over_group, n_heads
 from tl_posgen.slash.layer_means import (
@@ -228,7 +228,7 @@ def of_side(
     of_head, heads = layer.projections.per_query_head, list(layer.heads)
     weight, bias = (getattr(layer.projections, f"{kind}_{side}") for kind in "wb")
     weight, bias = of_head(weight)[heads], None if bias is None else of_head(bias)[heads]
-    r1 = spectrum(getattr(layer, side)[:, first:]).r1
+    r1 = rank_one_share(getattr(layer, side)[:, first:])
     return {"r1": r1, **vars(axis_projection(layer.inputs[first:], axis, weight, bias))}
 
 

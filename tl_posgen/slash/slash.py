@@ -19,7 +19,7 @@ from tl_posgen.models.selection import head_name
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, ranked_bars, sides
 from tl_posgen.report.head_figures import head_map, layer_curves
-from tl_posgen.rope.spectra import spectrum
+from tl_posgen.rope.spectra import rank_one_share
 from tl_posgen.slash.layer_means import (
     EXAMPLES,
     PER_HEAD,
@@ -188,7 +188,7 @@ class Slash(Dominance):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         values = {**vars(layer.once(statistics_of))}
         if not isinstance(layer, EditedCapture):  # under edited scores, queries and keys explain nothing of them
-            values["r1"] = torch.stack([spectrum(layer.q).r1, spectrum(layer.k).r1])
+            values["r1"] = torch.stack([rank_one_share(layer.q), rank_one_share(layer.k)])
         if layer.prompt == 0 and layer.tokens is not None:
             values["examples"] = First((cropped(layer), layer.tokens[:CROP].cpu().numpy()))
         return values

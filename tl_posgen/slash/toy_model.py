@@ -17,7 +17,7 @@ from tl_posgen.core.options import Count, Each, Positive, Real, Whole, Within
 from tl_posgen.errors import InputError
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
-from tl_posgen.rope.spectra import spectrum
+from tl_posgen.rope.spectra import rank_one_share
 from tl_posgen.slash.numbers.ablations import keep
 from tl_posgen.slash.numbers.slash_scores import slash_statistics
 
@@ -161,7 +161,7 @@ def measure(
         "loss": (error * shown).sum(-1) / shown.sum(-1),
         "matching": model.matching.diagonal(0, 1, 2).mean(-1) - model.matching[:, off_diagonal].mean(-1),
     }
-    r1 = torch.stack([spectrum(model.projected(weight, trained)).r1 for weight in (model.w_q, model.w_k)])
+    r1 = torch.stack([rank_one_share(model.projected(weight, trained)) for weight in (model.w_q, model.w_k)])
     profile = xr.DataArray(torch.stack(profiles).numpy(), dims=("features", "seed", "distance"))
     by_seed: dict[str, Any] = {name: ("seed", double(one).numpy()) for name, one in numbers.items()}
     by_seed["r1"] = (("side", "seed"), double(r1).numpy())

@@ -11,7 +11,7 @@ Measured in benchmarks/intervals.py: scales on which the bounds lie at infinity 
 no more often than cutting does, less often near a bound, and their ends run away where a value lies close to one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -24,7 +24,6 @@ FEWEST = 4  # prompts, or groups of them: fewer leave intervals too wide to say 
 MOST_GROUPS = 6
 T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)  # of Student's t, 1 to 9 degrees
 Z_975 = 1.959964
-N_RESAMPLES = 2000
 
 
 def prompts_per_group(n: int) -> int:
@@ -104,37 +103,6 @@ def mean_interval(
     half = t_975(np.asarray(n - 1)) * np.sqrt(squares / np.maximum(n - 1, 1) / np.maximum(n, 1))
     half = np.where(n < FEWEST, np.nan, half)
     return within_bounds(mean, mean - half, mean + half, bounds)
-
-
-def resampled_interval(
-    values: Float[np.ndarray, "prompt *measure"],
-    statistic: Callable[[Float[np.ndarray, "some *measure"]], Float[np.ndarray, "some *found"]],
-    bounds: Bounds | None = None,
-) -> tuple[Float[np.ndarray, "*found"], Float[np.ndarray, "*found"], Float[np.ndarray, "*found"]]:
-    """T(mean) -+ t_{.975, n - 1} sqrt(n / (n - 1)) std T(means of resampled prompts): T(mean), and its ends.
-
-    For ranks, which jump when a prompt is left out. Percentiles of resampled means would hold the noise of prompts
-    twice, so that correlations of them lie below that of the mean itself. NaN ends of fewer than FEWEST prompts.
-
-    Args:
-        values: one row a prompt, without NaN.
-        statistic: T, of many means at once.
-        bounds: of T; None for none.
-
-    Source: the bootstrap's standard error, Efron & Tibshirani 1993, chapter 13; Student's t for the normal is ours.
-
-    Example:
-        >>> two = np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0], [4.0, 8.0]])
-        >>> [round(float(one), 6) for one in resampled_interval(two, lambda means: means[:, 1] / means[:, 0])]
-        [2.0, 2.0, 2.0]
-    """
-    n, found = len(values), np.asarray(statistic(values.mean(0)[None])[0])
-    if n < FEWEST:
-        return found, np.full_like(found, np.nan), np.full_like(found, np.nan)
-    shares = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=N_RESAMPLES) / n
-    drawn = statistic(np.tensordot(shares, values, 1))
-    reach = t_975(n - 1) * (n / (n - 1)) ** 0.5 * drawn.std(0, ddof=1)
-    return found, *within_bounds(found, found - reach, found + reach, bounds)
 
 
 def jackknife_interval(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
-from tl_posgen.rope.spectra import rank_one, spectrum
+from tl_posgen.rope.spectra import rank_one, rank_one_share
 from tl_posgen.slash.numbers.cone_fit import axis_projection, fit_cone
 from tl_posgen.slash.numbers.slash_scores import slash_statistics_from_qk
 
@@ -38,7 +38,7 @@ def test_inputs_in_random_directions_lie_on_no_cone():
     assert found.cosine.mean() < 0.2
     assert found.r1 < 3 / D_MODEL
     inputs = draw(30, D_MODEL) + 0.5
-    torch.testing.assert_close(fit_cone(inputs).r1, spectrum(inputs).r1)
+    torch.testing.assert_close(fit_cone(inputs).r1, rank_one_share(inputs))
 
 
 def test_gain_is_one_on_average_over_random_axes():
@@ -60,7 +60,7 @@ def test_the_bias_share_is_of_the_energies_of_both_parts():
     inputs, weight, bias = draw(40, D_MODEL), draw(2, D_MODEL, 8, seed=1), draw(2, 8, seed=2)
     found = axis_projection(inputs, fit_cone(inputs).axis, weight, bias)
     part = inputs @ weight
-    torch.testing.assert_close(found.r1_input, spectrum(part).r1)
+    torch.testing.assert_close(found.r1_input, rank_one_share(part))
     free, energy = 40 * bias.square().sum(-1), part.square().sum((1, 2))
     torch.testing.assert_close(found.bias_share, free / (free + energy))
     large = axis_projection(inputs, fit_cone(inputs).axis, weight, 100 * torch.ones(2, 8))

@@ -20,7 +20,7 @@ from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.residual_sums import ResidualSums, residual_sums
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.report.head_figures import head_map
-from tl_posgen.rope.spectra import singular_values
+from tl_posgen.rope.spectra import rank_one_share
 
 ROUNDING = 1e-13  # share of sum |scale q_i|^2 |k_j|^2 below which a sum of squares is float32 rounding
 CROP = 512  # tokens whose residual the top direction is of; the time grows with their cube
@@ -135,12 +135,11 @@ def _values_of(sums: ResidualSums, capture: LayerCapture) -> dict[str, Float[Ten
         seen = pairs.normal(of_keys, pairs.counts(k.device))[1].flip(-1)  # by query, over the keys that it sees
         size = size.maximum(capture.geometry.scale**2 * (q[:, pairs.first_query :] * seen).sum(-1))
     energy, within = (x.masked_fill(x <= ROUNDING * size, 0) for x in (sums.energy, sums.within))
-    values = singular_values(sums.corner).square()
     return {
         "energy": torch.full_like(energy, torch.nan) if pairs.saturated else energy,
         "within": within,
         "n": torch.full_like(energy, pairs.n_pairs),
-        "top_share": (values[:, 0] / values.sum(-1)).masked_fill(energy == 0, torch.nan),
+        "top_share": rank_one_share(sums.corner).masked_fill(energy == 0, torch.nan),
     }
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.rope.spectra import spectrum, top_direction
+from tl_posgen.rope.spectra import rank_one_share, top_direction
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,6 @@ def axis_projection(
     energy, free = (part.square().sum((-2, -1)) for part in (projected, constant))
     return AxisProjection(
         gain=along * w.shape[1] ** 0.5 / w.norm(dim=(-2, -1)),
-        r1_input=spectrum(projected).r1,
+        r1_input=rank_one_share(projected),
         bias_share=free / (energy + free),
     )
