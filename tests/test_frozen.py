@@ -36,6 +36,8 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
         *("pair_token", "pair_token_text", "pair_share", "pair_residual", "pair_count"),
         *("example_map", "example_layer", "example_head", "example_share", "example_token", "example_token_text"),
     ),
+    "three_axis": ("r_per_prompt", "r_pooled", "n_distance"),  # no page and no claim reads them
+    "variance": ("variance",),  # of W with its row means, which softmax does not see: `size` without
     "rules": ("plan_recall", "plan_rise", "reads", "group_recall", "kept"),  # heads keep their own keys: see `recall`
     "slash": ("relative_entropy", "previous_token", "rank95"),  # the score at distance 1; rank by r1
     "slash_planes": ("predicted_peak", "score_at_peak", "same_peak", "chance_peak"),
@@ -60,6 +62,10 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
     ("plane_perturbation", "loss"): lambda old, new: (old["loss"], new["loss"].sel(condition="unchanged", cost="edit")),
     ("plane_perturbation", "rise"): _perturbed("shuffle_phases of {}", "of"),
     ("plane_perturbation", "band_rise"): _perturbed("shuffle_phases, {} planes", "band"),
+    ("variance", "three_axis_share"): lambda old, new: (
+        old["three_axis_share"],
+        new["share"].sel(group="all", part=["q", "k", "d"]).sum("part", skipna=False),
+    ),
     ("planes", "additive"): lambda old, new: (old["additive"].sel(eps=0.5, drop=True), new["additive"]),
 }
 
