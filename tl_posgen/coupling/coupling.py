@@ -21,8 +21,8 @@ from tl_posgen.coupling.jacobian_measure import VERSIONS, JacobianMeasure, as_nu
 from tl_posgen.coupling.jacobians import ResidualJacobian, passes_of, residual_streams
 from tl_posgen.coupling.numbers.overlap import Side
 from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import token_strings
-from tl_posgen.models.wrapped import wrap
 
 ENTRIES_SHOWN = 10  # rows and columns of A that are kept of every pair of layers
 BASES: tuple[Side, ...] = ("aligned", "swapped")
@@ -149,7 +149,7 @@ class Coupling(JacobianMeasure):
         means = {name: data[name].mean("token") for name in ("coupling", "negative_share")}
         means |= {name: data[name].mean(["prompt", "token"]) for name in ("alignment", "singular_value")}
         data = data.drop_vars("chance").assign({**means, "chance": draws.rename(each="draw")})
-        n_parameters = wrap(run.model).backend.n_parameters()
+        n_parameters = session_of(run.model).backend.n_parameters()
         cfg = run.model.cfg
         data = data.assign_attrs(d_model=cfg.d_model, n_layers=cfg.n_layers, parameters=n_parameters)
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
@@ -204,7 +204,7 @@ def one_prompt(measure: JacobianMeasure, run: Run, prompt: Int[Tensor, " pos"]) 
     for token in tokens:  # the Jacobians of one token are held at a time
         found.append(at_token(measure, run, measure.jacobians(run, prompt, token, token, streams), streams))
     data = xr.concat(found, dim="token").assign_coords(token=tokens).merge(trajectories(streams))
-    return data.assign(token_text=("position", np.array(token_strings(run.wrapped, prompt), dtype=object)))
+    return data.assign(token_text=("position", np.array(token_strings(run.session, prompt), dtype=object)))
 
 
 def at_token(

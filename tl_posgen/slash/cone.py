@@ -16,7 +16,7 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.spectra import rank_one, rank_one_share
 from tl_posgen.slash.cone_figures import FIGURES
@@ -118,7 +118,7 @@ class Cone(Dominance):
 
     def requires(self, model: Any) -> None:
         for layer in range(model.cfg.n_layers):
-            wrap(model).projections(layer)  # every layer makes its queries and keys from one input
+            session_of(model).projections(layer)  # every layer makes its queries and keys from one input
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         require_two_tokens(layer)

@@ -123,7 +123,7 @@ class SlashTransfer(Dominance):
         run.capture(consumer, needs=Slash.needs, rows=drawn)
         random = sums.means().assign(
             pattern=(("example", "query", "key"), np.stack([patterns[head] for head in shown])),
-            token_text=("key", np.array(token_strings(run.wrapped, drawn[0][:CROP]), dtype=object)),
+            token_text=("key", np.array(token_strings(run.session, drawn[0][:CROP]), dtype=object)),
         )
         return self.compared(natural, random)
 
