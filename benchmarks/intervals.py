@@ -79,7 +79,7 @@ def kinds_of(model, tokens) -> dict[str, Kind]:
         geometry[:] = [where]
         own = {"r": layer.once(fit_capture)[0].r, "slash": layer.once(statistics_of).score[0, :, : LENGTH // 2]}
         rotated = {"rotated": (layer.rotated_q, layer.rotated_k), "scores": None}
-        own["split"] = mean_key_r(layer.q, layer.k, where.rope, where.scale, [D0], **rotated).r.mT[:, 0]
+        own["split"] = mean_key_r(layer.q, layer.k, where.rope, where.scale, [D0], **rotated)[0][0, 0]
         for side, spread in (("q", moments.q), ("k", moments.k)):
             about_zero = spread.second_moments
             own |= {f"mean_{side}": spread.mean, f"conjugate_{side}": about_zero.conjugate}

@@ -23,7 +23,7 @@ milliseconds per head, of processor time on one thread unless told otherwise, wh
 "q k'" forms and stores all scores, as a model does that shows them; "visible" forms only the visible half, in blocks
 that are thrown away, which is the least that forming scores can cost. |dr| is the largest difference of r from ours.
 
-A second table has weights by distance: the steps, the moments and the fit. max(8 - d, floor) and e^(-d/8) + 1e-6,
+A second table has weights by distance: the moments and the fit. max(8 - d, floor) and e^(-d/8) + 1e-6,
 which stays what it is from d = 400 on.
 """
 
@@ -173,7 +173,7 @@ def print_table(lengths: list[int], repeats: int) -> None:
 
 def print_weights(lengths: list[int], repeats: int, heads: int = 8) -> None:
     print(f"\nweights by distance, {heads} heads at once: {ARGUMENTS.clock} ms per head")
-    print("".join(f"{name:>11}" for name in ["L", "weights", "steps", "moments", "fit"]))
+    print("".join(f"{name:>11}" for name in ["L", "weights", "moments", "fit"]))
     for length in lengths:
         q, k = random_head(length, heads)
         for name, weights in WEIGHTS.items():
@@ -182,9 +182,9 @@ def print_weights(lengths: list[int], repeats: int, heads: int = 8) -> None:
                 "moments": lambda q=q, k=k, w=weights: pair_moments(q, k, D_HEAD**-0.5, distance_weights=w),
                 "fit": lambda m=moments: fit_three_axis(m),
             }
-            seconds, steps = measure(methods, repeats), fit_three_axis(moments).iterations
+            seconds = measure(methods, repeats)
             cells = [f"{1000 * time / heads:.2f}" for time in seconds.values()]
-            cells = [length, name, steps, *cells]
+            cells = [length, name, *cells]
             print("".join(f"{cell:>11}" for cell in cells), flush=True)
 
 
@@ -197,7 +197,7 @@ def print_peak(length: int) -> None:
     seconds = time.perf_counter() - start
     print(
         f"L = {length}, one head, d_head {D_HEAD}: peak {peak_gib():.2f} GiB, of which {before:.2f} before the fit; "
-        f"{seconds:.1f} s, {fit.iterations} steps, r = {float(fit.r):.4f}"
+        f"{seconds:.1f} s, r = {float(fit.r):.4f}"
     )
 
 

@@ -19,6 +19,7 @@ CHANGED: dict[tuple[str, str], str] = {  # (measure, variable) -> why its values
     ("rules", "rise"): "heads that share a key see the keys of their own rule, no longer each other's too",
 }
 GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer has
+    "attention_examples": ("key_part", "query_part", "loss"),  # the parts are `three_axis`' b and c; its own measure
     "cone": (
         *("r1_sum", "axis_share", "rank95", "effective_rank", "effective_rank_plain", "cosine_spread", "cosine_share"),
         "spearman",  # told by `Numbers.correlation`
@@ -37,6 +38,8 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
         *("pair_token", "pair_token_text", "pair_share", "pair_residual", "pair_count"),
         *("example_map", "example_layer", "example_head", "example_share", "example_token", "example_token_text"),
     ),
+    "three_axis": ("r_per_prompt", "r_pooled", "n_distance"),  # no page and no claim reads them
+    "variance": ("variance",),  # of W with its row means, which softmax does not see: `size` without
     "rules": ("plan_recall", "plan_rise", "reads", "group_recall", "kept"),  # heads keep their own keys: see `recall`
     "slash": (
         *("relative_entropy", "previous_token", "rank95"),  # the score at distance 1; rank by r1
@@ -75,6 +78,10 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
     ("plane_perturbation", "loss"): lambda old, new: (old["loss"], new["loss"].sel(condition="unchanged", cost="edit")),
     ("plane_perturbation", "rise"): _perturbed("shuffle_phases of {}", "of"),
     ("plane_perturbation", "band_rise"): _perturbed("shuffle_phases, {} planes", "band"),
+    ("variance", "three_axis_share"): lambda old, new: (
+        old["three_axis_share"],
+        new["share"].sel(group="all", part=["q", "k", "d"]).sum("part", skipna=False),
+    ),
     ("planes", "additive"): lambda old, new: (old["additive"].sel(eps=0.5, drop=True), new["additive"]),
 }
 

@@ -1,19 +1,14 @@
 """True and additive attention of the most and least position-driven heads."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 from rotated_heads import attention_of, captures_of
 
-import tl_posgen
 from tl_posgen.core.engine import analyze
-from tl_posgen.models.capture.capturing import run_capture
-from tl_posgen.models.loss import token_losses
+from tl_posgen.core.head_examples import pick_heads
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition import AttentionExamples
-from tl_posgen.position.decomposition.attention_examples import pick_heads
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 
@@ -52,19 +47,6 @@ def test_the_first_prompt_is_shown_and_no_random_init_is_run(mini, prompts, resu
     assert result.provenance["prompts"] == 1
 
 
-def test_one_prompt_goes_through_the_model_again(mini, prompts, monkeypatch):
-    asked = []
-
-    def spy(model, tokens, consumer, **where):
-        asked.append((len(tokens), where))
-        return run_capture(model, tokens, consumer, **where)
-
-    monkeypatch.setattr(sys.modules[AttentionExamples.__module__], "run_capture", spy)
-    measures = ["three_axis", AttentionExamples(examples=1)]
-    analyze(mini, prompts[:2], measures=measures, heads=[0, 2], null_seeds=(), progress=False)
-    assert asked == [(1, {"layers": None, "heads": [0, 2]})]
-
-
 def test_one_head_is_shown_once(report):
     one = report["three_axis"].sel(tokens="all")["r_within_rows"].isel(layer=[1], head=[3]).to_series()
     assert pick_heads(one, 2, ("highest", "lowest")) == [(1, 3, "highest")]
@@ -100,22 +82,8 @@ def test_the_page_of_an_example_shows_its_three_maps(result):
     true, additive = result.own["pattern"].isel(example=2).values
     np.testing.assert_allclose(props["attention"], [true, additive, true - additive], atol=1e-4)
     drawn = result.plot("patterns").data
-    assert len(drawn) == 16
-    np.testing.assert_array_equal(drawn[9].z, additive)
-    assert (drawn[9].zmin, drawn[9].zmax, drawn[10].zmid) == (0, 1, 0)
-    np.testing.assert_array_equal(drawn[11].x, result.own["loss"])
-
-
-def test_a_metric_of_whole_prompts_is_not_drawn_at_every_token(mini, prompts):
-    metric = tl_posgen.logit_difference(mini, " and", " the")
-    found = AttentionExamples(examples=1)(mini, prompts[:1], metric=metric, null_seeds=(), progress=False)
-    assert "loss" not in found.own
-    assert len(found.plot("patterns").data) == 3 * found.own.sizes["example"]
-
-
-def test_the_loss_is_that_of_the_token_that_a_query_predicts(result, mini, prompts):
-    np.testing.assert_allclose(result.own["loss"][:-1], token_losses(mini, prompts[:1])[0], atol=1e-5)
-    assert np.isnan(result.own["loss"][-1])
+    assert len(drawn) == 12
+    np.testing.assert_array_equal(drawn[7].z, additive)
 
 
 def test_the_r_of_an_example_is_that_of_the_first_prompt_and_says_so(report, result):

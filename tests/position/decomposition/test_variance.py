@@ -32,7 +32,6 @@ def test_parts_are_shares_of_what_softmax_sees(result):
     np.testing.assert_allclose(data["content"], (share["k"] + share["qk"]) / seen)
     np.testing.assert_allclose(data["interaction"], (share["kd"] + share["qkd"]) / seen)
     np.testing.assert_allclose(data["additive_r"], np.sqrt(1 - share["kd"] - share["qkd"]))
-    np.testing.assert_allclose(data["three_axis_share"], share["q"] + share["k"] + share["d"])
 
 
 @pytest.mark.parametrize(("tokens", "first"), [("all", 0), ("without first", 1)])
@@ -44,7 +43,7 @@ def test_shares_are_those_of_all_tokens_of_all_prompts(mini, prompts, result, to
     expected = variance_shares(moments, geometry.rope, geometry.scale, 64)
     found = result.sel(tokens=tokens, layer=2)
     np.testing.assert_allclose(found["share"].transpose("head", "part"), expected.shares, rtol=1e-5, atol=1e-9)
-    np.testing.assert_allclose(found["variance"], expected.total, rtol=1e-5)
+    np.testing.assert_allclose(found["size"].sel(of="scores"), expected.within_rows.total.sqrt(), rtol=1e-5)
     np.testing.assert_allclose(found["mean_energy"].sel(side="k"), moments.k.mean_energy, rtol=1e-5)
 
 
@@ -81,8 +80,7 @@ def test_bars_and_maps_show_the_shares_of_every_head(result):
 def test_sizes_are_those_of_the_shares_that_softmax_sees(result):
     for data in result.sides.values():
         size = data["size"].sel(OUT)
-        seen = data["variance"].sel(OUT) * (1 - data["share"].sel(OUT | {"part": "q"}, drop=True))
-        np.testing.assert_allclose(size.sel(of="scores"), seen**0.5, rtol=1e-9)
+        seen = size.sel(of="scores", drop=True) ** 2
         for part in ("position", "content", "interaction"):
             np.testing.assert_allclose(size.sel(of=part), (seen * data[part].sel(OUT)) ** 0.5, rtol=1e-9, atol=1e-12)
 

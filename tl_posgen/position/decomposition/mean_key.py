@@ -3,12 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
+from tl_posgen.core.measure import HEAD, OUT, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative
 from tl_posgen.models.geometry.probe import Probed
@@ -16,7 +15,8 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.three_axis import moments_of
-from tl_posgen.report.head_figures import head_map, layer_curves
+from tl_posgen.report.head_figures import head_map
+from tl_posgen.report.kinds import lines
 
 FAR = 1000  # the distance of the source
 DIMS = ("tokens", *HEAD, "d0")
@@ -58,7 +58,6 @@ class MeanKey(Measure):
         "r_within_rows": Variable("mean-key r within rows", "", WITHIN, DIMS, **CORRELATION),
     }
     curves = ("r",)
-    by_head = frozenset({"curves"})
     caveats = {"absolute": EXACT, "alibi": EXACT.replace("itself", "without its slope"), "none": EXACT}
     without_meaning = frozenset({"absolute", "alibi", "none"})
 
@@ -90,15 +89,13 @@ class MeanKey(Measure):
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         geometry = layer.geometry
-        split = mean_key_r(
+        r, within_rows = mean_key_r(
             *(layer.q, layer.k, geometry.rope, geometry.scale, self.all_distances),
             window=geometry.window,
             rotated=(layer.rotated_q, layer.rotated_k),
             scores=layer.once(moments_of) if geometry.bilinear else None,
         )
-        assert split.without_first_token
-        both = [{"r": one.r.mT, "r_within_rows": one.r_within_rows.mT} for one in (split, split.without_first_token)]
-        return by_tokens(*both)
+        return {"r": r.mT, "r_within_rows": within_rows.mT}
 
     def findings(self, own: Numbers) -> list[str]:
         return [
@@ -108,19 +105,15 @@ class MeanKey(Measure):
 
     figures = {
         "map": head_map(
-            *("r", ("r", {"tokens": "without first"})),
+            *("r", ("r", OUT)),
             title="Mean-key split",
             subtitle="f + g with the head's mean key and dummy distance d0 = {d0:g} (our reconstruction)",
         ),
-        "curves": partial(
-            layer_curves,
-            measure="r",
-            along="d0",
-            at={"d0": slice(None)},
+        "curves": lines(
+            {"f(q, i-j) + g(q, k)": [("r", "r"), ("r within rows", "r_within_rows")]},
+            "d0",
             title="Mean-key split by dummy distance",
-            subtitle="correlation of the scores with f(q, i-j) + g(q, k); one line a head",
-            y_title="r",
-            log_x=True,
-            share=1.0,
+            subtitle="correlation with the scores, mean over heads",
+            x_title="d0, tokens",
         ),
     }

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
+from tl_posgen.core.measure import HEAD, OUT, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative, Positive
 from tl_posgen.core.sums import Sums
@@ -22,14 +21,12 @@ from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_rows
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights, refuse_long
 from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, ThreeAxisFit, fit_three_axis
-from tl_posgen.report.figures import finish, sides
-from tl_posgen.report.head_figures import head_map, head_names, layer_curves
+from tl_posgen.report.head_figures import head_map, layer_curves
 from tl_posgen.report.kinds import lines
 
 Weights = Sequence[int | float] | Literal["attention"]
 ALIKE = "all pairs weighted alike"
 BOTH = ("tokens", *HEAD)
-HIGH = 0.95  # Han & Ji 2025 report .959 for a sum of position and semantics; of which fit is not known
 MEAN = "mean over prompts; level and slope by the gauge"
 WITHIN = "the mean of each row removed from W and from the fit: all that softmax sees"
 NOISE = "reached by chance by iid Gaussian scores on these pairs; weighted by attention, by the scores shuffled"
@@ -49,26 +46,19 @@ def fit_capture(
     diagonal: bool = True,
     weights: Weights | None = None,
 ) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
-    """Return the fits of a layer with and without the first token; `layer.once(fit_capture)` keeps the usual ones."""
-    if isinstance(weights, str):
-        return _fit_by_attention(layer, diagonal, ridge=ridge, gauge=gauge)
-    usual = diagonal and weights is None
-    moments = layer.once(moments_of) if usual else moments_of(layer, diagonal=diagonal, weights=weights)
-    return fits_of(moments, ridge=ridge, gauge=gauge)
+    """Return the fits of a layer with and without the first token, None where nothing would be left;
+    `layer.once(fit_capture)` keeps the usual ones.
 
-
-def fits_of(moments: PairMoments, **how: Any) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
-    """Return the fits of these scores with and without the first token; None where nothing would be left."""
-    without = moments.without_first_token
-    return fit_three_axis(moments, **how), None if without is None else fit_three_axis(without, **how)
-
-
-def _fit_by_attention(layer: LayerCapture, diagonal: bool, **how: Any) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
-    """Return the fits with every pair weighted by its attention, softmax_j W_ij, what a sink takes left out.
-
-    `iid_r` is the r of the same scores shuffled over the head's pairs, under the attention that they then make: weights
-    that follow the scores let a fit of anything look good.
+    Weighted by attention, every pair counts as softmax_j W_ij, what a sink takes left out. `iid_r` is then the r of the
+    same scores shuffled over the head's pairs, under the attention that they then make: weights that follow the scores
+    let a fit of anything look good.
     """
+    how = {"ridge": ridge, "gauge": gauge}
+    if not isinstance(weights, str):
+        usual = diagonal and weights is None
+        return fits_of(
+            layer.once(moments_of) if usual else moments_of(layer, diagonal=diagonal, weights=weights), **how
+        )
     refuse_long(layer.length)
     scores = double(layer.scores())
 
@@ -78,6 +68,12 @@ def _fit_by_attention(layer: LayerCapture, diagonal: bool, **how: Any) -> tuple[
 
     full = replace(fit(scores), iid_r=fit(shuffled(scores)).r)
     return full, fit(scores, False) if layer.length > (1 if diagonal else 2) else None
+
+
+def fits_of(moments: PairMoments, **how: Any) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
+    """Return the fits of these scores with and without the first token; None where nothing would be left."""
+    without = moments.without_first_token
+    return fit_three_axis(moments, **how), None if without is None else fit_three_axis(without, **how)
 
 
 def shuffled(scores: Float[Tensor, "head query key"]) -> Float[Tensor, "head query key"]:
@@ -112,41 +108,11 @@ def weighting(weights: Weights | None) -> str:
     return f"pairs weighted by distance: {', '.join(shown)}, then {far}"
 
 
-def _correlations(fit: ThreeAxisFit) -> dict[str, Any]:
-    """Return r, r within rows, and the sums of squares that r over all heads and prompts is made of."""
-    total = fit.tss.where(~fit.r.isnan(), float("nan"))
-    explained = fit.r.square() * total
-    found = {"r": fit.r, "r_within_rows": fit.r_within_rows, "r_per_prompt": fit.r, "std": fit.std_within_rows}
-    return found | {"total": total, "explained": explained}
-
-
 def _draw_curves(result: Any) -> go.Figure:
     """Draw a(i - j) of every head, a panel a layer."""
     gauge = f"gauge: {GAUGES[result.measure.gauge]}. Curvature is identified; level and slope are not"
-    return layer_curves(
-        result,
-        "a",
-        "distance",
-        title="Score by distance, a(i-j)",
-        subtitle=f"{result.own.attrs['weighting']}; {gauge}",
-        y_title="a",
-        log_x=True,
-        share=1.0,
-    )
-
-
-def _draw_heads(result: Any) -> go.Figure:
-    """Draw r of every head over its layer, the model's beside those of its null models."""
-    figure = go.Figure()
-    for number, (name, dataset, colour) in enumerate(sides(result)):
-        r = dataset["r"].sel(tokens="all").transpose(*HEAD).to_series()
-        names = head_names(r.index)
-        layers = [layer - 0.2 + 0.2 * number for layer, _ in r.index]
-        figure.add_scatter(x=layers, y=r.tolist(), text=names, name=name, mode="markers", marker_color=colour)
-    figure.add_hline(HIGH, line_dash="dot", line_width=1)
-    figure.update_xaxes(title_text="layer", tickvals=sorted(set(result.own["layer"].values.tolist())))
-    figure.update_yaxes(title_text="r")
-    return finish(figure, "Three-axis r head by head", f"a dot a head; dotted: {HIGH}")
+    words = {"title": "Score by distance, a(i-j)", "subtitle": f"{result.own.attrs['weighting']}; {gauge}"}
+    return layer_curves(result, "a", "distance", **words, y_title="a", log_x=True, share=1.0)
 
 
 @dataclass(frozen=True)
@@ -188,28 +154,20 @@ class ThreeAxis(Measure):
     question = "Are the scores position + query + key?"
     variables = {
         "r": Variable(
-            "r of position + query + key",
-            "",
-            "Pearson's r of W and the fit",
-            BOTH,
-            "three_axis_r",
-            "r-3",
+            *("r of position + query + key", "", "Pearson's r of W and the fit", BOTH, "three_axis_r", "r-3"),
             **CORRELATION,
         ),
         "r_within_rows": Variable(
             "r within rows", "", WITHIN, BOTH, "three_axis_r_within_rows", "r-3 row", **CORRELATION
         ),
         "std": Variable("std within rows", "logits", "of W: the size of what softmax sees", BOTH, interval=True),
-        "r_per_prompt": Variable("r of each prompt", "", "", ("tokens", "prompt", *HEAD)),
-        "r_pooled": Variable("pooled r", "", "one correlation over the entries of all heads and prompts", ("tokens",)),
         "iid_r": Variable("r of noise", "", NOISE, HEAD),
-        "n_distance": Variable("pairs behind each entry of a", "pairs", "", ("layer", "distance")),
         "a": Variable("score by distance", "logits", MEAN, (*HEAD, "distance")),
         "b": Variable("score by query position", "logits", MEAN, (*HEAD, "query")),
         "c": Variable("score by key position", "logits", MEAN, (*HEAD, "key")),
     }
     curves = ("a", "b", "c")
-    by_head = frozenset({"curves", "prompts"})
+    by_head = frozenset({"curves"})
     caveats = {
         "absolute": "the key curve c mixes where a key stands with what it is, and a holds only what is a function of "
         "distance; r still says how additive the scores are, not that they are position + content. What places "
@@ -220,29 +178,28 @@ class ThreeAxis(Measure):
         "none": "a(i - j) is what texts themselves have in common at a distance, such as near tokens being alike.",
     }
 
-    def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
+    def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         full, rest = layer.once(fit_capture) if self == ThreeAxis() else fit_capture(layer, **asdict(self))
-        pairs = full.n_distance.expand_as(full.a)
-        curves = {"a": full.a, "b": full.b, "c": full.c, "iid_r": full.iid_r, "pairs": pairs}
-        return curves | by_tokens(_correlations(full), rest and _correlations(rest))
+        of_all, without = (
+            {"r": fit.r, "r_within_rows": fit.r_within_rows, "std": fit.std_within_rows} for fit in (full, rest or full)
+        )
+        if rest is None:
+            without = {name: torch.full_like(one, torch.nan) for name, one in without.items()}
+        return of_all | {"a": full.a, "b": full.b, "c": full.c, "iid_r": full.iid_r}, without
 
     def finish(self, sums: Sums) -> xr.Dataset:
-        explained, total = (sums.sum(name, BOTH).sum(HEAD) for name in ("explained", "total"))
-        n_distance = sums.sum("pairs", (*HEAD, "distance")).max("head")
-        data = sums.means().assign(r_pooled=(explained / total) ** 0.5, n_distance=n_distance)
-        return data.assign_attrs(weighting=weighting(self.weights), not_defined=self.why_not_defined(sums))
-
-    def why_not_defined(self, sums: Sums) -> str:
-        """Return why no head has an r; "" where one has."""
-        lengths, windows = sorted(set(sums.lengths.values())), {geometry.window for geometry, _ in sums.layers.values()}
+        data, why, lengths = sums.means(), "", sorted(set(sums.lengths.values()))
+        windows = {geometry.window for geometry, _ in sums.layers.values()} - {None}
+        narrow = [one for one in windows if CausalPairs(max(lengths), one, True, self.diagonal).saturated]
         if short := [n for n in lengths if CausalPairs(n, None, True, self.diagonal).saturated]:
             tokens = ", ".join(map(str, short))
-            return f"prompts of {tokens} tokens have as many parameters as pairs; give 4 tokens at least, better 100"
-        narrow = [w for w in windows - {None} if CausalPairs(max(lengths), w, True, self.diagonal).saturated]
-        if narrow:
+            why = f"prompts of {tokens} tokens have as many parameters as pairs; give 4 tokens at least, better 100"
+        elif narrow:
             which = " or ".join(map(str, sorted(narrow)))
-            return f"a window of {which} leaves no more pairs than the fit has parameters"
-        return "the scores of every head are constant" if sums.mean("r").isnull().all() else ""
+            why = f"a window of {which} leaves no more pairs than the fit has parameters"
+        elif data["r"].isnull().all():
+            why = "the scores of every head are constant"
+        return data.assign_attrs(weighting=weighting(self.weights), not_defined=why)
 
     def findings(self, own: Numbers) -> list[str]:
         if not own("r"):
@@ -252,7 +209,7 @@ class ThreeAxis(Measure):
         return [
             "Three separate curves, a(distance) + b(query) + c(key), make a narrower sum: "
             f"r = {own('r'):.3f}{weighted}, mean over {counted(n_heads, 'head')}{own.layers_not_above('r')}; without "
-            f"the first token {own('r', tokens='without first'):.3f}.",
+            f"the first token {own('r', **OUT):.3f}.",
             f"Within rows, which is all that softmax sees, r = {own('r_within_rows'):.3f}, of scores with a standard "
             f"deviation of {size.with_interval:.2f} logits{size.null_in_brackets:.2f}. Highest r: "
             f"{own.extreme('r_within_rows'):.3f}; lowest: {own.extreme('r_within_rows', largest=False):.3f}.",
@@ -270,14 +227,5 @@ class ThreeAxis(Measure):
             subtitle="correlation of the scores with a(i-j) + b(i) + c(j), {weighting}; "
             "within rows is what softmax can see",
         ),
-        "heads": _draw_heads,
         "curves": _draw_curves,
-        "prompts": partial(
-            layer_curves,
-            measure="r_per_prompt",
-            along="prompt",
-            title="Three-axis r prompt by prompt",
-            subtitle="one line a head",
-            y_title="r",
-        ),
     }

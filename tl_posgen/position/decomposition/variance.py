@@ -1,16 +1,17 @@
 """The variance decomposition: how much of each head's scores is query, key, distance, and interaction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import plotly.graph_objects as go
 import torch
 import xarray as xr
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
+from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import Sums
@@ -33,8 +34,8 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     VarianceShares,
     variance_shares,
 )
-from tl_posgen.position.decomposition.variance_figures import draw_atlas, draw_places, draw_shares
-from tl_posgen.report.head_figures import head_map
+from tl_posgen.report.figures import MARKS, Panels, at_labels, evenly, finish, model_label, sides
+from tl_posgen.report.head_figures import by_head, head_map, head_names, said_of_rows
 from tl_posgen.report.kinds import lines
 
 DIMS = ("tokens", *HEAD)
@@ -48,9 +49,88 @@ WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bou
 NO_TURN = "nothing rotates, so"
 
 
+COLOURS = {"q": "#c4cad3", "k": "#3f9b6b", "qk": "#9fd3b8", "d": "#3b6fb6", "qd": "#9dbde6", "kd": "#d1603d"}
+COLOURS |= {"qkd": "#eeb39d"}
+
+
+def _draw_atlas(result: Any) -> go.Figure:
+    """Draw each head in the triangle position, content, interaction."""
+    figure = go.Figure()
+    hover = "%{text}<br>position %{a:.2f}<br>content %{b:.2f}<br>interaction %{c:.2f}<extra></extra>"
+    for side, data, colour in reversed(sides(result)):
+        parts = xr.Dataset({part: at_labels(result, data[part]) for part in PARTS})
+        heads = parts.stack(unit=("layer", "head")).dropna("unit")
+        marker = {"color": colour, "size": 8, "symbol": "diamond-open"}
+        if data is result.own:
+            bar = {"title": "layer", "thickness": 12, "x": 1.02, "len": 0.8, "y": 1, "yanchor": "top"}
+            bar["tickvals"] = evenly(data["layer"].values.tolist())
+            marker = {"color": heads["layer"].values, "size": 10, "colorscale": MARKS, "colorbar": bar}
+        corners = {corner: heads[part].values for corner, part in zip("abc", PARTS, strict=True)}
+        points = {"text": head_names(heads["unit"].values), "mode": "markers", "marker": marker, "name": side}
+        figure.add_trace(go.Scatterternary(**corners, **points, hovertemplate=hover))
+    axis = {"tickformat": ".0%", "min": 0.0, "gridcolor": "rgba(156,163,175,.35)", "linecolor": "#9ca3af"}
+    inner = {"tickvals": [0.2, 0.4, 0.6, 0.8]}  # at a corner the numbers of two sides would meet
+    breaks = (" ", "<br>", "<br>")  # below the corners there is little room
+    titles = (f"{part}:{gap}{' + '.join(PARTS[part])}" for part, gap in zip(PARTS, breaks, strict=True))
+    axes = {f"{corner}axis": axis | inner | {"title": {"text": one}} for corner, one in zip("abc", titles, strict=True)}
+    figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": -0.12, "yanchor": "top", "orientation": "h"})
+    subtitle = "one point a head; shares of the score variance that softmax can see, over all (query, key, distance)"
+    return finish(figure, f"Head atlas · {model_label(result.own)}", subtitle, height=640).update_layout(margin_b=90)
+
+
+def _draw_shares(result: Any) -> go.Figure:
+    """Draw all seven shares of every head, stacked."""
+    subtitle = "q moves whole rows, which softmax cannot see; green: content, blue: position, orange: interaction"
+    colours = {" ".join(name): (colour, {"part": name}) for name, colour in COLOURS.items()}
+    return _stacked_bars(result, "share", colours, "Variance shares per head", subtitle)
+
+
+def _draw_places(result: Any) -> go.Figure:
+    """Draw the shares that the key's place has in content and interaction of every head, beside what takes none."""
+    subtitle = "shares of the score variance that softmax can see; dark: where the key stands; light: what the key is"
+    colours: dict[str, Any] = {"position": (COLOURS["d"], {"part": list(PARTS["position"])})}
+    for part, dark, light in (("content", "#1f6b45", COLOURS["qk"]), ("interaction", "#a8431a", COLOURS["qkd"])):
+        for words, colour, places in (("place", dark, BY_KEY["place"]), ("token", light, ["none", "query"])):
+            colours[f"{part}, key's {words}"] = colour, {"part": list(PARTS[part]), "place": places}
+    title = "Where the key stands, per head"
+    return _stacked_bars(result, "by_place", colours, title, subtitle, lambda data: 1 - data["share"].sel(part="q"))
+
+
+def _stacked_bars(
+    result: Any,
+    variable: str,
+    bars: Mapping[str, tuple[str, Mapping[str, Any]]],
+    title: str,
+    subtitle: str,
+    whole: Callable[[xr.Dataset], Any] = lambda data: 1,
+) -> go.Figure:
+    """Draw sums of a variable at labels, name -> (colour, labels), as a bar a head, the random init below.
+
+    Args:
+        whole: of a side's dataset, by which the variable is divided.
+    """
+    both, said = sides(result), ""
+    panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
+    for number, (_, data, _) in enumerate(both):
+        heads = by_head(at_labels(result, data[variable] / whole(data)))
+        row = "layer" if "layer" in heads.dims else "head"
+        heads, said = heads.dropna(row, how="all"), said_of_rows(heads)
+        for name, (colour, labels) in bars.items():
+            shares = heads.sel(labels)
+            shares = shares.sum([dim for dim in shares.dims if dim != row])
+            hover = f"%{{x}}, {name}: %{{y:.3f}}<extra></extra>"
+            panels.add(
+                number,
+                go.Bar(x=heads[row].values, y=shares.values, name=name, marker_color=colour, hovertemplate=hover),
+            )
+    panels.figure.update_layout(barmode="stack", bargap=0.15)
+    panels.figure.update_yaxes(range=[0, 1], tickformat=".0%").update_xaxes(type="category")
+    return panels.finish(f"{title} · {model_label(result.own)}", subtitle + said)
+
+
 def _three_axis_r(own: Numbers) -> xr.DataArray:
     """Return sqrt(q + k + d): the correlation of w with the best a(d) + b(q) + c(k)."""
-    return own.array("three_axis_share") ** 0.5
+    return own.array("share", part=["q", "k", "d"]).sum("part", skipna=False) ** 0.5
 
 
 @dataclass(frozen=True)
@@ -111,13 +191,8 @@ class Variance(Measure):
         ),
         "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", DIMS, "position_share", "pos", **SHARE),
         "absolute": Variable(
-            "share of the key's place",
-            "",
-            f"part of k + qk + kd + qkd, {OF_VISIBLE}",
-            DIMS,
-            "absolute_share",
-            "place",
-            True,
+            *("share of the key's place", "", f"part of k + qk + kd + qkd, {OF_VISIBLE}", DIMS, "absolute_share"),
+            *("place", True),
         ),
         "places_alone": Variable(
             *("share of places alone", "", f"what places of query and key determine, {OF_VISIBLE}", DIMS), interval=True
@@ -128,18 +203,16 @@ class Variance(Measure):
         ),
         "size": Variable("std within rows", "logits", OF_SIZE, (*DIMS, "of"), "std", "std", interval=True),
         "share": Variable("share of the variance", "", OF_W, (*DIMS, "part"), **SHARE),
-        "three_axis_share": Variable("share of three axes", "", "q + k + d: what a(d) + b(q) + c(k) can explain", DIMS),
         "mean_energy": Variable(
             "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD), **SHARE
         ),
-        "variance": Variable("variance of w", "logits^2", "over all (query, key, distance)", DIMS),
         "by_place": Variable(
             "share by place", "", f"of `share`, {WHOSE_PLACE}", (*DIMS, "part", "place"), interval=True
         ),
     }
     figures = {
-        "places": draw_places,
-        "atlas": draw_atlas,
+        "places": _draw_places,
+        "atlas": _draw_atlas,
         "depth": lines(
             {
                 "correlation": [("position + content", "additive_r"), ("three axes", _three_axis_r)],
@@ -155,7 +228,7 @@ class Variance(Measure):
             subtitle="r: correlation with the best f(query, distance) + g(query, key); position, content, interaction: "
             "shares of the variance that softmax can see; first token left out",
         ),
-        "shares": draw_shares,
+        "shares": _draw_shares,
     }
     caveats = {
         "absolute": f"{NO_TURN} d, qd, kd and qkd are zero by construction: position is inside q and k, and the seven "
@@ -188,7 +261,7 @@ class Variance(Measure):
         return self
 
     def usual(self) -> Mapping[str, Any]:
-        return {"tokens": "without first", "of": "scores"}
+        return {**OUT, "of": "scores"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         both = moments_with_and_without_first(layer)
@@ -200,29 +273,39 @@ class Variance(Measure):
         return dict(zip(TOKENS, both, strict=True)) | places
 
     def finish(self, sums: Sums) -> xr.Dataset:
-        n = self.n_distances or max(sums.lengths.values())
-        found: dict[int, dict[str, Any]] = {}
+        n, found = self.n_distances or max(sums.lengths.values()), {}
         for layer, (geometry, heads) in sums.layers.items():
-            both = [sums.by_layer(tokens)[layer] for tokens in TOKENS]
-            shares = [shares_of(one, geometry, heads, n, self.weights) for one in both]
-            values = [_values_of(*one, geometry) for one in zip(both, shares, strict=True)]
-            if self.absolute:
-                places = {side: sums.by_layer(f"places of {side}")[layer] for side in "qk"}
-                how = (geometry.rope, geometry.scale, min(n, geometry.window or n), self.weights)
-                for first, one in enumerate(values):
+            values = []
+            for first, tokens in enumerate(TOKENS):
+                moments = sums.by_layer(tokens)[layer]
+                shares = shares_of(moments, geometry, heads, n, self.weights)
+                values.append(_values_of(moments, shares, geometry))
+                if self.absolute:
+                    places = {side: sums.by_layer(f"places of {side}")[layer] for side in "qk"}
                     shared = {side: of_side.shared(geometry.rope, first) for side, of_side in places.items()}
-                    one["by_place"] = shares_by_place(shares[first], both[first], shared, *how)
-            known = 1.0 if both[1].q.n > 1 else torch.nan  # of one token nothing varies
-            found[layer] = {name: known * x for name, x in by_tokens(*values).items()}
+                    how = (geometry.rope, geometry.scale, min(n, geometry.window or n), self.weights)
+                    values[-1]["by_place"] = shares_by_place(shares, moments, shared, *how)
+            if sums.by_layer(TOKENS[1])[layer].q.n < 2:  # of one token nothing varies
+                values = [{name: torch.full_like(x, torch.nan) for name, x in one.items()} for one in values]
+            found[layer] = tuple(values)
         data = sums.variables_of(found)
-        if self.absolute:
-            data = _of_key_places(data)[list(self.variables)]
-        return data.assign_attrs(n_distances=n, not_defined=_why_not_defined(sums))
+        if self.absolute:  # shares of what softmax can see: those that take the key's place, and of places alone
+            by_place = data["by_place"]
+            visible = (1 - data["share"].sel(part="q", drop=True)).where(data["position"].notnull())
+            by_key = by_place.sel(BY_KEY).sum(("part", "place"), skipna=False)
+            alone: Any = sum(by_place.sel(part=part, place=at, drop=True) for part, at in PLACES_ALONE.items())
+            data = data.assign(absolute=by_key / visible, places_alone=alone / visible)[list(self.variables)]
+        why, narrow = "", [str(layer) for layer, (one, _) in sorted(sums.layers.items()) if one.window == 1]
+        if max(moments.q.n for moments in sums.by_layer(TOKENS[1]).values()) < 2:
+            why = "one token besides the first says nothing of what varies; give longer prompts"
+        elif narrow:
+            why = f"in layer {', '.join(narrow)} a token sees itself alone, so softmax sees nothing vary"
+        return data.assign_attrs(n_distances=n, not_defined=why)
 
     def findings(self, own: Numbers) -> list[str]:
         found = [self.of_places(own)] if "absolute" in own else []
         if not found or any(own(part).value for part in ("position", "interaction")):  # else zero by construction
-            n = counted(int(own.data["additive_r"].sel(tokens="without first").notnull().sum()), "head")
+            n = counted(int(own.data["additive_r"].sel(OUT).notnull().sum()), "head")
             size, parts = own("size"), ", ".join(f"{part} {own(part):.0%}" for part in PARTS)
             found += [
                 "Scores correlate with the best position + content, f(query, distance) + g(query, key), at r = "
@@ -277,24 +360,7 @@ def _values_of(moments: TripleMoments, shares: VarianceShares, geometry: LayerGe
     seen = torch.nan if geometry.window == 1 else 1.0
     return {
         **{part: seen * visible.share(*components) for part, components in PARTS.items()},
-        **{"share": shares.shares, "additive_r": shares.additive_r, "three_axis_share": shares.three_axis_share},
+        **{"share": shares.shares, "additive_r": shares.additive_r},
         "size": seen * torch.stack(parts, -1).clamp(min=0).sqrt(),
         "mean_energy": torch.stack([moments.q.mean_energy, moments.k.mean_energy]),
-        "variance": shares.total,
     }
-
-
-def _of_key_places(data: xr.Dataset) -> xr.Dataset:
-    """Add the shares that take the key's place, and those of places alone, of what softmax can see."""
-    by_place, visible = data["by_place"], (1 - data["share"].sel(part="q", drop=True)).where(data["position"].notnull())
-    by_key = by_place.sel(BY_KEY).sum(("part", "place"), skipna=False)
-    alone: Any = sum(by_place.sel(part=part, place=place, drop=True) for part, place in PLACES_ALONE.items())
-    return data.assign(absolute=by_key / visible, places_alone=alone / visible)
-
-
-def _why_not_defined(sums: Sums) -> str:
-    """Return why parts of the variance are not defined, in all layers or in some; "" where all are."""
-    if max(moments.q.n for moments in sums.by_layer(TOKENS[1]).values()) < 2:
-        return "one token besides the first says nothing of what varies; give longer prompts"
-    alone = [str(layer) for layer, (geometry, _) in sorted(sums.layers.items()) if geometry.window == 1]
-    return f"in layer {', '.join(alone)} a token sees itself alone, so softmax sees nothing vary" if alone else ""

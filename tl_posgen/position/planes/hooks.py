@@ -13,7 +13,6 @@ from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.position.planes.numbers.plane_edits import EDITS, Draw, Edit, edit_planes
@@ -91,7 +90,16 @@ def perturb_planes(
     geometries = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
     if not geometries:
         raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to perturb")
-    planes = {one.layer: _planes_of(band, one) for one in geometries}
+    planes = {}
+    for one in geometries:
+        n_planes = len(one.rope.inv_freq)
+        try:
+            chosen = band_of(band, one.rope)
+            if chosen is not None and chosen.shape != (n_planes,):
+                raise InputError(f"band: {list(chosen.shape)} booleans, and there are {n_planes} planes")
+        except InputError as error:
+            raise InputError(f"layer {one.layer}: {error}") from error
+        planes[one.layer] = torch.ones(n_planes, dtype=torch.bool) if chosen is None else chosen
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         rope, first = capture.geometry.rope, int(not first_token)
@@ -117,15 +125,3 @@ def draw_of(capture: LayerCapture, side: str, first: int, seed: int) -> Draw:
     order = torch.randperm(n, generator=generator)
     noise = torch.randn(n_rows, n, len(geometry.rope.inv_freq), 2, generator=generator)
     return Draw(order.to(capture.device), noise[rows].to(capture.device))
-
-
-def _planes_of(band: Band | None, geometry: LayerGeometry) -> Tensor:
-    """Return the planes of one layer that are edited; InputError for a band that it does not have."""
-    n_planes = len(geometry.rope.inv_freq)
-    try:
-        planes = band_of(band, geometry.rope)
-        if planes is not None and planes.shape != (n_planes,):
-            raise InputError(f"band: {list(planes.shape)} booleans, and there are {n_planes} planes")
-    except InputError as error:
-        raise InputError(f"layer {geometry.layer}: {error}") from error
-    return torch.ones(n_planes, dtype=torch.bool) if planes is None else planes

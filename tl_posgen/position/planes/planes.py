@@ -16,7 +16,7 @@ from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Distances, NonNegative, Positive
+from tl_posgen.core.options import Distances, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
@@ -102,7 +102,7 @@ def _draw_phases(result: Any) -> go.Figure:
 @dataclass(frozen=True)
 class Planes(Measure):
     r"""z^q_m, z^k_m, queries and keys of every head before RoPE as one complex number per plane m and token; and the
-    plane's score s_m = scale E|q^m| E|k^m - kbar^m| max_d 2|sin(theta_m (d - d0) / 2)|.
+    plane's score s_m = scale E|q^m| E|k^m - kbar^m| max_d 2|sin(theta_m d / 2)|.
 
     Queries and keys before RoPE, plane by plane: length, phase, concentration (1: always the same vector), and the
     share of the head's position and content that each plane carries. A head is certified additive (position + content)
@@ -119,7 +119,6 @@ class Planes(Measure):
         eps: tolerance of the criterion. 0.5 is the largest of 0.1, 0.2, 0.3, 0.5, 1 that certifies no randomly
             initialised or shuffled head of the two small models it was chosen on; at 0.1 no trained head is certified.
         n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out. A window cuts it.
-        reference: d0, the distance at which the key part is read.
 
     Raises:
         InputError: a prompt of one token.
@@ -135,7 +134,6 @@ class Planes(Measure):
 
     eps: Positive = 0.5
     n_distances: Distances | None = None
-    reference: NonNegative = 0
 
     question = "What does each of RoPE's planes carry?"
     variables = {
@@ -160,7 +158,7 @@ class Planes(Measure):
         "meets": Variable(
             *("meets a condition", ""),
             "1 or 0. position: E|k - kbar| <= eps E|k|; quiet: 4 scale E|q| E|k| <= eps std; "
-            "slow: max_d 2|sin(theta (d - d0) / 2)| <= eps",
+            "slow: max_d 2|sin(theta d / 2)| <= eps",
             ("tokens", "condition", *HEAD, "plane"),
         ),
         "additive": Variable("certified additive", "", "1: every plane meets a condition", BOTH, "plane_additive"),
@@ -235,12 +233,12 @@ class Planes(Measure):
         by_plane = torch.stack(list(plane_parts(moments.triples, *where).values()))
         parts = by_plane.sum(-1)
         std = parts.sum(0).sqrt()
-        meets = torch.stack(list(sufficiency(moments, *where, std, self.eps, self.reference).values()))
+        meets = torch.stack(list(sufficiency(moments, *where, std, self.eps).values()))
         return side_patterns(moments) | {
             "share": parts / parts.sum(0),
             "share_by_plane": by_plane / parts[..., None],
             "std": std,
-            "score_sum": plane_scores(moments, *where, self.reference).sum(-1) / std,
+            "score_sum": plane_scores(moments, *where).sum(-1) / std,
             "meets": meets,
             "additive": double(meets.any(0).all(-1)),
         }

@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.core.formatting import format_number, in_brackets
+from tl_posgen.core.head_examples import Pick, head_examples, pick_heads
 from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
@@ -21,7 +22,6 @@ from tl_posgen.core.run import Run
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
-from tl_posgen.position.decomposition.attention_examples import Pick, captured_examples, pick_heads
 from tl_posgen.position.substitution.numbers.splits import SplitMaps, split_maps
 from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.figures import DIVERGING, Panels, model_label, sides, token_map
@@ -134,10 +134,7 @@ class SplitExamples(Measure):
 
     def of_model(self, run: Run) -> xr.Dataset:
         shown = run.rows[0][:N_TOKENS]
-        picks, n = self.picks(run, shown), len(shown)
-        none: dict[str, tuple] = {name: (MAP, np.zeros((0, n, n))) for name in MAPS}
-        none |= {"r": (("example", "part"), np.zeros((0, len(PARTS))))}
-        return captured_examples(run, shown, n, picks, _examples_of, xr.Dataset(none, {"part": list(PARTS)}))
+        return head_examples(run, shown, len(shown), self.picks(run, shown), _examples_of)
 
     def picks(self, run: Run, shown: Int[Tensor, " pos"]) -> list[Pick]:
         """Return (layer, head, why) of the shown heads; random inits show those of the trained model."""
@@ -177,13 +174,10 @@ def _maps_of(layer: LayerCapture) -> SplitMaps:
     return split_maps(layer.scores(), layer.q, layer.k, geometry.rope, geometry.scale, **how)
 
 
-def _examples_of(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
-    """Return the three maps and their correlations, by (layer, head)."""
+def _examples_of(layer: LayerCapture) -> dict[str, Tensor]:
+    """Return the three maps and their correlations of every head."""
     maps = _maps_of(layer)
-    data: dict[str, tuple] = {name: (("head", *MAP[1:]), getattr(maps, name).float().cpu().numpy()) for name in MAPS}
-    data |= {"r": (("head", "part"), maps.r.mT.cpu().numpy())}
-    heads = xr.Dataset(data, {"layer": layer.layer, "head": list(layer.heads), "part": list(PARTS)})
-    return {(layer.layer, head): heads.sel(head=head) for head in layer.heads}
+    return {**{name: getattr(maps, name).float() for name in MAPS}, "r": maps.r.mT}
 
 
 def _with_null(number: Number) -> str:

@@ -38,7 +38,6 @@ def noise(*shape: int, seed: int = 8) -> torch.Tensor:
 def test_rank_of_the_pairs_is_that_of_the_design_matrix(pairs):
     assert pairs.n_pairs == int(mask_of(pairs).sum())
     assert pairs.rank == np.linalg.matrix_rank(design(pairs).toarray())
-    assert pairs.n_at_distance().tolist() == [int(mask_of(pairs).diagonal(-d).sum()) for d in range(pairs.n_tokens)]
 
 
 @pytest.mark.parametrize("pairs", PAIRS, ids=str)
@@ -66,8 +65,9 @@ def test_preconditioned_eigenvalues_do_not_depend_on_the_length():
 
 
 @pytest.mark.parametrize("n", [128, 4096])
-def test_conjugate_gradients_take_as_many_steps_at_any_length(n):
-    assert three_axis_from_qk(*random_qk(n)).iterations <= 14
+def test_conjugate_gradients_take_as_many_steps_at_any_length(n, monkeypatch):
+    monkeypatch.setattr(three_axis_fit, "MAX_ITERATIONS", 14)
+    assert bool(three_axis_from_qk(*random_qk(n)).r.isfinite().all())  # else it would be refused
 
 
 # r against lsqr
@@ -171,8 +171,7 @@ def test_gauge_keeps_its_promise(gauge, flat, n):
 def test_axes_say_where_no_pair_is():
     pairs = CausalPairs(10, window=4, first_token=False, diagonal=False)
     fit, seen = three_axis_from_qk(*random_qk(10), **options(pairs)), mask_of(pairs)
-    assert fit.n_distance.tolist() == [0, 8, 7, 6, 0, 0, 0, 0, 0, 0]
-    for part, count in [(fit.a, fit.n_distance), (fit.b, seen.sum(1)), (fit.c, seen.sum(0))]:
+    for part, count in [(fit.a, torch.tensor([0, 8, 7, 6, *[0] * 6])), (fit.b, seen.sum(1)), (fit.c, seen.sum(0))]:
         assert torch.equal(part.isnan(), (count == 0).expand_as(part))
 
 
@@ -230,7 +229,7 @@ def test_scores_that_float32_cannot_tell_from_a_constant_have_none(mean, size, c
 def test_scores_that_no_axis_explains_have_no_correlation():
     scores = torch.tensor([[0.0, 0, 0, 0], [1, -1, 0, 0], [-1, 0, 1, 0], [0, 1, -1, 0]])[None]  # every sum is 0
     fit = three_axis_from_scores(scores)
-    assert (fit.r.tolist(), fit.r_within_rows.tolist(), fit.iterations) == ([0], [0], 0)
+    assert (fit.r.tolist(), fit.r_within_rows.tolist()) == ([0], [0])
 
 
 def test_scores_constant_within_rows_have_r_but_no_r_within_rows():

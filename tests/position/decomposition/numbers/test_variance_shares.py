@@ -130,7 +130,7 @@ def test_sums_of_shares_are_what_the_best_fits_explain():
     mean = w.mean((1, 2, 3), keepdim=True)
     best = w.mean((2, 3), keepdim=True) + w.mean((1, 3), keepdim=True) + w.mean((1, 2), keepdim=True) - 2 * mean
     explained = 1 - (w - best).square().mean((1, 2, 3)) / (w - mean).square().mean((1, 2, 3))
-    torch.testing.assert_close(found.three_axis_share, explained)
+    torch.testing.assert_close(found.share("q", "k", "d"), explained)
     variances = hoeffding(w - w.mean((2, 3), keepdim=True), torch.full((5,), 0.2, dtype=torch.float64))
     within = found.within_rows
     torch.testing.assert_close(within.shares, variances / variances.sum(-1, keepdim=True), atol=1e-12, rtol=1e-9)

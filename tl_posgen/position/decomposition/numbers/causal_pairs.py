@@ -140,11 +140,6 @@ class CausalPairs:
         at_tokens = weights.cumsum(0).flip(0)
         return torch.stack([weights * torch.arange(self.size, 0, -1, device=device), at_tokens, at_tokens])[:, None]
 
-    def n_at_distance(self, device: torch.device | str = "cpu") -> Int[Tensor, " n_tokens"]:
-        """Return the number of pairs at each distance of the text, whatever their weights."""
-        numbers = torch.arange(self.size, self.size - self.width, -1, device=device)
-        return pad(numbers, (self.first_distance, self.n_tokens - self.first_distance - self.width))
-
     def over_band(self, x: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows size"]:
         """sum_{j <= i} w_{i-j} x_j at every i: a cumulative sum without weights, else by FFT."""
         if not self.unweighted:

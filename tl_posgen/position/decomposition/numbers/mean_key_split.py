@@ -16,21 +16,6 @@ from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
 
 
-@dataclass(frozen=True)
-class MeanKeyCorrelation:
-    """Mean-key correlation: Pearson's r between the scores W and the split f + g; NaN where W is constant.
-
-    Attributes:
-        r: over all pairs.
-        r_within_rows: within rows; the mean of a row does not affect softmax.
-        without_first_token: the correlations with token 0 left out as query, as key and from the mean key.
-    """
-
-    r: Float[Tensor, "distance head"]
-    r_within_rows: Float[Tensor, "distance head"]
-    without_first_token: "MeanKeyCorrelation | None" = None
-
-
 def mean_key_r(
     q: Float[Tensor, "head pos d_head"],
     k: Float[Tensor, "head pos d_head"],
@@ -41,7 +26,7 @@ def mean_key_r(
     window: int | None = None,
     rotated: tuple[Float[Tensor, "head pos d_head"], Float[Tensor, "head pos d_head"]] | None = None,
     scores: PairMoments | None = None,
-) -> MeanKeyCorrelation:
+) -> tuple[Float[Tensor, "tokens=2 distance head"], Float[Tensor, "tokens=2 distance head"]]:
     r"""f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = R_d0; r = corr(W, f + g).
 
     W, f and g are bilinear, so sums of products of two of them need no [query, key] matrix, and they give
@@ -56,6 +41,10 @@ def mean_key_r(
         window: as in `CausalPairs`.
         rotated, scores: q and k after RoPE, and the moments of W over all pairs; computed if not given.
 
+    Returns:
+        r over all pairs, and within rows, whose means do not affect softmax: of all tokens, and with token 0 left out
+        as query, as key and from the mean key. NaN where W is constant.
+
     Source: the estimator with d0 = 1000 is in the public code of the first author of Han & Ji 2025
     (arXiv 2503.13305); this way to compute r is ours.
     """
@@ -68,7 +57,10 @@ def mean_key_r(
     dtype = DOUBLE if pairs.width < n else torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(dtype), k.to(dtype)
     turned_q, turned_k = (x.to(dtype) for x in rotated or (rotate(x, positions, rope) for x in (q, k)))
-    turns, at_once = _turns(distances, rope, q), max(1, elements_at_once(q.device, QUERIES_AT_ONCE) // q[0].numel())
+    factors = turning_factors(torch.tensor(distances, dtype=DOUBLE, device="cpu"), rope, q.shape[-1])
+    planes = complex_planes(torch.eye(q.shape[-1], dtype=DOUBLE, device="cpu"), rope)
+    turns = (real_coordinates(planes * factors[:, None]) @ real_coordinates(planes).mT).to(q)  # x @ turn = R_d x
+    at_once = max(1, elements_at_once(q.device, QUERIES_AT_ONCE) // q[0].numel())
     mean, mean_of_rest = (x.mean(1, keepdim=True, dtype=DOUBLE).to(dtype) for x in (k, k[:, 1:]))
     turned_means = rotate(torch.stack([mean, mean_of_rest]), positions, rope)
     heads = (q, k - mean_of_rest, mean - mean_of_rest, turned_q, turned_k, *turned_means)
@@ -76,23 +68,13 @@ def mean_key_r(
     found = torch.cat([_products(*group, turns=turns, pairs=pairs) for group in groups], -1) * scale**2
     scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
     assert scores.without_first_token
-    rest = _correlation(found[1], scores.without_first_token)
-    return replace(_correlation(found[0], scores), without_first_token=rest)
-
-
-def _turns(distances: Sequence[int | float], rope: Rope, like: Tensor) -> Float[Tensor, "distance d_head d_head"]:
-    """x @ turn = R_d x for each distance d, as matrices from <R_d q, R_0 k>."""
-    factors = turning_factors(torch.tensor(distances, dtype=DOUBLE, device="cpu"), rope, like.shape[-1])
-    planes = complex_planes(torch.eye(like.shape[-1], dtype=DOUBLE, device="cpu"), rope)
-    return (real_coordinates(planes * factors[:, None]) @ real_coordinates(planes).mT).to(like)
-
-
-def _correlation(products: Float[Tensor, "rows=2 with=2 distance head"], scores: PairMoments) -> MeanKeyCorrelation:
-    r, r_within_rows = (
-        (cov / (w * square).sqrt()).nan_to_num(0, 0, 0).clamp(-1, 1).masked_fill(scores.is_constant(w), torch.nan)
-        for w, (cov, square) in zip((scores.tss, scores.within_rows), products, strict=True)
-    )
-    return MeanKeyCorrelation(r, r_within_rows)
+    both = (scores, scores.without_first_token)
+    squares = torch.stack([torch.stack([one.tss, one.within_rows]) for one in both])  # [tokens, rows, head]
+    constant = torch.stack([torch.stack([one.is_constant(one.tss), one.is_constant(one.within_rows)]) for one in both])
+    shared, of_split = found.unbind(2)
+    r = (shared / (squares[:, :, None] * of_split).sqrt()).nan_to_num(0, 0, 0).clamp(-1, 1)
+    over_all, within_rows = r.masked_fill(constant[:, :, None], torch.nan).unbind(1)
+    return over_all, within_rows
 
 
 @dataclass(frozen=True)
@@ -170,23 +152,19 @@ def _within_rows(
 
     Token 0 is left out. The mean key is subtracted first and its row means are added back, so that no digits cancel.
     """
-    queries = {id(q): q[:, 1:] for q, _ in forms}
-    keys = {id(k): _centred_keys(k[:, 1:], width) for _, k in forms}
+    queries, keys = {id(q): q[:, 1:] for q, _ in forms}, {}
+    for one in {id(k): k for _, k in forms}.values():
+        mean = one[:, 1:].mean(-2, keepdim=True)
+        centred = one[:, 1:] - mean
+        seen = centred.cumsum(-2)  # sums over the keys that each query sees
+        seen[..., width:, :] -= seen[..., :-width, :].clone()
+        keys[id(one)] = mean, centred, seen
     named = [(queries[id(q)], *keys[id(k)]) for q, k in forms]
-    seen = [double(torch.linalg.vecdot(q, seen_keys)) / counts for q, _, _, seen_keys in named]
+    seen_means = [double(torch.linalg.vecdot(q, seen)) / counts for q, _, _, seen in named]
     products = products_over_band([(q, centred) for q, _, centred, _ in named], which, width)
     found = [
-        product - (counts * seen[one] * seen[other]).sum(-1)
+        product - (counts * seen_means[one] * seen_means[other]).sum(-1)
         for (one, other), product in zip(which, products, strict=True)
     ]
-    means = [row + double((q @ mean.mT)[..., 0]) for row, (q, mean, *_) in zip(seen, named, strict=True)]
+    means = [row + double((q @ mean.mT)[..., 0]) for row, (q, mean, *_) in zip(seen_means, named, strict=True)]
     return means, found
-
-
-def _centred_keys(k: Float[Tensor, "head pos d_head"], width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean key, the keys less it, and the sums of these over the keys that each query sees."""
-    mean = k.mean(-2, keepdim=True)
-    centred = k - mean
-    seen = centred.cumsum(-2)
-    seen[..., width:, :] -= seen[..., :-width, :].clone()
-    return mean, centred, seen

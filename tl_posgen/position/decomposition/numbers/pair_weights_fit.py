@@ -44,7 +44,7 @@ def fit_pair_weights(
     theta, numbers = torch.stack([theta for theta, _ in found], 1), torch.stack([x for _, x in found], 1)
     r, within, mean, tss, std = numbers
     curves = pairs.spread(in_gauge(theta, pairs, mean, gauge))
-    return ThreeAxisFit(r, within, *curves, tss, std, torch.full_like(r, torch.nan), pairs, iterations=1)
+    return ThreeAxisFit(r, within, *curves, tss, std, torch.full_like(r, torch.nan), pairs)
 
 
 def refuse_long(n_tokens: int) -> None:

@@ -1,9 +1,8 @@
 """Three-axis fit: a head's scores as a function of distance plus one of the query plus one of the key."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -42,7 +41,6 @@ class ThreeAxisFit:
         iid_r: r of iid Gaussian scores by chance on these pairs, with these weights; NaN for weights per pair, and for
             weights by distance beyond 1,024 tokens.
         pairs: the pairs that counted, and their weights.
-        iterations: number of conjugate-gradient steps.
     """
 
     r: Float[Tensor, " head"]
@@ -54,11 +52,6 @@ class ThreeAxisFit:
     std_within_rows: Float[Tensor, " head"]
     iid_r: Float[Tensor, " head"]
     pairs: CausalPairs
-    iterations: int
-
-    @property
-    def n_distance(self) -> Int[Tensor, " distance"]:
-        return self.pairs.n_at_distance(self.a.device)
 
     def of_heads(self, part: slice) -> "ThreeAxisFit":
         """Return the fits of some heads."""
@@ -108,12 +101,28 @@ def fit_three_axis(
     counts = pairs.counts(moments.sums.device)
     centred = pairs.consistent(moments.sums - mean[:, None] * counts, counts)
     rounding = 8 * torch.finfo(DOUBLE).eps * (moments.sums.abs() + mean.abs()[:, None] * counts)
-    theta, iterations = solve(pairs, counts, centred, ridge, tolerance, rounding)
-    r, within = _correlations(moments, counts, centred, theta)
+    theta = solve(pairs, counts, centred, ridge, tolerance, rounding)
+    # Pearson's r between W and its fit, over all pairs and within rows, from sums of products and of squares
+    fit_sums = pairs.normal(theta, counts)
+    shared, fit_squares = (theta * centred).sum((0, 2)), (theta * fit_sums).sum((0, 2))
+    fit_rows = fit_sums[1] / counts[1]
+    over_all = shared, moments.tss, fit_squares - fit_sums[1].sum(-1).square() / pairs.total
+    of_rows = (
+        shared - (centred[1] * fit_rows).sum(-1),
+        moments.within_rows,
+        fit_squares - (fit_sums[1] * fit_rows).sum(-1),
+    )
+    r, within = (
+        (product / (squares * of_fit).sqrt())
+        .nan_to_num()  # 0 where the fit is constant
+        .clamp(max=1)
+        .masked_fill(moments.is_constant(squares) | pairs.saturated, torch.nan)
+        for product, squares, of_fit in (over_all, of_rows)
+    )
     curves = pairs.spread(in_gauge(theta, pairs, mean, gauge))
     chance = torch.full_like(r, iid_r(pairs))
     std = (moments.within_rows / pairs.total).sqrt()
-    return ThreeAxisFit(r, within, *curves, moments.tss, std, chance, pairs, iterations)
+    return ThreeAxisFit(r, within, *curves, moments.tss, std, chance, pairs)
 
 
 @lru_cache(maxsize=64)
@@ -152,8 +161,8 @@ def solve(
     ridge: float,
     tolerance: float,
     rounding: Float[Tensor, "axis=3 head size"],
-) -> tuple[Float[Tensor, "axis=3 head size"], int]:
-    r"""theta = (X'WX + ridge)^-1 right, up to the rounding of the right side; returns (theta, number of steps).
+) -> Float[Tensor, "axis=3 head size"]:
+    r"""theta = (X'WX + ridge)^-1 right, up to the rounding of the right side.
 
     The block of the distances is diagonal, so they are eliminated exactly: a_d is the mean over the pairs at d of what
     b and c leave. The system for b and c is solved by conjugate gradients with its diagonal as preconditioner. On a
@@ -174,50 +183,24 @@ def solve(
     Raises:
         InputError: the tolerance is not reached in MAX_ITERATIONS.
     """
+    on_cpu = right.device.type == "cpu"
     weights, diagonal = pairs.weights(right.device), counts[1] + ridge
     at_distance = (1 / (counts[0] + ridge)).masked_fill(counts[0] == 0, 0)
     eliminated = weights.square() * at_distance
-    image = partial(_image, pairs, eliminated, diagonal)
     left = right[1:] - _sum_over_pairs(weights * at_distance * right[0])
     errors = right.abs().mul_(4 * torch.finfo(right.dtype).eps) + rounding  # the difference above may cancel
     rounded = errors[1:] + _sum_over_pairs(weights * at_distance * errors[0])
-    known = None if right.device.type == "cpu" else _sufficient_steps(pairs, ridge, tolerance)
-    x, steps = _conjugate_gradients(pairs, image, 1 / diagonal, left, tolerance, rounded.square() / diagonal, known)
-    a = at_distance * (right[0] - weights * _sum_over_pairs(x.sum(0)))
-    return torch.cat([a[None], x]), steps
-
-
-def _sum_over_pairs(x: Tensor) -> Tensor:
-    """Return the sum of one axis over the pairs of each index of another axis."""
-    return x.cumsum(-1).flip(-1)
-
-
-def _image(pairs: CausalPairs, eliminated: Tensor, diagonal: Tensor, x: Tensor) -> Tensor:
-    """Return the matrix of b and c times x."""
-    others = pairs.over_band(x).flip(0, -1)
-    return others.sub_(_sum_over_pairs(eliminated * _sum_over_pairs(x.sum(0)))).addcmul_(diagonal, x)
-
-
-def _conjugate_gradients(
-    pairs: CausalPairs,
-    image: Callable[[Float[Tensor, "axis=2 head size"]], Float[Tensor, "axis=2 head size"]],
-    inverse: Tensor,
-    right: Tensor,
-    tolerance: float,
-    rounding: Tensor,
-    known: int | None,
-) -> tuple[Tensor, int]:
-    """Return the solution and the number of steps: `known`, or as many as the residual needs."""
-    x, residual = torch.zeros_like(right), right.clone()
-    look_after = 1 if right.device.type == "cpu" else LOOK_AFTER
-    direction = inverse * residual
-    size = (residual * direction).sum((0, 2))
-    enough = (tolerance**2 * size).maximum(rounding.sum((0, 2)))
+    known, look_after = (None, 1) if on_cpu else (_sufficient_steps(pairs, ridge, tolerance), LOOK_AFTER)
+    # conjugate gradients for b and c: x, what is left, and the direction of the next step
+    x, inverse = torch.zeros_like(left), 1 / diagonal
+    direction = inverse * left
+    size = (left * direction).sum((0, 2))
+    enough = (tolerance**2 * size).maximum((rounded.square() * inverse).sum((0, 2)))
     steps = 0
     while True:
         unfinished = size > enough
         if steps == known or (known is None and steps % look_after == 0 and not unfinished.any()):
-            return x, steps
+            break
         if steps == MAX_ITERATIONS:
             cause = f"a window of {pairs.width} ties" if pairs.unweighted else "these weights by distance tie"
             raise InputError(
@@ -225,13 +208,21 @@ def _conjugate_gradients(
                 "shorter text"
             )
         steps += 1
-        moved = image(direction)
+        moved = pairs.over_band(direction).flip(0, -1)
+        moved.sub_(_sum_over_pairs(eliminated * _sum_over_pairs(direction.sum(0)))).addcmul_(diagonal, direction)
         length = torch.where(unfinished, size / (direction * moved).sum((0, 2)), 0)[:, None]
         x.addcmul_(length, direction)
-        residual.addcmul_(length, moved, value=-1)
-        preconditioned = inverse * residual
-        size, before = (residual * preconditioned).sum((0, 2)), size
+        left.addcmul_(length, moved, value=-1)
+        preconditioned = inverse * left
+        size, before = (left * preconditioned).sum((0, 2)), size
         direction = direction.mul_(torch.where(before > 0, size / before, 0)[:, None]).add_(preconditioned)
+    a = at_distance * (right[0] - weights * _sum_over_pairs(x.sum(0)))
+    return torch.cat([a[None], x])
+
+
+def _sum_over_pairs(x: Tensor) -> Tensor:
+    """Return the sum of one axis over the pairs of each index of another axis."""
+    return x.cumsum(-1).flip(-1)
 
 
 def _sufficient_steps(pairs: CausalPairs, ridge: float, tolerance: float) -> int | None:
@@ -243,35 +234,15 @@ def _sufficient_steps(pairs: CausalPairs, ridge: float, tolerance: float) -> int
     return math.ceil(math.log(2 * root / tolerance) / math.log((root + 1) / (root - 1)))
 
 
-def _correlations(
-    moments: PairMoments, counts: Tensor, centred: Tensor, theta: Tensor
-) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
-    """Return Pearson's r between W and its fit over all pairs, and within rows."""
-    fit_sums = moments.pairs.normal(theta, counts)
-    shared, fit_squares = (theta * centred).sum((0, 2)), (theta * fit_sums).sum((0, 2))
-    fit_total = fit_sums[1].sum(-1)
-    rows, fit_rows = centred[1], fit_sums[1] / counts[1]
-    shared_within = shared - (rows * fit_rows).sum(-1)
-    fit_within = fit_squares - (fit_sums[1] * fit_rows).sum(-1)
-
-    over_all = _correlation(moments, shared, moments.tss, fit_squares - fit_total.square() / moments.pairs.total)
-    return over_all, _correlation(moments, shared_within, moments.within_rows, fit_within)
-
-
-def _correlation(moments: PairMoments, shared: Tensor, squares: Tensor, fit_squares: Tensor) -> Tensor:
-    """Return Pearson's r from sums of products and of squares: 0 where the fit is constant, NaN without meaning."""
-    r = (shared / (squares * fit_squares).sqrt()).nan_to_num().clamp(max=1)
-    return r.masked_fill(moments.is_constant(squares) | moments.pairs.saturated, torch.nan)
-
-
 def in_gauge(theta: Tensor, pairs: CausalPairs, mean: Tensor, gauge: str) -> Float[Tensor, "axis=3 head size"]:
     """Move along the three free directions until the gauge holds; the mean of W is added to a."""
-    t = torch.arange(pairs.size, device=theta.device)
+    t = torch.arange(pairs.size, dtype=theta.dtype, device=theta.device)
     theta = theta.clone()
     distance, query, key = theta[0, :, : pairs.width], theta[1], theta[2]
     # adding t to all three axes at index t adds n - 1 everywhere: the straight line that no data can place
     flat = {"flat_distance": distance, "flat_queries": query, "flat_keys": key}[gauge]
-    slope = _slope(flat)
+    away = t[: flat.shape[-1]] - t[: flat.shape[-1]].mean()  # slope of the least-squares line through each row
+    slope = (flat @ away / away.square().sum().clamp(min=0.5)).unsqueeze(-1)
     distance -= slope * t[: pairs.width]
     query -= slope * t
     key -= slope * t
@@ -282,10 +253,3 @@ def in_gauge(theta: Tensor, pairs: CausalPairs, mean: Tensor, gauge: str) -> Flo
         level = level + axis_mean
     distance += level
     return theta
-
-
-def _slope(x: Float[Tensor, "head n"]) -> Float[Tensor, "head 1"]:
-    """Return the slope of the least-squares line through each row."""
-    t = torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
-    t -= t.mean()
-    return (x @ t / t.square().sum().clamp(min=0.5)).unsqueeze(-1)

@@ -119,11 +119,6 @@ class VarianceShares:
         return (1 - self.interaction).clamp(min=0).sqrt()
 
     @property
-    def three_axis_share(self) -> Float[Tensor, " head"]:
-        """q + k + d: the share that a(d) + b(q) + c(k) explains over all triples."""
-        return self.share("q", "k", "d")
-
-    @property
     def within_rows(self) -> "VarianceShares":
         """Return the shares within rows: without the query's own share, which does not affect softmax."""
         keep = self.shares.new_tensor([name != "q" for name in COMPONENTS])

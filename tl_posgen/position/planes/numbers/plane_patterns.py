@@ -90,16 +90,14 @@ def plane_parts(
     return found
 
 
-def plane_scores(
-    moments: PlaneMoments, rope: Rope, scale: float, n_distances: int, reference: int | float = 0
-) -> Float[Tensor, "head plane"]:
-    """s_m = scale E|q^m| E|k^m - kbar^m| max_{d < n_distances} 2|sin(theta_m (d - d0) / 2)|, d0 = `reference`.
+def plane_scores(moments: PlaneMoments, rope: Rope, scale: float, n_distances: int) -> Float[Tensor, "head plane"]:
+    """s_m = scale E|q^m| E|k^m - kbar^m| max_{d < n_distances} 2|sin(theta_m d / 2)|.
 
-    It bounds the plane's part in the residual of the mean-key estimator, with means in place of pairs; a YaRN factor
-    enters squared. A small sum_m s_m / std(W) is sufficient for a small residual, not necessary. kbar is the mean of
-    each prompt. Ours.
+    It bounds the plane's part in the residual of the mean-key estimator at distance 0, with means in place of pairs; a
+    YaRN factor enters squared. A small sum_m s_m / std(W) is sufficient for a small residual, not necessary. kbar is
+    the mean of each prompt. Ours.
     """
-    gain, reach = _gain_and_reach(moments, rope, n_distances, reference)
+    gain, reach = _gain_and_reach(moments, rope, n_distances)
     return scale * gain * (moments.magnitude[0] / moments.n) * (moments.spread / moments.n) * reach
 
 
@@ -110,17 +108,16 @@ def sufficiency(
     n_distances: int,
     std: Float[Tensor, " head"],
     eps: float = 0.1,
-    reference: int | float = 0,
 ) -> dict[str, Bool[Tensor, "head plane"]]:
     """Return the planes that meet each condition; a head is additive if each of its planes meets one.
 
     position: the key is nearly constant, E|k - kbar| <= eps E|k|. quiet: the plane has little effect,
-    4 scale E|q| E|k| <= eps std(W). slow: it hardly rotates, max_d 2|sin(theta (d - d0) / 2)| <= eps.
+    4 scale E|q| E|k| <= eps std(W). slow: it hardly rotates, max_d 2|sin(theta d / 2)| <= eps.
     The plane scores then add up to at most eps (std(W) for each quiet plane + 2 scale E|q^m| E|k^m| for each other).
     Ours.
     """
     q, k = moments.magnitude / moments.n
-    gain, reach = _gain_and_reach(moments, rope, n_distances, reference)
+    gain, reach = _gain_and_reach(moments, rope, n_distances)
     return {
         "position": moments.spread / moments.n <= eps * k,
         "quiet": 4 * scale * gain * q * k <= eps * std[:, None].to(q),
@@ -129,9 +126,9 @@ def sufficiency(
 
 
 def _gain_and_reach(
-    moments: PlaneMoments, rope: Rope, n_distances: int, reference: int | float
+    moments: PlaneMoments, rope: Rope, n_distances: int
 ) -> tuple[Float[Tensor, " plane"], Float[Tensor, " plane"]]:
-    """Return YaRN's factor on a plane's score, and max_d |e^{i theta d} - e^{i theta d0}| over d < n_distances."""
-    away = torch.arange(n_distances, dtype=DOUBLE, device=moments.spread.device) - reference
-    turn = turning_factors(away, rope, 2 * moments.spread.shape[-1])
+    """Return YaRN's factor on a plane's score, and max_d |e^{i theta d} - 1| over d < n_distances."""
+    distances = torch.arange(n_distances, dtype=DOUBLE, device=moments.spread.device)
+    turn = turning_factors(distances, rope, 2 * moments.spread.shape[-1])
     return turn[0].abs(), (2 * (turn.angle() / 2).sin().abs()).amax(0)
