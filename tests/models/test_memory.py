@@ -19,7 +19,7 @@ from tl_posgen.models.conversion.weights import is_released, trim
 from tl_posgen.models.loading.load import Pretrained, open_model
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.provenance import fingerprint
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
 QUIET = {"progress": False, "null_seeds": ()}
@@ -55,7 +55,7 @@ def as_dtype(directory: Path, place: Path, dtype: torch.dtype) -> Path:
 )
 def test_the_dtype_is_the_checkpoints_unless_another_is_asked_for(family_directory, tmp_path, held, asked, expected):
     directory = as_dtype(family_directory("llama"), tmp_path, held)
-    assert wrap(tl_posgen.load_model(directory, dtype=asked)).dtype == expected
+    assert session_of(tl_posgen.load_model(directory, dtype=asked)).dtype == expected
 
 
 @pytest.mark.parametrize("dtype", ["float", "int8", "", torch.int8, torch.bool, torch.complex64])

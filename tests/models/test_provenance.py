@@ -11,7 +11,7 @@ from tl_posgen.models import provenance
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.provenance import fingerprint, provenance_of
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 
 def one_by_one(model) -> str:
@@ -63,8 +63,8 @@ def test_parameters_of_an_object_of_the_users_own_are_counted_too(tmp_path, has_
     directory = save_config(TIED(), tmp_path)
     expected = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(directory).parameters())
     bridge = TransformerBridge.boot_transformers(str(directory), device="cpu")
-    assert wrap(bridge).backend.n_parameters() == expected
+    assert session_of(bridge).backend.n_parameters() == expected
     if has_hooked:
-        backend = wrap(load_model(directory, "hooked")).backend
+        backend = session_of(load_model(directory, "hooked")).backend
         biases = sum(one.numel() for name, one in backend.model.named_parameters() if "b_" in name)
         assert backend.count_parameters() == expected + biases  # TransformerLens' biases, zeros here, are weights

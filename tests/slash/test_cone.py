@@ -180,12 +180,12 @@ def test_grouped_heads_share_what_is_measured_of_their_keys(family_model):
 
 
 def test_a_layer_without_projections_is_refused_before_anything_runs(mini, alice, monkeypatch):
-    import tl_posgen.models.wrapped as wrapped
+    import tl_posgen.models.session as session
 
     def refuse(*_):
         raise UnsupportedModelError("layer 0: its W_Q is not one matrix a head")
 
-    monkeypatch.setattr(wrapped, "projections_of", refuse)
+    monkeypatch.setattr(session, "projections_of", refuse)
     monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(UnsupportedModelError, match="not one matrix a head"):
         Cone()(mini, alice, length=12, n_prompts=1, **QUIET)

@@ -26,8 +26,8 @@ from tl_posgen.models import open_model
 from tl_posgen.models.loading.checkpoints import Checkpoints
 from tl_posgen.models.loading.load import without_context_limit
 from tl_posgen.models.provenance import model_label
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_numbers
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 from tl_posgen.progress import Passes, Stage
 from tl_posgen.slash.slash_toy import slash_toy
@@ -145,7 +145,7 @@ def results_for(
     if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
         options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
         asked = sorted({name for own in options for name in own.get("measures", ())})
-        how = {"tokenizer": wrap(model).origin.tokenizer, "dtype": next(model.parameters()).dtype}
+        how = {"tokenizer": session_of(model).origin.tokenizer, "dtype": next(model.parameters()).dtype}
         of_training = {**run, "measures": asked, "null_seeds": (), "keep": keep, **how}
         results[WITH_CHECKPOINTS] = emergence(checkpoints, text, **of_training)
     if not results:

@@ -18,7 +18,7 @@ from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.provenance import model_label, provenance_of
 from tl_posgen.models.selection import select_heads
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def attach(
 
 def collecting(measures: Measures, where: str, model: Any) -> list[Measure]:
     """Return measures that a user's own forward passes can feed; of the usual ones, all that need no more."""
-    wrap(model)  # refuse what is no model
+    session_of(model)  # refuse what is no model
     asked = [measure.attached() for measure in registry.requested(measures)]
     if measures is None:
         asked = [measure for measure in asked if measure.is_fed and not measure.runs_model]
@@ -94,7 +94,7 @@ def attached_report(
     measures: Sequence[Measure], sides: Mapping[str, Any], feed: Feed, nulls: NullModels, seed: int
 ) -> Report:
     """Return the report of captured prompts: datasets by label along init, the model's first."""
-    model = nulls.wrapped
+    model = nulls.session
     for measure in measures:
         require_prompts(measure, model, feed.captured_prompts())
     measures = [measure.prepare(model, feed.captured_prompts()) for measure in measures]

@@ -22,7 +22,7 @@ from tl_posgen.coupling.jacobian_measure import VERSIONS, JacobianMeasure, as_nu
 from tl_posgen.coupling.jacobians import ResidualJacobian, passes_of, residual_streams
 from tl_posgen.coupling.numbers.overlap import Side
 from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
 from tl_posgen.report.kinds import heat_maps, lines
 
@@ -202,7 +202,7 @@ class Coupling(JacobianMeasure):
         draws = data["chance"].stack(each=("token", "draw")).drop_vars(("each", "token", "draw"), errors="ignore")
         means = {name: data[name].mean("token") for name in ("coupling", "negative_share")}
         data = data.drop_vars("chance").assign({**means, "chance": draws.rename(each="draw")})
-        n_parameters = wrap(run.model).backend.n_parameters()
+        n_parameters = session_of(run.model).backend.n_parameters()
         cfg = run.model.cfg
         data = data.assign_attrs(d_model=cfg.d_model, n_layers=cfg.n_layers, parameters=n_parameters)
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})

@@ -14,12 +14,12 @@ from torch import Tensor
 from tl_posgen.arithmetic import DOUBLE, double, double_device
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.model import Model
-from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.models.session import Session, session_of
 
 
-def model_label(model: Model | WrappedModel) -> str:
+def model_label(model: Model | Session) -> str:
     """Return the model's name as pictures and tables show it: of a directory or file, the last part."""
-    origin = wrap(model).origin
+    origin = session_of(model).origin
     if origin.directory is None:
         return origin.name
     name = origin.directory.name.removesuffix(".gguf")
@@ -35,9 +35,9 @@ def null_label(init: int | str) -> str:
     return f"{'shuffled weights' if kind else 'random init'} (seed {seed})"
 
 
-def encoding_of(model: Model | WrappedModel) -> str:
+def encoding_of(model: Model | Session) -> str:
     """Return the encodings of the layers ("rotary", "alibi", "absolute", "none"), joined by ", "; "" if unknown."""
-    found = [layer.geometry.encoding for layer in wrap(model).found() if isinstance(layer, Probed)]
+    found = [layer.geometry.encoding for layer in session_of(model).found() if isinstance(layer, Probed)]
     return ", ".join(dict.fromkeys(found))
 
 
@@ -53,9 +53,9 @@ def versions() -> dict[str, str]:
 PART = 2**22  # entries of a tensor that are taken to float64 at once
 
 
-def fingerprint(model: Model | WrappedModel) -> str:
+def fingerprint(model: Model | Session) -> str:
     """Return sixteen letters that other weights hardly share: of each parameter's sum, norm, and some 4,096 entries."""
-    weights = sorted(wrap(model).model.named_parameters())
+    weights = sorted(session_of(model).model.named_parameters())
     digest = hashlib.sha256()
     for (name, weight), (sums, norms, some) in zip(weights, _numbers_of([one for _, one in weights]), strict=True):
         total, norm = sum(sums.tolist()), math.hypot(*norms.tolist())
@@ -94,32 +94,32 @@ def _numbers_of(weights: Sequence[Tensor]) -> list[tuple[Float[Tensor, " part"],
 
 
 def provenance_of(
-    model: Model | WrappedModel,
+    model: Model | Session,
     tokens: Sequence[Int[Tensor, " _"]],
     null_seeds: Sequence[int] = (),
     shuffled_seeds: Sequence[int] = (),
     seed: int | None = None,
 ) -> dict[str, Any]:
     """Return what is needed to run the same analysis again, JSON-ready."""
-    wrapped = wrap(model)
-    origin = wrapped.origin
+    session = session_of(model)
+    origin = session.origin
     lengths = sorted({len(prompt) for prompt in tokens})
     digest = hashlib.sha256(repr([len(prompt) for prompt in tokens]).encode())
     for prompt in tokens:
         digest.update(prompt.to(torch.int64).cpu().numpy().tobytes())
     return {
-        "model": model_label(wrapped),
+        "model": model_label(session),
         "revision": origin.revision,
         "backend": origin.backend,
-        "dtype": str(wrapped.model.cfg.dtype).removeprefix("torch."),
+        "dtype": str(session.model.cfg.dtype).removeprefix("torch."),
         "dequantised_from": origin.dequantised_from,
         "initialisation": origin.initialisation,
-        "encoding": encoding_of(wrapped),
+        "encoding": encoding_of(session),
         "prompts": len(tokens),
         "length": lengths[0] if len(lengths) == 1 else lengths,
         "tokens_sha256": digest.hexdigest() if tokens else None,
-        "weights": fingerprint(wrapped),
-        "parameters": wrapped.backend.n_parameters(),
+        "weights": fingerprint(session),
+        "parameters": session.backend.n_parameters(),
         "seed": seed,
         "null_seeds": list(null_seeds),
         "shuffled_seeds": list(shuffled_seeds),

@@ -16,7 +16,7 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import points
 from tl_posgen.rope.rotation import rotate
@@ -148,7 +148,7 @@ class Cone(Dominance):
 
     def requires(self, model: Any) -> None:
         for layer in range(model.cfg.n_layers):
-            wrap(model).projections(layer)  # every layer makes its queries and keys from one input
+            session_of(model).projections(layer)  # every layer makes its queries and keys from one input
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         require_two_tokens(layer)
