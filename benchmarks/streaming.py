@@ -38,7 +38,7 @@ def ways(model, tokens):
     from tl_posgen.core.feed import Feed
     from tl_posgen.core.registry import requested
     from tl_posgen.models.capture.capturing import run_capture
-    from tl_posgen.models.streaming.stream import streaming_policy
+    from tl_posgen.models.session import Choices, session_of
 
     def forward() -> None:
         with torch.no_grad(), tl_posgen.streaming(model):
@@ -50,7 +50,7 @@ def ways(model, tokens):
 
     def measured(names: list[str]) -> None:
         feed = Feed(requested(names))
-        with streaming_policy(True):
+        with session_of(model).choosing(Choices(True)):
             run_capture(model, tokens, feed, needs=feed.needs)
         feed.datasets(model, "benchmark")
 

@@ -56,12 +56,6 @@ report["slash"].plot()
 report["slash_transfer"].plot()
 
 # %% [markdown]
-# The strongest heads token by token, on the text and on random tokens:
-
-# %%
-report["slash_transfer"].show()
-
-# %% [markdown]
 # ## Is it only RoPE?
 
 # %%

@@ -8,8 +8,8 @@ from tl_posgen.frequencies import FrequencyRule, with_frequencies
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.joining import cut_keys
 from tl_posgen.models.capture.capturing import capturing
+from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.position import at_dummy_distance, by_split, interpolate_positions, lm_infinite, substitute, triangle
 from tl_posgen.position.length import retrieve_blocks
 from tl_posgen.position.order.hooks import permute_positions
@@ -27,7 +27,7 @@ TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1)
 @torch.no_grad()
 def logits(model, hooks=(), tokens=TOKENS):
     """Return logits; hooks run in streaming mode, which edits need if a bridge uses Hugging Face's attention."""
-    with streaming_by_policy(wrap(model), N) if hooks else nullcontext():
+    with streaming_by_policy(session_of(model), N) if hooks else nullcontext():
         return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
 
 

@@ -1,7 +1,7 @@
 """What every source adds to the queries or keys of one prompt, and parts of vectors, for tests of sources."""
 
 from tl_posgen.models.capture.capturing import run_capture
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.residual.residual_sources import frozen_layer, residual_sources
 
 
@@ -9,7 +9,7 @@ def source_vectors(model, row, layer, *sides):
     """The capture of a layer, and for each side ("query", "key") source -> its vectors [head, pos, d_head]."""
     captures, written = [], residual_sources(model, row, layer)
     run_capture(model, row[None], captures.append, {"resid", "inputs"}, layers=[layer])
-    frozen = [frozen_layer(wrap(model), captures[0], side) for side in sides]
+    frozen = [frozen_layer(session_of(model), captures[0], side) for side in sides]
     vectors = [dict(zip(one.names(written.names), one.vectors(written.values), strict=True)) for one in frozen]
     return captures[0], *vectors
 

@@ -23,12 +23,15 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     "cone": (
         *("r1_sum", "axis_share", "rank95", "effective_rank", "effective_rank_plain", "cosine_spread", "cosine_share"),
         "spearman",  # told by `Numbers.correlation`
+        "axis_agreement",  # nothing that the paper asks
+        "r1_input",  # `bias_share` says where r1 means nothing
     ),
     "plane_perturbation": ("wavelength", "rho", "rho_gap", "rho_positions"),  # a method tells rho
     "planes": (  # what a head's directions are is told by r1; of phases, the means are drawn
         *("mean", "phase_std", "relative_phase", "participation", "centred_participation", "rank", "centred_rank"),
         *("score", "planes_met"),
     ),
+    "coupling": ("alignment", "singular_value", "token_text"),  # `residual_jacobians` and `alignment` give these
     "profiles": ("rho", "cost", "joint_cost", "rank95"),  # over-read one model: see `scatter`
     "residual": (  # no paper and no page asks where it sits: its size and its top direction are told
         *("effective_rank", "spectrum", "energy_share", "energy_ratio", "abs_residual"),
@@ -39,7 +42,21 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     "three_axis": ("r_per_prompt", "r_pooled", "n_distance"),  # no page and no claim reads them
     "variance": ("variance",),  # of W with its row means, which softmax does not see: `size` without
     "rules": ("plan_recall", "plan_rise", "reads", "group_recall", "kept"),  # heads keep their own keys: see `recall`
-    "slash": ("relative_entropy", "previous_token", "rank95"),  # the score at distance 1; rank by r1
+    "slash": (
+        *("relative_entropy", "previous_token", "rank95"),  # the score at distance 1; rank by r1
+        *(
+            "pattern",
+            "token",
+            "token_text",
+            "example_layer",
+            "example_head",
+        ),  # the page has every head's
+    ),
+    "slash_transfer": (
+        *("pearson", "spearman", "jaccard", "n_dominant"),  # told by methods of the measure, from its scores
+        *("best_uniform", "first_token"),  # those of `slash`
+        *("pattern", "token_text", "example_layer", "example_head"),  # the page has every head's
+    ),
     "slash_planes": ("predicted_peak", "score_at_peak", "same_peak", "chance_peak"),
 }
 

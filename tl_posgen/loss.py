@@ -13,6 +13,7 @@ from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.loss import judged
+from tl_posgen.models.session import Session
 from tl_posgen.report.figures import finish, line, model_label, sides
 
 
@@ -51,8 +52,10 @@ class Loss(Measure):
     rows = ("prompt",)
     figures = {"position": by_position}
 
-    def of_logits(self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"]) -> Mapping[str, Any]:
-        return {"token_loss": judged(logits[None], tokens[None].to(logits.device))[0]}
+    def of_logits(
+        self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"], session: Session
+    ) -> Mapping[str, Any]:
+        return {"token_loss": judged(session, logits[None], tokens[None].to(logits.device))[0]}
 
     def finish(self, sums: Sums) -> xr.Dataset:
         losses = sums.mean("token_loss")

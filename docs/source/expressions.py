@@ -79,6 +79,17 @@ def slash(result: Any) -> Iterator[Entry]:
     yield n_heads(result.numbers, "best_score")
 
 
+def slash_transfer(result: Any) -> Iterator[Entry]:
+    """Yield the correlation over heads of text with random tokens, and how many heads are dominant, by distance."""
+    own, measure = result.numbers, result.measure
+    for distance in measure.reached(own.data):
+        at = {"tokens": "all", "short_distance": distance}
+        yield "pearson", at, measure.correlation(own, distance)
+        yield "jaccard", at, measure.jaccard(own, distance)
+        for source in own.data["source"].values.tolist():
+            yield "n_dominant", {**at, "source": source}, measure.n_dominant(own, distance, source)
+
+
 def slash_ablation(result: Any) -> Iterator[Entry]:
     """Yield the score of the head that is strongest untouched, under each ablation."""
     own = result.numbers
@@ -174,6 +185,7 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
         coupling,
         token_coupling,
         slash,
+        slash_transfer,
         slash_ablation,
         slash_planes,
         slash_toy,

@@ -126,12 +126,18 @@ def grown(values=(0.5, 0.7, 0.95), half=0.02):
 
 def transfer(near=0.95, far=0.92, n=(1, 1)):
     """r of text with random tokens at D = 1 and 2, and how many heads are dominant on text there."""
+    x, z = np.linalg.qr(np.random.default_rng(0).normal(size=(900, 3)) * [0, 1, 1] + [1, 0, 0])[0][:, 1:].T
+    scores = np.zeros((2, 30, 30, 3))
+    for distance, r, dominant in zip((1, 2), (near, far), n, strict=True):
+        r, cut = r + 1e-9, np.mean(np.sort([*x, x.max() + 1])[-dominant - 2 : -dominant or None][:2])
+        both = x - cut, r * x + (1 - r**2) ** 0.5 * z - cut
+        scores[..., distance] = 0.1 + 0.01 * np.reshape(both, (2, 30, 30))
     variables = {
-        "pearson": (("tokens", "short_distance", "end"), [[around(r, 0.01) for r in (near, far)]] * 2),
-        "jaccard": (("tokens", "short_distance"), np.ones((2, 2))),
-        "n_dominant": (("tokens", "source", "short_distance"), np.tile(n, (2, 2, 1))),
+        "score": (("tokens", "source", "layer", "head", "distance"), np.stack([scores] * 2)),
+        "uniform": (("layer", "distance"), np.full((30, 3), 0.01)),
     }
-    return dataset_of(variables, source=["natural", "random"], short_distance=[1, 2])
+    labels = {"source": ["natural", "random"], **dict.fromkeys(("layer", "head"), range(30)), "distance": range(3)}
+    return dataset_of(variables, **labels)
 
 
 def cone(cosine=0.8, gains=(2.2, 2.2), alone=0.8, rest=0.1, r1=0.95, dominant=True, n_prompts=4):
@@ -235,7 +241,7 @@ MADE = {  # by claim: each measure and what makes its numbers; a null that is fa
     "coupling 4c": ([(TRAINING, grown)], None),
     "coupling 5": ([(TokenCoupling(k=30), between)], {"low": 0.0}),
 }
-COUNTS = {"position 6", "slash 5", "slash 6"}  # without an interval
+COUNTS = {"position 6", "slash 1", "slash 5", "slash 6"}  # without an interval over prompts
 FAR = "far"
 
 

@@ -14,7 +14,7 @@ from tl_posgen.core.measure import DEFINED, Measure, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.cache import needed_names
 from tl_posgen.models.loading.shuffled_like import shuffled_like
-from tl_posgen.models.wrapped import WrappedModel
+from tl_posgen.models.session import Session
 from tl_posgen.position import LengthExtrapolation, MeanKey, ThreeAxis, Variance
 from tl_posgen.slash import Slash
 
@@ -145,20 +145,20 @@ RUNNING = ["loss", "slash", "slash_transfer", LONGER]  # each runs the model, pr
 
 @pytest.mark.parametrize(("measures", "seeds", "most"), [(None, (0,), 9), (RUNNING, (), 8)])
 def test_a_model_is_wrapped_as_often_however_many_the_prompts(small_model, alice, monkeypatch, measures, seeds, most):
-    """The wrapped model is handed on: no forward pass wraps it again."""
-    wrapped, make = [], WrappedModel.__init__
+    """The session is handed on: no forward pass makes one again."""
+    session, make = [], Session.__init__
 
     def counted(self, *parts):
-        wrapped.append(type(self))
+        session.append(type(self))
         make(self, *parts)
 
-    monkeypatch.setattr(WrappedModel, "__init__", counted)
+    monkeypatch.setattr(Session, "__init__", counted)
     hooks = [("blocks.0.attn.hook_v", lambda value, hook: value)]
     run = {"measures": measures, "length": 16, "null_seeds": seeds, "fwd_hooks": hooks, "progress": False}
     tl_posgen.analyze(small_model, alice, n_prompts=2, **run)
-    few = len(wrapped)
+    few = len(session)
     tl_posgen.analyze(small_model, alice, n_prompts=4, **run)
-    assert few == len(wrapped) - few <= most
+    assert few == len(session) - few <= most
 
 
 def test_measures_hold_no_state(small_model):

@@ -144,8 +144,15 @@ def test_bad_choices_are_refused_before_the_model_runs(tiny, prompts, options, c
         Coupling(**{"k": (2,), **options})(tiny, prompts, **WHOLE, **cut)
 
 
-def test_tokens_are_coloured_by_the_straightness_and_growth_of_their_paths(result):
-    for example, (name, label) in enumerate({"line_shape_score": "line-shape", "growth_slope": "growth a"}.items()):
-        assert result.token_labels()[example].startswith(label)
-        numbers = result.own["path"].sel(prompt=0, quantity=name).values
-        assert f"{float(numbers[3] - np.median(numbers)):.4f}".rstrip("0") in result.show(example).local_src
+def test_the_map_has_the_coupling_of_every_pair_of_layers_beside_the_null_without_the_diagonal(result):
+    (own, *_), number = result.plot("map").data, result.numbers("coupling", k=2)
+    at = {"k": 2, "version": "absolute", "bases": "aligned"}
+    square = result.own["coupling"].sel(at).mean("prompt").transpose("layer", "layer_2").values
+    np.testing.assert_array_equal(own.z[~np.eye(2, dtype=bool)], square[~np.eye(2, dtype=bool)])
+    assert np.isnan(np.diag(own.z)).all()
+    titles = [one.text for one in result.plot("map").layout.annotations]
+    assert titles[:2] == [
+        f"llama, K = 2: mean {number.plain:.3f}",
+        f"random init (seed 0), K = 2: mean {number.inits[0]:.3f}",
+    ]
+    assert all(result.plot(kind).data for kind in result.kinds)

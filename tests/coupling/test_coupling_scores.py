@@ -12,8 +12,7 @@ from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import load
 from tl_posgen.core.result import joined
 from tl_posgen.coupling import coupling_scores
-from tl_posgen.coupling.coupling_scores import QUANTITIES, dataset_of
-from tl_posgen.coupling.coupling_scores_figures import LABELS
+from tl_posgen.coupling.coupling_scores import LABELS, QUANTITIES, dataset_of
 from tl_posgen.coupling.score_table import SIZES
 from tl_posgen.errors import InputError
 from tl_posgen.stats.partial_correlation import correlation
@@ -36,7 +35,7 @@ def of_mini(alice):
 @pytest.fixture(scope="module")
 def of_many(of_mini):
     """Forty made-up models in the place of one, so that everything is computed."""
-    by_width = of_mini.own[["width_coupling", "width_r2", "width_k"]]
+    by_width = of_mini.own[["width_coupling", "width_r2"]]
     sides = {TRAINED: dataset_of(*made_up(), "score").merge(by_width)}
     return type(of_mini)(of_mini.measure, joined(of_mini.measure, sides, ["40 models"]))
 
@@ -74,7 +73,6 @@ def test_what_four_models_cannot_tell_is_said(scores):
     words = "the correlation given width and size (needs 6 models, 4 given)"
     assert scores.own.attrs["not_computed"] == words
     assert scores.findings()[3] == f"Not computed: {words}."
-    assert scores.plot("given_size").layout.annotations[0].text == "4 models: r not defined"
 
 
 def test_models_of_three_kinds_are_read_from_one_table(shared, tmp_path):
@@ -94,7 +92,9 @@ def test_fewer_than_four_models_are_drawn_without_a_correlation(score_rows):
     assert found.own.r.isnull().all()
     assert "the correlation and its line (needs 4 models, 2 given)" in found.own.attrs["not_computed"]
     assert found.null is None
-    assert len(found.plot().data) == 2 * len(LABELS)
+    assert len(found.plot().data) == len(LABELS)
+    assert found.plot().layout.annotations[0].text == "2 models: r not defined"
+    assert found.kinds == ["scatter", "width"]
     assert [sentence[:3] for sentence in found.findings()] == ["Not", "War"]
 
 
@@ -121,7 +121,6 @@ def test_sentence_and_table_have_the_correlation_with_its_interval_and_the_sprea
     assert table["ranks"][5] == f"{scores.numbers('size_r', size='d_model', by='ranks').with_interval:.3f}"
     assert table["excess"][7] == f"{scores.numbers('excess', size='parameters').with_interval:+.3f}"
     assert set(table["given size"]) == {"-"}
-    assert table["slope"][: len(LABELS)].tolist() == scores.own.slope.sel(quantity=list(LABELS)).values.tolist()
 
 
 def test_sizes_that_all_models_share_are_not_compared_with(scores):
@@ -144,7 +143,7 @@ def test_coupling_is_said_to_beat_the_sizes_that_it_beats_beyond_chance_and_no_o
     score, *noise = np.random.default_rng(0).normal(size=(3, 60))
     coupled, parameters = (score + 0.3 * one for one in noise)
     measured = [one | {"coupling": Number(value)} for one, value in zip(measured, coupled, strict=True)]
-    by_width = of_mini.own[["width_coupling", "width_r2", "width_k"]]
+    by_width = of_mini.own[["width_coupling", "width_r2"]]
     table, sizes = table.assign(score=score), sizes.assign(parameters=np.exp(parameters))
     sides = {TRAINED: dataset_of(table, measured, sizes, "score").merge(by_width)}
     found = type(of_mini)(of_mini.measure, joined(of_mini.measure, sides, ["60 models"]))
@@ -158,24 +157,14 @@ def test_coupling_is_said_to_beat_the_sizes_that_it_beats_beyond_chance_and_no_o
 
 
 def test_a_correlation_that_width_makes_is_gone_once_width_is_held_fixed(of_many):
-    r, given, r2 = (of_many.numbers(name, quantity="coupling") for name in ("r", "partial_r", "r2"))
+    r, given = (of_many.numbers(name, quantity="coupling") for name in ("r", "partial_r"))
     assert r.value > 0.7
     assert abs(given.value) < abs(r.value) / 2
-    assert r2.value == pytest.approx(r.value**2)
     first, *more = of_many.findings()
     assert f"given width and size {given.plain:.3f} [" in first
     assert "random init" not in first
     assert [one.split()[0] for one in more] == ["By", "By", "Warning:"]  # everything was computed
     assert more[0].endswith("coupling beats depth, is beaten by width, is not told from parameters.")
-
-
-def test_the_rest_that_is_drawn_has_the_partial_correlation(of_many):
-    given, rest = of_many.numbers("partial_r", quantity="trace"), of_many.own.rest.sel(quantity="trace")
-    assert np.corrcoef(rest, of_many.own.rest_score)[0, 1] == pytest.approx(given.value)
-    figure = of_many.plot(kind="given_size")
-    np.testing.assert_array_equal(figure.data[1].x, rest)
-    np.testing.assert_array_equal(figure.data[1].y, of_many.own.rest_score)
-    assert figure.layout.annotations[1].text == f"40 models: r = {given.with_interval:.2f}"
 
 
 def test_sizes_in_the_table_count_before_those_of_the_models():
@@ -189,9 +178,9 @@ def test_a_quantity_that_a_model_lacks_has_no_correlation():
     table, measured, sizes = made_up()
     measured[3] = measured[3] | {"swapped": Number(float("nan"))}
     data = dataset_of(table, measured, sizes, "score")
-    lacking = data[["r", "partial_r", "slope", "rest"]].sel(quantity="swapped")
+    lacking = data[["r", "partial_r"]].sel(quantity="swapped")
     assert lacking.isnull().all()
-    assert data[["r", "partial_r", "slope", "rest"]].sel(quantity="trace").notnull().all()
+    assert data[["r", "partial_r"]].sel(quantity="trace").notnull().all()
 
 
 def test_the_scatter_has_a_row_a_measure_a_point_a_model_and_the_line(scores):
@@ -203,36 +192,13 @@ def test_the_scatter_has_a_row_a_measure_a_point_a_model_and_the_line(scores):
         np.testing.assert_array_equal(points.y, data["score"])
         np.testing.assert_allclose(points.error_x.array, high - value)
         np.testing.assert_array_equal(null_points.x, scores.null.measured.sel(quantity=name, end="value"))
-        intercept, slope = (float(scores.numbers(name_, quantity=name)) for name_ in ("intercept", "slope"))
-        assert line.y[0] == pytest.approx(intercept + slope * float(value.min()))
+        np.testing.assert_allclose(line.y, np.polyval(np.polyfit(value, data["score"], 1), line.x))
     r = scores.numbers("r", quantity="trace")
     assert figure.layout.annotations[2].text == f"4 models: r = {r.with_interval:.2f}"
 
 
-def test_the_scatter_of_one_model_says_what_it_cannot_tell(of_mini):
-    figure = of_mini.plot()
-    np.testing.assert_array_equal(figure.data[0].x, of_mini.own.measured.sel(quantity="coupling", end="value"))
-    assert "needs 4 models, 1 given" in figure.layout.title.text
-    assert figure.layout.annotations[0].text == "1 models: r not defined"
-    assert of_mini.kinds == ["scatter", "width"]  # nothing is left of one model given its size
-
-
-def test_every_correlation_is_drawn_beside_those_of_the_sizes(scores):
-    figure = scores.plot("compared")
-    *_, values, ranks = figure.data
-    assert values.y[-3:] == ("ln width", "ln depth", "ln parameters")
-    for drawn, by in ((values, "values"), (ranks, "ranks")):
-        r = scores.own[["r", "size_r"]].sel(by=by, end="value")
-        np.testing.assert_array_equal(drawn.x, [*r.r.sel(quantity=list(LABELS)).values, *r.size_r.values])
-    assert len(figure.data[0].y) == len(LABELS)  # a random init has the sizes of its model
-
-
 def test_the_warning_is_drawn_and_in_a_sentence(of_mini):
-    curves = of_mini.plot(kind="width").data
-    np.testing.assert_array_equal(curves[1].y, of_mini.own.width_coupling.sel(norm="trace"))
-    r2 = of_mini.numbers("width_r2", norm="trace")
-    assert curves[1].name == f"trace normalisation (R² against 1/√d: {r2.plain:.4f})"
-    np.testing.assert_allclose(curves[2].y, 1 - of_mini.own.width_k.values**-0.5)
+    assert of_mini.plot("width").data
     warning = of_mini.findings()[-1]
     assert warning.startswith("Warning: independent random Jacobians of width 16 to 64")
     most = float(re.search(r"stays within ([\d.]+) of 0", warning)[1])

@@ -11,7 +11,7 @@ from families import VOCAB
 from tl_posgen.coupling.jacobians import residual_jacobians, residual_streams
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 LAST = 23
 PAIRS = [(LAST, LAST), (LAST - 3, LAST), (0, 0)]
@@ -141,7 +141,7 @@ def test_matrices_built_layer_by_layer_are_the_same_and_hold_no_graph(family, to
 
 def test_keys_and_values_of_a_layer_are_let_go_once_it_has_run(family, tokens, monkeypatch, backend):
     model, kept = family("llama", backend), []
-    kind = type(wrap(model).backend)
+    kind = type(session_of(model).backend)
     make = kind.context
     monkeypatch.setattr(kind, "context", lambda self: kept.append(make(self)) or kept[-1])
     residual_jacobians(model, tokens, -1)

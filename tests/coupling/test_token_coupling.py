@@ -52,14 +52,6 @@ def test_sentences_stand_beside_chance_and_null(result):
     assert sentences[0].count("random init") == 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pictures_have_a_map_a_layer_side_and_k(result, kind):
-    maps = result.plot(kind=kind).data
-    assert len(maps) == 2 * 2 * 2
-    expected = result.null["coupling"].sel(kind=kind, k=2, layer=0).mean("prompt").values
-    np.testing.assert_array_equal(maps[2].z[APART], expected[APART])
-
-
 def test_one_token_couples_with_none(tiny, prompts):
     with pytest.raises(InputError, match="two positions at least"):
         TokenCoupling(tokens=[3])
@@ -80,3 +72,9 @@ def test_tokens_outside_a_window_have_no_jacobian_and_are_left_out(family_model)
     assert far.sel(token=12, token_2=3).isnull().all()
     assert near.where(near["token"] != near["token_2"], 0).notnull().all()
     assert found.findings()[-1].startswith(f"In {near.sizes['layer']} layers some tokens get no attention")
+
+
+def test_the_picture_has_coupling_and_chance_by_layer(result):
+    own = result.own["coupling"].sel(kind="self", k=2).mean(("prompt", "token", "token_2"))
+    first = next(trace for trace in result.plot().data if trace.mode == "lines+markers" or trace.mode == "lines")
+    np.testing.assert_allclose(first.y[: own.size], own)

@@ -14,8 +14,8 @@ from tl_posgen.models.layers import fused
 from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming, streaming_by_policy
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.position import lm_infinite, triangle
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.longer
 def written(model, hooks, cached, tokens, n_new=3, **options):
     """Return the prompt and the model's greedy continuation."""
     options = {"do_sample": False, "stop_at_eos": False, "verbose": False, **options}
-    with streaming_by_policy(wrap(model), N), model.hooks(fwd_hooks=hooks):
+    with streaming_by_policy(session_of(model), N), model.hooks(fwd_hooks=hooks):
         return model.generate(tokens, max_new_tokens=n_new, use_past_kv_cache=cached, **options)
 
 
 def logits_of_two_passes(model, hooks, tokens, first):
     """Return the logits of a prompt in two passes, the second with the KV cache of the first."""
-    context, seen = wrap(model).backend.context(), []
-    with torch.no_grad(), streaming_by_policy(wrap(model), N):
+    context, seen = session_of(model).backend.context(), []
+    with torch.no_grad(), streaming_by_policy(session_of(model), N):
         for part in (tokens[0, :first], tokens[0, first:]):
             with model.hooks(fwd_hooks=[*hooks, (LAST, lambda value, hook: seen.append(value))]):
                 context.extend(part)
@@ -69,7 +69,7 @@ def test_rows_of_every_family_are_edited_in_blocks(family_model, name, backend, 
         return 0.5 * capture.scores()
 
     hooks = replace_scores(model, RowByRow(halved))
-    with torch.no_grad(), streaming_by_policy(wrap(model), N):
+    with torch.no_grad(), streaming_by_policy(session_of(model), N):
         own = model.run_with_hooks(TOKENS, fwd_hooks=hooks)
     monkeypatch.setattr(fused, "SCORES_AT_ONCE", 1200)
     sizes.clear()
@@ -112,7 +112,7 @@ def test_every_family_computes_the_same_in_two_parts(family_model, name, backend
     """Check windows whose cache drops keys, ALiBi, soft caps, qk-norms, and attention that Hugging Face computes."""
     model = family_model(name, backend)
     hooks = replace_scores(model, RowByRow(lambda capture: 0.5 * capture.scores()))
-    with torch.no_grad(), streaming_by_policy(wrap(model), N):
+    with torch.no_grad(), streaming_by_policy(session_of(model), N):
         seen = []
         model.run_with_hooks(TOKENS[:1], fwd_hooks=[*hooks, (LAST, lambda value, hook: seen.append(value))])
     for first in (N - 1, 10):
@@ -124,7 +124,7 @@ def test_every_family_computes_the_same_in_two_parts(family_model, name, backend
 @pytest.mark.parametrize("name", ["lm_infinite", "split"])
 def test_a_model_whose_cache_is_faulty_refuses_it_and_writes_without(family_model, name):
     model = family_model(*BROKEN)
-    assert wrap(model).cached_difference().startswith("outputs differ by")
+    assert session_of(model).cached_difference().startswith("outputs differ by")
     hooks = (ROW_BY_ROW if name == "lm_infinite" else {"split": OF_THE_PROMPT["mean key of the prompt"]})[name](model)
     message = r"layer 0: .*is not to be trusted: .*generate with use_past_kv_cache=False, and from two tokens on$"
     with pytest.raises(UnsupportedModelError, match=message):
@@ -134,13 +134,13 @@ def test_a_model_whose_cache_is_faulty_refuses_it_and_writes_without(family_mode
 
 def test_the_cache_is_proved_once_and_again_for_another_dtype(family_directory, backend):
     model, passes = load_model(family_directory("llama"), backend), []
-    wrap(model).found()
+    session_of(model).found()
     model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
     for _ in range(2):
         lm_infinite(model, 8, 2)
     assert len(passes) == 3  # the whole prompt, its beginning, and its last token
     model.to(torch.bfloat16)
-    assert wrap(model).cached_difference() == ""
+    assert session_of(model).cached_difference() == ""
     assert len(passes) == 6
 
 
@@ -181,14 +181,14 @@ def test_a_capture_refuses_a_cache_and_names_the_option(model):
 
 
 def test_a_cache_that_was_filled_without_the_hooks_is_refused(model):
-    context, hooks = wrap(model).backend.context(), lm_infinite(model, 6, 1)
+    context, hooks = session_of(model).backend.context(), lm_infinite(model, 6, 1)
     context.extend(TOKENS[0, :10])
     with model.hooks(fwd_hooks=hooks), pytest.raises(InputError, match=r"4 queries see 14 keys.* saw 4 of them"):
         context.extend(TOKENS[0, 10:14])
 
 
 def test_a_cache_of_another_prompt_is_refused(model):
-    first, second = (wrap(model).backend.context() for _ in range(2))
+    first, second = (session_of(model).backend.context() for _ in range(2))
     with torch.no_grad(), model.hooks(fwd_hooks=lm_infinite(model, 6, 1)):
         first.extend(TOKENS[0, :10])
         second.extend(TOKENS[1, :10])

@@ -13,7 +13,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.joining import Profiles, scatter
 from tl_posgen.joining.profiles import METRICS, literature_metrics, permuted_overlaps
 from tl_posgen.models.capture.capturing import run_capture
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.position import Variance
 from tl_posgen.rope.rotation import to_planes
 
@@ -39,7 +39,7 @@ def result(report):
 def captured(model, layer=1, n=24):
     found = []
     tokens = torch.randint(3, 60, (1, n), generator=torch.Generator().manual_seed(1))
-    run_capture(wrap(model), tokens, found.append, {"pattern"}, layers=[layer])
+    run_capture(session_of(model), tokens, found.append, {"pattern"}, layers=[layer])
     return found[0]
 
 

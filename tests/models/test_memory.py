@@ -19,7 +19,7 @@ from tl_posgen.models.conversion.weights import is_released, trim
 from tl_posgen.models.loading.load import Pretrained, open_model
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.provenance import fingerprint
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
 QUIET = {"progress": False, "null_seeds": ()}
@@ -55,7 +55,7 @@ def as_dtype(directory: Path, place: Path, dtype: torch.dtype) -> Path:
 )
 def test_the_dtype_is_the_checkpoints_unless_another_is_asked_for(family_directory, tmp_path, held, asked, expected):
     directory = as_dtype(family_directory("llama"), tmp_path, held)
-    assert wrap(tl_posgen.load_model(directory, dtype=asked)).dtype == expected
+    assert session_of(tl_posgen.load_model(directory, dtype=asked)).dtype == expected
 
 
 @pytest.mark.parametrize("dtype", ["float", "int8", "", torch.int8, torch.bool, torch.complex64])
@@ -108,10 +108,10 @@ def test_a_random_init_has_the_weights_that_transformers_gives_that_seed(bfloat1
 def test_a_name_and_an_object_give_the_same_numbers(family_directory, backend):
     directory, prompts = family_directory("llama"), TOKENS
     model = tl_posgen.load_model(directory, backend)
-    before, measures = fingerprint(model), ["planes", "loss"]
+    before, measures = fingerprint(session_of(model)), ["planes", "loss"]
     options = {"measures": measures, "null_seeds": (0, 1), "progress": False}
     expected = tl_posgen.analyze(model, prompts, **options)
-    assert fingerprint(model) == before
+    assert fingerprint(session_of(model)) == before
     found = tl_posgen.analyze(Pretrained(directory, backend), prompts, **options)
     for name, result in expected.items():
         assert found[name].dataset.drop_attrs().equals(result.dataset.drop_attrs())

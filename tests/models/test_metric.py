@@ -6,7 +6,8 @@ import torch
 import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import token_losses
-from tl_posgen.models.metric import CHOSEN, Metric
+from tl_posgen.models.metric import Metric
+from tl_posgen.models.session import Choices, session_of
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import BandAblation
 
@@ -70,7 +71,7 @@ def test_the_loss_comes_back_after_an_error(mini):
 
     with pytest.raises(RuntimeError, match="broken"):
         tl_posgen.analyze(mini, TEXT, measures="loss", metric=broken, **CUT)
-    assert CHOSEN.get() is None
+    assert session_of(mini).choices == Choices()
     assert token_losses(mini, torch.arange(9)[None]).shape == (1, 8)
 
 

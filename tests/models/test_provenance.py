@@ -11,7 +11,7 @@ from tl_posgen.models import provenance
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.provenance import fingerprint, provenance_of
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 
 def one_by_one(model) -> str:
@@ -34,7 +34,7 @@ def test_a_fingerprint_takes_few_transfers_and_is_that_of_each_weight_alone(llam
     monkeypatch.setattr(provenance, "PART", 100)  # several parts
     expected = one_by_one(llama)
     monkeypatch.setattr(torch.Tensor, "cpu", lambda x: transfers.append(len(x)) or to_cpu(x))
-    assert fingerprint(llama) == expected
+    assert fingerprint(session_of(llama)) == expected
     assert len(transfers) == 1
 
 
@@ -53,7 +53,7 @@ def test_parameters_are_those_of_transformers_tied_ones_once(tmp_path, has_hooke
     model = load_model(directory, kind)
     expected = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(directory).parameters())
     for one in (model, random_like(model, 0)):
-        assert provenance_of(one, [])["parameters"] == expected
+        assert provenance_of(session_of(one), [])["parameters"] == expected
 
 
 def test_parameters_of_an_object_of_the_users_own_are_counted_too(tmp_path, has_hooked):
@@ -63,8 +63,8 @@ def test_parameters_of_an_object_of_the_users_own_are_counted_too(tmp_path, has_
     directory = save_config(TIED(), tmp_path)
     expected = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(directory).parameters())
     bridge = TransformerBridge.boot_transformers(str(directory), device="cpu")
-    assert wrap(bridge).backend.n_parameters() == expected
+    assert session_of(bridge).backend.n_parameters() == expected
     if has_hooked:
-        backend = wrap(load_model(directory, "hooked")).backend
+        backend = session_of(load_model(directory, "hooked")).backend
         biases = sum(one.numel() for name, one in backend.model.named_parameters() if "b_" in name)
         assert backend.count_parameters() == expected + biases  # TransformerLens' biases, zeros here, are weights

@@ -14,7 +14,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models import memory
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.streaming.stream import streaming_policy
+from tl_posgen.models.session import Choices, session_of
 from tl_posgen.models.tokens import bundled_text, read_text, text_ids, to_prompts, token_strings
 
 TEXT = "the cat sat on the mat. " * 400
@@ -258,7 +258,7 @@ def test_prompts_that_no_memory_holds_are_refused_with_the_estimate(mini_bridge,
     formed = r"prompts of 1000000 tokens: attention of one layer \(4 heads\) needs 48000 GB, .* give at most \d+ tokens"
     streamed = r"prompts of 1000000 tokens: the logits need 9 GB, .* give at most 123361 tokens"
     for choice, message in ((False, formed), (None, streamed), (True, streamed)):
-        with streaming_policy(choice):
+        with session_of(mini_bridge).choosing(Choices(choice)):
             with pytest.raises(InputError, match=message):
                 to_prompts(mini_bridge, tokens)
             with pytest.raises(InputError, match=message):
@@ -272,7 +272,7 @@ def test_what_a_measure_holds_counts_where_prompts_are_refused(mini_bridge, monk
     monkeypatch.setattr(memory, "memory_of", lambda device: 2**30)
     tokens, message = torch.ones(1, 10**6, dtype=torch.long), r"needs 160000 GB, .* give at most 2590 tokens"
     for choice in (None, True, False):
-        with streaming_policy(choice, matrices=10), pytest.raises(InputError, match=message):
+        with session_of(mini_bridge).choosing(Choices(choice, matrices=10)), pytest.raises(InputError, match=message):
             to_prompts(mini_bridge, tokens)
     with pytest.raises(InputError, match=message):
         analyze(mini_bridge, tokens, measures="band_ablation", null_seeds=(), progress=False)

@@ -180,7 +180,7 @@ def test_deleting_terms_does_what_they_say(mini, reference):
     scores = torch.from_numpy(found.data["score"].values)
     _, flat = deletion.predicted(scores)
     np.testing.assert_allclose(flat, np.full(n, 1 / n), rtol=1e-3)
-    logits = tl_posgen.models.wrap(mini).backend.model(deletion.tokens[None])[0, -1].double().log_softmax(-1)
+    logits = tl_posgen.models.session_of(mini).backend.model(deletion.tokens[None])[0, -1].double().log_softmax(-1)
     torch.testing.assert_close(untouched[0], logits, rtol=0, atol=1e-4)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.prompt import patch_parts, reference_of, split
 
 RUN, OTHER = torch.randint(2, 60, (2, 12), generator=torch.Generator().manual_seed(3))
@@ -34,7 +34,7 @@ def test_chosen_parts_are_those_of_the_other_prompt_and_the_rest_stays(model):
     for parts in (("position",), ("content",), ("interaction", "key_part")):
         hooks = patch_parts(model, OTHER, parts, heads=[(0, 1)], reference=reference)
         wanted = own["score"] + sum(other[name] - own[name] for name in parts)
-        cap = wrap(model).layer(0).geometry.soft_cap
+        cap = session_of(model).layer(0).geometry.soft_cap
         wanted = torch.from_numpy(wanted.values[0])
         wanted = wanted if cap is None else cap * (wanted / cap).tanh()
         found, wanted = scores(model, RUN, hooks)[1].softmax(-1), wanted.nan_to_num(-torch.inf).softmax(-1)

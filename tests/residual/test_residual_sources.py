@@ -6,7 +6,7 @@ from captures import run
 from families import family_cases
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models import wrap
+from tl_posgen.models import session_of
 from tl_posgen.residual.residual_sources import SourceReader, frozen_layer, residual_sources, source_vectors
 
 TOKENS = torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
@@ -26,9 +26,9 @@ def test_sources_add_up_to_the_residual_stream_and_to_queries_and_keys(family_mo
     assert ("L0 MLP bias" in found.names) == (name in BIASED)
     if name == "llama4":
         return  # its queries cannot be traced to what enters attention, which the capture refuses
-    wrapped, (capture,) = wrap(model), run(model, TOKENS[None], {"resid", "inputs"}, layers=[1])
+    session, (capture,) = session_of(model), run(model, TOKENS[None], {"resid", "inputs"}, layers=[1])
     for side, whole in (("query", capture.q), ("key", capture.k)):
-        frozen = frozen_layer(wrapped, capture, side)
+        frozen = frozen_layer(session, capture, side)
         for head in range(4):
             names, vectors = source_vectors(frozen.of_head(head), found.names, found.values, whole[head], torch.float32)
             assert len(names) == len(vectors) == len(set(names))
@@ -69,11 +69,11 @@ def test_a_source_is_what_is_missing_where_it_is_removed(family_model, backend):
 
 
 def test_a_layers_heads_are_one_source_where_that_is_asked_for(mini):
-    wrapped, found = wrap(mini), {}
+    session, found = session_of(mini), {}
     for by in ("head", "layer"):
-        reading = SourceReader(wrapped, 2, by)
+        reading = SourceReader(session, 2, by)
         with reading.attached():
-            (capture,) = run(wrapped, TOKENS[None], {"resid"}, layers=[2])
+            (capture,) = run(session, TOKENS[None], {"resid"}, layers=[2])
         found[by] = reading.sources(2, capture.resid)
     assert found["layer"].names == ("embed", "L0 attention", "L0 MLP", "L1 attention", "L1 MLP")
     fine = found["head"]

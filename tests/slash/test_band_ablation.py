@@ -1,14 +1,10 @@
 """Bands of RoPE ablated in running models."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from torch.nn.functional import cross_entropy
 
-from tl_posgen.core.numbers import Numbers
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.tokens import to_prompts
@@ -68,7 +64,7 @@ def test_scores_are_those_of_slash_and_of_slash_ablation_until_what_went_before_
 
 def test_the_slash_goes_with_rope_stays_without_the_content_and_a_random_model_has_none_to_lose(result):
     band, own = result.measure, result.numbers
-    assert band.n_kept(own, "no_rope").value < band.n_heads(own).value / 4
+    assert float(n_slash_heads_kept(result.own).sel(condition="no_rope")) < band.n_heads(own).value / 4
     assert band.slash_score(own, "means").value > 2 * band.slash_score(own, "no_rope").value
     assert int(n_slash_heads(result.null).max()) == 0
     loss = result.null.loss.mean("prompt")
@@ -101,7 +97,7 @@ def test_bands_by_wavelength_go_by_each_layers_own_frequencies(family_model):
 
 def test_the_sentences_tell_the_cost_of_every_band_and_what_is_left(result):
     band, own = result.measure, result.numbers
-    bands, left, random = result.findings()
+    bands, left = result.findings()
     kept = n_slash_heads_kept(result.own)
     parts = [
         f"{name} {band.rises(own)[at].plain:+.3f} ({int(kept.sel(condition=at))} kept)"
@@ -113,29 +109,6 @@ def test_the_sentences_tell_the_cost_of_every_band_and_what_is_left(result):
     for condition, words in {"unchanged": "", "rank_one": "Q, K of rank one ", "no_rope": "RoPE removed "}.items():
         score, loss = band.slash_score(own, condition), own("loss", condition=condition)
         assert f"{words}{score.plain:.3f} (loss {loss.plain:.3f})" in left
-    of_null = result.null["loss"].mean("prompt")
-    largest = float(abs(of_null - of_null[0]).max())
-    assert random == f"The random-init model's loss changes by {math.ceil(largest * 10**4) / 10**4:.4f} at most."
-
-
-def test_counts_of_several_random_inits_are_told_by_their_range(result):
-    null = result.dataset.isel(init=[1])
-    five = null["dominant"].stack(place=("layer", "head", "short_distance")).copy()
-    five[dict(place=slice(0, 25, 5))] = True
-    more = null.assign(dominant=five.unstack("place").transpose(*null["dominant"].dims))
-    inits = [
-        result.dataset.isel(init=[0]),
-        *(one.assign_coords(init=[str(n)]) for n, one in enumerate((null, more, null))),
-    ]
-    told = result.measure.findings(Numbers(result.measure, xr.concat(inits, "init", data_vars="minimal")))[1]
-    assert "(random init 0 to 5)" in told
-
-
-def test_the_axes_name_conditions_in_words(result):
-    for kind in result.kinds:
-        for trace in result.plot(kind).data:
-            assert {"Q, K of rank one", "RoPE removed"} <= set(trace.y)
-            assert not any("_" in name for name in trace.y)
 
 
 def test_pictures_show_the_numbers(result):
@@ -150,9 +123,6 @@ def test_pictures_show_the_numbers(result):
     shown += [of(one) for of in (n_slash_heads, n_slash_heads_kept) for one in both]
     for bar, expected in zip(result.plot(kind="slash").data, shown, strict=True):
         np.testing.assert_allclose(bar.x, expected)
-    (heads,) = result.plot(kind="heads").data
-    strongest = np.sort(data["score"].mean("prompt").sel(condition="unchanged").values.flat)[::-1][:12]
-    np.testing.assert_allclose(heads.z[0], strongest)
 
 
 def test_a_model_without_rope_is_refused_before_anything_runs(family_model, monkeypatch):

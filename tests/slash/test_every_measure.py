@@ -149,14 +149,6 @@ def test_a_layer_that_rotates_nothing_beside_one_that_does(family_model):
     assert abs(still - unchanged).sel(layer=rotates).max() > 1e-3
 
 
-@pytest.mark.parametrize("measure", [Slash(), SlashPlanes(), SlashAblation(**THIRDS), Cone()])
-def test_forward_passes_without_token_ids_are_measured_and_show_no_tokens(llama, by_hand, measure):
-    named, unnamed = (by_hand(measure, llama, TOKENS, named) for named in (True, False))
-    assert unnamed.findings() == named.findings()
-    assert "pattern" not in unnamed.own
-    assert unnamed.token_labels() == []
-
-
 @pytest.mark.parametrize("name", ["slash_planes", "cone"])
 def test_a_prompt_of_one_token_is_refused_where_the_first_is_left_out(mini, name):
     with pytest.raises(InputError, match="a prompt of one token"), tl_posgen.attach(mini, [name]):

@@ -8,8 +8,8 @@ import torch
 import tl_posgen
 from tl_posgen.core import null_models
 from tl_posgen.models import geometry_of
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashPlanes, SlashTransfer
 from tl_posgen.slash.slash_ablation import ablations
 from tl_posgen.slash.slash_transfer import random_prompts
@@ -42,7 +42,7 @@ def watch(passes):
 def prove(model):
     """Make the passes of the proofs, which are not counted."""
     geometry_of(model)
-    wrap(model).cached_difference()
+    session_of(model).cached_difference()
 
 
 @pytest.mark.slow

@@ -111,17 +111,3 @@ def test_the_sentence_tells_what_is_left_of_the_strongest_head(result):
         f"{of_head['no_rope']:.3f}, Q, K their means {of_head['means']:.3f}, Q, K their means with RoPE removed "
         f"{of_head['means_no_rope']:.3f}, uniform attention {uniform:.3f}."
     ]
-
-
-def test_bars_are_the_scores_of_the_strongest_heads(result):
-    traces = [trace for trace in result.plot().data if trace.xaxis == "x"]
-    bars = [trace for trace in traces if trace.type == "bar"]
-    assert [bar.name for bar in bars][:3] == ["unchanged", "Q, K of rank one", "RoPE removed"]
-    assert len(bars) == 1 + len(WHOLE_KINDS) + len(BANDS)
-    unchanged = result.own["best_score"].sel(condition="unchanged")
-    np.testing.assert_allclose(bars[0].y, np.sort(unchanged.values.flat)[::-1][:8], atol=1e-6)
-    layer, head = unchanged.to_series().idxmax()
-    strongest = result.own["best_score"].sel(layer=layer, head=head)
-    assert bars[2].y[0] == float(strongest.sel(condition="no_rope"))
-    assert bars[-1].y[0] == float(strongest.sel(condition="drop low, thirds"))
-    assert traces[-1].y[0] == float(result.own["best_uniform"].sel(layer=layer, head=head))

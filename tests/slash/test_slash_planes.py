@@ -96,34 +96,9 @@ def test_the_prediction_is_compared_with_its_own_profile_and_with_those_of_the_o
 # What is shown
 
 
-def test_the_strongest_heads_are_drawn_plane_by_plane_and_by_distance(result):
-    traces = [trace for kind in ("planes", "profiles") for trace in result.plot(kind).data]
-    assert len([trace for trace in traces if trace.name == "lift"]) == 8
-    first = {trace.name: trace for trace in reversed(traces)}
-    layer, head = result.own["best_score"].sel(tokens="all").to_series().idxmax()
-    one = result.own.sel(tokens="all", layer=layer, head=head)
-    np.testing.assert_array_equal(first["lift"].y, one["contribution"].sel(at="best"))
-    np.testing.assert_array_equal(first["lift"].x, one["wavelength"])
-    for name, label in (("score", "measured"), ("predicted", "predicted from rank one")):
-        np.testing.assert_array_equal(first[label].y, one[name].sel(distance=first[label].x - 1))
-
-
-def test_boxes_hold_every_head(result):
-    bands = result.own["bands"].sel(tokens="all", band=["high", "medium", "low"])
-    expected = {
-        "bands": bands.sel(at="best"),
-        "edge": bands.sel(at="edge"),
-        "match": result.own[["correlation", "chance_correlation"]].to_array(),
-    }
-    for kind, values in expected.items():
-        traces = [trace for trace in result.plot(kind=kind).data if "(seed 0)" not in trace.name]
-        shown = np.concatenate([trace.y for trace in traces])
-        np.testing.assert_allclose(np.sort(shown), np.sort(values.values.ravel()))
-
-
 def test_a_model_that_turns_nothing_has_no_planes_to_draw_and_says_so(of_family):
     result = of_family("gpt2")
-    assert result.kinds == ["bands", "edge", "profiles"]
+    assert result.kinds == ["bands", "profiles"]
     assert all(result.plot(kind).data for kind in result.kinds)
     assert any("No plane of this model turns" in sentence for sentence in result.findings())
 

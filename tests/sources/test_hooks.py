@@ -8,7 +8,7 @@ from source_vectors import source_vectors
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.capture import scores_from
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.residual.reference import reference_of
 from tl_posgen.rope.rotation import complex_planes, rotate
 from tl_posgen.sources import remove_source
@@ -94,7 +94,7 @@ def test_heads_left_out_are_all_into_which_the_source_writes(mini, reference):
 
 
 def test_the_control_is_as_large_and_leaves_what_does_not_rotate(family_model, mini, reference):
-    geometry = wrap(family_model("neox")).layer(1).geometry
+    geometry = session_of(family_model("neox")).layer(1).geometry
     constant = torch.randn(geometry.n_heads, geometry.d_head, dtype=torch.float64, generator=torch.manual_seed(0))
     other, again, another = (turned(geometry, constant, "keys", seed) for seed in (0, 0, 1))
     z, turns = (complex_planes(x, geometry.rope) for x in (constant, other))
@@ -111,7 +111,7 @@ def test_the_control_is_as_large_and_leaves_what_does_not_rotate(family_model, m
 
 
 def test_query_heads_of_one_key_have_one_control(family_model):
-    geometry = wrap(family_model("llama")).layer(1).geometry
+    geometry = session_of(family_model("llama")).layer(1).geometry
     constant = torch.ones(geometry.n_heads, geometry.d_head, dtype=torch.float64)
     keys, queries = (turned(geometry, constant, on, 0) for on in ("keys", "queries"))
     torch.testing.assert_close(keys[0], keys[1])

@@ -28,6 +28,7 @@ from tl_posgen.slash.head_groups import count, group_mean, in_groups, mean_of_sl
 from tl_posgen.slash.numbers.slash_scores import LONG, long_distances
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS
 from tl_posgen.slash.slash_toy import FEATURES
+from tl_posgen.slash.slash_transfer import SOURCES
 from tl_posgen.stats.intervals import FEWEST
 
 CLOSE: Mapping[str, Any] = {"held": 0.95, "partly": 0.75}  # a correlation, or a share recovered
@@ -242,20 +243,19 @@ def _over_training(name: str, words: str, sign: int = 1, least: float | None = N
 
 
 def _transfer(own: Numbers) -> str:
-    parts = []
-    for at in own.data["short_distance"].values:
-        r, jaccard = (own(name, short_distance=at) for name in ("pearson", "jaccard"))
-        natural, random = (own("n_dominant", source=one, short_distance=at).value for one in ("natural", "random"))
-        overlap = f", Jaccard {jaccard.plain:.2f}" if natural + random else ""
+    measure, parts = own.measure, []
+    for at in measure.reached(own.data):
+        natural, random = (measure.n_dominant(own, at, source).value for source in SOURCES)
+        overlap = f", Jaccard {measure.jaccard(own, at).plain:.2f}" if natural + random else ""
+        r = measure.correlation(own, at)
         parts.append(f"D = {at}: r {r.with_interval:.2f}, {natural:.3g} and {count(random)}{overlap}")
     return f"over heads, {'; '.join(parts)}"
 
 
 def _transfer_by(slash_transfer: Result) -> list[Criterion] | list[Group]:
-    own = slash_transfer.numbers
-    n = own.data["n_dominant"].sel(tokens="all", source="natural")
-    rs = {at: own("pearson", short_distance=at) for at in n["short_distance"].values[n.values > 0]}
-    each = [Criterion.of(f"r at D = {at}", r, 0.9, partly=0.6) for at, r in rs.items()]
+    own, measure = slash_transfer.numbers, slash_transfer.measure
+    dominant = [at for at in measure.reached(own.data) if measure.n_dominant(own, at, "natural").value]
+    each = [Criterion.of(f"r at D = {at}", measure.correlation(own, at), 0.9, partly=0.6) for at in dominant]
     return each or [Group("open", name="no head is slash-dominant")]
 
 

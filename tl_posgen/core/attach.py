@@ -16,9 +16,9 @@ from tl_posgen.errors import InputError
 from tl_posgen.hooks.given import every_hook_firing
 from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import capturing
-from tl_posgen.models.provenance import model_label, provenance_of
+from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import select_heads
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def attach(
 
 def collecting(measures: Measures, where: str, model: Any) -> list[Measure]:
     """Return measures that a user's own forward passes can feed; of the usual ones, all that need no more."""
-    wrap(model)  # refuse what is no model
+    session_of(model)  # refuse what is no model
     asked = [measure.attached() for measure in registry.requested(measures)]
     if measures is None:
         asked = [measure for measure in asked if measure.is_fed and not measure.runs_model]
@@ -79,14 +79,14 @@ class Attached:
         """Return what was found. With seeds the same tokens also go, unhooked, through random inits and models of
         shuffled weights."""
         n_layers = len(select_heads(self.model, **self.where))
-        sides = {TRAINED: self.feed.datasets(self.model, model_label(self.model), n_layers)}
+        sides = {TRAINED: self.feed.datasets(self.model, session_of(self.model).label, n_layers)}
         rows, nulls = self.feed.known_prompts(), NullModels(self.model, null_seeds, shuffled_seeds)
         if nulls and len(rows) < len(self.feed.prompts):
             raise InputError(
                 "null_seeds, shuffled_seeds: some forward passes were not given token ids; run the null yourself"
             )
         for init, (title, other) in zip(nulls, nulls.models(), strict=True):
-            sides[init] = one_pass(other, rows, self.measures, **self.where, label=title, seed=self.seed)
+            sides[init] = one_pass(session_of(other), rows, self.measures, **self.where, label=title, seed=self.seed)
         return attached_report(self.measures, sides, self.feed, nulls, self.seed)
 
 
@@ -94,7 +94,7 @@ def attached_report(
     measures: Sequence[Measure], sides: Mapping[str, Any], feed: Feed, nulls: NullModels, seed: int
 ) -> Report:
     """Return the report of captured prompts: datasets by label along init, the model's first."""
-    model = nulls.wrapped
+    model = nulls.session
     for measure in measures:
         require_prompts(measure, model, feed.captured_prompts())
     measures = [measure.prepare(model, feed.captured_prompts()) for measure in measures]
@@ -133,5 +133,5 @@ def analyze_cache(
     feed = Feed(measured, seed=seed)
     for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
         feed(capture)
-    sides = {TRAINED: feed.datasets(model, model_label(model))}
+    sides = {TRAINED: feed.datasets(model, session_of(model).label)}
     return attached_report(measured, sides, feed, NullModels(model, ()), seed)

@@ -37,13 +37,11 @@ from tl_posgen.models import open_model
 from tl_posgen.models.conversion.weights import release
 from tl_posgen.models.loading.load import is_ours
 from tl_posgen.models.loss import require_context, require_one_length
-from tl_posgen.models.metric import Metric, as_metric, judged_by
-from tl_posgen.models.model import Model
-from tl_posgen.models.provenance import model_label, null_label, provenance_of
+from tl_posgen.models.metric import as_metric
+from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.selection import head_name, select_heads
-from tl_posgen.models.streaming.stream import streaming_policy
+from tl_posgen.models.session import Choices, Session, session_of
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import Passes, Stage
 
 Prompts: TypeAlias = str | Sequence[Any] | Int[Tensor, "batch pos"] | Int[Tensor, " pos"]
@@ -142,29 +140,28 @@ def analyze(
 
     # refused before a forward pass
     in_place = is_ours(model)
-    wrapped = wrap(open_model(model, precise=any(measure.precise for measure in to_measure)))
-    model = wrapped.model
-    hooked = {"fwd_hooks": named} if (named := check_hooks(model, fwd_hooks)) else {}
+    session = session_of(open_model(model, precise=any(measure.precise for measure in to_measure)))
+    model = session.model
+    hooked = {"fwd_hooks": named} if (named := check_hooks(session, fwd_hooks)) else {}
     keeping = Parts.kept_in(keep)
     if keep is not None:
         refuse_hooks(model, hooked)
         if metric is not None:
             raise InputError("keep: another run cannot know what a metric does; give one of them")
-    matrices = max((measure.matrices for measure in to_measure), default=0)
-    nulls = null_models_of(wrapped, null_seeds, shuffled_seeds)
+    choices = Choices(streaming, max((measure.matrices for measure in to_measure), default=0), metric)
+    nulls = null_models_of(session, null_seeds, shuffled_seeds)
     counted = Passes.counted(shown=progress)
     with (
-        wrapped.exclusive("analyze"),
-        streaming_policy(streaming, matrices),
-        judged_by(metric),
+        session.exclusive("analyze"),
+        session.choosing(choices),
         counted as passes,
         keeping as parts,
     ):
         to_measure = supported(to_measure, model, skip_unsupported)
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-        rows = rows_of_measures(to_measure, known, wrapped, prompts, cut)
+        rows = rows_of_measures(to_measure, known, session, prompts, cut)
         chosen_heads = select_heads(model, layers, heads)
-        provenances = provenances_of(wrapped, rows, nulls, seed)
+        provenances = provenances_of(session, rows, nulls, seed)
         details = references(chosen_heads, layers, heads) | hooked | drawn(**cut)
         details |= {} if metric is None else {"metric": metric.name}
         for name, result in known.items():
@@ -176,14 +173,12 @@ def analyze(
         depends_on: dict[str, Any] = {}
         if parts.directory is not None:
             which = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads}
-            depends_on = configuration_of(wrapped, prompts, **cut, **which, seed=seed, streaming=streaming)
+            depends_on = configuration_of(session, prompts, **cut, **which, seed=seed, streaming=streaming)
         where = {"layers": layers, "heads": heads}
-        analysis = Analysis(
-            wrapped, prompts, rows, where, seed, fwd_hooks, nulls, in_place, passes, parts, depends_on, metric
-        )
+        analysis = Analysis(session, prompts, rows, where, seed, fwd_hooks, nulls, in_place, passes, parts, depends_on)
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
         if progress and not passes.stages:
-            passes.plan(stages_of(wrapped, prepared, prompts, rows, where, seed, nulls))
+            passes.plan(stages_of(session, prepared, prompts, rows, where, seed, nulls))
 
         # the passes
         results = analysis.results(prepared, known, {name: one | details for name, one in provenances.items()})
@@ -202,17 +197,16 @@ class Analysis:
     """An analysis once everything is checked: its measures of the model, then of each null model, part by part.
 
     Attributes:
-        wrapped, prompts: as `analyze` was given them, the model loaded.
+        session, prompts: as `analyze` was given them, the model loaded.
         rows: token ids of every prompt, by measure.
         where, seed: layers and heads; of draws.
         hooks: under which all passes run.
         null_models, in_place: the null models, and whether each may take the model's place.
         passes, parts, depends_on: the bar; where finished parts are kept, and all that they depend on.
-        metric: in the place of the loss.
         trained: datasets of the model itself, by measure; empty while they are made.
     """
 
-    wrapped: WrappedModel
+    session: Session
     prompts: Any
     rows: Mapping[str, Sequence[Tensor]]
     where: Mapping[str, Any]
@@ -223,7 +217,6 @@ class Analysis:
     passes: Passes
     parts: Parts
     depends_on: Mapping[str, Any]
-    metric: Metric | None
     trained: Mapping[str, xr.Dataset] = field(default_factory=dict)
 
     def results(
@@ -286,36 +279,37 @@ class Analysis:
 
     def label(self, init: str | None) -> str:
         """Return the name of the model, or of a null model."""
-        return label_of(self.wrapped, init)
+        return label_of(self.session, init)
 
     def title(self, label: str) -> str:
         """Return the label as titles have it: with the metric that is called the loss."""
-        return label if self.metric is None else f"{label}, loss = {self.metric.name}"
+        metric = self.session.choices.metric
+        return label if metric is None else f"{label}, loss = {metric.name}"
 
-    def built(self, init: str | None) -> tuple[str, WrappedModel]:
+    def built(self, init: str | None) -> tuple[str, Session]:
         """Return (title, model) of an init; a title says where a random init has the very weights of the model."""
         if init is None:
-            return self.label(None), self.wrapped
+            return self.label(None), self.session
         return self.null_models.build(init, in_place=self.in_place)
 
     def feed(self, measures: Sequence[Measure], init: str | None) -> dict[str, xr.Dataset]:
         """Return the datasets of measures that share one pass."""
         rows = self.rows[measures[0].name]
-        label, wrapped = self.built(init)
-        with under(wrapped, self.hooks):
+        label, session = self.built(init)
+        with session.choosing(self.session.choices), under(session, self.hooks):
             how = {**self.where, "label": self.title(label), "intervals": init is None, "seed": self.seed}
-            return one_pass(wrapped, rows, measures, **how)
+            return one_pass(session, rows, measures, **how)
 
     def run(self, measure: Measure, init: str | None, read: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
         """Return the dataset of a measure that runs the model."""
-        label, wrapped = self.built(init)
+        label, session = self.built(init)
         keep = None
         if self.parts.directory is not None:
             depends_on = self.dependencies(measure, init, read)
             keep = partial(self.parts.condition, f"{measure.name} {self.label(init)}", measure, depends_on)
         run = Run(
             measure=measure,
-            wrapped=wrapped,
+            session=session,
             prompts=self.prompts,
             rows=self.rows[measure.name],
             where=self.where,
@@ -326,7 +320,7 @@ class Analysis:
             trained=self.trained.get(measure.name),
             keep=keep,
         )
-        with under(wrapped, self.hooks):
+        with session.choosing(self.session.choices), under(session, self.hooks):
             data = measure.of_model(run)
         if measure.is_fed:
             data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
@@ -334,7 +328,7 @@ class Analysis:
 
 
 def stages_of(
-    wrapped: WrappedModel,
+    session: Session,
     measures: Sequence[Measure],
     prompts: Any,
     rows: Mapping[str, Sequence[Tensor]],
@@ -345,24 +339,24 @@ def stages_of(
     """Return every stage of an analysis of prepared measures, with the forward passes that it will make."""
     found = []
     for init in (None, *nulls):
-        label = label_of(wrapped, init)
+        label = label_of(session, init)
         some = [one for one in measures if init is None or is_measured(one, init, nulls)]
         if fed := [one for one in some if one.is_fed]:
             found.append(Stage(name_of_shared(fed), label, len(rows[fed[0].name])))
         for measure in (one for one in some if one.runs_model):
-            run = Run(measure, wrapped, prompts, rows[measure.name], where, seed, init)
+            run = Run(measure, session, prompts, rows[measure.name], where, seed, init)
             found.append(Stage(measure.name, label, measure.passes(run), measure.fewer_with))
     return found
 
 
 def planned(model: Any, prompts: Prompts, measures: Sequence[Measure], settings: Mapping[str, Any]) -> list[Stage]:
     """Return the stages of `analyze(model, prompts, measures=measures, **settings)` of a loaded model, or refuse it."""
-    wrapped, cut = wrap(model), {name: settings[name] for name in ("length", "n_prompts", "consecutive")}
-    rows = rows_of_measures(measures, {}, wrapped, prompts, cut)
-    prepared = [measure.prepare(wrapped.model, rows[measure.name]) for measure in measures]
+    session, cut = session_of(model), {name: settings[name] for name in ("length", "n_prompts", "consecutive")}
+    rows = rows_of_measures(measures, {}, session, prompts, cut)
+    prepared = [measure.prepare(session.model, rows[measure.name]) for measure in measures]
     where = {"layers": None, "heads": None}
-    nulls = null_models_of(wrapped, settings["null_seeds"], None)
-    return stages_of(wrapped, prepared, prompts, rows, where, settings["seed"], nulls)
+    nulls = null_models_of(session, settings["null_seeds"], None)
+    return stages_of(session, prepared, prompts, rows, where, settings["seed"], nulls)
 
 
 def is_measured(measure: Measure, init: str, nulls: NullModels) -> bool:
@@ -378,9 +372,9 @@ def name_of_shared(measures: Sequence[Measure]) -> str:
     return name if len(measures) == 1 else f"{len(measures)} measures"
 
 
-def label_of(wrapped: WrappedModel, init: str | None) -> str:
+def label_of(session: Session, init: str | None) -> str:
     """Return the name of the model, or of a null model."""
-    return model_label(wrapped) if init is None else null_label(init)
+    return session.label if init is None else null_label(init)
 
 
 def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -> dict[str, Any]:
@@ -398,18 +392,18 @@ def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[
 
 
 def provenances_of(
-    wrapped: WrappedModel, rows: Mapping[str, Sequence[Tensor]], nulls: NullModels, seed: int
+    session: Session, rows: Mapping[str, Sequence[Tensor]], nulls: NullModels, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Return, by measure, what is needed to run the same analysis again; computed once for prompts that are shared."""
     lists = {id(one): one for one in rows.values()}
-    found = {key: provenance_of(wrapped, one, nulls.seeds, nulls.shuffled, seed) for key, one in lists.items()}
+    found = {key: provenance_of(session, one, nulls.seeds, nulls.shuffled, seed) for key, one in lists.items()}
     return {name: found[id(one)] for name, one in rows.items()}
 
 
 def rows_of_measures(
     measures: Sequence[Measure],
     known: Mapping[str, Result],
-    wrapped: WrappedModel,
+    session: Session,
     prompts: Any,
     cut: Mapping[str, Any],
 ) -> dict[str, list[Tensor]]:
@@ -418,25 +412,25 @@ def rows_of_measures(
     found: dict[str, list[Tensor]] = {}
     shared: list[Tensor] | None = None
     if any(measure.one_length for measure in measures) and isinstance(cut["length"], int):
-        require_context(wrapped, cut["length"])
+        require_context(session, cut["length"])
     for measure in [*measures, *(result.measure for result in known.values())]:
         if type(measure).prompt_tokens is not Measure.prompt_tokens:
-            found[measure.name] = list(measure.prompt_tokens(wrapped.model, prompts, **cut))
+            found[measure.name] = list(measure.prompt_tokens(session.model, prompts, **cut))
         else:
-            shared = to_prompts(wrapped, prompts, **cut) if shared is None else shared
+            shared = to_prompts(session, prompts, **cut) if shared is None else shared
             found[measure.name] = shared
         if measure.name not in known:
-            require_prompts(measure, wrapped, found[measure.name])
+            require_prompts(measure, session, found[measure.name])
     return found
 
 
-def require_prompts(measure: Measure, model: Model | WrappedModel, rows: Sequence[Tensor]) -> None:
+def require_prompts(measure: Measure, session: Session, rows: Sequence[Tensor]) -> None:
     """Refuse prompts that a measure cannot take."""
     if short := [n for n, row in enumerate(rows) if len(row) < 2]:
         raise InputError(f"prompt {short[0]} has only {len(rows[short[0]])} token; two are needed at least")
     if measure.one_length:
         require_one_length(rows)
-        require_context(model, len(rows[0]))
+        require_context(session, len(rows[0]))
 
 
 def supported(measures: Sequence[Measure], model: Any, skip: bool) -> list[Measure]:

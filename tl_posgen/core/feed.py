@@ -16,14 +16,13 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import TRIMMED, run_capture
 from tl_posgen.models.conversion.weights import trim
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
-from tl_posgen.models.model import Model
 from tl_posgen.models.selection import select_heads
+from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import token_strings
-from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
 def one_pass(
-    model: Model | WrappedModel,
+    session: Session,
     rows: Sequence[Int[Tensor, " _"]],
     measures: Sequence[Measure],
     *,
@@ -39,13 +38,13 @@ def one_pass(
         intervals: whether numbers are also computed without each group of prompts, for intervals.
         seed: of draws.
     """
-    wrapped, feed = wrap(model), Feed(measures, intervals, seed)
+    feed = Feed(measures, intervals, seed)
     for row in rows:
         feed.first_prompt = len(feed.prompts)
-        logits = run_capture(wrapped, row[None], feed, needs=feed.needs, layers=layers, heads=heads)
+        logits = run_capture(session, row[None], feed, needs=feed.needs, layers=layers, heads=heads)
         if logits is not None:
-            feed.add_logits(row, logits[0])
-    return feed.datasets(wrapped, label, len(select_heads(wrapped.model, layers, heads)))
+            feed.add_logits(row, logits[0], session)
+    return feed.datasets(session, label, len(select_heads(session.model, layers, heads)))
 
 
 class Feed:
@@ -94,11 +93,13 @@ class Feed:
                 self._groups[name].sums_of(copies.place.prompt).add_layer(copies.place, values)
             self._n_layers[copies.place.prompt] = self._n_layers.get(copies.place.prompt, 0) + 1
 
-    def add_logits(self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"]) -> None:
+    def add_logits(
+        self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"], session: Session
+    ) -> None:
         """Give the logits of a whole prompt to the measures that need them."""
         for measure in self.measures:
             if "logits" in measure.needs:
-                values = measure.of_logits(tokens, logits)
+                values = measure.of_logits(tokens, logits, session)
                 sums = self._groups[measure.name].sums_of(self.first_prompt)
                 sums.add(self.first_prompt, len(tokens), values)
 

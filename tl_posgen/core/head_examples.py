@@ -56,7 +56,7 @@ def head_examples(
                 found[layer.layer, head] = {name: array[place].copy() for name, array in arrays.items()}
 
     if picks:
-        run_capture(run.wrapped, row[None], keep, **(where or {"heads": [*chosen]}))
+        run_capture(run.session, row[None], keep, **(where or {"heads": [*chosen]}))
     labels: dict[str, Any] = {**LABELS, **run.measure.labels()}
     data = {}
     for name, variable in run.measure.variables.items():
@@ -68,5 +68,5 @@ def head_examples(
     used = {dim for dims, _ in data.values() for dim in dims}
     coords: dict[str, Any] = {dim: list(one) for dim, one in labels.items() if dim in used} | {"example": np.arange(len(picks))}
     coords |= {name: ("example", [one[at] for one in picks]) for at, name in enumerate(("layer", "head", "why"))}
-    coords["token"] = ("key", np.array(token_strings(run.wrapped, row[:n]), dtype=object))  # numpy's texts lose NULs
+    coords["token"] = ("key", np.array(token_strings(run.session, row[:n]), dtype=object))  # numpy's texts lose NULs
     return xr.Dataset(data, coords)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tl_posgen.core.run import Run
     from tl_posgen.core.sums import Sums
     from tl_posgen.models.layers.capture import LayerCapture
+    from tl_posgen.models.session import Session
 
 HEAD = ("layer", "head")
 TOKENS = ("all", "without first")  # labels of the dim "tokens": the first token of a prompt often is an attention sink
@@ -247,8 +248,9 @@ class Measure:
         """
         raise NotImplementedError
 
-    def of_logits(self, tokens: Tensor, logits: Tensor) -> Mapping[str, Any]:
-        """Return, by name, arrays of the logits [pos, vocabulary] of one prompt; for measures that need "logits"."""
+    def of_logits(self, tokens: Tensor, logits: Tensor, session: "Session") -> Mapping[str, Any]:
+        """Return, by name, arrays of the logits [pos, vocabulary] of one prompt, which ran in this session; for
+        measures that need "logits"."""
         raise NotImplementedError
 
     def finish(self, sums: "Sums") -> xr.Dataset:

@@ -11,7 +11,7 @@ from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loading.shuffled_like import shuffle, shuffled_like
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
-from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.models.session import Session, session_of
 
 
 class NullModels(Sequence[str]):
@@ -32,13 +32,13 @@ class NullModels(Sequence[str]):
         (['shuffled 0', '0'], ['shuffled weights (seed 0)', 'random init (seed 0)'])
     """
 
-    def __init__(self, model: Model | WrappedModel, seeds: Sequence[int], shuffled: Sequence[int] | None = ()):
-        self.wrapped, self.seeds = wrap(model), check_seeds(seeds)
+    def __init__(self, model: Model | Session, seeds: Sequence[int], shuffled: Sequence[int] | None = ()):
+        self.session, self.seeds = session_of(model), check_seeds(seeds)
         self.for_runs = shuffled is not None  # whether measures that run the model have shuffled weights too
         self.shuffled = check_seeds(self.seeds[:1] and (0,) if shuffled is None else shuffled, "shuffled_seeds")
         self.labels = [*map(shuffled_label, self.shuffled), *map(str, self.seeds)]
         self._fingerprint = ""
-        self._held: tuple[str, str, WrappedModel] | None = None  # the last one that was built
+        self._held: tuple[str, str, Session] | None = None  # the last one that was built
         self._shuffled_by: int | None = None  # seed by which the model's own weights are shuffled now
 
     def __len__(self) -> int:
@@ -55,51 +55,49 @@ class NullModels(Sequence[str]):
             in_place: in the place of the model itself, which is of no use afterwards. Only for one that is ours.
         """
         for label in self.labels:
-            title, wrapped = self.build(label, in_place=in_place)
-            yield title, wrapped.model
+            title, session = self.build(label, in_place=in_place)
+            yield title, session.model
 
-    def build(self, label: str, *, in_place: bool = False) -> tuple[str, WrappedModel]:
-        """Return (title, wrapped model) of one label, as `models` yields it."""
+    def build(self, label: str, *, in_place: bool = False) -> tuple[str, Session]:
+        """Return (title, session) of one label, as `models` yields it."""
         if self._held is None or self._held[0] != label:
             self.free_memory()
             build = self._shuffled if label.startswith(SHUFFLED) else self._random_init
             self._held = label, *build(int(label.removeprefix(SHUFFLED)), in_place)
         return self._held[1:]
 
-    def _random_init(self, seed: int, in_place: bool) -> tuple[str, WrappedModel]:
+    def _random_init(self, seed: int, in_place: bool) -> tuple[str, Session]:
         if not self._fingerprint:
-            self._fingerprint = fingerprint(self.wrapped)
+            self._fingerprint = fingerprint(self.session)
         if in_place:
-            release(self.wrapped.model)
-        made = wrap(random_like(self.wrapped, seed))
+            release(self.session.model)
+        made = session_of(random_like(self.session, seed))
         same = fingerprint(made) == self._fingerprint
         return f"{null_label(str(seed))}{SAME_WEIGHTS if same else ''}", made
 
-    def _shuffled(self, seed: int, in_place: bool) -> tuple[str, WrappedModel]:
+    def _shuffled(self, seed: int, in_place: bool) -> tuple[str, Session]:
         if not in_place:
-            return null_label(shuffled_label(seed)), wrap(shuffled_like(self.wrapped, seed))
-        self._fingerprint = self._fingerprint or fingerprint(self.wrapped)
+            return null_label(shuffled_label(seed)), session_of(shuffled_like(self.session, seed))
+        self._fingerprint = self._fingerprint or fingerprint(self.session)
         if self._shuffled_by is not None:
-            shuffle(self.wrapped.model, self._shuffled_by, undo=True)
-        shuffle(self.wrapped.model, seed)
+            shuffle(self.session.model, self._shuffled_by, undo=True)
+        shuffle(self.session.model, seed)
         self._shuffled_by = seed
-        return null_label(shuffled_label(seed)), self.wrapped
+        return null_label(shuffled_label(seed)), self.session
 
     def free_memory(self) -> None:
         """Give the memory of the last one back."""
-        if self._held is not None and self._held[2].model is not self.wrapped.model:
+        if self._held is not None and self._held[2].model is not self.session.model:
             release(self._held[2].model)
         self._held = None
 
 
-def null_models_of(
-    model: WrappedModel, seeds: Sequence[int] | NullModels, shuffled: Sequence[int] | None
-) -> NullModels:
+def null_models_of(model: Session, seeds: Sequence[int] | NullModels, shuffled: Sequence[int] | None) -> NullModels:
     """Return null models of these seeds; those given where they are of this model, and not of its weights on another
     backend, say."""
     if not isinstance(seeds, NullModels):
         return NullModels(model, [*seeds], shuffled)
-    if seeds.wrapped.model is model.model:
+    if seeds.session.model is model.model:
         return seeds
     return NullModels(model, seeds.seeds, seeds.shuffled if seeds.for_runs else None)
 

@@ -17,7 +17,7 @@ from tl_posgen.core.numbers import one_side
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.loss import token_losses
-from tl_posgen.models.wrapped import WrappedModel
+from tl_posgen.models.session import Session
 
 if TYPE_CHECKING:
     from tl_posgen.core.measure import Measure
@@ -31,7 +31,7 @@ class Run:
 
     Attributes:
         measure: with all its options filled in.
-        wrapped, prompts: the model with all that is known of it, and the prompts as the user gave them.
+        session, prompts: the model with all that is known of it, and the prompts as the user gave them.
         rows: token ids of every prompt.
         where: {"layers": ..., "heads": ...} as the user chose them, for hooks and captures.
         seed: of draws.
@@ -42,7 +42,7 @@ class Run:
     """
 
     measure: "Measure"
-    wrapped: WrappedModel
+    session: Session
     prompts: Any
     rows: Sequence[Int[Tensor, " _"]]
     where: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Run:
     @property
     def model(self) -> Any:
         """The HookedTransformer or TransformerBridge."""
-        return self.wrapped.model
+        return self.session.model
 
     @cached_property
     def tokens(self) -> Int[Tensor, "prompt pos"]:
@@ -75,11 +75,11 @@ class Run:
     @cached_property
     def loss(self) -> Float[Tensor, "prompt target"]:
         """The loss of every token, nothing changed, in nats."""
-        return token_losses(self.wrapped, self.tokens)
+        return token_losses(self.session, self.tokens)
 
     def losses(self, tokens: Int[Tensor, "row pos"], hooks: Any = ()) -> Float[Tensor, "row target"]:
         """Return the loss of every token of other prompts, under hooks."""
-        return token_losses(self.wrapped, tokens, hooks)
+        return token_losses(self.session, tokens, hooks)
 
     def losses_under(
         self, hooks: Any, consumer: Consumer | None = None, needs: frozenset[str] = frozenset()
@@ -91,9 +91,9 @@ class Run:
             needs: as `Measure.needs`, of the consumer.
         """
         if consumer is None:
-            return token_losses(self.wrapped, self.tokens, hooks)
-        with capturing(self.wrapped, consumer, needs=needs, **self.where):
-            return token_losses(self.wrapped, self.tokens, hooks)
+            return token_losses(self.session, self.tokens, hooks)
+        with capturing(self.session, consumer, needs=needs, **self.where):
+            return token_losses(self.session, self.tokens, hooks)
 
     def rises_of_heads(
         self,
@@ -127,7 +127,7 @@ class Run:
                 layer.prompt = number
                 consumer(layer)
 
-            run_capture(self.wrapped, row[None], numbered, needs=needs, **self.where)
+            run_capture(self.session, row[None], numbered, needs=needs, **self.where)
 
     def sums(self) -> Sums:
         """Return empty sums over prompts for variables of this measure."""

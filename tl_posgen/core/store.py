@@ -32,7 +32,7 @@ from tl_posgen.errors import InputError, OutputError
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import fingerprint, versions
-from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.models.session import Session
 
 WORTH_KEEPING = 0.2  # seconds that a condition must have taken to be kept
 
@@ -240,27 +240,26 @@ def refuse_hooks(model: Any, given: Mapping[str, Any]) -> None:
         )
 
 
-def configuration_of(model: Model | WrappedModel, prompts: Any, **settings: Any) -> dict[str, Any]:
+def configuration_of(session: Session, prompts: Any, **settings: Any) -> dict[str, Any]:
     """Return all that an analysis depends on beside its measures, by content and JSON-ready.
 
     Raises:
         InputError: prompts whose content cannot be read.
     """
-    wrapped = wrap(model)
-    model, origin = wrapped.model, wrapped.origin
-    layers = [replace(one.geometry, error=None) for one in wrapped.found() if isinstance(one, Probed)]
+    model, origin = session.model, session.origin
+    layers = [replace(one.geometry, error=None) for one in session.found() if isinstance(one, Probed)]
     plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | bool | int | float)}
     config = Path(origin.directory or "", "config.json")  # which random inits are made by
     return {
-        "weights": fingerprint(wrapped),
+        "weights": fingerprint(session),
         "layers": content(layers),
         "cfg": {name: value for name, value in plain.items() if name not in ("model_name", "device", "seed")},
         "config": config.read_text(encoding="utf-8") if origin.directory and config.is_file() else None,
         "initialisation": origin.initialisation,
         "tokenizer": tokenizer_digest(model),
         "backend": origin.backend,
-        "dtype": str(wrapped.dtype),
-        "device": wrapped.device.type,
+        "dtype": str(session.dtype),
+        "device": session.device.type,
         "prompts": content(prompts),
         **{name: content(value) for name, value in settings.items()},
     }

@@ -6,29 +6,72 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import Variable
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
-from tl_posgen.coupling.coupling_figures import CURVES, FIGURES, TOKENS
 from tl_posgen.coupling.jacobian_measure import VERSIONS, JacobianMeasure, as_numpy, between_different
 from tl_posgen.coupling.jacobians import ResidualJacobian, passes_of, residual_streams
 from tl_posgen.coupling.numbers.overlap import Side
 from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
-from tl_posgen.models.tokens import token_strings
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
+from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
+from tl_posgen.report.kinds import heat_maps, lines
 
-ENTRIES_SHOWN = 10  # rows and columns of A that are kept of every pair of layers
+MOST_TOKENS = 16  # paths drawn of a prompt
+CURVES = ("mean over tokens", "exponential growth, fitted", "first token")  # of log-norms
 BASES: tuple[Side, ...] = ("aligned", "swapped")
 SQUARE = ("prompt", "k", "layer", "layer_2")
 MEDIAN = "of the path x^0 .. x^L, median over the prompt's tokens"
 SCORE, EXPO = "L / || sum_l unit(x^l - x^{l-1}) ||", "Var_l(alpha) / mean_l(alpha)^2, alpha = ln |x^l| / |x^{l-1}|"
+
+
+def _with_mean(result: Any, kind: str, at: Mapping[str, Any]) -> str:
+    number = result.numbers("coupling", **at)
+    mean = number.value if kind == TRAINED else number.by_null[kind][0]
+    return f"{model_label(result.sides[kind])}, K = {at['k']}: mean {format_number(mean, '.3f')}"
+
+
+def _of_chance(result: Any) -> str:
+    chance = ", ".join(f"{result.numbers('chance', k=k).plain:.3f}" for k in result.own["k"].values)
+    return f"1 - || |A| - S ||_F / ||S||_F, top K; mean over pairs of layers; random bases reach {chance}"
+
+
+def _trajectories(result: Any) -> go.Figure:
+    """Draw the last tokens of the first prompt in their top two principal components."""
+    shown, score = sides(result), result.numbers("line_shape_score")
+    scores = (score.value, *score.inits[:1], *score.shuffled[:1])
+    titles = [f"{side}: line-shape score {one:.2f}" for (side, *_), one in zip(shown, scores, strict=True)]
+    panels, rest = Panels(titles, columns=len(shown), row_height=320), result.own.sizes["state"] - 1
+    for number, (_, data, _) in enumerate(shown):
+        first = data.isel(prompt=0)
+        paths = first["trajectory"].dropna("position")
+        for place, position in enumerate(paths["position"].values[-MOST_TOKENS:]):
+            x, y = paths.sel(position=position).transpose("component", "state").values
+            colour = COLOURS[place % len(COLOURS)]
+            marker = {"size": [7] + [4] * rest, "color": ["white"] + [colour] * rest}
+            marker["line"] = {"color": "black", "width": [1] + [0] * rest}
+            states = [f"x{state}" for state in paths["state"].values]
+            more = {"mode": "lines+markers", "marker": marker, "text": states, "showlegend": False}
+            panels.add(number, line(x, y, f"token {position}", colour, width=1.0, **more))
+        for axis, update in enumerate((panels.figure.update_xaxes, panels.figure.update_yaxes)):
+            share = float(first["trajectory_explained"].values[axis])
+            update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
+    subtitle = f"x0 (white) to x{rest}, last {MOST_TOKENS} tokens of the first prompt; 1 is a line"
+    return panels.finish(f"Trajectories through the layers · {model_label(result.own)}", subtitle)
+
+
+def _growth_in_numbers(result: Any) -> str:
+    r2, slope = (result.numbers(name) for name in ("growth_r2", "growth_slope"))
+    return f"R² {r2:.2f}, {slope:.2f} a layer: medians over tokens; the first token is not in the mean"
 
 
 @dataclass(frozen=True)
@@ -92,15 +135,6 @@ class Coupling(JacobianMeasure):
             ("version", "prompt", "k", "layer", "draw"),
             bounds=(-np.inf, 1),
         ),
-        "alignment": Variable(
-            "alignment",
-            "",
-            "|U2' J1 V2| or, swapped, |V2' J1 U2|, top 10, mean over tokens and prompts",
-            ("bases", "layer", "layer_2", "row", "column"),
-        ),
-        "singular_value": Variable(
-            "singular value", "", "of each layer's Jacobian, mean over tokens and prompts", ("layer", "rank")
-        ),
         "triplet_residual": Variable(
             "residual of triplets", "", "worst |Jv - su| or |J'u - sv| over s_1", ("prompt", "token", "layer")
         ),
@@ -117,19 +151,39 @@ class Coupling(JacobianMeasure):
             ("prompt", "position", "state", "component"),
         ),
         "trajectory_explained": Variable("explained by a component", "", "share of variance", ("prompt", "component")),
-        "token_text": Variable("token", "", "", ("prompt", "position")),
         "linearisation": Variable(
             "linearisation", "", "cos(x^L, prod_l (I + J^l) x^0)", ("prompt", "token"), bounds=(-1, 1)
         ),
     }
-    token_view = TOKENS
     legend = (
         "K: number of top singular vectors; coupling: of residual Jacobians across layers; chance: in random bases; "
         "signed: with the signs of A; swapped: left in right singular vectors; "
         "expodistance: variance over squared mean of the growth of ln |x|, 0 if exponential; "
         "95% intervals over prompts in brackets."
     )
-    figures = FIGURES
+    figures = {
+        "map": heat_maps(
+            "coupling",
+            "layer",
+            "layer_2",
+            per=["k"],
+            title="Coupling of residual Jacobians",
+            panel_title=_with_mean,
+            subtitle=_of_chance,
+            x_title="bases of layer",
+            y_title="Jacobian of layer",
+            diagonal=False,
+        ),
+        "trajectories": _trajectories,
+        "growth": lines(
+            {"": [(name, "log_norm", {"curve": name}) for name in CURVES]},
+            "state",
+            title="Growth of the residual stream",
+            subtitle=_growth_in_numbers,
+            x_title="after block (0: embedding)",
+            y_title="ln |x|",
+        ),
+    }
 
     def usual(self) -> Mapping[str, Any]:
         return {**super().usual(), "version": "absolute", "bases": "aligned"}
@@ -143,13 +197,12 @@ class Coupling(JacobianMeasure):
 
     def of_model(self, run: Run) -> xr.Dataset:
         data = run.grid(
-            lambda prompt: one_prompt(self, run, run.tokens[prompt]), pure=True, prompt=range(len(run.rows))
+            lambda prompt: _one_prompt(self, run, run.tokens[prompt]), pure=True, prompt=range(len(run.rows))
         )
         draws = data["chance"].stack(each=("token", "draw")).drop_vars(("each", "token", "draw"), errors="ignore")
         means = {name: data[name].mean("token") for name in ("coupling", "negative_share")}
-        means |= {name: data[name].mean(["prompt", "token"]) for name in ("alignment", "singular_value")}
         data = data.drop_vars("chance").assign({**means, "chance": draws.rename(each="draw")})
-        n_parameters = wrap(run.model).backend.n_parameters()
+        n_parameters = session_of(run.model).backend.n_parameters()
         cfg = run.model.cfg
         data = data.assign_attrs(d_model=cfg.d_model, n_layers=cfg.n_layers, parameters=n_parameters)
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
@@ -193,37 +246,31 @@ class Coupling(JacobianMeasure):
         return pd.DataFrame(rows)
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        of_pairs = {"map", "chance", "alignment", "spectra"} if data.sizes["layer"] < 2 else set()
-        return [kind for kind in self.figures if kind not in of_pairs]
+        return [kind for kind in self.figures if kind != "map" or data.sizes["layer"] > 1]
 
 
-def one_prompt(measure: JacobianMeasure, run: Run, prompt: Int[Tensor, " pos"]) -> xr.Dataset:
+def _one_prompt(measure: JacobianMeasure, run: Run, prompt: Int[Tensor, " pos"]) -> xr.Dataset:
     """Return couplings token by token, and the paths of all tokens."""
     streams, (_, tokens) = residual_streams(run.model, prompt), measure.places(run)
     found = []
     for token in tokens:  # the Jacobians of one token are held at a time
-        found.append(at_token(measure, run, measure.jacobians(run, prompt, token, token, streams), streams))
-    data = xr.concat(found, dim="token").assign_coords(token=tokens).merge(trajectories(streams))
-    return data.assign(token_text=("position", np.array(token_strings(run.wrapped, prompt), dtype=object)))
+        found.append(_at_token(measure, run, measure.jacobians(run, prompt, token, token, streams), streams))
+    return xr.concat(found, dim="token").assign_coords(token=tokens).merge(_paths(streams))
 
 
-def at_token(
+def _at_token(
     measure: JacobianMeasure, run: Run, jacobians: Sequence[ResidualJacobian], streams: Float[Tensor, "state pos d"]
 ) -> xr.Dataset:
     """Return the coupling of every pair of layers at the token of these Jacobians."""
     pairs, triplets = measure.pairs(run, jacobians)
-    corner = (..., slice(ENTRIES_SHOWN), slice(ENTRIES_SHOWN))
     residuals = [torch.maximum(t.left_residual, t.right_residual).max() / t.values[0] for t in triplets]
     couplings = np.stack([[measure.by_k(pairs, version, bases) for bases in BASES] for version in VERSIONS])
     negative = np.stack([as_numpy(pairs.negative_share(k)) for k in measure.ks])
     chance = np.stack([measure.by_k(pairs, version, "chance") for version in VERSIONS])
-    alignments = np.stack([as_numpy(getattr(pairs, bases)[corner].abs()) for bases in BASES])
     arrays = {
         "coupling": (("version", "bases", "k", "layer", "layer_2"), between_different(couplings)),
         "negative_share": (("k", "layer", "layer_2"), between_different(negative)),
         "chance": (("version", "k", "layer", "draw"), chance),
-        "alignment": (("bases", "layer", "layer_2", "row", "column"), alignments),
-        "singular_value": (("layer", "rank"), as_numpy(pairs.values)),
         "triplet_residual": (("layer",), as_numpy(torch.stack(residuals))),
     }
     layers, token = [jacobian.layer for jacobian in jacobians], jacobians[0].target
@@ -236,7 +283,7 @@ def at_token(
     return xr.Dataset(arrays, labels)
 
 
-def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
+def _paths(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
     """Return straightness and growth of every token's path x^0 .. x^L, the paths in their plane, and mean log-norms.
 
     The plane and the mean leave the first token out, since an attention sink's norm would dominate both.

@@ -3,11 +3,14 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
+import torch
 import xarray as xr
 from tqdm.auto import tqdm
 
@@ -16,18 +19,30 @@ from tl_posgen.core.formatting import format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.null_models import check_seed, check_seeds
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import TRAINED, Numbers
+from tl_posgen.core.numbers import TRAINED, Numbers, intervals_of
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
-from tl_posgen.coupling.coupling_scores_figures import LABELS, SIZE_WORDS, compared, given_size, scatter, width
 from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
-from tl_posgen.coupling.score_correlations import BY, correlated
+from tl_posgen.coupling.score_correlations import BY, FEWEST, correlated
 from tl_posgen.coupling.score_table import SIZES, score_table
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.models.tokens import check_counts
+from tl_posgen.report.figures import (
+    MARKS,
+    NULL_COLOUR,
+    Panels,
+    ends_of,
+    error_bars,
+    line,
+    model_label,
+    plain,
+    sides,
+)
+from tl_posgen.report.kinds import bars, lines
+from tl_posgen.stats.partial_correlation import regression_line
 
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
 QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Coupling`, and its labels
@@ -40,11 +55,52 @@ QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Couplin
 }
 
 SHARED = ("backend", "dtype", "length", "prompts", "seed", "null_seeds", "versions")  # provenance of all models
-FITTED = {"slope": "slope", "R²": "r2"}  # column of the table -> variable
 WITHIN: dict[str, Any] = {"bounds": (-1, 1)}
 GIVEN_SIZE = "given ln d_model and ln parameters"
 INTERVAL = "Fisher's 95% interval"
 SIZE = "of the table, or counted in the model"
+LABELS = {
+    "coupling": "coupling (Frobenius)",
+    "trace": "coupling, trace normalisation",
+    "line_shape_score": "line-shape score",
+    "expodistance": "expodistance",
+    "growth_r2": "R² of exponential growth",
+}
+SIZE_WORDS = {"d_model": "width", "n_layers": "depth", "parameters": "parameters"}
+NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
+NAMED_UP_TO = 12  # models whose points carry their name
+
+
+def _scatter(result: Any) -> go.Figure:
+    """Draw the score against every quantity, a row each: a point a model, with the regression line."""
+    shown, score = sides(result), plain(result.measure.score)
+    titles = []
+    for name, (side, data, _) in product(LABELS, shown):
+        number = Number(*map(float, data["r"].sel(quantity=name, by="values").values))
+        titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
+    panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
+    for place, ((name, label), (_, data, _)) in enumerate(product(LABELS.items(), shown)):
+        found = intervals_of(data["measured"].sel(quantity=name))
+        x, y, names = found["value"].values, data["score"].values, [plain(one) for one in data["model_name"].values]
+        points = go.Scatter(x=x, y=y, text=names, textposition="top center", textfont={"size": 10}, showlegend=False)
+        points.update(mode="markers+text" if len(names) <= NAMED_UP_TO else "markers")
+        points.update(marker={"color": np.log2(data["d_model"].values), "coloraxis": "coloraxis", "size": 9})
+        points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>")
+        panels.add(place, points.update(error_x=error_bars(*ends_of(found))))
+        if len(x) >= FEWEST and np.isfinite(x).all():
+            ends, fit = np.array([x.min(), x.max()]), regression_line(torch.tensor(x), torch.tensor(y))
+            line_y = float(fit.intercept) + float(fit.slope) * ends
+            panels.add(place, line(ends, line_y, "regression line", NULL_COLOUR, dash="dash", showlegend=False))
+        row, column = divmod(place, len(shown))
+        top = f", top {result.measure.k}" if name in ("coupling", "trace") else ""
+        panels.figure.update_xaxes(title_text=f"{label}{top}", row=row + 1, col=column + 1)
+    panels.figure.update_yaxes(title_text=score, col=1)
+    panels.figure.update_layout(coloraxis={"colorscale": MARKS, "colorbar": {"title": "log2 d", "thickness": 12}})
+    missing = result.own.attrs["not_computed"]
+    subtitle = "a point a model, 95% interval over prompts; dashed: regression line"
+    subtitle += f"; not computed: {missing}" if missing else ""
+    title = f"Coupling, straightness and growth against {score} · {model_label(result.own)}"
+    return panels.finish(title, subtitle)
 
 
 @dataclass(frozen=True)
@@ -103,20 +159,38 @@ class CouplingScores(Measure):
             **WITHIN,
         ),
         "partial_r": Variable("correlation given size", "", f"{GIVEN_SIZE}, {INTERVAL}", ("quantity", "end"), **WITHIN),
-        "slope": Variable("slope", "", "of the score against the quantity", ("quantity",)),
-        "intercept": Variable("intercept", "", "of the score against the quantity", ("quantity",)),
-        "r2": Variable("R²", "", "share of the score's variance that the quantity explains", ("quantity",)),
-        "rest": Variable("rest of a quantity", "", "what the controls leave", ("quantity", "model_name")),
-        "rest_score": Variable("rest of the score", "", "what the controls leave", ("model_name",)),
         "width_coupling": Variable("coupling of random Jacobians", "", "independent Gaussian", ("norm", "width")),
         "width_r2": Variable("R² against 1/sqrt(width)", "", "of the coupling of random Jacobians", ("norm",)),
-        "width_k": Variable("K of random Jacobians", "", "a share of the width", ("width",)),
     }
     legend = (
         "r with the score over models, ranks: of their ranks, 95% interval in brackets; given size: the same given "
         "width and parameters; excess: |r| of coupling less that of this size."
     )
-    figures = {"scatter": scatter, "compared": compared, "given_size": given_size, "width": width}
+    figures = {
+        "scatter": _scatter,
+        "compared": bars(
+            {"correlation with the score": [(by, "r", {"by": by}) for by in BY]},
+            "quantity",
+            title="What goes with the score?",
+            subtitle="over models, by values and by ranks",
+            form=".2f",
+        ),
+        "sizes": bars(
+            {"correlation with the score": [(by, "size_r", {"by": by}) for by in BY]},
+            "size",
+            title="Do sizes go with the score?",
+            subtitle="ln width, depth and parameters over models, by values and by ranks",
+            form=".2f",
+        ),
+        "width": lines(
+            {"": [(words, "width_coupling", {"norm": norm}) for norm, words in NORM_WORDS.items()]},
+            "width",
+            title="Coupling of random Jacobians by width",
+            subtitle="independent Gaussian matrices, K a share of d: with the trace normalisation width makes coupling",
+            x_title="d",
+            y_title="coupling",
+        ),
+    }
 
     def usual(self) -> Mapping[str, Any]:
         return {"by": "values"}
@@ -130,7 +204,7 @@ class CouplingScores(Measure):
             sentences.append(
                 f"Top-{self.k} coupling and {self.score} correlate at r = {r:.3f} over {n_models} models{held}."
             )
-            sentences += [self.comparison(own, by) for by in BY]
+            sentences += [self._comparison(own, by) for by in BY]
         if own.attrs["not_computed"]:
             sentences.append(f"Not computed: {own.attrs['not_computed']}.")
         frobenius, trace = (own.data["width_coupling"].sel(norm=norm).values for norm in NORMS)
@@ -142,7 +216,7 @@ class CouplingScores(Measure):
         )
         return sentences
 
-    def comparison(self, own: Numbers, by: str) -> str:
+    def _comparison(self, own: Numbers, by: str) -> str:
         """Return the sentence that sets coupling's correlation beside those of the sizes."""
         known = [size for size in SIZES if own("excess", size=size, by=by)]
         if not known:
@@ -157,7 +231,7 @@ class CouplingScores(Measure):
         less = [words for words, one in excesses.items() if one.high < 0]
         open_ = [words for words in excesses if words not in (*more, *less)]
         parts = {"beats": more, "is beaten by": less, "is not told from": open_}
-        verdict = ", ".join(f"{verb} {in_words(words)}" for verb, words in parts.items() if words)
+        verdict = ", ".join(f"{verb} {_listed(words)}" for verb, words in parts.items() if words)
         r = own("r", quantity="coupling", by=by).with_interval
         return (
             f"By {by}, over {own.data.sizes['model_name']} models, {self.score} correlates with coupling at {r:.2f}, "
@@ -177,15 +251,11 @@ class CouplingScores(Measure):
         columns = {"r": cells("r", "values"), "ranks": cells("r", "ranks"), "given size": cells("partial_r")}
         beside = [own("excess", size=size) for size in SIZES]
         columns["excess"] = ["-"] * len(LABELS) + [f"{one.with_interval:+.3f}" if one else "-" for one in beside]
-        fitted = {
-            title: [*(float(own(name, quantity=one)) for one in LABELS), *[np.nan] * len(SIZES)]
-            for title, name in FITTED.items()
-        }
         names = [*LABELS, *(f"ln {name}" for name in SIZES)]
-        return pd.DataFrame({"quantity": names, **columns, **fitted})
+        return pd.DataFrame({"quantity": names, **columns})
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        known = {"given_size": data["rest_score"], "compared": data["excess"]}
+        known = {"compared": data["r"], "sizes": data["size_r"]}
         return [kind for kind in self.figures if kind not in known or bool(known[kind].notnull().any())]
 
 
@@ -241,16 +311,25 @@ def coupling_scores(
     measure = CouplingScores(k=k, score=score, widths=widths)
     table, null_seeds, seed = score_table(scores, score), check_seeds(null_seeds), check_seed(seed)
     check_counts(length, n_prompts)
-    by_width = width_dataset(widths)
+    random = width_alone(widths)
+    by_width = xr.Dataset(
+        {"width_coupling": (("norm", "width"), random.coupling.numpy()), "width_r2": ("norm", random.r2.numpy())},
+        {"norm": list(NORMS), "width": list(widths)},
+    )
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
     cut |= {"seed": seed, "null_seeds": null_seeds, "shuffled_seeds": ()}
     names = tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress)
     with Parts.kept_in(keep) as parts:
         models = (Pretrained(name, backend, dtype, device, tokenizer=tokenizer) for name in names)
         each = [Coupling(k=k)(model, prompts, keep=parts, progress=False, **cut) for model in models]
+
+    def measured(found: Result, init: str) -> dict[str, Number]:
+        numbers = Numbers(found.measure, found.sel(init=init))
+        return {quantity: numbers(variable, **at) for quantity, (variable, at) in QUANTITIES.items()}
+
     sizes = pd.DataFrame([found.own.attrs for found in each], columns=list(SIZES))
     sides = {
-        init: dataset_of(table, [quantities_of(found, init) for found in each], sizes, score)
+        init: dataset_of(table, [measured(found, init) for found in each], sizes, score)
         for init in (TRAINED, *map(str, null_seeds))
     }
     sides[TRAINED] = sides[TRAINED].merge(by_width, combine_attrs="override")
@@ -259,12 +338,6 @@ def coupling_scores(
     shared = {name: each[-1].provenance[name] for name in SHARED} | drawn(length, n_prompts, consecutive)
     own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
     return Result(measure, dataset, shared | own)
-
-
-def quantities_of(result: Result, init: str) -> dict[str, Number]:
-    """Return every quantity of one model, or of its random init, with its interval over prompts."""
-    numbers = Numbers(result.measure, result.sel(init=init))
-    return {quantity: numbers(variable, **at) for quantity, (variable, at) in QUANTITIES.items()}
 
 
 def dataset_of(
@@ -283,14 +356,6 @@ def dataset_of(
     return data.merge(found).assign_attrs(found.attrs)
 
 
-def in_words(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """Return names as a sentence lists them: "width, depth and parameters"."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def width_dataset(widths: Sequence[int]) -> xr.Dataset:
-    """Return the coupling of independent random Jacobians by width."""
-    found = width_alone(widths)
-    coupling = (("norm", "width"), found.coupling.numpy())
-    arrays = {"width_coupling": coupling, "width_r2": ("norm", found.r2.numpy()), "width_k": ("width", found.k.numpy())}
-    return xr.Dataset(arrays, {"norm": list(NORMS), "width": list(widths)})

@@ -18,8 +18,8 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import KeyValueContext
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import check_indices
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_ids, given_ids
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.progress import count
 
 DENSE_UP_TO = 2048
@@ -119,7 +119,7 @@ def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor,
     def keep(x: Tensor, hook: Any, name: str) -> None:
         states[name].append(x[0].detach())
 
-    tokens, backend = tokens.to(model.cfg.device), wrap(model).backend
+    tokens, backend = tokens.to(model.cfg.device), session_of(model).backend
     with torch.no_grad(), model.hooks(fwd_hooks=[(name, partial(keep, name=name)) for name in names]):
         if len(_pieces(len(tokens))) == 1:
             count(1)
@@ -172,7 +172,7 @@ def residual_jacobians(
     require("streams", streams, Tensor | None)
     require("dense_up_to", dense_up_to, int)
     streams = residual_streams(model, tokens) if streams is None else streams
-    tokens, context = tokens.to(model.cfg.device), wrap(model).backend.context()
+    tokens, context = tokens.to(model.cfg.device), session_of(model).backend.context()
     jacobians: dict[int, ResidualJacobian] = {}
     hooks = []
     for layer in layers:
@@ -232,11 +232,12 @@ def _checked(
     model: Model, tokens: Any, source: int, target: int | None, layers: Sequence[int] | None
 ) -> tuple[Tensor, int, int, list[int]]:
     """Return tokens, source, target and layers, counted from 0; refuse what the model or the prompt does not have."""
-    kernel = wrap(model).backend.attention_kernel()
+    session = session_of(model)
+    kernel = session.backend.attention_kernel()
     [ids, *others] = [row for batch in given_ids(tokens) for row in batch]
     if others:
         raise InputError(f"tokens of {1 + len(others)} prompts: give the token ids [pos] of one")
-    check_ids(model, ids)
+    check_ids(session, ids)
     n_tokens, target = len(ids), source if target is None else target
     for name, token in (("source", source), ("target", target)):
         require(name, token, int)

@@ -1,13 +1,12 @@
 """Coupling between the tokens of a layer: by their own Jacobians, from one input token, to one output token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
@@ -17,42 +16,18 @@ from tl_posgen.core.measure import Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
-from tl_posgen.coupling.coupling_figures import add_squares
 from tl_posgen.coupling.jacobian_measure import JacobianMeasure, between_different
 from tl_posgen.coupling.jacobians import ResidualJacobian, passes_of, residual_streams
 from tl_posgen.errors import InputError
-from tl_posgen.report.figures import Panels, evenly, model_label, sides
+from tl_posgen.report.kinds import lines
 
 KINDS = {
-    "self": "d f(x_t) / d x_t of each token t",
-    "same_input": "d f(x_t) / d x_{first} for each output token t",
-    "same_output": "d f(x_{last}) / d x_t for each input token t",
+    "self": "each token's own",
+    "same_input": "from the first token",
+    "same_output": "to the last token",
 }
+DRAWN = {"coupling": "coupling", "chance": "random bases"}
 SPREAD = 3  # tokens, where none are given
-
-
-def map_of_kind(kind: str) -> Callable[[Any], go.Figure]:
-    """Return the figure of one kind: a map token x token per layer, a row a K and side."""
-
-    def figure(result: Any) -> go.Figure:
-        layers, ks = evenly(result.own["layer"].values), result.own["k"].values
-        rows = list(product(ks, sides(result)))
-        titles = [f"layer {layer} · {side}, K = {k}" for k, (side, *_) in rows for layer in layers]
-        panels = Panels(titles, row_height=210)
-        maps = [
-            data["coupling"].sel(kind=kind, k=k, layer=layer).mean("prompt").transpose("token", "token_2")
-            for (k, (_, data, _)), layer in product(rows, layers)
-        ]
-        add_squares(panels, maps, "bases at token", "Jacobian at")
-        first, last = result.own["token"].values[[0, -1]]
-        what = KINDS[kind].replace("{first}", str(first)).replace("{last}", str(last))
-        title = f"Coupling of tokens, {kind.replace('_', ' ')} · {model_label(result.own)}"
-        n, some = result.own.sizes["layer"], ""
-        if len(layers) < n:
-            some = f"; {len(layers)} of {n} layers"
-        return panels.finish(title, f"{what}; top K, mean over prompts{some}")
-
-    return figure
 
 
 @dataclass(frozen=True)
@@ -108,7 +83,17 @@ class TokenCoupling(JacobianMeasure):
     legend = (
         "K: number of top singular vectors; in brackets 95% intervals over prompts; random bases: what chance couples."
     )
-    figures = {kind: map_of_kind(kind) for kind in KINDS}
+    figures = {
+        "layers": lines(
+            {
+                words: [(name, variable, {"kind": kind}) for variable, name in DRAWN.items()]
+                for kind, words in KINDS.items()
+            },
+            title="Coupling of tokens",
+            subtitle="mean over pairs of tokens, top K",
+            y_title="coupling",
+        )
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,7 +102,7 @@ class TokenCoupling(JacobianMeasure):
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "TokenCoupling":
         length = len(tokens[0])
-        prepared = replace(self, tokens=spread(length)) if self.tokens is None else self
+        prepared = replace(self, tokens=_spread(length)) if self.tokens is None else self
         prepared.refuse_choices(model, length)
         if len({token % length for token in prepared.positions}) < 2:
             raise InputError("tokens couple with each other: give two different positions at least, in longer prompts")
@@ -129,7 +114,7 @@ class TokenCoupling(JacobianMeasure):
 
     def of_model(self, run: Run) -> xr.Dataset:
         found = run.grid(
-            lambda prompt: one_prompt(self, run, run.tokens[prompt]), pure=True, prompt=range(len(run.rows))
+            lambda prompt: _one_prompt(self, run, run.tokens[prompt]), pure=True, prompt=range(len(run.rows))
         )
         return found.assign({name: found[name].transpose(*one.dims) for name, one in self.variables.items()})
 
@@ -162,17 +147,17 @@ class TokenCoupling(JacobianMeasure):
         return pd.DataFrame(rows)
 
 
-def spread(length: int) -> list[int]:
+def _spread(length: int) -> list[int]:
     """Return three positions, evenly spread over a prompt.
 
     Example:
-        >>> spread(48), spread(2)
+        >>> _spread(48), _spread(2)
         ([15, 31, 47], [0, 1])
     """
     return sorted({length * part // SPREAD - 1 for part in range(1, SPREAD + 1)} - {-1})
 
 
-def one_prompt(measure: TokenCoupling, run: Run, prompt: Int[Tensor, " pos"]) -> xr.Dataset:
+def _one_prompt(measure: TokenCoupling, run: Run, prompt: Int[Tensor, " pos"]) -> xr.Dataset:
     """Return the coupling of every pair of tokens in each layer, in the three ways."""
     streams, (chosen_layers, tokens) = residual_streams(run.model, prompt), measure.places(run)
     own = {token: measure.jacobians(run, prompt, token, token, streams) for token in tokens}

@@ -14,8 +14,8 @@ from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import bundled_text, check_numbers, spread, to_prompts
-from tl_posgen.models.wrapped import wrap
 
 How = Literal["zero", "mean", "resample"]
 LENGTH, N_PROMPTS = 256, 8  # of the reference, where they are left out
@@ -62,14 +62,14 @@ def ablate_heads(
     """
     if how not in get_args(How):
         raise InputError(f"how {how!r}: choose {', '.join(get_args(How))}")
-    wrapped, selected = wrap(model), select_heads(model, heads=heads)
+    session, selected = session_of(model), select_heads(model, heads=heads)
     if how == "zero":
-        nothing = torch.zeros(wrapped.model.cfg.n_heads, 1)
+        nothing = torch.zeros(session.model.cfg.n_heads, 1)
         return [edit for layer, some in selected.items() for edit in with_outputs(layer, some, nothing)]
-    check_numbers(wrapped, length, n_prompts)
-    length = wrapped.limit.cut(LENGTH) if length is None else length
+    check_numbers(session, length, n_prompts)
+    length = session.limit.cut(LENGTH) if length is None else length
     text = bundled_text() if reference is None else reference
-    tokens = torch.stack(list(spread(to_prompts(wrapped, text, length), n_prompts)))
+    tokens = torch.stack(list(spread(to_prompts(session, text, length), n_prompts)))
     if how == "mean":
         means = mean_outputs(model, tokens, list(selected))
         return [edit for layer, some in selected.items() for edit in with_outputs(layer, some, means[layer])]
@@ -92,9 +92,9 @@ def _outputs_of(
         of_heads = z.detach().flatten(2).unflatten(-1, (model.cfg.n_heads, -1))
         kept[layer].append((double(of_heads).mean(1) if mean else of_heads).cpu())
 
-    wrapped = wrap(model)
-    wrapped.found()  # proved by passes of its own, before those that count
-    token_losses(wrapped, tokens, [(_name_of(layer), partial(add, layer)) for layer in layers])
+    session = session_of(model)
+    session.found()  # proved by passes of its own, before those that count
+    token_losses(session, tokens, [(_name_of(layer), partial(add, layer)) for layer in layers])
     if silent := [layer for layer, seen in kept.items() if not seen]:
         raise UnsupportedModelError(f"layer {silent[0]}: {_name_of(silent[0])} did not fire, so no head can be ablated")
     return {layer: torch.cat(seen) for layer, seen in kept.items()}

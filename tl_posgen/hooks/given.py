@@ -11,8 +11,8 @@ import torch
 from tl_posgen.errors import InputError
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.model import Model
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
-from tl_posgen.models.wrapped import WrappedModel, wrap
 
 Hooks: TypeAlias = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
 
@@ -28,18 +28,18 @@ SWITCHES = {  # hook points that fire only where a method of the model has switc
 
 
 @contextmanager
-def under(model: Model | WrappedModel, hooks: Hooks) -> Iterator[None]:
+def under(model: Model | Session, hooks: Hooks) -> Iterator[None]:
     """Run every forward pass inside the block with these hooks; the model is probed before, without them."""
     if not hooks:
         yield
         return
-    wrapped = wrap(model)
-    wrapped.found()
-    with wrapped.model.hooks(fwd_hooks=list(hooks)):
+    session = session_of(model)
+    session.found()
+    with session.model.hooks(fwd_hooks=list(hooks)):
         yield
 
 
-def check_hooks(model: Model, hooks: Hooks) -> list[str]:
+def check_hooks(session: Session, hooks: Hooks) -> list[str]:
     """Return the name of each hook, such as "blocks.0.attn.hook_z: zero", with points of a filter that do not fire.
 
     One short forward pass counts which points fire, without any hook of the user's; those that were added to the model
@@ -51,7 +51,7 @@ def check_hooks(model: Model, hooks: Hooks) -> list[str]:
     pairs = "give pairs as TransformerLens takes them: [('blocks.0.attn.hook_z', function), ...]"
     if not isinstance(hooks, Sequence) or isinstance(hooks, str):
         raise InputError(f"fwd_hooks={hooks!r}: {pairs}")
-    points: Mapping[str, Any] = model.hook_dict
+    points: Mapping[str, Any] = session.model.hook_dict
     places: list[list[str]] = []
     for pair in hooks:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not callable(pair[1]):
@@ -61,7 +61,7 @@ def check_hooks(model: Model, hooks: Hooks) -> list[str]:
         if not places[-1]:
             what = "no hook point is chosen by this filter" if callable(where) else f"no hook point {where!r}"
             raise InputError(f"fwd_hooks: {what}; model.hook_dict lists them")
-    silent = _require_firing(wrap(model), [*places, *_added_hooks(points).values()])
+    silent = _require_firing(session, [*places, *_added_hooks(points).values()])
     names = []
     for (where, hook), chosen in zip(hooks, places, strict=True):
         quiet = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in silent.intersection(chosen)})
@@ -72,18 +72,18 @@ def check_hooks(model: Model, hooks: Hooks) -> list[str]:
 @contextmanager
 def every_hook_firing(model: Model) -> Iterator[None]:
     """While the block runs, refuse a forward pass under a hook none of whose points fires, as it begins."""
-    wrapped, checked = wrap(model), set[tuple[str, ...]]()
-    wrapped.found()
-    owner = wrapped.owner
+    session, checked = session_of(model), set[tuple[str, ...]]()
+    session.found()
+    owner = session.owner
 
     def check(*_: Any) -> None:
-        if wrapped.owner != owner:  # a pass that this package makes for itself
+        if session.owner != owner:  # a pass that this package makes for itself
             return
         if places := {tuple(names) for names in _added_hooks(model.hook_dict).values()} - checked:
-            _require_firing(wrapped, sorted(places))
+            _require_firing(session, sorted(places))
             checked.update(places)
 
-    handle = wrapped.embedding.register_forward_pre_hook(check)
+    handle = session.embedding.register_forward_pre_hook(check)
     try:
         yield
     finally:
@@ -102,9 +102,9 @@ def _added_hooks(points: Mapping[str, Any]) -> dict[int, list[str]]:
     return found
 
 
-def _require_firing(wrapped: WrappedModel, places: Sequence[Sequence[str]]) -> set[str]:
+def _require_firing(session: Session, places: Sequence[Sequence[str]]) -> set[str]:
     """Return which of these hook points do not fire; InputError where those of one hook are all such."""
-    silent = _silent_points(wrapped, {name for some in places for name in some})
+    silent = _silent_points(session, {name for some in places for name in some})
     for some in places:
         if silent.issuperset(some):
             switch = next((one for end, one in SWITCHES.items() if some[0].endswith(end)), None)
@@ -114,23 +114,23 @@ def _require_firing(wrapped: WrappedModel, places: Sequence[Sequence[str]]) -> s
     return silent
 
 
-def _silent_points(wrapped: WrappedModel, names: Iterable[str]) -> set[str]:
+def _silent_points(session: Session, names: Iterable[str]) -> set[str]:
     """Return which of these hook points do not fire while the model reads a few random tokens; no hook is called.
     Those of single experts fire where a token goes there."""
-    points, tokens = wrapped.model.hook_dict, wrapped.backend.some_tokens(N_TOKENS)
+    points, tokens = session.model.hook_dict, session.backend.some_tokens(N_TOKENS)
     asked = {name: points[name] for name in names if ".experts." not in name}
     if not asked:
         return set()
-    wrapped.found()
+    session.found()
     fired: set[int] = set()
-    with torch.no_grad(), streaming_by_policy(wrapped, N_TOKENS), ExitStack() as stack:
-        by = wrapped.streamed.by
-        unseen = {id(points[name]) for name in (wrapped.streamed.silent if by is not None else ())}
-        stack.enter_context(wrapped.exclusive("hooks"))
-        stack.enter_context(without_hooks(wrapped.model))
+    with torch.no_grad(), streaming_by_policy(session, N_TOKENS), ExitStack() as stack:
+        by = session.streamed.by
+        unseen = {id(points[name]) for name in (session.streamed.silent if by is not None else ())}
+        stack.enter_context(session.exclusive("hooks"))
+        stack.enter_context(without_hooks(session.model))
         for point in {id(point): point for point in asked.values() if id(point) not in unseen}.values():
             stack.callback(point.register_forward_hook(lambda module, *_: fired.add(id(module))).remove)
-        wrapped.backend.model(tokens, return_type=None, **wrapped.backend.options(tokens))
+        session.backend.model(tokens, return_type=None, **session.backend.options(tokens))
     return {name for name, point in asked.items() if id(point) not in fired}
 
 

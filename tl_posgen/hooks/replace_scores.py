@@ -19,7 +19,7 @@ from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finishe
 from tl_posgen.models.layers.fused import Mask, RowEdit
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.scores_at import scores_at_positions
 
@@ -104,15 +104,15 @@ def replace_scores(
     """
     if not callable(scores_of):
         raise InputError(f"{scores_of!r} stands for no scores: give a function of a LayerCapture")
-    wrapped, hooks = wrap(model), []
+    session, hooks = session_of(model), []
     for index, picked in select_heads(model, layers, heads).items():
-        probed = wrapped.layer(index)
+        probed = session.layer(index)
         if needs_positions and probed.geometry.encoding == "absolute":
             raise UnsupportedModelError(
                 f"layer {index}: positions are embeddings added to the residual stream, so its scores have no distance "
                 "to change; choose a model with rotary positions or ALiBi"
             )
-        hooks += _LayerEdit(wrapped, probed, scores_of, picked).hooks()
+        hooks += _LayerEdit(session, probed, scores_of, picked).hooks()
     return hooks
 
 
@@ -122,12 +122,12 @@ class _LayerEdit:
     With `RowByRow`, `past` holds the keys of earlier passes, and where each prompt begins (-1 if it ends before them).
     """
 
-    def __init__(self, wrapped: WrappedModel, probed: Probed, scores_of: ScoresOf, heads: Sequence[int]):
-        self.wrapped, self.probed, self.scores_of, self.heads = wrapped, probed, scores_of, heads
+    def __init__(self, session: Session, probed: Probed, scores_of: ScoresOf, heads: Sequence[int]):
+        self.session, self.probed, self.scores_of, self.heads = session, probed, scores_of, heads
         self.parts: dict[str, Tensor] = {}
         self.past: tuple[Tensor, list[int]] | None = None
-        self.attn = wrapped.attention(probed.geometry.layer)
-        self.cache_fault = wrapped.cached_difference()  # proved here, as no pass may run inside another
+        self.attn = session.attention(probed.geometry.layer)
+        self.cache_fault = session.cached_difference()  # proved here, as no pass may run inside another
 
     def hooks(self) -> HookList:
         names = self.probed.sites.names
@@ -136,14 +136,14 @@ class _LayerEdit:
     def keep(self, part: str, value: Tensor, hook: object) -> None:
         begin_pass(self.attn)
         self.parts[part] = self.probed.sites.read(part, value)
-        by = self.wrapped.streamed.by
+        by = self.session.streamed.by
         if isinstance(self.scores_of, RowByRow) and by is not None and not by.listeners:  # which are shown the scores
             offer_row_edit(self.attn, self)
 
     def edit(self, attn_scores: Tensor, hook: object) -> Tensor:
         if not is_hooked(self.attn):
             return attn_scores  # rows are edited as they are formed
-        self.wrapped.require_shown(self.probed)
+        self.session.require_shown(self.probed)
         dtype, (n_queries, n_keys) = self.parts["q"].dtype, attn_scores.shape[-2:]
         find = partial(spans_of_scores, self.probed.geometry, attn_scores, dtype)
         return self.rows_of_pass(n_queries, n_keys, partial(spans_of_first_edit, self.attn, find))(attn_scores, n_keys)

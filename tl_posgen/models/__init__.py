@@ -13,8 +13,8 @@ from tl_posgen.models.loading.load import load_model, open_model
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import select_heads
+from tl_posgen.models.session import Origin, Session, session_of
 from tl_posgen.models.tokens import bundled_text, read_text, to_prompts, token_strings
-from tl_posgen.models.wrapped import Origin, WrappedModel, wrap
 
 __all__ = [
     "ContextLimit",
@@ -23,7 +23,7 @@ __all__ = [
     "Model",
     "Origin",
     "Projections",
-    "WrappedModel",
+    "Session",
     "bundled_text",
     "captures_from_cache",
     "capturing",
@@ -36,7 +36,7 @@ __all__ = [
     "read_text",
     "run_capture",
     "select_heads",
+    "session_of",
     "to_prompts",
     "token_strings",
-    "wrap",
 ]

@@ -11,7 +11,7 @@ from tl_posgen.models.geometry.probe import Found
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
-from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.models.session import Session, session_of
 
 LEGEND = {  # what columns mean that do not say it themselves
     "positions": "how they enter; of rotary ones, which coordinates make a plane (half: m and m + rotary_dim / 2)",
@@ -26,7 +26,7 @@ LEGEND = {  # what columns mean that do not say it themselves
 }
 
 
-def geometry_of(model: Model | WrappedModel, layers: Layers = None) -> tuple[LayerGeometry, ...]:
+def geometry_of(model: Model | Session, layers: Layers = None) -> tuple[LayerGeometry, ...]:
     """Return the geometry of each layer, proved: score_ij recomputed from q and k equals the model's own score.
 
     The result is remembered for the model object, so the proof (one forward pass of 48 tokens) is run once.
@@ -44,10 +44,10 @@ def geometry_of(model: Model | WrappedModel, layers: Layers = None) -> tuple[Lay
         >>> first.encoding, first.error < 1e-4
         ('rotary', True)
     """
-    return wrap(model).geometry(layers)
+    return session_of(model).geometry(layers)
 
 
-def check(model: Model | WrappedModel, *, printed: bool = True) -> pd.DataFrame:
+def check(model: Model | Session, *, printed: bool = True) -> pd.DataFrame:
     """Print, layer by layer, what a model does with positions, how well that was proved, and what is not supported.
 
     A model that cannot be analysed is reported, not refused. It is probed anew, so call this after changing a model.
@@ -63,10 +63,10 @@ def check(model: Model | WrappedModel, *, printed: bool = True) -> pd.DataFrame:
         >>> bool(table["supported"].all())
         True
     """
-    wrapped = wrap(model)
-    table = pd.DataFrame([{"layer": layer, **_row_of(found)} for layer, found in enumerate(wrapped.found(again=True))])
+    session = session_of(model)
+    table = pd.DataFrame([{"layer": layer, **_row_of(found)} for layer, found in enumerate(session.found(again=True))])
     if printed:
-        _print_table(table, f"{wrapped.origin.name} as a {type(wrapped.model).__name__}")
+        _print_table(table, f"{session.origin.name} as a {type(session.model).__name__}")
     return table
 
 

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double, double_device
 from tl_posgen.errors import InputError
-from tl_posgen.models.metric import CHOSEN
 from tl_posgen.models.model import Model
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import count
 
 Hooks = Sequence[tuple[Any, Any]]
@@ -21,7 +20,7 @@ AT_ONCE = 128  # positions whose probabilities are in memory
 
 
 def token_losses(
-    model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = 8
+    model: Model | Session, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = 8
 ) -> Float[Tensor, "prompt target"]:
     """-ln p(token_{t+1} | tokens up to t) in nats for t = 0 .. pos - 2, float64, on the CPU, without gradients; or the
     metric that was chosen in its place.
@@ -37,28 +36,28 @@ def token_losses(
         >>> token_losses(load_model("mini"), torch.arange(12)[None]).shape
         torch.Size([1, 11])
     """
-    wrapped = wrap(model)
-    wrapped.require_evaluation()
+    session = session_of(model)
+    session.require_evaluation()
     rows = []
-    with wrapped.exclusive(wrapped.owner), torch.no_grad(), wrapped.model.hooks(fwd_hooks=list(hooks)):
-        for some in tokens.to(wrapped.device).split(batch):
-            rows.append(judged(logits_of(wrapped, some), some).cpu())
+    with session.exclusive(session.owner), torch.no_grad(), session.model.hooks(fwd_hooks=list(hooks)):
+        for some in tokens.to(session.device).split(batch):
+            rows.append(judged(session, logits_of(session, some), some).cpu())
     return torch.cat(rows)
 
 
-def logits_of(model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
+def logits_of(model: Model | Session, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
     """Return the logits of prompts of one length without padding, on the model's device."""
-    wrapped = wrap(model)
-    with streaming_by_policy(wrapped, tokens.shape[1]):
+    session = session_of(model)
+    with streaming_by_policy(session, tokens.shape[1]):
         count(len(tokens))
-        return wrapped.model(tokens, return_type="logits", **wrapped.backend.options(tokens))
+        return session.model(tokens, return_type="logits", **session.backend.options(tokens))
 
 
 def judged(
-    logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
+    session: Session, logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
 ) -> Float[Tensor, "prompt target"]:
     """Return the loss of each next token, or the values of the metric that was chosen in its place, float64."""
-    metric = CHOSEN.get()
+    metric = session.choices.metric
     return losses_of(logits, tokens) if metric is None else metric.values(logits, tokens)
 
 
@@ -73,7 +72,7 @@ def losses_of(
 
 
 def prompts_of_one_length(
-    model: Model | WrappedModel,
+    model: Model | Session,
     prompts: Any,
     length: int | None,
     n_prompts: int | None,
@@ -83,13 +82,13 @@ def prompts_of_one_length(
 ) -> Int[Tensor, "prompt pos"]:
     """Return `to_prompts`, stacked; texts of different lengths need `length`, and only with `beyond` may prompts be
     longer than the training context."""
-    wrapped = wrap(model)
+    session = session_of(model)
     if length is not None and not beyond:
-        require_context(wrapped, length)
-    rows = to_prompts(wrapped, prompts, length, n_prompts, consecutive=consecutive)
+        require_context(session, length)
+    rows = to_prompts(session, prompts, length, n_prompts, consecutive=consecutive)
     require_one_length(rows)
     if not beyond:
-        require_context(wrapped, len(rows[0]))
+        require_context(session, len(rows[0]))
     return torch.stack(rows)
 
 
@@ -100,10 +99,10 @@ def require_one_length(rows: Sequence[Int[Tensor, " _"]]) -> None:
         raise InputError(f"prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length")
 
 
-def require_context(model: Model | WrappedModel, length: int) -> None:
+def require_context(session: Session, length: int) -> None:
     """Refuse what is longer than the training context, even where the model could run it: the loss there answers
     another question, that of length_extrapolation."""
-    n_ctx = wrap(model).model.cfg.n_ctx
+    n_ctx = session.model.cfg.n_ctx
     if length > n_ctx:
         raise InputError(
             f"prompts of {length} tokens: this model's training context has {n_ctx}; cut them with length=, "

@@ -1,8 +1,6 @@
 """A metric of the user's choice in the place of the loss, wherever a running model is judged."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 Judge = Callable[[Tensor, Tensor], Tensor]
 
@@ -95,31 +93,18 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
 
 def _token_id(model: Any, token: str | int) -> int:
     """Return the id of one token, checked."""
-    wrapped = wrap(model)
+    session = session_of(model)
     if isinstance(token, str):
-        if wrapped.model.tokenizer is None:
+        if session.model.tokenizer is None:
             raise InputError(f"{token!r}: this model has no tokenizer; give token ids")
-        found = wrapped.model.tokenizer(token, add_special_tokens=False).input_ids
+        found = session.model.tokenizer(token, add_special_tokens=False).input_ids
         if len(found) != 1:
             raise InputError(f"{token!r} is {len(found)} tokens of this model; give text that is one token, or its id")
         token = int(found[0])
-    n = wrapped.model.cfg.d_vocab
+    n = session.model.cfg.d_vocab
     if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < n:
         raise InputError(f"token {token!r}: this model has the ids 0 to {n - 1}")
     return int(token)
-
-
-CHOSEN: ContextVar[Metric | None] = ContextVar("CHOSEN", default=None)
-
-
-@contextmanager
-def judged_by(metric: Metric | None) -> Iterator[None]:
-    """While the block runs, what measures call the loss is this metric; None for the loss itself."""
-    before = CHOSEN.set(metric)
-    try:
-        yield
-    finally:
-        CHOSEN.reset(before)
 
 
 def as_metric(metric: Any) -> Metric | None:

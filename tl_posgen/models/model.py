@@ -12,7 +12,7 @@ from torch.nn import Module, Parameter
 class Model(Protocol):
     """HookedTransformer (TransformerLens 3.9) or TransformerBridge (3.9 and 4): what both have and this package uses.
 
-    Which of the two it is, only `tl_posgen.models.wrapped.wrap` asks.
+    Which of the two it is, only `tl_posgen.models.session.session_of` asks.
     """
 
     if TYPE_CHECKING:  # isinstance evaluates what is no method, and a bridge's hook_dict takes milliseconds

@@ -20,8 +20,8 @@ from tl_posgen.models.conversion.hugging_face import load_tokenizer
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.models.model import Model
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits
-from tl_posgen.models.wrapped import WrappedModel, wrap
 
 CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough
 LONGEST_PATH = 4096  # characters
@@ -30,7 +30,7 @@ MARGIN = 8  # tokens kept away from where a text was cut, because the cut may ch
 
 
 def to_prompts(
-    model: Model | WrappedModel,
+    model: Model | Session,
     prompts: Any,
     length: int | None = None,
     n_prompts: int | None = None,
@@ -60,17 +60,17 @@ def to_prompts(
         >>> len(prompts), prompts[0].shape
         (3, torch.Size([32]))
     """
-    wrapped = wrap(model)
-    check_numbers(wrapped, length, n_prompts)
+    session = session_of(model)
+    check_numbers(session, length, n_prompts)
     refuse_file_names(prompts)
     texts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
-        bos = bos_of(wrapped)
+        bos = bos_of(session.model.tokenizer)
         wanted = n_prompts * length if consecutive and length is not None and n_prompts else None
-        sources = [text_ids(wrapped.model.tokenizer, text, wanted) for text in texts]
+        sources = [text_ids(session.model.tokenizer, text, wanted) for text in texts]
         sources = [ids[len(bos) :] if ids[: len(bos)] == bos else ids for ids in sources]
     else:
-        bos, sources = [], given_prompts(wrapped, prompts)
+        bos, sources = [], given_prompts(session.model.tokenizer, prompts)
     pieces = sources
     if length is not None:
         step = length - len(bos)
@@ -89,7 +89,7 @@ def to_prompts(
     if (shortest := min(map(len, rows))) < 2:
         raise InputError(f"a prompt has only {shortest} token; two are needed at least")
     for row in rows:
-        check_ids(wrapped, row)
+        check_ids(session, row)
     return [torch.tensor(row, device="cpu") for row in rows]
 
 
@@ -99,11 +99,11 @@ def spread(pieces: Sequence[Any], n: int) -> list[Any]:
     return [pieces[i * len(pieces) // n] for i in range(n)]
 
 
-def check_numbers(model: Model | WrappedModel, length: int | None, n_prompts: int | None) -> None:
+def check_numbers(session: Session, length: int | None, n_prompts: int | None) -> None:
     """Refuse a length or a number of prompts that is none, or that the model cannot take."""
     check_counts(length, n_prompts)
     if length is not None:
-        require_fits(wrap(model), length)
+        require_fits(session, length)
 
 
 def check_counts(length: int | None, n_prompts: int | None) -> None:
@@ -131,14 +131,13 @@ def refuse_file_names(prompts: Any) -> None:
         raise InputError(f"{prompts!r} names {kind}; {remedy}")
 
 
-def bos_of(model: Model | WrappedModel) -> list[int]:
+def bos_of(tokenizer: Any) -> list[int]:
     """Return the tokens that the tokenizer puts in front of a text by itself: a BOS token, or none in most cases.
 
     They are those of its files, whatever the model says: for objects that it makes TransformerLens loads a tokenizer
     with add_bos_token=True, and cfg.default_prepend_bos is True there, whatever the model was trained with. What a
     tokenizer appends (EOS) is left out, as a prompt is a text that goes on.
     """
-    tokenizer = wrap(model).model.tokenizer
     if tokenizer is None:
         raise InputError("this model has no tokenizer, so it cannot be given a text; give token ids [batch, pos]")
     if tokenizer.init_kwargs.get("add_bos_token"):
@@ -179,10 +178,10 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
         characters *= 4
 
 
-def given_prompts(model: Model | WrappedModel, prompts: Any) -> list[list[int]]:
+def given_prompts(tokenizer: Any, prompts: Any) -> list[list[int]]:
     """Return the token ids of every prompt that the user gave, without padding."""
     prompts, mask = ids_and_mask(prompts)
-    pad, found = PadToken.of_tokenizer(wrap(model).model.tokenizer), []
+    pad, found = PadToken.of_tokenizer(tokenizer), []
     for rows in given_ids(prompts):
         spans = texts_of(rows, pad) if mask is None else spans_of_mask(mask)
         found += [ids[span] for ids, span in zip(rows, spans, strict=True)]
@@ -212,21 +211,20 @@ def given_ids(prompts: Any) -> list[list[list[int]]]:
     return [rows] if len({len(row) for row in rows}) == 1 else found
 
 
-def check_ids(model: Model | WrappedModel, ids: Sequence[int]) -> None:
+def check_ids(session: Session, ids: Sequence[int]) -> None:
     """Refuse ids outside the vocabulary, and prompts longer than the model takes."""
-    wrapped = wrap(model)
-    d_vocab = wrapped.model.cfg.d_vocab
+    d_vocab = session.model.cfg.d_vocab
     for extreme in (min(ids), max(ids)):
         if not 0 <= extreme < d_vocab:
             raise InputError(
                 f"token id {extreme} is outside the vocabulary of {d_vocab}; was the text tokenised for another model?"
             )
-    require_fits(wrapped, len(ids))
+    require_fits(session, len(ids))
 
 
-def token_strings(model: Model | WrappedModel, tokens: Int[Tensor, " pos"]) -> list[str]:
+def token_strings(model: Model | Session, tokens: Int[Tensor, " pos"]) -> list[str]:
     """Return every token as readable text, its leading space kept; ids where the model has no tokenizer."""
-    ids, tokenizer = tokens.tolist(), wrap(model).model.tokenizer
+    ids, tokenizer = tokens.tolist(), session_of(model).model.tokenizer
     if tokenizer is None:
         return [str(index) for index in ids]
     pieces = tokenizer.convert_ids_to_tokens(ids)

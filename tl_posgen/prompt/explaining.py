@@ -17,10 +17,9 @@ from tl_posgen.models.geometry.proof import allowed_error, tolerance
 from tl_posgen.models.layers.capture import LayerCapture, finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
 from tl_posgen.models.loading.load import open_model
-from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import head_name, one_head
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import token_strings
-from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.prompt.explanation import ALIBI, Deletion, Explanation
 from tl_posgen.prompt.numbers import TERMS, source_terms
 from tl_posgen.prompt.score_split import note_of, one_prompt
@@ -35,7 +34,7 @@ Parts = Mapping[str, Tensor]
 class _Asked:
     """One explanation that is asked for, checked before any forward pass."""
 
-    wrapped: WrappedModel
+    session: Session
     layer: int
     head: int
     query: int
@@ -44,7 +43,7 @@ class _Asked:
 
     @property
     def geometry(self) -> LayerGeometry:
-        return self.wrapped.layer(self.layer).geometry
+        return self.session.layer(self.layer).geometry
 
     @property
     def keys(self) -> range:
@@ -106,23 +105,23 @@ def explain(
         >>> found.frame(by=("term", "source")).columns.tolist()
         ['key', 'token', 'term', 'source', 'contribution']
     """
-    wrapped = wrap(open_model(model))
-    index, picked = one_head(wrapped.model, layer, head)
-    tokens = one_prompt(wrapped, prompt)
-    asked = _asked(wrapped, index, picked, query, against, side, len(tokens))
-    another = None if other is None else one_prompt(wrapped, other)
+    session = session_of(open_model(model))
+    index, picked = one_head(session.model, layer, head)
+    tokens = one_prompt(session, prompt)
+    asked = _asked(session, index, picked, query, against, side, len(tokens))
+    another = None if other is None else one_prompt(session, other)
     if another is not None and len(another) != len(tokens):
         raise InputError(f"other: {len(another)} tokens, and the prompt has {len(tokens)}; give as many")
     if another is not None and parts is not None:
         raise InputError("parts are of one prompt; leave other= out, and compare two explanations by `minus`")
     if parts is not None:
-        _check_parts(parts, len(tokens), wrapped.model.cfg.d_model)
-    means = given_reference(wrapped.model, reference, [index], sources=parts is None)
+        _check_parts(parts, len(tokens), session.model.cfg.d_model)
+    means = given_reference(session.model, reference, [index], sources=parts is None)
     found = _explanation_of(asked, tokens, means, parts, rest)
     return found if another is None else found.minus(_explanation_of(asked, another, means, None, rest))
 
 
-def _asked(wrapped: WrappedModel, layer: int, head: int, query: int, against: int | None, side: Side, n: int) -> _Asked:
+def _asked(session: Session, layer: int, head: int, query: int, against: int | None, side: Side, n: int) -> _Asked:
     """Return what is asked for, with indices from the start."""
     if side not in ("key", "query"):
         raise InputError(f"side {side!r}: choose key or query")
@@ -133,7 +132,7 @@ def _asked(wrapped: WrappedModel, layer: int, head: int, query: int, against: in
         if not isinstance(at, int | np.integer) or isinstance(at, bool) or not -n <= at < n:
             raise InputError(f"{name} {at!r} is outside the prompt of {n} tokens; give 0 to {n - 1}, or -{n} to -1")
         places[name] = int(at) % n
-    asked = _Asked(wrapped, layer, head, places["query"], places["against"], side)
+    asked = _Asked(session, layer, head, places["query"], places["against"], side)
     if asked.against is not None and asked.against not in asked.keys:
         raise InputError(
             f"against {asked.against}: query {asked.query} sees keys {asked.keys[0]} to {asked.keys[-1]} only; "
@@ -160,10 +159,10 @@ def _explanation_of(
     asked: _Asked, tokens: Int[Tensor, " pos"], reference: Reference, parts: Parts | None, rest: bool
 ) -> Explanation:
     """Return the explanation of one prompt, from one forward pass."""
-    wrapped, place = asked.wrapped, [(asked.layer, asked.head)]
-    reading, captures = SourceReader(wrapped, asked.layer if parts is None else 0), list[LayerCapture]()
+    session, place = asked.session, [(asked.layer, asked.head)]
+    reading, captures = SourceReader(session, asked.layer if parts is None else 0), list[LayerCapture]()
     with reading.attached():
-        run_capture(wrapped, tokens[None], captures.append, {"resid", "inputs", "attn_scores"}, heads=place)
+        run_capture(session, tokens[None], captures.append, {"resid", "inputs", "attn_scores"}, heads=place)
     capture, geometry = captures[0], asked.geometry
     q, k = capture.q[0], capture.k[0]  # an edited capture refuses here
     assert capture.resid is not None
@@ -172,9 +171,9 @@ def _explanation_of(
         written = reading.sources(asked.layer, resid)
         names, values = written.names, written.values
     else:
-        names, values = _with_rest(parts, resid, rest, wrapped.dtype)
-    frozen = frozen_layer(wrapped, capture, asked.side).of_head(asked.head)
-    names, vectors = source_vectors(frozen, names, values, k if asked.side == "key" else q, wrapped.dtype)
+        names, values = _with_rest(parts, resid, rest, session.dtype)
+    frozen = frozen_layer(session, capture, asked.side).of_head(asked.head)
+    names, vectors = source_vectors(frozen, names, values, k if asked.side == "key" else q, session.dtype)
     means = reference.of_layer(geometry)
     names, vectors, source_means = _with_means(names, vectors, means, asked, own=parts is None)
     keys, mean_key = torch.as_tensor(asked.keys, device=k.device), means.mean_key[asked.head]
@@ -240,7 +239,7 @@ def _labelled(
     names: tuple[str, ...],
 ) -> Explanation:
     """Return the terms less their baseline, with labels; UnsupportedModelError where they are not the pass's scores."""
-    wrapped, geometry = asked.wrapped, asked.geometry
+    session, geometry = asked.session, asked.geometry
     keys = torch.as_tensor(asked.keys, device=capture.device)
     assert capture.attn_scores is not None
     used = double(capture.attn_scores[0, asked.query, keys])
@@ -250,7 +249,7 @@ def _labelled(
         nothing = torch.zeros(1, capture.length, capture.length, dtype=torch.get_default_dtype())
         alibi = double(finished_scores(nothing, geometry, [asked.head])[0, asked.query]).to(keys.device)[keys]
     off = (soft_capped((total + alibi)[None, None], geometry.soft_cap)[0, 0] - used).abs()
-    rounding = allowed_error(capture.rotated_q, capture.rotated_k, geometry, wrapped.dtype)[0, asked.query, keys]
+    rounding = allowed_error(capture.rotated_q, capture.rotated_k, geometry, session.dtype)[0, asked.query, keys]
     if not bool((off <= rounding).all()):
         raise UnsupportedModelError(
             f"the terms of {head_name(asked.layer, asked.head)} add up to other scores than the pass used, off by "
@@ -267,7 +266,7 @@ def _labelled(
     n_rotary = len(geometry.rope.inv_freq)
     planes = [*range(n_rotary), *([-1] if terms.shape[2] > n_rotary else [])]
     assert capture.tokens is not None
-    words = token_strings(wrapped, capture.tokens)
+    words = token_strings(session, capture.tokens)
     coordinates = {
         "term": list(TERMS),
         "key": list(asked.keys),
@@ -276,9 +275,9 @@ def _labelled(
     }
     coordinates["token"] = ("key", np.array([words[key] for key in asked.keys], dtype=object))
     against = "the row's mean under its own attention" if asked.against is None else words[asked.against]
-    attrs = {"model": model_label(wrapped), "layer": asked.layer, "head": asked.head, "query": asked.query}
+    attrs = {"model": session.label, "layer": asked.layer, "head": asked.head, "query": asked.query}
     attrs |= {"query_token": words[asked.query], "against": against, "against_key": asked.against, "side": asked.side}
     attrs |= {"prompt": "".join(words), "reference": reference.label, "note": note_of(capture)}
     dataset = xr.Dataset(data, coordinates, attrs | {"largest_difference": float(off.max())})
-    deletion = Deletion(wrapped, capture.tokens, asked.layer, asked.head, asked.query)
+    deletion = Deletion(session, capture.tokens, asked.layer, asked.head, asked.query)
     return Explanation(dataset, deletion)

@@ -22,7 +22,7 @@ from tl_posgen.hooks.replace_scores import finished, replace_scores
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
-from tl_posgen.models.wrapped import WrappedModel
+from tl_posgen.models.session import Session
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -211,7 +211,7 @@ TERM = ("key", "term", "source")
 class Deletion:
     """The row of a running model from which something is deleted."""
 
-    wrapped: WrappedModel
+    session: Session
     tokens: Int[Tensor, " pos"]
     layer: int
     head: int
@@ -230,10 +230,10 @@ class Deletion:
             rows.append(double(scores[0, self.query]).softmax(-1))
             return scores
 
-        hooks = replace_scores(self.wrapped.model, scores_of, heads=[(self.layer, self.head)])
-        with under(self.wrapped, hooks):
+        hooks = replace_scores(self.session.model, scores_of, heads=[(self.layer, self.head)])
+        with under(self.session, hooks):
             place = [(self.layer, self.head)]
-            logits = run_capture(self.wrapped, self.tokens[None], lambda _: None, {"logits"}, heads=place)
+            logits = run_capture(self.session, self.tokens[None], lambda _: None, {"logits"}, heads=place)
         assert logits is not None
         return double(logits[0, self.query]).log_softmax(-1), rows[-1]
 

@@ -18,10 +18,9 @@ from tl_posgen.models.geometry.proof import allowed_error
 from tl_posgen.models.layers.capture import LayerCapture, finished_scores
 from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.loading.load import open_model
-from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import Heads, select_heads
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import to_prompts, token_strings
-from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.prompt.numbers import TERMS, SplitTerms, split_terms
 from tl_posgen.residual.reference import Reference, given_reference
 
@@ -67,13 +66,13 @@ def split(model: Any, prompt: Any, layer: int | None = None, heads: Heads = None
         >>> bool((abs(total - parts.score) < 1e-4).sum() == parts.score.notnull().sum())
         True
     """
-    wrapped = wrap(open_model(model))
-    index, picked = _one_layer(wrapped, layer, heads)
-    tokens = one_prompt(wrapped, prompt)
-    wrapped.layer(index)  # refused before the reference is read
-    means, found = given_reference(wrapped.model, reference, [index]), []
-    run_capture(wrapped, tokens[None], found.append, {"attn_scores"}, heads=[(index, head) for head in picked])
-    return _split_of_capture(wrapped, found[0], means)
+    session = session_of(open_model(model))
+    index, picked = _one_layer(session, layer, heads)
+    tokens = one_prompt(session, prompt)
+    session.layer(index)  # refused before the reference is read
+    means, found = given_reference(session.model, reference, [index]), []
+    run_capture(session, tokens[None], found.append, {"attn_scores"}, heads=[(index, head) for head in picked])
+    return _split_of_capture(session, found[0], means)
 
 
 def position_part(
@@ -96,33 +95,33 @@ def position_part(
         >>> position_part(cache, 3, 1, model=model).dims
         ('query', 'key')
     """
-    wrapped = wrap(open_model(model))
+    session = session_of(open_model(model))
     if head is None:
         raise InputError('head=None: give one head, layer=3, head=1 or head="3.1"')
-    index, picked = _one_layer(wrapped, layer, [head] if not isinstance(head, str | list) else head)
-    found = list(captures_from_cache(cache, wrapped, heads=[(index, one) for one in picked], tokens=tokens))
+    index, picked = _one_layer(session, layer, [head] if not isinstance(head, str | list) else head)
+    found = list(captures_from_cache(cache, session, heads=[(index, one) for one in picked], tokens=tokens))
     if len(found) != 1 or len(picked) != 1:
         raise InputError(f"{len(found)} prompts and {len(picked)} heads: give the cache of one prompt, and one head")
-    return _split_of_capture(wrapped, found[0], given_reference(wrapped.model, reference, [index]))["position"][0]
+    return _split_of_capture(session, found[0], given_reference(session.model, reference, [index]))["position"][0]
 
 
-def _one_layer(wrapped: WrappedModel, layer: int | None, heads: Heads) -> tuple[int, list[int]]:
+def _one_layer(session: Session, layer: int | None, heads: Heads) -> tuple[int, list[int]]:
     """Return the one layer that is meant, and its chosen heads."""
-    selected = select_heads(wrapped.model, None if layer is None else [layer], heads)
+    selected = select_heads(session.model, None if layer is None else [layer], heads)
     if len(selected) != 1:
         raise InputError(f'layers {list(selected)}: one layer is split; give layer=, or a head by name, heads="3.1"')
     return next(iter(selected.items()))
 
 
-def one_prompt(wrapped: WrappedModel, prompt: Any) -> Int[Tensor, " pos"]:
+def one_prompt(session: Session, prompt: Any) -> Int[Tensor, " pos"]:
     """Return the token ids of one prompt; InputError for several."""
-    rows = to_prompts(wrapped, prompt)
+    rows = to_prompts(session, prompt)
     if len(rows) != 1:
         raise InputError(f"{len(rows)} prompts: give one text, or the token ids of one prompt")
     return rows[0]
 
 
-def _split_of_capture(wrapped: WrappedModel, capture: LayerCapture, reference: Reference) -> xr.Dataset:
+def _split_of_capture(session: Session, capture: LayerCapture, reference: Reference) -> xr.Dataset:
     """Return the split of a captured layer's heads; UnsupportedModelError where its parts do not add up to the scores
     of the pass."""
     geometry, heads = capture.geometry, list(capture.heads)
@@ -136,14 +135,14 @@ def _split_of_capture(wrapped: WrappedModel, capture: LayerCapture, reference: R
         parts["alibi"] = finished_scores(nothing, geometry, heads)
     total = torch.stack(list(parts.values())).sum(0)
     used = capture.scores() if capture.attn_scores is None else capture.attn_scores
-    off = _require_sum(capture, soft_capped(total, geometry.soft_cap) - used, wrapped.dtype)
+    off = _require_sum(capture, soft_capped(total, geometry.soft_cap) - used, session.dtype)
     parts = {"score": used if geometry.soft_cap is None else total, **parts}
     parts["content"] = parts["key_part"] + parts["query_key"]
     if geometry.soft_cap is not None:
         parts["capped"] = used
-    attrs = {"model": model_label(wrapped), "layer": geometry.layer, "reference": reference.label}
+    attrs = {"model": session.label, "layer": geometry.layer, "reference": reference.label}
     attrs |= {"largest_difference": off, "note": note_of(capture)}
-    return _labelled(wrapped, capture, parts).assign_attrs(attrs)
+    return _labelled(session, capture, parts).assign_attrs(attrs)
 
 
 def _terms_of(capture: LayerCapture, reference: Reference) -> SplitTerms:
@@ -184,7 +183,7 @@ def note_of(capture: LayerCapture) -> str:
     return "; ".join(notes)
 
 
-def _labelled(wrapped: WrappedModel, capture: LayerCapture, parts: dict[str, Tensor]) -> xr.Dataset:
+def _labelled(session: Session, capture: LayerCapture, parts: dict[str, Tensor]) -> xr.Dataset:
     """Return parts [head, query, key] with labels, NaN at invisible pairs."""
     invisible = ~capture.geometry.visible(capture.length, capture.device)
     data = {
@@ -198,7 +197,7 @@ def _labelled(wrapped: WrappedModel, capture: LayerCapture, parts: dict[str, Ten
     coordinates: dict[str, Any] = {"head": list(capture.heads)}
     coordinates |= {dim: range(capture.length) for dim in ("query", "key")}
     if capture.tokens is not None:
-        words = np.array(token_strings(wrapped, capture.tokens), dtype=object)  # whose NULs numpy's strings lose
+        words = np.array(token_strings(session, capture.tokens), dtype=object)  # whose NULs numpy's strings lose
         coordinates |= {"query_token": ("query", words), "key_token": ("key", words)}
     return xr.Dataset(data, coords=coordinates)
 
@@ -247,12 +246,12 @@ def patch_parts(
     if isinstance(parts, str) or not parts or not set(parts) <= set(get_args(Part)):
         raise InputError(f"parts {parts!r}: give a list of any of {', '.join(get_args(Part))}")
     terms = sorted({term for part in parts for term in OF_PART[part]})
-    wrapped = wrap(open_model(model))
-    selected = select_heads(wrapped.model, heads=heads)
-    row, captures = one_prompt(wrapped, from_prompt), list[LayerCapture]()
-    means = given_reference(wrapped.model, reference, list(selected))
+    session = session_of(open_model(model))
+    selected = select_heads(session.model, heads=heads)
+    row, captures = one_prompt(session, from_prompt), list[LayerCapture]()
+    means = given_reference(session.model, reference, list(selected))
     places = [(layer, head) for layer, some in selected.items() for head in some]
-    run_capture(wrapped, row[None], captures.append, heads=places)
+    run_capture(session, row[None], captures.append, heads=places)
     others = {capture.layer: _sum_of(capture, means, terms) for capture in captures}
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
@@ -264,7 +263,7 @@ def patch_parts(
         change = others[capture.layer][kept].to(own.device) - _sum_of(capture, means, terms)
         return finished(own + change.to(own), capture)
 
-    return replace_scores(wrapped.model, scores_of, heads=places)
+    return replace_scores(session.model, scores_of, heads=places)
 
 
 def _sum_of(capture: LayerCapture, reference: Reference, terms: Sequence[str]) -> Float[Tensor, "head query key"]:

@@ -15,10 +15,9 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import open_model
-from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import Layers, check_indices
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import bundled_text, spread, text_ids, to_prompts
-from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.residual.residual_sources import (
     ROUNDING,
     ResidualSources,
@@ -117,15 +116,15 @@ class _Sums:
             both = [x for x in (weights, self.profile) if isinstance(x, Tensor)]
             self.profile = sum(torch.nn.functional.pad(x, (0, longer - x.shape[-1])) for x in both)
 
-    def add_sources(self, wrapped: WrappedModel, capture: LayerCapture, written: ResidualSources) -> None:
+    def add_sources(self, session: Session, capture: LayerCapture, written: ResidualSources) -> None:
         """Add what each source gives to the queries and keys of a prompt."""
         sides: dict[Side, Tensor] = {"query": capture.q, "key": capture.k}
         for side, whole in sides.items():
-            frozen, n = frozen_layer(wrapped, capture, side), capture.length - 1
+            frozen, n = frozen_layer(session, capture, side), capture.length - 1
             means, names = frozen.mean_vectors(written.values), frozen.names(written.names)
             rest = double(whole[:, 1:]).mean(1) - means.sum(0)
-            require_small(rest, whole, wrapped.dtype)
-            if wrapped.dtype.itemsize < torch.float32.itemsize:
+            require_small(rest, whole, session.dtype)
+            if session.dtype.itemsize < torch.float32.itemsize:
                 means, names = torch.cat([means, rest[None]]), (*names, ROUNDING)
             if self.names.setdefault(side, names) != names:
                 raise UnsupportedModelError(f"layer {capture.layer}: prompts of the reference differ in their sources")
@@ -190,24 +189,24 @@ def reference_of(
     """
     if distances not in ("uniform", "causal", "attention"):
         raise InputError(f"distances {distances!r}: choose uniform, causal or attention")
-    wrapped = wrap(open_model(model))
-    rows = _reference_prompts(wrapped, bundled_text() if text is None else text, length, n_prompts)
+    session = session_of(open_model(model))
+    rows = _reference_prompts(session, bundled_text() if text is None else text, length, n_prompts)
     sums: dict[int, _Sums] = {}
 
-    indices = check_indices(layers, wrapped.model.cfg.n_layers, "layer")
+    indices = check_indices(layers, session.model.cfg.n_layers, "layer")
     needs = ({"pattern"} if distances == "attention" else set()) | ({"resid", "inputs"} if sources else set())
     for row in rows:
-        reading, captures = SourceReader(wrapped, max(indices) if sources else 0), list[LayerCapture]()
+        reading, captures = SourceReader(session, max(indices) if sources else 0), list[LayerCapture]()
         with reading.attached(), _naming_remedy(sources):
-            run_capture(wrapped, row[None], captures.append, needs, layers=indices)
+            run_capture(session, row[None], captures.append, needs, layers=indices)
         for capture in captures:
             one = sums.setdefault(capture.layer, _Sums(capture))
             one.add(capture)
             if sources and capture.resid is not None:
-                one.add_sources(wrapped, capture, reading.sources(capture.layer, capture.resid.to(capture.device)))
+                one.add_sources(session, capture, reading.sources(capture.layer, capture.resid.to(capture.device)))
     longest = max(map(len, rows))
     found = {layer: one.means(longest, distances) for layer, one in sums.items()}
-    return Reference(model_label(wrapped), _name_of_text(text), len(rows), longest, distances, found)
+    return Reference(session.label, _name_of_text(text), len(rows), longest, distances, found)
 
 
 @contextmanager
@@ -221,15 +220,13 @@ def _naming_remedy(sources: bool) -> Iterator[None]:
         raise UnsupportedModelError(f"{error}; means alone: reference_of(..., sources=False)") from error
 
 
-def _reference_prompts(
-    wrapped: WrappedModel, text: Any, length: int | None, n_prompts: int
-) -> Sequence[Int[Tensor, " _"]]:
+def _reference_prompts(session: Session, text: Any, length: int | None, n_prompts: int) -> Sequence[Int[Tensor, " _"]]:
     """Return the prompts of a reference text, spread over it; the text as it is, where it is shorter than one."""
     if length is None:
-        length = wrapped.limit.cut(USUAL_LENGTH)
-        if isinstance(text, str) and len(text_ids(wrapped.model.tokenizer, text, length)) < length:
-            return to_prompts(wrapped, text)
-    return spread(to_prompts(wrapped, text, length), n_prompts)
+        length = session.limit.cut(USUAL_LENGTH)
+        if isinstance(text, str) and len(text_ids(session.model.tokenizer, text, length)) < length:
+            return to_prompts(session, text)
+    return spread(to_prompts(session, text, length), n_prompts)
 
 
 def _name_of_text(text: Any) -> str:

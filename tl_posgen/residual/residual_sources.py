@@ -18,7 +18,7 @@ from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name, select_heads
-from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.residual.numbers import FrozenMap, FrozenNorm, freeze, frozen_map
 
 By = Literal["layer", "head"]
@@ -60,16 +60,16 @@ def residual_sources(model: Any, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 po
         >>> torch.allclose(found.values.sum(0), found.residual, atol=1e-4)
         True
     """
-    wrapped = wrap(model)
-    layers = list(select_heads(wrapped.model, layer))
+    session = session_of(model)
+    layers = list(select_heads(session.model, layer))
     if len(layers) != 1:
         raise InputError(f"layer={layer!r}: give one layer")
     if not isinstance(tokens, Tensor) or not tokens.numel() or tokens.numel() != max(tokens.shape, default=0):
         given = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
         raise InputError(f"tokens of {given}: give the token ids of one prompt, as model.to_tokens(text) does")
-    reading, found = SourceReader(wrapped, layers[0]), list[LayerCapture]()
+    reading, found = SourceReader(session, layers[0]), list[LayerCapture]()
     with reading.attached():
-        run_capture(wrapped, tokens.reshape(1, -1), found.append, {"resid"}, layers=layers)
+        run_capture(session, tokens.reshape(1, -1), found.append, {"resid"}, layers=layers)
     resid = found[0].resid
     assert resid is not None
     return reading.sources(layers[0], resid)
@@ -86,7 +86,7 @@ class SourceReader:
         written: what was made of it so far, by place and prompt of the batch.
     """
 
-    wrapped: WrappedModel
+    session: Session
     before: int
     by: By = "head"
     seen: dict[str, Tensor] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class SourceReader:
 
     def points(self) -> list[str]:
         """Return the names of the hook points that are read."""
-        known = self.wrapped.model.hook_dict
+        known = self.session.model.hook_dict
         names = ["blocks.0.hook_resid_pre", "hook_pos_embed"]
         for layer in range(self.before):
             names += [f"blocks.{layer}.{one}" for one in ("attn.hook_z", "hook_attn_out", "hook_mlp_out")]
@@ -104,7 +104,7 @@ class SourceReader:
     def attached(self) -> Iterator[None]:
         """While the block runs, forward passes are read; the last one is kept."""
         receivers: dict[str, Callable[[Tensor], None]] = {name: partial(self.keep, name) for name in self.points()}
-        with watching(self.wrapped.model, receivers):
+        with watching(self.session.model, receivers):
             yield
 
     def keep(self, name: str, value: Tensor) -> None:
@@ -114,7 +114,7 @@ class SourceReader:
     def sources(self, layer: int, residual: Float[Tensor, "pos d_model"], row: int = 0) -> ResidualSources:
         """Return the sources before a layer whose residual stream this is, of one prompt of the batch; call it when
         the pass has come so far."""
-        with torch.no_grad(), without_hooks(self.wrapped.model):  # norms are called, which have hooks
+        with torch.no_grad(), without_hooks(self.session.model):  # norms are called, which have hooks
             named = dict(self.before_layer(-1, row, residual))
             for index in range(layer):
                 named |= self.before_layer(index, row, residual)
@@ -122,7 +122,7 @@ class SourceReader:
         values = torch.stack([value.to(residual.device) for value in named.values()])
         low, high = values.aminmax()
         off, reach = float((values.sum(0) - residual).abs().max()), float(torch.maximum(-low, high))
-        if not off <= tolerance(self.wrapped.dtype) * reach:
+        if not off <= tolerance(self.session.dtype) * reach:
             raise UnsupportedModelError(
                 f"layer {layer}: what earlier layers wrote does not add up to its residual stream: off by {off:.2g} "
                 f"where it reaches {float(residual.abs().max()):.2g} (blocks that scale what they add?); {REMEDY}"
@@ -153,7 +153,7 @@ class SourceReader:
 
     def attention(self, layer: int, row: int) -> dict[str, Tensor]:
         """Return what each head of a layer wrote, or all of them together, and the bias."""
-        attn, block = self.wrapped.attention(layer), self.wrapped.backend.model.blocks[layer]
+        attn, block = self.session.attention(layer), self.session.backend.model.blocks[layer]
         bias, out = getattr(attn, "b_O", None), self.read(f"blocks.{layer}.hook_attn_out", row)
         bias = None if bias is None else double(bias.detach()).expand_as(out)
         if self.by == "layer" and not hasattr(block, "ln1_post"):
@@ -169,9 +169,9 @@ class SourceReader:
         if bias is not None:
             named[f"L{layer} attention bias"] = bias
         before = torch.stack(list(named.values())).sum(0)
-        if near(before, out, self.wrapped.dtype):
+        if near(before, out, self.session.dtype):
             return named
-        norm = _norm_between(self.wrapped, layer, before, out)
+        norm = _norm_between(self.session, layer, before, out)
         if norm is None:
             raise UnsupportedModelError(
                 f"layer {layer}: what its heads write through W_O does not add up to what its attention adds to the "
@@ -182,7 +182,7 @@ class SourceReader:
 
     def mlp(self, layer: int, row: int) -> dict[str, Tensor]:
         """Return what the MLP of a layer wrote, its bias apart unless a norm stands behind it; nothing without one."""
-        block = self.wrapped.backend.model.blocks[layer]
+        block = self.session.backend.model.blocks[layer]
         if not hasattr(block, "mlp"):
             return {}
         out = self.read(f"blocks.{layer}.hook_mlp_out", row)
@@ -209,20 +209,20 @@ def near(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
     return bool((double(x) - double(y)).abs().max() <= tolerance(dtype) * double(y).abs().max())
 
 
-def _norm_between(wrapped: WrappedModel, layer: int, x: Tensor, y: Tensor) -> FrozenNorm | None:
+def _norm_between(session: Session, layer: int, x: Tensor, y: Tensor) -> FrozenNorm | None:
     """Return the norm of a block that makes y [pos, d_model] of x, frozen; None where none of its norms does."""
-    for name, module in wrapped.backend.model.blocks[layer].named_children():
+    for name, module in session.backend.model.blocks[layer].named_children():
         if name.startswith("ln"):
-            frozen = freeze(partial(called, module, wrapped), x, y)
-            if frozen.error <= tolerance(wrapped.dtype):
+            frozen = freeze(partial(called, module, session), x, y)
+            if frozen.error <= tolerance(session.dtype):
                 return frozen
     return None
 
 
-def called(module: torch.nn.Module, wrapped: WrappedModel, x: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
+def called(module: torch.nn.Module, session: Session, x: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
     """Return what a module of the model makes of rows, in the model's dtype and on the module's device."""
     device = next((one.device for one in module.parameters()), x.device)
-    return module(x[None].to(device, wrapped.dtype))[0].to(x.device)
+    return module(x[None].to(device, session.dtype))[0].to(x.device)
 
 
 # Queries and keys
@@ -232,7 +232,7 @@ Side = Literal["query", "key"]
 ROUNDING = "rounding"  # what half precision takes away, as a source
 
 
-def frozen_layer(wrapped: WrappedModel, capture: LayerCapture, side: Side) -> FrozenMap:
+def frozen_layer(session: Session, capture: LayerCapture, side: Side) -> FrozenMap:
     """Return the map from the residual stream to the queries, or keys, of all heads of the layer.
 
     Args:
@@ -247,10 +247,10 @@ def frozen_layer(wrapped: WrappedModel, capture: LayerCapture, side: Side) -> Fr
     assert projections is not None
     part = side[0]
     weight, bias = (projections.w_q, projections.b_q) if part == "q" else (projections.w_k, projections.b_k)
-    with torch.no_grad(), without_hooks(wrapped.model):
-        norm = _attention_norm(wrapped, capture.layer, resid.to(inputs.device), inputs)
+    with torch.no_grad(), without_hooks(session.model):
+        norm = _attention_norm(session, capture.layer, resid.to(inputs.device), inputs)
         raw = inputs.to(weight.dtype) @ weight + (0 if bias is None else bias[:, None])
-        behind = _norm_behind(partial(projections.finished, part), raw, wrapped.dtype, capture.layer)
+        behind = _norm_behind(partial(projections.finished, part), raw, session.dtype, capture.layer)
     if part == "k":
         weight, bias = projections.per_query_head(weight), None if bias is None else projections.per_query_head(bias)
         if behind is not None:
@@ -261,13 +261,13 @@ def frozen_layer(wrapped: WrappedModel, capture: LayerCapture, side: Side) -> Fr
 
 
 def _attention_norm(
-    wrapped: WrappedModel, layer: int, resid: Float[Tensor, "pos d_model"], inputs: Float[Tensor, "pos d_model"]
+    session: Session, layer: int, resid: Float[Tensor, "pos d_model"], inputs: Float[Tensor, "pos d_model"]
 ) -> FrozenNorm:
     """Return the norm before attention, frozen; the identity where there is none."""
-    if near(resid, inputs, wrapped.dtype):
+    if near(resid, inputs, session.dtype):
         ones = torch.ones_like(double(resid))
         return FrozenNorm(ones[0], 0 * ones[0], False, ones[:, 0], 0.0)
-    norm = _norm_between(wrapped, layer, resid, inputs)
+    norm = _norm_between(session, layer, resid, inputs)
     if norm is None:
         raise UnsupportedModelError(
             f"layer {layer}: no norm of the block makes its attention's input of the residual stream, so queries and "

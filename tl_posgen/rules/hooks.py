@@ -14,7 +14,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.rules.numbers import RULES, Means, Rule, distances_of, drawn_scores, kept_keys, rule_scores
 
 REFERENCES = ("drawn", "oracle")  # drawn keys, those of most attention
@@ -63,9 +63,10 @@ def apply_rules(
     if rule not in known:
         raise InputError(f"apply_rules: rule = {rule!r}: choose from {', '.join(known)}")
     require("budget", budget, Count | None)
-    here, there = fingerprint(model), result.provenance.get("weights")
+    session = session_of(model)
+    here, there = fingerprint(session), result.provenance.get("weights")
     if here != there:
-        backends = result.provenance.get("backend"), wrap(model).backend.name
+        backends = result.provenance.get("backend"), session.backend.name
         hint = (
             f". HookedTransformer and TransformerBridge hold the same weights in other matrices: give the backend on "
             f"which they were calibrated ({backends[0]}, and this model's is {backends[1]})"

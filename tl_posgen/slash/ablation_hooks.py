@@ -10,7 +10,7 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.rope.frequency_bands import Band, band_of
 from tl_posgen.slash.numbers.ablations import OF_THE_PROMPT, Ablation, ablate
 
@@ -41,7 +41,7 @@ def ablate_bands(
         >>> torch.allclose(same, model(tokens), atol=1e-4)
         True
     """
-    wrap(model)
+    session_of(model)
     for geometry in geometry_of(model, list(select_heads(model, layers, heads))):
         vectors = torch.ones(1, 2, geometry.d_head)
         try:

@@ -8,19 +8,19 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from tl_posgen.core.formatting import counted, format_bound, in_brackets
+from tl_posgen.core.formatting import counted, in_brackets
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.interventions import Interventions
+from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.report.kinds import bars
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.ablation_hooks import ablate_bands
-from tl_posgen.slash.band_ablation_figures import slash_bars, strongest_heads
 from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 from tl_posgen.slash.layer_means import Dominance, at_distance, statistics_of
 from tl_posgen.slash.slash import Slash
@@ -88,7 +88,25 @@ class BandAblation(Dominance, Interventions):
         "score: mean slash score of the heads that are slash-dominant unchanged; kept: how many of them still are; one "
         "layer alone: with only the head's own layer ablated."
     )
-    figures = {**Interventions.figures, "slash": slash_bars, "heads": strongest_heads}
+    figures = {
+        **Interventions.figures,
+        "slash": bars(
+            {
+                "mean slash score of the slash heads": [
+                    ("in the running model", lambda own: mean_of_slash_heads(own.dataset)),
+                    ("one layer alone", lambda own: mean_of_slash_heads(own.dataset, "score_alone")),
+                ],
+                "slash heads": [
+                    ("slash-dominant", lambda own: n_slash_heads(own.dataset)),
+                    ("of those before", lambda own: n_slash_heads_kept(own.dataset)),
+                ],
+            },
+            "condition",
+            title="Slash heads without a band of RoPE",
+            subtitle="each head at its own distance; dominant: a score of {kappa} at one of the distances {distances}",
+            form=".3g",
+        ),
+    }
 
     def requires(self, model: Any) -> None:
         if not any(geometry.rope.rotary_dim for geometry in geometry_of(model)):
@@ -133,52 +151,39 @@ class BandAblation(Dominance, Interventions):
             n_planes=(("condition", "model_layer"), n_planes),
         )
 
-    # Numbers
-
-    def slash_score(self, own: Numbers, condition: str = "unchanged") -> Number:
+    def slash_score(self, own: Numbers, condition: str = UNTOUCHED) -> Number:
         """Return the mean score of the heads that are dominant in the unchanged model (of all where none is)."""
         return own.number(mean_of_slash_heads(own.dataset).sel(condition=condition), (0, 1))
 
-    def n_heads(self, own: Numbers, condition: str = "unchanged") -> Number:
+    def n_heads(self, own: Numbers, condition: str = UNTOUCHED) -> Number:
         """Return how many heads are slash-dominant."""
         return own.number(n_slash_heads(own.dataset).sel(condition=condition))
 
-    def n_kept(self, own: Numbers, condition: str) -> Number:
-        """Return how many heads are dominant where they were in the unchanged model."""
-        return own.number(n_slash_heads_kept(own.dataset).sel(condition=condition))
-
-    # Words
-
     def findings(self, own: Numbers) -> list[str]:
-        lines = [
-            f"{words} dropped in every layer, the loss changes by {self.of_bands(own, scheme)}."
-            for scheme, words in SCHEMES.items()
-            if scheme in self.schemes
-        ]
-        whole = [f"{WHOLE_KINDS[kind]} {self.score_and_loss(own, kind)}" for kind in ("rank_one", "no_rope", "means")]
+        rises, lines = self.rises(own), []
+        for scheme, words in SCHEMES.items():
+            if scheme in self.schemes:
+                names = {band: f"drop {band}, {scheme}" for band in BANDS}
+                kept = {
+                    name: own.number(n_slash_heads_kept(own.dataset).sel(condition=name)) for name in names.values()
+                }
+                parts = [
+                    f"{band} {rises[name].with_interval:+.3f} ({kept[name].plain:.0f} kept)"
+                    for band, name in names.items()
+                ]
+                lines.append(f"{words} dropped in every layer, the loss changes by {', '.join(parts)}.")
+
+        def score_and_loss(condition: str) -> str:
+            score, loss = self.slash_score(own, condition), own("loss", condition=condition)
+            return f"{score.with_interval:.3f} (loss {loss.plain:.3f})"
+
+        whole = [f"{WHOLE_KINDS[kind]} {score_and_loss(kind)}" for kind in ("rank_one", "no_rope", "means")]
         heads = self.n_heads(own)
         lines.append(
             f"Slash-dominant: {counted(heads.value, 'head')}{in_brackets(heads.null_range)}, mean score "
-            f"{self.score_and_loss(own)}; "
-            f"in the running model this becomes: {', '.join(whole)}."
+            f"{score_and_loss(UNTOUCHED)}; in the running model this becomes: {', '.join(whole)}."
         )
-        if own.inits:
-            change = abs(self.rise_of(own).mean("prompt"))
-            most = format_bound(own.number(change.max("condition")).inits, digits=4)
-            lines.append(f"The random-init model's loss changes by {most} at most.")
         return lines
-
-    def of_bands(self, own: Numbers, scheme: str) -> str:
-        parts, rises = [], self.rises(own)
-        for band in BANDS:
-            name = f"drop {band}, {scheme}"
-            change, kept = rises[name], self.n_kept(own, name)
-            parts.append(f"{band} {change.with_interval:+.3f} ({kept.plain:.0f} kept)")
-        return ", ".join(parts)
-
-    def score_and_loss(self, own: Numbers, condition: str = "unchanged") -> str:
-        score, loss = self.slash_score(own, condition), own("loss", condition=condition)
-        return f"{score.with_interval:.3f} (loss {loss.plain:.3f})"
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row per condition, by the first scheme alone: the pictures show the other."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pandas as pd
 import torch
 import xarray as xr
-from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.core.formatting import in_brackets
@@ -16,11 +16,12 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
+from tl_posgen.report.head_figures import head_map
+from tl_posgen.report.kinds import points
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.spectra import rank_one, rank_one_share
-from tl_posgen.slash.cone_figures import FIGURES
-from tl_posgen.slash.head_groups import group_mean, group_table, in_groups, mean_over_group, n_heads
+from tl_posgen.slash.head_groups import TITLES, group_mean, group_table, in_groups, mean_over_group, n_heads
 from tl_posgen.slash.layer_means import (
     PER_HEAD,
     SHARE,
@@ -31,7 +32,7 @@ from tl_posgen.slash.layer_means import (
     statistics_from_qk,
     statistics_of,
 )
-from tl_posgen.slash.numbers.cone_fit import axis_projection, fit_cone
+from tl_posgen.slash.numbers.cone_fit import axis_gain, bias_share, fit_cone
 
 WORTHLESS = 0.01  # of a slash score above uniform attention: no share of less is told
 INPUTS = ("measured", "axis only", "off axis")
@@ -72,7 +73,6 @@ class Cone(Dominance):
     rows = PER_HEAD
     variables = {
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of what enters RoPE, after qk-norm", SIDES, **SHARE),
-        "r1_input": Variable("r1 of the input part", "", "r1 of H W, before any qk-norm", SIDES, **SHARE),
         "bias_share": Variable(
             "share of the bias", "", "|b|^2 / (|H W|^2 + |b|^2); a bias alone has r1 = 1", SIDES, **SHARE
         ),
@@ -94,7 +94,6 @@ class Cone(Dominance):
             bounds=(-1, 1),
         ),
         "r1_h": Variable("r1 of the inputs", "", "s_1^2 / sum s^2 of H", PER_LAYER, **SHARE),
-        "axis_agreement": Variable("agreement on the axis", "", "mean |<u, u'>| over pairs of prompts", PER_LAYER),
     }
     legend = (
         "r1: s_1^2 / sum s^2 of Q, K before RoPE; gain: how much W_Q, W_K amplify the axis of the inputs; slash: "
@@ -108,7 +107,38 @@ class Cone(Dominance):
         "none": "nothing turns q and k, so rank one alone makes no slash; ranks, gains and the axis are of the "
         "projections.",
     }
-    figures = FIGURES
+    figures = {
+        "rank": points(
+            ("best_score", {"input": "measured"}),
+            ("r1", {}),
+            {
+                f"{side.upper()}, {words}": {"side": side, "tokens": tokens}
+                for (tokens, words), side in product(TITLES.items(), "qk")
+            },
+            title="How near rank one are queries and keys?",
+            subtitle="share of the first singular value in the energy of Q and K before RoPE, not centred",
+            x_title="slash score",
+            y_title="r1",
+            columns=2,
+        ),
+        "gain": head_map(
+            *(("gain", {"side": side}) for side in "qk"),
+            title="Gain of the cone's axis",
+            subtitle="|u'W| over its root mean square over directions: 1 is no preference for the axis u",
+            limits=None,
+        ),
+        "counterfactual": points(
+            ("best_score", {"input": "measured"}),
+            ("best_score", {}),
+            {"only the axis part": {"input": "axis only"}, "all but the axis part": {"input": "off axis"}},
+            title="Is the axis enough for the slash?",
+            subtitle="each head at its best distance; inputs of W_Q and W_K changed in its layer alone",
+            x_title="measured slash score",
+            y_title="slash score after",
+            equal=True,
+            columns=2,
+        ),
+    }
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"input": INPUTS}
@@ -118,62 +148,48 @@ class Cone(Dominance):
 
     def requires(self, model: Any) -> None:
         for layer in range(model.cfg.n_layers):
-            wrap(model).projections(layer)  # every layer makes its queries and keys from one input
+            session_of(model).projections(layer)  # every layer makes its queries and keys from one input
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         require_two_tokens(layer)
-        found = by_tokens(*(from_token(layer, first) for first in range(len(TOKENS))))
-        measured, axes = layer.once(statistics_of), found.pop("axis")
-        score = torch.cat([measured.score[:, None], found["score"]], 1)
-        return found | {"score": score, "uniform": measured.uniform, "axes": [axes]}
+        found = by_tokens(*(_from_token(layer, first) for first in range(len(TOKENS))))
+        measured = layer.once(statistics_of)
+        return found | {"score": torch.cat([measured.score[:, None], found["score"]], 1), "uniform": measured.uniform}
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", (*PER_LAYER, "distance"))
         measured = data["score"].sel(input="measured", drop=True)
         place = best_distance(measured)
-        agreement = [axis_agreement(torch.stack(axes)).tolist() for axes in sums.by_layer("axes").values()]
         data = data.assign(
             best_score=at_distance(data["score"], place),
             best_uniform=at_distance(uniform, place),
             best_distance=place,
             dominant=self.dominant_at(measured, uniform).any("short_distance"),
-            axis_agreement=(("layer", "tokens"), agreement),
         )
         return data.transpose("tokens", ...)
-
-    # Words
 
     def findings(self, own: Numbers) -> list[str]:
         nulls = in_brackets(*(f"{kind} {in_groups(null, 'r1')}" for kind, null in own.by_null.items()))
         score, r1 = own.array("best_score"), {side: own.array("r1", side=side) for side in "qk"}
         rank = " and ".join(f"{own.correlation(score, one, ranks=True).plain:.2f}" for one in r1.values())
-        agree = own("axis_agreement")
-        shared = f"; prompts agree on it to {agree:.2f}" if agree else ""
-        return [
+        share = max(own("bias_share", side=side, tokens=None).value for side in "qk")
+        biases = f" Biases, which alone have r1 = 1, hold up to {share:.0%} of their energy." if share > 0 else ""
+        lines = [
             f"Q and K before RoPE have in their first singular direction a share r1 of {in_groups(own, 'r1')}{nulls}: "
-            f"1 is rank one. Over heads r1 has with the slash score a rank correlation of {rank}.",
-            f"Attention inputs have mean cosine {own('cosine'):.2f} with their axis{shared}. r1 of the inputs is "
+            f"1 is rank one. Over heads r1 has with the slash score a rank correlation of {rank}.{biases}",
+            f"Attention inputs have mean cosine {own('cosine'):.2f} with their axis. r1 of the inputs is "
             f"{own('r1_h'):.2f}; W_Q amplifies the axis {own('gain', side='q'):.2f} times, W_K "
             f"{own('gain', side='k'):.2f} times.",
-            self.of_the_axis_alone(own),
-            *self.of_biases(own),
-            f"Without the first token r1 of Q and K is {in_groups(own, 'r1', tokens='without first')}.",
         ]
-
-    def of_the_axis_alone(self, own: Numbers) -> str:
         if not n_heads(own, "dominant").value:
-            return "No head is slash-dominant, so nothing can be asked of the axis alone."
+            return [*lines, "No head is slash-dominant, so nothing can be asked of the axis alone."]
         measured, alone, rest = (group_mean(own, "best_score", "dominant", input=one).with_interval for one in INPUTS)
         uniform = group_mean(own, "best_uniform", "dominant").with_interval
-        return (
+        return [
+            *lines,
             f"With only the axis part entering W_Q and W_K, slash-dominant heads score {alone:.3f} at their best "
-            f"distance (measured {measured:.3f}); with all but the axis {rest:.3f} (uniform attention {uniform:.3f})."
-        )
-
-    def of_biases(self, own: Numbers) -> list[str]:
-        share = max(own("bias_share", side=side, tokens=None).value for side in "qk")
-        words = f"Biases hold up to {share:.0%} of the energy of Q or K; without them r1 is "
-        return [f"{words}{in_groups(own, 'r1_input')}."] if share > 0 else []
+            f"distance (measured {measured:.3f}); with all but the axis {rest:.3f} (uniform attention {uniform:.3f}).",
+        ]
 
     def ratio_above_uniform(self, own: Numbers, part: str, less: str | None = None) -> Number:
         """Return the ratio of the dominant heads' slash scores above uniform attention, with a part of the inputs alone
@@ -198,42 +214,29 @@ class Cone(Dominance):
         return group_table(own, columns | {name: data["best_score"].sel(input=part) for name, part in headings})
 
 
-def from_token(layer: LayerCapture, first: int) -> dict[str, Tensor]:
+def _from_token(layer: LayerCapture, first: int) -> dict[str, Tensor]:
     """Return everything from the token `first` on: ranks and gains [side, head], scores without measured ones [input,
-    head, distance], the cone of the inputs and its axis."""
+    head, distance], and the cone of the inputs."""
     assert layer.inputs is not None
     assert layer.projections is not None
-    inputs, heads, scores = layer.inputs[first:], list(layer.heads), []
+    inputs, heads, projections = layer.inputs[first:], list(layer.heads), layer.projections
     cone, along, positions = fit_cone(inputs), rank_one(inputs), torch.arange(len(inputs), device=inputs.device)
+    scores, sides = [], []
     for kept in (along, inputs - along):
-        both = layer.projections.queries(kept)[heads], layer.projections.keys(kept)[heads]
+        both = projections.queries(kept)[heads], projections.keys(kept)[heads]
         rotated = (rotate(x, positions, layer.geometry.rope) for x in both)
         scores.append(statistics_from_qk(layer, *rotated).score[0])
-    q, k = (of_side(layer, first, cone.axis, side) for side in "qk")
+    for side in "qk":
+        weight, bias = (getattr(projections, f"{kind}_{side}") for kind in "wb")
+        weight = projections.per_query_head(weight)[heads]
+        bias = None if bias is None else projections.per_query_head(bias)[heads]
+        r1 = rank_one_share(getattr(layer, side)[:, first:])
+        share = bias_share(inputs, weight, bias)
+        sides.append({"r1": r1, "bias_share": share, "gain": axis_gain(cone.axis, weight)})
+    q, k = sides
     return {
         **{name: torch.stack([q[name], k[name]]) for name in q},
         "score": torch.stack(scores),
         "cosine": cone.cosine.mean(),
         "r1_h": cone.r1,
-        "axis": cone.axis,
     }
-
-
-def of_side(
-    layer: LayerCapture, first: int, axis: Float[Tensor, " d_model"], side: str
-) -> dict[str, Float[Tensor, " head"]]:
-    """Return how near rank one Q or K as it enters RoPE is, its parts, and what W_Q or W_K does with the axis."""
-    assert layer.inputs is not None
-    assert layer.projections is not None
-    of_head, heads = layer.projections.per_query_head, list(layer.heads)
-    weight, bias = (getattr(layer.projections, f"{kind}_{side}") for kind in "wb")
-    weight, bias = of_head(weight)[heads], None if bias is None else of_head(bias)[heads]
-    r1 = rank_one_share(getattr(layer, side)[:, first:])
-    return {"r1": r1, **vars(axis_projection(layer.inputs[first:], axis, weight, bias))}
-
-
-def axis_agreement(axes: Float[Tensor, "prompt tokens d_model"]) -> Float[Tensor, " tokens"]:
-    """Return the mean |<u, u'>| over pairs of prompts; NaN of a single prompt."""
-    between = torch.einsum("ptm,stm->tps", axes, axes).abs()
-    off_diagonal = between.sum((1, 2)) - between.diagonal(dim1=1, dim2=2).sum(-1)
-    return off_diagonal / (len(axes) * (len(axes) - 1))

@@ -1,23 +1,18 @@
-"""Slash-dominant heads beside the others, and beside those of the random init: counted, averaged, tabulated, drawn."""
+"""Slash-dominant heads beside the others, and beside those of the random init: counted, averaged, tabulated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.report.figures import COLOURS, Panels, sides
-from tl_posgen.report.head_figures import head_names
 
 TITLES = {"all": "all tokens", "without first": "first token left out"}  # of labels of the dim tokens
 GROUPS = {"dominant": "slash-dominant", "other": "other"}
-Group = tuple[str, str, xr.Dataset]
 
 
 def group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
@@ -95,48 +90,3 @@ def n_slash_heads_kept(data: xr.Dataset) -> xr.DataArray:
     """Return how many heads are dominant at a distance where they are unchanged."""
     dominant = data["dominant"].astype(bool)
     return (dominant & dominant.sel(condition="unchanged", drop=True)).any("short_distance").sum(HEAD)
-
-
-# Figures
-
-
-def head_groups(result: Any, tokens: str) -> list[Group]:
-    """Return (name, colour, dataset over `place`) of every group that has heads; dims other than (layer, head) stay."""
-
-    def some(data: xr.Dataset, *groups: str) -> xr.Dataset:
-        heads = data.sel(tokens=tokens).stack(place=HEAD)
-        masks = group_masks(heads)
-        return heads.isel(place=np.flatnonzero(sum(masks[group] for group in groups)))
-
-    found = [
-        ("slash-dominant heads", COLOURS[1], some(result.own, "dominant")),
-        ("other heads", COLOURS[0], some(result.own, "other")),
-    ]
-    found += [(label, colour, some(data, *GROUPS)) for label, data, colour in sides(result)[1:]]
-    return [group for group in found if group[2].sizes["place"]]
-
-
-def group_boxes(
-    panels: Mapping[str, Sequence[Group]], columns: Mapping[str, tuple[str, Mapping[str, Any]]], y_title: str
-) -> Panels:
-    """Return a panel a title; in it a category for each column (label -> variable, labels of its other dims), and for
-    each group a box, a point a head."""
-    drawn = Panels(list(panels), columns=len(panels), row_height=280, shared_yaxes=True)
-    for number, groups in enumerate(panels.values()):
-        for name, colour, group in groups:
-            values = {label: group[variable].sel(at).values for label, (variable, at) in columns.items()}
-            box = go.Box(
-                x=[label for label, value in values.items() for _ in value],
-                y=np.concatenate(list(values.values())),
-                name=name,
-                marker={"color": colour, "size": 4},
-                line={"width": 1},
-                boxpoints="all",
-                jitter=0.5,
-                pointpos=0,
-                text=head_names(group["place"].values) * len(values),
-                hovertemplate="%{text}: %{y:.3f}<extra></extra>",
-            )
-            drawn.add(number, box)
-    drawn.figure.update_layout(boxmode="group")
-    return drawn.axes("", y_title)

@@ -9,12 +9,11 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.measure import HEAD, Measure
 from tl_posgen.core.options import Each, Threshold, Whole
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.circuits import CROP
 from tl_posgen.slash.numbers.slash_scores import (
     SHORT_DISTANCES,
     SHORT_KAPPA,
@@ -25,11 +24,6 @@ from tl_posgen.slash.numbers.slash_scores import (
 
 PER_HEAD = ("tokens", *HEAD)
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
-EXAMPLES = {
-    "token_text": Variable("tokens of the first prompt", dims=("key",)),
-    "example_layer": Variable("layer of an example", dims=("example",)),
-    "example_head": Variable("head of an example", dims=("example",)),
-}
 
 
 @dataclass(frozen=True)
@@ -90,12 +84,6 @@ def require_two_tokens(layer: LayerCapture) -> None:
         raise InputError("a prompt of one token: the first token cannot be left out of it; give two at least")
 
 
-def cropped(layer: LayerCapture) -> dict[tuple[int, int], np.ndarray]:
-    """Return (layer, head) -> the beginning of its pattern [query, key], as much as is shown token by token."""
-    patterns = layer.pattern_rows(0, min(CROP, layer.length)).float().clone().cpu().numpy()
-    return {(layer.layer, head): pattern for head, pattern in zip(layer.heads, patterns, strict=True)}
-
-
 # Means over prompts
 
 
@@ -135,14 +123,3 @@ def strongest_named(data: xr.Dataset, score: xr.DataArray, most: int) -> dict[st
     """Return "L1H2, D = 3" -> the numbers of that head, of the highest scores, highest first; D its best distance."""
     heads = [data.sel(layer=layer, head=head) for layer, head in strongest(score, most)]
     return {f"{head_name(one['layer'], one['head'])}, D = {int(one['best_distance'])}": one for one in heads}
-
-
-def example_heads(data: xr.Dataset) -> list[tuple[int, int]]:
-    """Return (layer, head) of each head that is shown token by token."""
-    layers, heads = (data[f"example_{name}"].values.astype(int).tolist() for name in HEAD)
-    return list(zip(layers, heads, strict=True))
-
-
-def examples(data: xr.Dataset) -> list[Any]:
-    """Return the numbers of each head that is shown token by token; none where no token ids were given."""
-    return [data.sel(layer=layer, head=head) for layer, head in example_heads(data)] if "pattern" in data else []

@@ -4,44 +4,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 import torch
 import xarray as xr
 
 from tl_posgen.core.formatting import counted, in_brackets
-from tl_posgen.core.measure import HEAD, TokenView, Variable
-from tl_posgen.core.numbers import TRAINED, Numbers, at_init, interval_of
+from tl_posgen.core.measure import HEAD, Variable
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Threshold
-from tl_posgen.core.sums import First, Sums
+from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
-from tl_posgen.models.selection import head_name
-from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.report.figures import COLOURS, Panels, line, model_label, ranked_bars, sides
+from tl_posgen.report.figures import line
 from tl_posgen.report.head_figures import head_map, layer_curves
 from tl_posgen.rope.spectra import rank_one_share
 from tl_posgen.slash.layer_means import (
-    EXAMPLES,
     PER_HEAD,
     SHARE,
     Dominance,
     at_distance,
     best_distance,
-    cropped,
-    examples,
     statistics_of,
-    strongest,
-    strongest_named,
     thresholds,
     where_measured,
 )
 from tl_posgen.slash.numbers.slash_scores import LONG_KAPPA, long_distances
 
-N_EXAMPLES = 3
-N_STRONGEST = 16
 
-
-def profiles(result: Any) -> go.Figure:
+def _profiles(result: Any) -> go.Figure:
     """Draw the slash score of every head by distance, and that of uniform attention, a panel a layer."""
 
     def uniform(data: xr.Dataset, layer: Any) -> list[go.Scatter]:
@@ -58,52 +47,6 @@ def profiles(result: Any) -> go.Figure:
         log_x=True,
         beside=uniform,
     )
-
-
-def strongest_heads(result: Any) -> go.Figure:
-    """Draw the highest slash scores with intervals, sorted, and the threshold of each, beside those of random init."""
-    both = sides(result)
-    rows = min(N_STRONGEST, result.own.sizes["layer"] * result.own.sizes["head"])
-    panels = Panels([side for side, _, _ in both], columns=2, row_height=60 + 24 * rows, horizontal_spacing=0.14)
-    tops = [result.measure.kappa]
-    inits = (TRAINED, *result.numbers.inits[:1], *result.numbers.shuffled[:1])
-    for number, ((_, data, colour), init) in enumerate(zip(both, inits, strict=True)):
-        value, low, high = interval_of(at_init(result.dataset["best_score"], init), (0, 1))
-        heads = strongest_named(data.assign(value=value, low=low, high=high), value, N_STRONGEST)
-        names = list(heads)
-        ends = np.array([[float(one[end]) for one in heads.values()] for end in ("value", "low", "high")])
-        needed = [float(thresholds(result.measure.kappa, one["best_uniform"])) for one in heads.values()]
-        panels.add(number, ranked_bars(names, ends, [colour] * len(names), ".3f", name="slash score"))
-        mark = {"symbol": "line-ns-open", "size": 16, "color": COLOURS[1], "line": {"width": 2}}
-        panels.add(number, go.Scatter(x=needed, y=names, mode="markers", marker=mark, name="threshold"))
-        tops += [*ends.ravel(), *needed]
-    panels.axes("slash score").figure.update_yaxes(autorange="reversed", automargin=True)
-    panels.figure.update_xaxes(range=[0, 1.05 * np.nanmax(tops)]).update_layout(showlegend=False)
-    subtitle = (
-        "mean attention paid D tokens back, D the head's best below half the prompt; 95 % intervals over prompts; "
-        f"marks: the threshold, kappa = {result.measure.kappa:g}, or twice uniform attention's where that reaches kappa"
-    )
-    return panels.finish(f"The strongest slash heads · {model_label(result.own)}", subtitle)
-
-
-def list_distances(distances: Any) -> str:
-    """Return distances as "0, 1, 2"."""
-    return ", ".join(str(int(one)) for one in distances)
-
-
-def example_labels(data: xr.Dataset) -> list[str]:
-    """Return a line for each example: its head, with its score."""
-    return [
-        f"{head_name(one['layer'], one['head'])}: slash score {float(one['best_score']):.3f} at D = "
-        f"{int(one['best_distance'])}"
-        for one in examples(data)
-    ]
-
-
-def show_example(data: xr.Dataset, example: int) -> Any:
-    """Return circuitsvis' page of the attention of one example."""
-    pattern = data["pattern"].isel(example=[example]).transpose("example", "query", "key").values
-    return attention_maps(pattern, list(data["token_text"].values), ["attention"])
 
 
 @dataclass(frozen=True)
@@ -169,14 +112,24 @@ class Slash(Dominance):
             PER_HEAD,
         ),
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 before RoPE", ("side", *HEAD), **SHARE),
-        "pattern": Variable("attention of the strongest heads", dims=("example", "query", "key")),
-        "token": Variable("token ids of the first prompt", dims=("key",), holds="token ids"),
-        **EXAMPLES,
+    }
+    figures = {
+        "map": head_map(
+            *("best_score", ("score", {"distance": 1}), "first_token"),
+            title="Slash scores",
+            subtitle="slash score: mean attention along the D-th sub-diagonal; highest over D below half the prompt",
+        ),
+        "profiles": _profiles,
+        "distance": head_map(
+            *("attention_distance", ("attention_distance", {"tokens": "without first"})),
+            title="Attention distance",
+            subtitle="mean distance of the attended keys, in tokens",
+            limits=None,
+        ),
     }
     all_reached = False
     curves = ("score",)
     by_head = frozenset({"profiles"})
-    token_view = TokenView(example_labels, show_example)
     caveats = {
         "absolute": "slash scores are of the attention itself and mean the same; but a fixed distance has to come from "
         "position vectors in q and k, so nearly rank-one Q and K are not what makes a slash.",
@@ -189,8 +142,6 @@ class Slash(Dominance):
         values = {**vars(layer.once(statistics_of))}
         if not isinstance(layer, EditedCapture):  # under edited scores, queries and keys explain nothing of them
             values["r1"] = torch.stack([rank_one_share(layer.q), rank_one_share(layer.k)])
-        if layer.prompt == 0 and layer.tokens is not None:
-            values["examples"] = First((cropped(layer), layer.tokens[:CROP].cpu().numpy()))
         return values
 
     def finish(self, sums: Sums) -> xr.Dataset:
@@ -202,57 +153,22 @@ class Slash(Dominance):
         data["dominant"] = self.dominant_at(score, uniform)
         n_long = (long["score"] >= thresholds(self.kappa_long, long["uniform"])).sum("distance")
         data["n_long"] = where_measured(n_long.transpose(*PER_HEAD), data["score"])
-        return data.assign(self.examples(sums, data["best_score"]))
-
-    def examples(self, sums: Sums, score: xr.DataArray) -> dict[str, Any]:
-        """Return the patterns of the strongest heads on the first prompt, cropped, with the tokens they are over."""
-        kept = [one.value for one in sums.by_layer("examples").values()]
-        if not kept:
-            return {}
-        places = strongest(score, N_EXAMPLES)
-        patterns = {place: pattern for of_layer, _ in kept for place, pattern in of_layer.items()}
-        return {
-            "pattern": (("example", "query", "key"), np.stack([patterns[place] for place in places])),
-            "token": ("key", kept[0][1]),
-            "example_layer": ("example", [layer for layer, _ in places]),
-            "example_head": ("example", [head for _, head in places]),
-        }
+        return data
 
     def findings(self, own: Numbers) -> list[str]:
         n = own.number(own.array("dominant").any("short_distance").sum(HEAD))
-        n_all = int(own.data["best_score"].notnull().sum())
-        reach = list_distances(own.data["short_distance"])
-        return [
-            f"Slash-dominant at any of the distances {reach}, with kappa = {self.kappa:g}: {n.plain:.0f} of "
-            f"{counted(n_all, 'head')}{in_brackets(n.null_range)}. Strongest at D below half the prompt: "
-            f"{own.extreme('best_score'):.3f}; at the previous token: {own.extreme('score', distance=1):.3f}."
-            + self.sentence_on_uniform_attention(own)
-        ]
-
-    def sentence_on_uniform_attention(self, own: Numbers) -> str:
-        """Say at which distances uniform attention reaches kappa, so that twice its score is needed; "" if at none."""
-        distances = own.data["short_distance"].values
+        n_all, distances = int(own.data["best_score"].notnull().sum()), own.data["short_distance"].values
         reached = own.data["uniform"].sel(tokens="all", distance=distances, drop=True) >= self.kappa
-        if not (at := distances[reached.any("layer").values]).size:
-            return ""
-        where = "" if reached.all("layer").sel(distance=at).all() else " in some layers"
-        return (
-            f" At D = {list_distances(at)} uniform attention itself reaches kappa{where}, as queries see few keys: "
-            "there a head is slash-dominant at twice its score."
-        )
-
-    figures = {
-        "map": head_map(
-            *("best_score", ("score", {"distance": 1}), "first_token"),
-            title="Slash scores",
-            subtitle="slash score: mean attention along the D-th sub-diagonal; highest over D below half the prompt",
-        ),
-        "profiles": profiles,
-        "strongest": strongest_heads,
-        "distance": head_map(
-            *("attention_distance", ("attention_distance", {"tokens": "without first"})),
-            title="Attention distance",
-            subtitle="mean distance of the attended keys, in tokens",
-            limits=None,
-        ),
-    }
+        told = ""
+        if (at := distances[reached.any("layer").values]).size:
+            where = "" if reached.all("layer").sel(distance=at).all() else " in some layers"
+            told = (
+                f" At D = {', '.join(map(str, at))} uniform attention itself reaches kappa{where}, as queries see few "
+                "keys: there a head is slash-dominant at twice its score."
+            )
+        return [
+            f"Slash-dominant at any of the distances {', '.join(map(str, distances))}, with kappa = {self.kappa:g}: "
+            f"{n.plain:.0f} of {counted(n_all, 'head')}{in_brackets(n.null_range)}. Strongest at D below half the "
+            f"prompt: {own.extreme('best_score'):.3f}; at the previous token: {own.extreme('score', distance=1):.3f}."
+            + told
+        ]

@@ -21,7 +21,6 @@ from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wave
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.layer_means import at_distance, best_distance, statistics_from_qk, statistics_of, strongest_named
 from tl_posgen.slash.numbers.ablations import ablate
-from tl_posgen.slash.numbers.slash_scores import SlashStatistics
 
 Scheme = Literal["thirds", "wavelength"]
 BAND_KINDS = ("drop", "freeze", "keep")
@@ -64,37 +63,24 @@ def ablations(schemes: Sequence[str], n: int = 0) -> list[Condition]:
     return [Condition("unchanged"), *banded, *(Condition(kind) for kind in WHOLE_KINDS)]
 
 
-def strongest_heads(result: Any) -> go.Figure:
-    """Draw the strongest heads at their best distance as bars, under each ablation."""
+def _strongest_heads(result: Any) -> go.Figure:
+    """Draw the strongest heads at their best distance as bars, under each ablation, and a mark at uniform attention."""
     both = sides(result)
     panels = Panels([side for side, _, _ in both], columns=1, row_height=270)
-    for number, (_, data, _) in enumerate(both):
-        panels.add(number, *bars(data))
-    panels.axes("", "slash score").figure.update_layout(barmode="group")
-    subtitle = "the strongest heads, each at its best distance on text; q and k changed, softmax taken anew"
-    if not turns(result.own):
-        subtitle += "; no layer has rotary planes, so none can be turned off"
-    return panels.finish(f"What makes the slash · {model_label(result.own)}", subtitle)
-
-
-def bars(data: xr.Dataset) -> list[Any]:
-    """Return a bar a condition and head, and a mark at uniform attention."""
     by_thirds = {f"drop {band}, thirds": f"{band} planes dropped" for band in BANDS}
     names = {"unchanged": "unchanged", **WHOLE_KINDS, **by_thirds}
-    heads = strongest_named(data, data["best_score"].sel(condition="unchanged", drop=True), N_HEADS)
-    x = list(heads)
-    traces: list[Any] = []
-    for kind, colour in zip([kind for kind in names if kind in data["condition"]], cycle(COLOURS), strict=False):
-        scores = [float(one["best_score"].sel(condition=kind)) for one in heads.values()]
-        traces.append(go.Bar(x=x, y=scores, name=names[kind], marker_color=colour))
-    marker = {"symbol": "line-ew-open", "size": 40, "color": "black"}
-    uniform = [float(one["best_uniform"]) for one in heads.values()]
-    return [*traces, go.Scatter(x=x, y=uniform, mode="markers", marker=marker, name="uniform attention")]
-
-
-def turns(data: xr.Dataset) -> bool:
-    """Return whether a layer has rotary planes, so that ablations of RoPE were measured."""
-    return "no_rope" in data["condition"]
+    kinds = [kind for kind in names if kind in result.own["condition"]]
+    for number, (_, data, _) in enumerate(both):
+        heads = strongest_named(data, data["best_score"].sel(condition="unchanged", drop=True), N_HEADS)
+        for kind, colour in zip(kinds, cycle(COLOURS), strict=False):
+            scores = [float(one["best_score"].sel(condition=kind)) for one in heads.values()]
+            panels.add(number, go.Bar(x=[*heads], y=scores, name=names[kind], marker_color=colour))
+        uniform = [float(one["best_uniform"]) for one in heads.values()]
+        marker = {"symbol": "line-ew-open", "size": 40, "color": "black"}
+        panels.add(number, go.Scatter(x=[*heads], y=uniform, mode="markers", marker=marker, name="uniform attention"))
+    panels.axes("", "slash score").figure.update_layout(barmode="group")
+    subtitle = "the strongest heads, each at its best distance on text; q and k changed, softmax taken anew"
+    return panels.finish(f"What makes the slash · {model_label(result.own)}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -135,7 +121,7 @@ class SlashAblation(Measure):
         "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2"),
         "best_uniform": Variable("slash score of uniform attention", "", "at the best distance"),
     }
-    figures = {"ablations": strongest_heads}
+    figures = {"ablations": _strongest_heads}
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"condition": [one.label for one in ablations(self.schemes)]}
@@ -144,9 +130,12 @@ class SlashAblation(Measure):
         return {"condition": "unchanged"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        planned = ablations(self.schemes, layer.length)
-        scores = [ablated_statistics(layer, condition).score for condition in planned]
-        return {"score": torch.stack(scores, 1), "uniform": layer.once(statistics_of).uniform[0]}
+        unchanged, rope = layer.once(statistics_of), layer.geometry.rope
+        scores = [unchanged.score]
+        for one in ablations(self.schemes, layer.length)[1:]:
+            rotated = ablate(layer.q, layer.k, rope, one.kind, one.planes(rope))
+            scores.append(statistics_from_qk(layer, *rotated).score)
+        return {"score": torch.stack(scores, 1), "uniform": unchanged.uniform[0]}
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", ("layer", "distance"))
@@ -169,16 +158,8 @@ class SlashAblation(Measure):
             f"The strongest, {best:.3f} at D = {int(head['best_distance'])}{nulls}, with its own layer ablated: "
             f"{', '.join(parts)}, uniform attention {float(head['best_uniform']):.3f}."
         ]
-        if not turns(own.data):
+        if "no_rope" not in own.data["condition"]:
             lines.append(
                 "No layer measured here has rotary planes, so ablations of RoPE mean nothing and are left out."
             )
         return lines
-
-
-def ablated_statistics(layer: LayerCapture, condition: Condition) -> SlashStatistics:
-    """Return slash statistics of one layer with its own q and k ablated."""
-    if condition.kind == "unchanged":
-        return layer.once(statistics_of)
-    rope = layer.geometry.rope
-    return statistics_from_qk(layer, *ablate(layer.q, layer.k, rope, condition.kind, condition.planes(rope)))

@@ -1,11 +1,13 @@
 """The planes behind a slash: what each adds to the logit, and the slash that rank one would give."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import torch
 import xarray as xr
 from jaxtyping import Float
@@ -17,21 +19,87 @@ from tl_posgen.core.measure import HEAD, TOKENS, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
+from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
+from tl_posgen.report.head_figures import thinned
+from tl_posgen.report.kinds import bars
+from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope, complex_frequencies
 from tl_posgen.slash.head_groups import GROUPS, count, group_mean, group_table, mean_over_group, n_heads
-from tl_posgen.slash.layer_means import PER_HEAD, SHARE, Dominance, require_two_tokens, statistics_of
+from tl_posgen.slash.layer_means import (
+    PER_HEAD,
+    SHARE,
+    Dominance,
+    at_distance,
+    best_distance,
+    require_two_tokens,
+    statistics_of,
+    strongest_named,
+)
 from tl_posgen.slash.numbers.plane_contributions import (
     match_profiles,
     plane_contributions,
     rank_one_logit,
     score_of_profile,
 )
-from tl_posgen.slash.slash_planes_figures import ABOVE, ALL_BANDS, FIGURES, SCHEMES
 
 NEAR = 8  # tokens: how far from the best distance the others of "edge" are
 PLACES = {"best": "lift", "edge": "edge"}
+ABOVE = {"best": "the mean logit", "edge": "the diagonals up to 8 tokens away"}
+SCHEMES = {"thirds": "by thirds of the planes", "wavelength": "by wavelength"}
+ALL_BANDS = (*BANDS, "unrotated")
 BY_DISTANCE = (*PER_HEAD, "distance")
+N_HEADS = 8  # the strongest, drawn one by one
+
+
+def _strongest_heads(result: Any, x_title: str, curves: Callable[[xr.Dataset], dict[str, tuple[Any, Any]]]) -> Panels:
+    """Return a panel for each of the strongest heads with its curves (name -> x, y), and the first curve of the null's
+    head of the same place behind."""
+    whole = result.own.sel(tokens="all")
+    heads = strongest_named(whole, whole["best_score"], N_HEADS)
+    panels = Panels([f"{name}, score {float(one['best_score']):.2f}" for name, one in heads.items()])
+    for number, one in enumerate(heads.values()):
+        for side, data, colour in reversed(sides(result)):
+            drawn = curves(data.sel({"tokens": "all", **{dim: one[dim].item() for dim in HEAD}}))
+            if data is not result.own:
+                panels.add(number, line(*next(iter(drawn.values())), side, colour))
+                continue
+            for (name, (x, y)), shade in zip(drawn.items(), COLOURS, strict=False):
+                panels.add(number, line(x, y, name, shade))
+    return panels.axes(x_title, log_x=True)
+
+
+def _planes(result: Any) -> go.Figure:
+    """Draw the lift of the best diagonal by wavelength, strongest heads."""
+
+    def curves(head: xr.Dataset) -> dict[str, tuple[Any, Any]]:
+        wavelength = head["wavelength"].values
+        # what is not rotated has no wavelength: a place of its own
+        x = np.where(np.isfinite(wavelength), wavelength, 10 * wavelength[np.isfinite(wavelength)].max(initial=1.0))
+        return {words: (x, head["contribution"].sel(at=at).values) for at, words in PLACES.items()}
+
+    subtitle = "how far each plane lifts the best diagonal above the mean logit, and (edge) above those near it, logits"
+    if np.isinf(result.own["wavelength"]).any():
+        subtitle += "; at the far right: not rotated"
+    panels = _strongest_heads(result, "wavelength in tokens", curves)
+    return panels.finish(f"Planes of the strongest slash heads · {model_label(result.own)}", subtitle)
+
+
+def _profiles(result: Any) -> go.Figure:
+    """Draw predicted and measured slash scores by distance, strongest heads."""
+
+    def curves(head: xr.Dataset) -> dict[str, tuple[Any, Any]]:
+        near = thinned(head)
+        names = {"measured": "score", "predicted from rank one": "predicted"}
+        return {words: (near["distance"].values + 1, near[name].values) for words, name in names.items()}
+
+    subtitle = "slash score by distance, measured and as queries and keys of rank one would have it; all tokens"
+    panels = _strongest_heads(result, "distance + 1", curves)
+    return panels.finish(f"Slash profiles predicted from rank one · {model_label(result.own)}", subtitle)
+
+
+def _of_band(group: str, **labels: str) -> Callable[[Numbers], xr.DataArray]:
+    """Return the lift by band, mean over a group of heads."""
+    return lambda own: mean_over_group(own, own.array("bands", band=None, **labels), group)
 
 
 @dataclass(frozen=True)
@@ -101,7 +169,21 @@ class SlashPlanes(Dominance):
         "in the prediction.",
         "none": "no plane turns, so every plane counts as unrotated; the lift is all content.",
     }
-    figures = FIGURES
+    figures = {
+        "planes": _planes,
+        "bands": bars(
+            {
+                f"{kind}, {words}": [(name, _of_band(group, at=at, scheme=scheme)) for group, name in GROUPS.items()]
+                for (at, kind), (scheme, words) in product(PLACES.items(), SCHEMES.items())
+            },
+            "band",
+            title="Which frequencies make the slash",
+            subtitle="lift of the best diagonal above the mean logit, and (edge) above the diagonals up to 8 tokens "
+            "away, logits, summed over planes; by wavelength: high < 32 tokens, low beyond the prompt",
+            form=".2f",
+        ),
+        "profiles": _profiles,
+    }
     all_reached = False
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
@@ -112,48 +194,42 @@ class SlashPlanes(Dominance):
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         require_two_tokens(layer)
-        found = layer.once(statistics_of)
-        scores = found.score[0], found.score[1, :, :-1]
-        planes = by_tokens(*(self.from_token(layer, first, score) for first, score in enumerate(scores)))
-        return planes | {"score": found.score, "uniform": found.uniform}
-
-    def from_token(
-        self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]
-    ) -> dict[str, Float[Tensor, "head *dims"]]:
-        """Return C and the predicted scores from the token `first` on."""
-        geometry, q, k = layer.geometry, layer.q[:, first:], layer.k[:, first:]
-        planes = plane_contributions(q, k, geometry.rope, geometry.scale, geometry.window)
-        predicted = score_of_profile(rank_one_logit(q, k, geometry.rope, geometry.scale), geometry.window)
-        chosen = at_places(planes, score, sorted(self.distances), geometry.window)
-        return {"contribution": chosen, "predicted": predicted}
+        found, geometry, both = layer.once(statistics_of), layer.geometry, []
+        for first, score in enumerate((found.score[0], found.score[1, :, :-1])):
+            q, k = layer.q[:, first:], layer.k[:, first:]
+            planes = plane_contributions(q, k, geometry.rope, geometry.scale, geometry.window)
+            chosen = _at_places(planes, score, sorted(self.distances), geometry.window)
+            predicted = score_of_profile(rank_one_logit(q, k, geometry.rope, geometry.scale), geometry.window)
+            both.append({"contribution": chosen, "predicted": predicted})
+        return by_tokens(*both) | {"score": found.score, "uniform": found.uniform}
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data, n = sums.means(), max(sums.lengths.values())
-        planes = [planes_of(geometry.rope, geometry.d_head, n) for _, (geometry, _) in sorted(sums.layers.items())]
+        planes = [_planes_of(geometry.rope, geometry.d_head, n) for _, (geometry, _) in sorted(sums.layers.items())]
         masks = xr.concat([mask for _, mask in planes], data["layer"])
         bands = xr.dot(data["contribution"].fillna(0.0), masks, dim="plane")
         data["bands"] = bands.where(data["contribution"].notnull().any("plane"))
         data["wavelength"] = (("layer", "plane"), np.stack([wavelength for wavelength, _ in planes]))
         data["dominant"] = self.dominant_at(data["score"], data["uniform"]).any("short_distance")
-        matches = [compared(data.sel(tokens=tokens)) for tokens in TOKENS]
+        place = best_distance(data["score"])
+        data = data.assign(best_score=at_distance(data["score"], place), best_distance=place)
+        matches = [_compared(data.sel(tokens=tokens)) for tokens in TOKENS]
         return data.merge(xr.concat(matches, data["tokens"]))
-
-    # Words
 
     def findings(self, own: Numbers) -> list[str]:
         if not n_heads(own, "dominant").value:
-            return ["No head is slash-dominant, so no band makes a slash.", *self.of_the_prediction(own)]
+            return ["No head is slash-dominant, so no band makes a slash.", *self._of_the_prediction(own)]
         lines = [
-            f"On their best diagonal slash-dominant heads stand above {ABOVE[at]} by {self.lift(own, at)}."
+            f"On their best diagonal slash-dominant heads stand above {ABOVE[at]} by {self._lift(own, at)}."
             for at in PLACES
         ]
         bands = abs(own.dataset["bands"].sel(at=list(PLACES)).mean(HEAD))
         largest = own.number(bands.max([dim for dim in bands.dims if dim != "init"]))
         if most := ", ".join(f"{kind} {format_bound(values)}" for kind, values in largest.by_null.items()):
             lines[-1] += f" The most that any band lifts it in null models, mean over heads: {most} logits."
-        return lines + self.of_the_prediction(own)
+        return lines + self._of_the_prediction(own)
 
-    def lift(self, own: Numbers, at: str) -> str:
+    def _lift(self, own: Numbers, at: str) -> str:
         """Return '26.25 logits, of which by thirds of the planes high 8.48, medium 9.49, low 8.29'."""
         whole = own.array("contribution", at=at).sum("plane", min_count=1)
         total = own.number(mean_over_group(own, whole, "dominant"))
@@ -165,7 +241,7 @@ class SlashPlanes(Dominance):
         parts = ", ".join(f"{band} {one.plain:.2f}" for band, one in bands.items() if one.value)
         return f"{total.plain:.2f} logits, of which {words} {parts}"
 
-    def of_the_prediction(self, own: Numbers) -> list[str]:
+    def _of_the_prediction(self, own: Numbers) -> list[str]:
         if not np.isfinite(own.data["wavelength"]).any():
             return ["No plane of this model turns, so queries and keys of rank one would make no slash."]
         lines = []
@@ -191,13 +267,12 @@ class SlashPlanes(Dominance):
         return pd.DataFrame(pd.concat(parts, ignore_index=True)[["measure", "bands by", "tokens", "heads", *ALL_BANDS]])
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        """Return those that can be drawn: where nothing turns there are no wavelengths to draw over, and rank one
-        predicts nothing."""
+        """Return those that can be drawn: where nothing turns there are no wavelengths to draw over."""
         turns = bool(np.isfinite(data["wavelength"]).any())
-        return [kind for kind in self.figures if turns or kind not in ("planes", "match")]
+        return [kind for kind in self.figures if turns or kind != "planes"]
 
 
-def at_places(
+def _at_places(
     planes: Float[Tensor, "head plane distance"],
     score: Float[Tensor, "head distance"],
     distances: Sequence[int],
@@ -218,7 +293,7 @@ def at_places(
     return torch.cat([fixed, at_best, at_best - beside], dim=-1).mT
 
 
-def planes_of(rope: Rope, d_head: int, n: int) -> tuple[Float[np.ndarray, " plane"], xr.DataArray]:
+def _planes_of(rope: Rope, d_head: int, n: int) -> tuple[Float[np.ndarray, " plane"], xr.DataArray]:
     """Return 2 pi / theta of each plane of a layer, infinite where nothing turns, and which plane is in which band.
 
     By scheme, bands by wavelength in a prompt of n tokens; the unrotated remainder is a band of its own.
@@ -232,11 +307,12 @@ def planes_of(rope: Rope, d_head: int, n: int) -> tuple[Float[np.ndarray, " plan
     return wavelength.numpy(), xr.DataArray(masks.numpy(), coords, ("scheme", "band", "plane"))
 
 
-def compared(data: xr.Dataset) -> xr.Dataset:
+def _compared(data: xr.Dataset) -> xr.Dataset:
     """Return how each head's predicted profile matches its own measured one, and those of all other heads."""
     heads = data[["score", "predicted"]].stack(place=HEAD).dropna("place", how="all").dropna("distance", how="all")
     uniform = data["uniform"].sel(distance=heads["distance"], layer=heads["layer"])
     profiles = (heads["score"], heads["predicted"], uniform)
     values = (torch.from_numpy(one.transpose("place", "distance").values) for one in profiles)
-    found = {name: ("place", x.numpy()) for name, x in vars(match_profiles(*values)).items()}
+    names = ("correlation", "chance_correlation")
+    found = {name: ("place", x.numpy()) for name, x in zip(names, match_profiles(*values), strict=True)}
     return xr.Dataset(found, {"place": heads["place"]}).unstack("place").reindex_like(data[list(HEAD)])

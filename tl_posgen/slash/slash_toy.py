@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, product
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import torch
 import xarray as xr
 from tqdm.auto import trange
@@ -15,8 +18,8 @@ from tl_posgen.core.measure import Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.result import Result, joined
+from tl_posgen.report.figures import COLOURS, Panels, colour_axis, heat, line
 from tl_posgen.slash.numbers.slash_scores import uniform_scores
-from tl_posgen.slash.slash_toy_figures import maps, profile, training
 from tl_posgen.slash.toy_model import (
     Planes,
     ShallowTransformer,
@@ -29,6 +32,55 @@ from tl_posgen.slash.toy_model import (
 FEATURES = ("trained", "unseen")
 EVALUATION_PROMPTS = 256
 CURVE = ("seed", "step")
+
+
+def _heading(result: Any) -> str:
+    """Return which toy it is."""
+    toy = result.measure
+    return f"slash toy, D = {toy.distance}, planes: {toy.planes.replace('_', ' and ')}"
+
+
+def _lines(curves: xr.DataArray, along: str) -> list[go.Scatter]:
+    """Return a line a seed, and a dash for each kind of features where there are two."""
+    if "features" not in curves.dims:
+        curves = curves.expand_dims(features=["trained"])
+    looks = {"trained": ("", "solid"), "unseen": (", unseen features", "dot")}
+    return [
+        line(curves[along].values, curves.sel(features=kind, seed=seed).values, f"seed {seed}{end}", colour, dash=dash)
+        for kind, (end, dash) in looks.items()
+        if kind in curves["features"]
+        for seed, colour in zip(curves["seed"].values, cycle(COLOURS), strict=False)
+    ]
+
+
+def _training(result: Any) -> go.Figure:
+    """Draw curves over training, a line a seed."""
+    data = result.own
+    shown = {
+        "squared loss": data["loss"],
+        "slash score at D": data["score"],
+        "r1 of Q before RoPE": data["r1"].sel(side="q"),
+        "matching layer: diagonal less the rest": data["matching"],
+    }
+    panels = Panels(list(shown), columns=2, row_height=250)
+    for number, curves in enumerate(shown.values()):
+        panels.add(number, *_lines(curves, "step"))
+    subtitle = "held-out prompts, a line a seed; dotted: features that were never trained on"
+    return panels.axes("step").finish(f"Learning · {_heading(result)}", subtitle)
+
+
+def _maps(result: Any) -> go.Figure:
+    """Draw small multiples: a row for each kind of features, a column a snapshot; the first seed."""
+    data = result.own
+    places = list(product(data["features"].values, data["snapshot"].values))
+    titles = [f"step {step}" + ("" if kind == "trained" else ", unseen") for kind, step in places]
+    panels = Panels(titles, columns=data.sizes["snapshot"], row_height=190, horizontal_spacing=0.01)
+    for number, (kind, step) in enumerate(places):
+        panels.add(number, heat(data["pattern"].isel(seed=0).sel(features=kind, snapshot=step, drop=True)))
+    panels.figure.update_xaxes(showticklabels=False).update_yaxes(showticklabels=False, autorange="reversed")
+    panels.figure.update_layout(coloraxis=colour_axis(0.0, 1.0)).update_annotations(font_size=11)
+    subtitle = f"attention of one prompt, queries down, keys across; seed {data['seed'].values[0]}"
+    return panels.finish(f"Attention over training · {_heading(result)}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -51,21 +103,17 @@ class SlashToy(ToySettings):
         "score": Variable("slash score at D", dims=("features", *CURVE)),
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of the trained features", ("side", *CURVE)),
         "matching": Variable("matching layer", "", "mean diagonal of M less the mean off it", CURVE),
-        "profile": Variable("slash score", "", "at the last step", ("features", "seed", "distance")),
         "uniform": Variable("slash score of uniform attention", dims=("distance",)),
         "pattern": Variable("attention of one prompt", dims=("features", "seed", "snapshot", "query", "key")),
-        "token": Variable("features of that prompt", dims=("seed", "query")),
-        "slash_step": Variable("step by which the score passed one half", "steps", "NaN: it never did", ("seed",)),
-        "matching_step": Variable("step by which the matching layer grew half its way", "steps", "", ("seed",)),
     }
     legend = (
         "score: slash score at D on the features trained on, and on unseen ones; r1: s_1^2 / sum s^2 of the head's Q "
         "and K; formed by step: when the score passed one half."
     )
-    figures = {"training": training, "maps": maps, "profile": profile}
+    figures = {"training": _training, "maps": _maps}
 
     def findings(self, own: Numbers) -> list[str]:
-        formed = own.data["slash_step"].dropna("seed")
+        formed = self.formed(own.data).dropna("seed")
         steps = f"by step {int(formed.max())}" if formed.size else "never"
         start = own("score", features="trained", step=0)
         trained, unseen = (self.at_end(own, "score", features=features).with_interval for features in FEATURES)
@@ -80,6 +128,11 @@ class SlashToy(ToySettings):
             f"The head passed one half in {formed.size} of {counted(seeds, 'seed')}, {steps}; at the end r1(Q) is "
             f"{r1_q:.3f} and r1(K) {r1_k:.3f}.",
         ]
+
+    def formed(self, data: xr.Dataset) -> xr.DataArray:
+        """Return the first measured step at which the score had passed one half; NaN where it never did."""
+        passed = data["score"].sel(features="trained", drop=True) >= 0.5
+        return data["step"].where(passed).min("step")
 
     def at_end(self, own: Numbers, name: str, **labels: str) -> Number:
         """Return the mean over seeds at the last step, and their standard deviation."""
@@ -100,7 +153,7 @@ class SlashToy(ToySettings):
             "score, unseen": end["score"].sel(features="unseen"),
             "r1(Q)": end["r1"].sel(side="q"),
             "r1(K)": end["r1"].sel(side="k"),
-            "formed by step": own.dataset["slash_step"],
+            "formed by step": self.formed(own.dataset),
         }
         return own.frame(columns, "seed")
 
@@ -160,11 +213,11 @@ def slash_toy(
     described = {"experiment": "slash_toy", **settings.options()}
     provenance = {**described, "options": settings.options(), "dtype": "float32", "torch": torch.__version__}
     with torch.device("cpu"):  # whatever torch's default device is: tensors this small are slower anywhere else
-        trained = train(settings, progress)
+        trained = _train(settings, progress)
     return Result(settings, joined(settings, {TRAINED: trained}, ["toy"]), provenance)
 
 
-def train(settings: ToySettings, progress: bool) -> xr.Dataset:
+def _train(settings: ToySettings, progress: bool) -> xr.Dataset:
     """Train the shallow transformers of all seeds, side by side, and measure them on the way."""
     generators = [torch.Generator().manual_seed(seed) for seed in settings.seeds]
     model = ShallowTransformer(settings, generators)
@@ -186,26 +239,11 @@ def train(settings: ToySettings, progress: bool) -> xr.Dataset:
             optimiser.step()
     over_steps = xr.concat(moments.values(), pd.Index(list(moments), name="step"))
     assert isinstance(over_steps, xr.Dataset)
-    curves = over_steps.drop_vars("profile").transpose("side", "features", "seed", "step")
     dims = ("features", "seed", "snapshot", "query", "key")
-    dataset = curves.assign(
-        profile=over_steps["profile"].isel(step=-1, drop=True),
+    dataset = over_steps.transpose("side", "features", "seed", "step").assign(
         uniform=("distance", uniform_scores(settings.n_tokens).numpy()),
         pattern=(dims, torch.stack([*patterns.values()], 2).numpy()),
-        token=(("seed", "query"), held_out[0][:, 0].numpy()),
     )
     places = range(settings.n_tokens)
     coords = {"seed": list(settings.seeds), "features": list(FEATURES), "side": list("qk"), "snapshot": list(patterns)}
-    dataset = dataset.assign_coords(coords | dict.fromkeys(("distance", "query", "key"), places))
-    return dataset.assign(formation(dataset))
-
-
-def formation(dataset: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Return the first measured step at which the head, and the matching layer, had formed; NaN where never."""
-    grown = dataset["matching"] - dataset["matching"].isel(step=0, drop=True)
-    growth = grown.isel(step=-1, drop=True)
-    formed = {
-        "slash_step": dataset["score"].sel(features="trained", drop=True) >= 0.5,
-        "matching_step": (grown >= growth / 2) & (growth > 0),
-    }
-    return {name: dataset["step"].where(when).min("step") for name, when in formed.items()}
+    return dataset.assign_coords(coords | dict.fromkeys(("distance", "query", "key"), places))

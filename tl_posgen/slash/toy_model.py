@@ -148,11 +148,11 @@ def measure(
     """Return all measurements of one training step, by seed; slash scores also by trained and unseen features."""
     trained, _ = embeddings = model.settings.embeddings
     n_seeds, n_prompts, _ = tokens.shape
-    profiles = []
+    scores = []
     for features in embeddings:
         # prompts take the place of heads: one score per prompt, then their mean
         found = slash_statistics(model.pattern(tokens, features).flatten(0, 1), entropy=False)
-        profiles.append(found.score[0].view(n_seeds, n_prompts, -1).mean(1))
+        scores.append(found.score[0, :, model.settings.distance].view(n_seeds, n_prompts).mean(1))
     off_diagonal = ~torch.eye(len(trained), dtype=torch.bool)
     error = (model(tokens, values, trained) - values[..., -1]).square()
     # if x_N never occurred before, its value was never shown: a few such prompts would dominate the loss
@@ -162,10 +162,9 @@ def measure(
         "matching": model.matching.diagonal(0, 1, 2).mean(-1) - model.matching[:, off_diagonal].mean(-1),
     }
     r1 = torch.stack([rank_one_share(model.projected(weight, trained)) for weight in (model.w_q, model.w_k)])
-    profile = xr.DataArray(torch.stack(profiles).numpy(), dims=("features", "seed", "distance"))
     by_seed: dict[str, Any] = {name: ("seed", double(one).numpy()) for name, one in numbers.items()}
     by_seed["r1"] = (("side", "seed"), double(r1).numpy())
-    return xr.Dataset({**by_seed, "profile": profile, "score": profile.isel(distance=model.settings.distance)})
+    return xr.Dataset({**by_seed, "score": (("features", "seed"), torch.stack(scores).numpy())})
 
 
 @torch.no_grad()

@@ -130,10 +130,10 @@ class MeanToken:
         """Return `OF_MEAN_TOKEN` of the sources `every`, from one short pass; NaN of sources without a constant."""
         hooks, row = self.hooks(run.model.hook_dict), max(run.rows, key=len)
         row, found = row if len(hooks) > 1 else row[:N_TOKENS], dict[int, Any]()
-        with under(run.wrapped, hooks):
+        with under(run.session, hooks):
             for capture, written in read_prompts(run, by, [row]):
                 own = folded(written, fold)
-                sourced = {side: SourcedSide.of_capture(run.wrapped, capture, own, side) for side in sides}
+                sourced = {side: SourcedSide.of_capture(run.session, capture, own, side) for side in sides}
                 found_cosines = [
                     _cosines(one, sums.by_layer(f"{side} {TOKENS[1]}")[capture.layer], every)
                     for side, one in sourced.items()
@@ -205,7 +205,7 @@ def without_constants(run: Run, capture: LayerCapture, written: ResidualSources,
         rest: sums over the other prompts of what each source adds to the keys, which give the constants.
     """
     n_distances = max(1, min(map(len, run.rows)) // 2)
-    sourced = SourcedSide.of_capture(run.wrapped, capture, written, "k")
+    sourced = SourcedSide.of_capture(run.session, capture, written, "k")
     scores = [statistics_from_qk(capture, capture.rotated_q, capture.rotated_k).score[0]]
     for constant in rest.means:
         keys = rotate(capture.k - constant[:, None].to(capture.k), capture.positions, capture.geometry.rope)

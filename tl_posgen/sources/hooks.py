@@ -20,7 +20,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
-from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.residual.reference import Reference, reference_of
 from tl_posgen.residual.residual_sources import ROUNDING, Side, SourceReader, called, frozen_layer, near
 from tl_posgen.rope.rotation import complex_planes, from_complex_planes
@@ -88,11 +88,11 @@ def remove_source(
         raise InputError('source: give one at least, such as "L0 MLP"')
     if control and part != "constant":
         raise InputError(f"control=True with part={part!r}: random phases are those of a constant; leave one out")
-    wrapped = wrap(model)
-    chosen = select_heads(wrapped.model, None, heads)
+    session = session_of(model)
+    chosen = select_heads(session.model, None, heads)
     if not isinstance(reference, Reference):
-        reference = reference_of(wrapped.model, reference, layers=list(chosen))
-    names = _names_by_layer(wrapped, reference, chosen, SIDES[on], asked, optional=heads is None)
+        reference = reference_of(session.model, reference, layers=list(chosen))
+    names = _names_by_layer(session, reference, chosen, SIDES[on], asked, optional=heads is None)
     chosen = {layer: of for layer, of in chosen.items() if layer in names}
     constants = {}
     for layer, removed in names.items():
@@ -100,8 +100,8 @@ def remove_source(
         rows = [place for place, name in enumerate(means.sources[SIDES[on]]) if name in removed]
         constants[layer] = means.source_means[SIDES[on]][rows].sum(0)
     if control:
-        constants = {layer: turned(wrapped.layer(layer).geometry, one, on, seed) for layer, one in constants.items()}
-    live = None if part == "constant" else _LiveSources(wrapped, max(chosen), names, SIDES[on])
+        constants = {layer: turned(session.layer(layer).geometry, one, on, seed) for layer, one in constants.items()}
+    live = None if part == "constant" else _LiveSources(session, max(chosen), names, SIDES[on])
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         gone = _of_heads(constants, capture)
@@ -123,7 +123,7 @@ def _of_heads(constants: Mapping[int, Tensor], capture: LayerCapture) -> Float[T
 
 
 def _names_by_layer(
-    wrapped: WrappedModel,
+    session: Session,
     reference: Reference,
     chosen: Mapping[int, Sequence[int]],
     side: Side,
@@ -140,7 +140,7 @@ def _names_by_layer(
     missing: dict[str, InputError] = {}
     there: set[str] = set()
     for layer in chosen:
-        every = reference.of_layer(wrapped.layer(layer).geometry).sources.get(side, ())
+        every = reference.of_layer(session.layer(layer).geometry).sources.get(side, ())
         if not every:
             raise InputError("the reference has no sources; make it with reference_of(model, text, sources=True)")
         known = [name for name in every if name != ROUNDING]
@@ -197,8 +197,8 @@ def turned(
 class _LiveSources:
     """Vectors that sources write into queries or keys in the pass that runs."""
 
-    def __init__(self, wrapped: WrappedModel, last: int, names: Mapping[int, set[str]], side: Side):
-        self.wrapped, self.names, self.reader = wrapped, names, SourceReader(wrapped, last)
+    def __init__(self, session: Session, last: int, names: Mapping[int, set[str]], side: Side):
+        self.session, self.names, self.reader = session, names, SourceReader(session, last)
         self.side: Side = side
         self.resid: dict[int, Tensor] = {}
 
@@ -224,20 +224,20 @@ class _LiveSources:
             )
         written = self.reader.sources(capture.layer, x, capture.prompt)
         capture.resid, capture.inputs = x, self.inputs_of(capture, x)
-        capture.projections = self.wrapped.projections(capture.layer)
-        frozen = frozen_layer(self.wrapped, capture, self.side)
+        capture.projections = self.session.projections(capture.layer)
+        frozen = frozen_layer(self.session, capture, self.side)
         wanted = [place for place, name in enumerate(frozen.names(written.names)) if name in self.names[capture.layer]]
         return frozen.of_heads(capture.heads).vectors(written.values)[wanted].sum(0)
 
     def inputs_of(self, capture: LayerCapture, x: Float[Tensor, "pos d_model"]) -> Float[Tensor, "pos d_model"]:
         """Return what entered W_K: the residual stream, or the norm of it that gives the keys of the pass."""
-        projections, block = self.wrapped.projections(capture.layer), self.wrapped.backend.model.blocks[capture.layer]
+        projections, block = self.session.projections(capture.layer), self.session.backend.model.blocks[capture.layer]
         norms = [one for name, one in block.named_children() if name.startswith("ln")]
-        with torch.no_grad(), without_hooks(self.wrapped.model):
+        with torch.no_grad(), without_hooks(self.session.model):
             for norm in (None, *norms):
-                inputs = x if norm is None else called(norm, self.wrapped, x)
+                inputs = x if norm is None else called(norm, self.session, x)
                 keys = projections.keys(inputs.to(projections.w_k.device))[list(capture.heads)]
-                if near(keys.to(capture.k), capture.k, self.wrapped.dtype):
+                if near(keys.to(capture.k), capture.k, self.session.dtype):
                     return inputs
         raise UnsupportedModelError(
             f"layer {capture.layer}: no norm of the block gives the keys of this pass (other hooks change them?), "

@@ -17,7 +17,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.selection import select_heads
-from tl_posgen.models.wrapped import WrappedModel
+from tl_posgen.models.session import Session
 from tl_posgen.position.decomposition.numbers.variance_shares import (
     DistanceWeights,
     Spread,
@@ -99,14 +99,14 @@ class SourcedSide:
 
     @classmethod
     def of_capture(
-        cls, wrapped: WrappedModel, capture: LayerCapture, written: ResidualSources, side: Letter
+        cls, session: Session, capture: LayerCapture, written: ResidualSources, side: Letter
     ) -> "SourcedSide":
         """Return one side of a capture with its resid, inputs and projections."""
         whole = capture.q if side == "q" else capture.k
-        frozen = frozen_layer(wrapped, capture, SIDES[side]).of_heads(capture.heads)
+        frozen = frozen_layer(session, capture, SIDES[side]).of_heads(capture.heads)
         names = frozen.names(written.names)
-        names = (*names, ROUNDING) if wrapped.dtype.itemsize < torch.float32.itemsize else names
-        return cls(whole, written, frozen, names, wrapped.dtype)
+        names = (*names, ROUNDING) if session.dtype.itemsize < torch.float32.itemsize else names
+        return cls(whole, written, frozen, names, session.dtype)
 
     def sums(self, tokens: slice) -> Float[Tensor, "source head d_head"]:
         """Return the sums over tokens of what each source adds.
@@ -144,9 +144,9 @@ def read_prompts(
     """
     last = max(select_heads(run.model, **run.where))
     for number, row in enumerate(run.rows if rows is None else rows):
-        reader, captures = SourceReader(run.wrapped, last, by), list[LayerCapture]()
+        reader, captures = SourceReader(run.session, last, by), list[LayerCapture]()
         with reader.attached():
-            run_capture(run.wrapped, row[None], captures.append, {"resid", "inputs"}, **run.where)
+            run_capture(run.session, row[None], captures.append, {"resid", "inputs"}, **run.where)
         while captures:  # let go one by one
             capture = captures.pop(0)
             assert capture.resid is not None
@@ -206,13 +206,13 @@ def takes_products(side: Letter, term: TermName) -> bool:
 
 
 def sums_of(
-    wrapped: WrappedModel, capture: LayerCapture, written: ResidualSources, sides: Sequence[Letter]
+    session: Session, capture: LayerCapture, written: ResidualSources, sides: Sequence[Letter]
 ) -> dict[str, Any]:
     """Return moments of queries and keys, and sums of what each source adds, of one layer of one prompt."""
     both = zip(TOKENS, moments_with_and_without_first(capture), strict=True)
     found: dict[str, Any] = {f"moments {tokens}": moments for tokens, moments in both}
     for side in sides:
-        sourced = SourcedSide.of_capture(wrapped, capture, written, side)
+        sourced = SourcedSide.of_capture(session, capture, written, side)
         rests = sourced.sums(REST)
         for tokens, values in zip(TOKENS, (sourced.sums(FIRST) + rests, rests), strict=True):
             n = capture.length - (tokens != TOKENS[0])

@@ -188,7 +188,7 @@ class Sources(Measure):
             if capture.layer == min(layers):
                 mean_token.add(written)
             written = folded(written, self.folded)
-            values = self.add(groups, capture, sums_of(run.wrapped, capture, written, self.sides))
+            values = self.add(groups, capture, sums_of(run.session, capture, written, self.sides))
             if self.check:
                 own[capture.prompt, capture.layer] = values[f"k {TOKENS[1]}"]
         whole = total(groups.parts)
@@ -215,7 +215,7 @@ class Sources(Measure):
         found = {}
         every = {tokens: self.factors(whole, capture.layer, tokens) for tokens in TOKENS}
         for side in self.sides:
-            sourced = SourcedSide.of_capture(run.wrapped, capture, written, side)
+            sourced = SourcedSide.of_capture(run.session, capture, written, side)
             for term, tokens in product(self.terms, TOKENS):
                 if takes_products(side, term):
                     sums = whole.by_layer(f"{side} {tokens}")[capture.layer]

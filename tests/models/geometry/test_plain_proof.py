@@ -8,7 +8,7 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.geometry.plain_proof import compare_with_hf, first_output
 from tl_posgen.models.layer_table import check, geometry_of
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 TOKENS = torch.arange(2, 42)[None]
 
@@ -56,7 +56,7 @@ def test_the_plain_model_is_lent_and_put_back(family_directory, name):
     modules = [id(module) for module in bridge.modules()]
     with torch.no_grad():
         before = bridge(TOKENS)
-        with wrap(bridge).backend.plain() as lent:
+        with session_of(bridge).backend.plain() as lent:
             torch.testing.assert_close(lent(TOKENS).logits, plain(TOKENS).logits, rtol=0, atol=0)
         assert torch.equal(bridge(TOKENS), before)
     assert [id(module) for module in bridge.modules()] == modules
@@ -65,7 +65,7 @@ def test_the_plain_model_is_lent_and_put_back(family_directory, name):
 def test_it_is_put_back_after_an_error(family_directory):
     bridge = load_model(family_directory("llama"), "bridge")
     modules = [id(module) for module in bridge.modules()]
-    with pytest.raises(ZeroDivisionError), wrap(bridge).backend.plain():
+    with pytest.raises(ZeroDivisionError), session_of(bridge).backend.plain():
         raise ZeroDivisionError
     assert [id(module) for module in bridge.modules()] == modules
 
@@ -75,7 +75,7 @@ def test_hooks_of_the_user_are_not_held_against_a_bridge(family_directory):
     bridge = load_model(family_directory("llama"), "bridge")
     calls = []
     bridge.add_hook("blocks.1.hook_resid_pre", lambda x, hook: calls.append(1) or 2 * x)
-    assert wrap(bridge).difference(again=True) == ""
+    assert session_of(bridge).difference(again=True) == ""
     assert not calls
     with torch.no_grad():
         bridge(TOKENS)
@@ -86,7 +86,7 @@ def test_hooks_of_the_user_are_not_held_against_a_bridge(family_directory):
 def test_processed_weights_are_the_same_model(family_directory, name):
     bridge = load_model(family_directory(name), "bridge")
     bridge.enable_compatibility_mode(disable_warnings=True)
-    assert wrap(bridge).difference(again=True) == ""
+    assert session_of(bridge).difference(again=True) == ""
 
 
 @pytest.mark.parametrize("name", ["llama", "neox", "bloom", "falcon"])
@@ -95,7 +95,7 @@ def test_weights_changed_under_a_bridge_are_its_own(family_directory, name):
     bridge = load_model(family_directory(name), "bridge")
     with torch.no_grad():
         bridge.blocks[0].attn.W_Q.mul_(1.5)
-    assert wrap(bridge).difference(again=True) == ""
+    assert session_of(bridge).difference(again=True) == ""
 
 
 def test_compatibility_mode_hides_nothing(hunyuan):
@@ -112,9 +112,9 @@ def llama(family_directory):
 
 
 def test_a_bridge_that_is_right_is_compared_with_nothing_else(llama, monkeypatch):
-    backend = wrap(llama[0]).backend
+    backend = session_of(llama[0]).backend
     monkeypatch.setattr(type(backend), "random_init", None)
-    assert wrap(llama[0]).difference(again=True) == ""
+    assert session_of(llama[0]).difference(again=True) == ""
 
 
 def test_logits_may_differ_by_a_thousandth_of_the_largest_and_by_constants(llama):
@@ -127,7 +127,7 @@ def test_logits_may_differ_by_a_thousandth_of_the_largest_and_by_constants(llama
         change = torch.arange(48.0)[:, None].expand(48, n).clone()  # softmax cannot tell a constant per token
         change[40, 7] += share * 1e-3 * largest * n / (n - 1)  # of which the mean over the vocabulary takes its part
         handle = add(change)
-        found = compare_with_hf(wrap(bridge).backend)
+        found = compare_with_hf(session_of(bridge).backend)
         handle.remove()
         assert bool(found) == differs
     assert f"logits differ by {1.1e-3 * largest:.2g}, the largest being {largest:.2g}" in found
@@ -147,7 +147,7 @@ def test_the_first_layer_whose_stream_parts_is_named(llama, layer, share, named)
     bridge.blocks[layer].register_forward_hook(shift)
     add(torch.eye(48, bridge.cfg.d_vocab))
     place = f"layer {layer}: the residual streams part here; " if named else ""
-    assert compare_with_hf(wrap(bridge).backend).startswith(f"{place}this TransformerBridge computes")
+    assert compare_with_hf(session_of(bridge).backend).startswith(f"{place}this TransformerBridge computes")
 
 
 def test_the_stream_is_the_first_of_what_a_layer_returns():
@@ -163,13 +163,13 @@ def test_a_plain_model_that_cannot_run_is_a_difference(llama):
         raise RuntimeError("no kernel\nfor this")
 
     bridge.original_model.register_forward_pre_hook(fail)
-    found = compare_with_hf(wrap(bridge).backend)
+    found = compare_with_hf(session_of(bridge).backend)
     assert found == "the Hugging Face model that it wraps cannot run (no kernel)"
 
 
 def test_a_processed_bridge_and_a_model_made_of_none_have_no_plain_model(llama, mini):
     bridge, _ = llama
     bridge.enable_compatibility_mode(disable_warnings=True)
-    assert compare_with_hf(wrap(bridge).backend) is None
-    if not wrap(mini).backend.wraps_another:
-        assert compare_with_hf(wrap(mini).backend) == ""
+    assert compare_with_hf(session_of(bridge).backend) is None
+    if not session_of(mini).backend.wraps_another:
+        assert compare_with_hf(session_of(mini).backend) == ""

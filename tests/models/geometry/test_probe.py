@@ -14,8 +14,8 @@ from tl_posgen.models.conversion.convert import hooked_parts
 from tl_posgen.models.layer_table import check, geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
 BOTH = [name for name, family in FAMILIES.items() if family.hooked and family.bridge]
@@ -222,7 +222,7 @@ def test_frequencies_changed_by_hand_are_read_anew_when_asked(family_directory):
     before = geometry_of(model)[0].rope.inv_freq
     model.rotary_emb.original_component.inv_freq *= 0.5
     assert torch.equal(geometry_of(model)[0].rope.inv_freq, before)
-    wrap(model).found(again=True)
+    session_of(model).found(again=True)
     torch.testing.assert_close(geometry_of(model)[0].rope.inv_freq, before / 2)
 
 
@@ -244,7 +244,7 @@ def test_half_precision_models_are_proved_within_their_rounding(family_directory
     ],
 )
 def test_the_longest_prompt_is_known_beforehand(family_model, name, backend, limit):
-    assert wrap(family_model(name, backend)).limit.tokens == limit
+    assert session_of(family_model(name, backend)).limit.tokens == limit
 
 
 @pytest.mark.parametrize("n", [4, 6, 8, 12])

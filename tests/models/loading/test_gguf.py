@@ -14,9 +14,9 @@ from tl_posgen.models.conversion.gguf_file import gguf_reader, quantisation_of
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loading.shuffled_like import shuffled_like
-from tl_posgen.models.provenance import model_label, provenance_of
+from tl_posgen.models.provenance import provenance_of
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.studies.study import digest_of
 
 gguf = pytest.importorskip("gguf")
@@ -102,7 +102,7 @@ def test_logits_are_those_of_the_dequantised_weights_on_either_backend(written, 
     with torch.no_grad():
         torch.testing.assert_close(model(TOKENS), original(TOKENS).logits, rtol=1e-4, atol=2e-5)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    origin = wrap(model).origin
+    origin = session_of(model).origin
     assert (origin.directory, origin.dequantised_from) == (path, "Q4_1")
 
 
@@ -153,15 +153,15 @@ def test_both_nulls_are_made_of_it_without_reading_its_weights_again(written, ba
         assert type(made) is type(model)
     with torch.no_grad():
         torch.testing.assert_close(null(TOKENS), expected(TOKENS).logits, rtol=1e-4, atol=2e-5)
-    assert (model_label(null), model_label(shuffled)) == ("tiny", "tiny (dequantised from Q4_1)")
-    assert wrap(null).backend.n_parameters() == wrap(model).backend.n_parameters()
+    assert (session_of(null).label, session_of(shuffled).label) == ("tiny", "tiny (dequantised from Q4_1)")
+    assert session_of(null).backend.n_parameters() == session_of(model).backend.n_parameters()
 
 
 def test_what_transformers_saves_of_it_is_the_model(written, tmp_path):
     from transformers import AutoModelForCausalLM
 
     path, original = written
-    with quiet(), wrap(load_model(path, "bridge")).backend.plain() as hf_model:
+    with quiet(), session_of(load_model(path, "bridge")).backend.plain() as hf_model:
         hf_model.save_pretrained(tmp_path)
         saved = AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():
@@ -172,7 +172,7 @@ def test_what_transformers_saves_of_it_is_the_model(written, tmp_path):
 def test_what_is_not_quantised_is_not_said_to_be_dequantised(tmp_path, kind, said):
     original = save_gguf(tmp_path / "tiny.gguf", kind)
     model = load_model(tmp_path / "tiny.gguf", "bridge")
-    assert provenance_of(model, [])["dequantised_from"] == said
+    assert provenance_of(session_of(model), [])["dequantised_from"] == said
     with torch.no_grad():
         torch.testing.assert_close(model(TOKENS), original(TOKENS).logits, rtol=1e-4, atol=2e-5)
 
@@ -184,7 +184,7 @@ def test_without_a_file_type_it_is_the_type_of_most_weights(written):
 
 
 def test_a_dtype_that_is_asked_for_is_taken(written):
-    assert wrap(load_model(written[0], "bridge", "bfloat16")).dtype == torch.bfloat16
+    assert session_of(load_model(written[0], "bridge", "bfloat16")).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

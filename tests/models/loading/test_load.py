@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
 LOADABLE = [(n, b) for n, f in FAMILIES.items() for b in ("hooked", "bridge") if b == "bridge" or f.hooked]
@@ -47,13 +47,13 @@ def test_a_model_of_someone_else_has_an_origin_too(family_directory):
     from transformer_lens.model_bridge import TransformerBridge
 
     model = TransformerBridge.boot_transformers(str(family_directory("llama")), device="cpu")
-    origin = wrap(model).origin
+    origin = session_of(model).origin
     assert (origin.name, origin.directory) == (str(family_directory("llama")), None)
 
 
 def test_mini_is_loaded_in_float32(mini):
-    assert wrap(mini).dtype == torch.float32
-    assert wrap(mini).origin.name == "mini"
+    assert session_of(mini).dtype == torch.float32
+    assert session_of(mini).origin.name == "mini"
 
 
 def test_loading_is_silent_and_leaves_no_trace(family_directory, backend, capfd, caplog):
@@ -323,7 +323,7 @@ def test_a_hub_model_in_the_cache_loads_offline_and_remembers_its_commit(family_
     (repository / "refs/main").write_text("abc123")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    origin = wrap(load_model("tiny/llama")).origin
+    origin = session_of(load_model("tiny/llama")).origin
     assert (origin.name, origin.revision) == ("tiny/llama", "abc123")
 
 

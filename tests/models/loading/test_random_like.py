@@ -12,7 +12,7 @@ from tl_posgen.models.conversion.convert import hooked_parts
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.provenance import fingerprint
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
 
@@ -40,9 +40,9 @@ def test_the_null_is_the_same_kind_of_object_with_other_weights_and_says_what_it
     assert next(null.parameters()).dtype == next(llama.parameters()).dtype
     assert not torch.allclose(logits(null), logits(llama), atol=1e-2)
     assert torch.equal(null.to_tokens("a cat"), llama.to_tokens("a cat"))
-    origin = wrap(null).origin
+    origin = session_of(null).origin
     assert (origin.seed, origin.initialisation) == (5, "transformers, LlamaForCausalLM")
-    assert origin.name == wrap(llama).origin.name
+    assert origin.name == session_of(llama).origin.name
 
 
 def test_the_seed_decides(llama):
@@ -73,7 +73,7 @@ def test_a_hooked_transformer_made_from_a_cfg_has_a_null_from_that_cfg():
     assert torch.equal(logits(null), logits(random_like(model, seed=2)))
     assert not torch.allclose(logits(null), logits(model))
     assert null.blocks[0].attn.W_Q.std().item() == pytest.approx(cfg.initializer_range, rel=0.1)
-    assert wrap(null).origin.initialisation == "HookedTransformer, init_mode gpt2"
+    assert session_of(null).origin.initialisation == "HookedTransformer, init_mode gpt2"
     assert model.cfg.seed == 1
 
 
@@ -89,5 +89,5 @@ def test_a_bridge_that_load_model_did_not_make_has_a_null_from_its_config(family
 def test_a_deep_copy_has_the_null_of_its_original(backend):
     model = load_model("mini", backend)
     same = copy.deepcopy(model)
-    assert wrap(same).origin == wrap(model).origin
-    assert fingerprint(random_like(same, 0)) == fingerprint(random_like(model, 0))
+    assert session_of(same).origin == session_of(model).origin
+    assert fingerprint(session_of(random_like(same, 0))) == fingerprint(session_of(random_like(model, 0)))

@@ -9,7 +9,7 @@ from families import VOCAB
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loading.shuffled_like import copy_of, is_matrix, shuffled_like
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
 # joint q/k/v matrices, patched forward methods, learned positions, ALiBi, layers of different kinds
@@ -57,8 +57,8 @@ def test_it_shares_nothing_with_the_model_and_can_be_analysed_alike(family_model
     found = logits(null)
     torch.testing.assert_close(logits(model), before)
     assert not torch.allclose(found, before, atol=1e-2)
-    supported = [not isinstance(layer, UnsupportedModelError) for layer in wrap(model).found()]
-    assert [not isinstance(layer, UnsupportedModelError) for layer in wrap(null).found()] == supported
+    supported = [not isinstance(layer, UnsupportedModelError) for layer in session_of(model).found()]
+    assert [not isinstance(layer, UnsupportedModelError) for layer in session_of(null).found()] == supported
     kept = weights(model)
     try:
         with torch.no_grad():
@@ -91,13 +91,13 @@ def test_hooks_of_the_model_are_not_taken_along(llama):
 
 
 def test_its_origin_says_what_was_done(llama):
-    origin = wrap(shuffled_like(llama, seed=3)).origin
-    assert (origin.seed, origin.name) == (3, wrap(llama).origin.name)
+    origin = session_of(shuffled_like(llama, seed=3)).origin
+    assert (origin.seed, origin.name) == (3, session_of(llama).origin.name)
     assert "permuted" in origin.initialisation
 
 
 def test_it_starts_from_the_weights_in_memory(llama):
-    model = copy_of(wrap(llama))
+    model = copy_of(session_of(llama))
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(2)
@@ -105,7 +105,7 @@ def test_it_starts_from_the_weights_in_memory(llama):
 
 
 def test_a_processed_bridge_is_refused(family_model):
-    bridge = copy_of(wrap(family_model("llama", "bridge")))
+    bridge = copy_of(session_of(family_model("llama", "bridge")))
     bridge.original_model.register_parameter("extra", torch.nn.Parameter(torch.ones(2)))
     with pytest.raises(InputError, match="load the model anew"):
         shuffled_like(bridge, seed=0)

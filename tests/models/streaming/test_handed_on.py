@@ -10,8 +10,8 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
-from tl_posgen.models.streaming.stream import streaming, streaming_policy
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import Choices, session_of
+from tl_posgen.models.streaming.stream import streaming
 
 NAMES = [name for name, family in FAMILIES.items() if family.handed_on]
 N = 60  # beyond the probe's 48 tokens
@@ -26,7 +26,7 @@ def double(scores, hook):
 def test_patterns_are_those_of_hugging_face(family_model, name):
     model = family_model(name, "bridge")
     captures = run(model, TOKENS, {"attn_scores", "pattern"})
-    with torch.no_grad(), wrap(model).backend.plain() as plain:
+    with torch.no_grad(), session_of(model).backend.plain() as plain:
         attentions = plain(TOKENS, output_attentions=True).attentions
     assert len(captures) == 4
     for capture in captures:
@@ -47,7 +47,7 @@ def test_edited_scores_are_used(family_model, name, scale):
     for module, value in zip(modules, held, strict=True):
         setattr(module, scale, value / 2 if scale == "scale_attn" else value * 2)
     try:
-        with torch.no_grad(), wrap(model).backend.plain() as plain:
+        with torch.no_grad(), session_of(model).backend.plain() as plain:
             expected = plain(TOKENS).logits.double().log_softmax(-1)[:, :-1].gather(-1, TOKENS[:, 1:, None])[..., 0]
     finally:
         for module, value in zip(modules, held, strict=True):
@@ -60,7 +60,7 @@ def test_a_block_of_the_users_own_passes_is_captured(family_model):
     model = family_model("gptj", "bridge")
     captures, own = (route(model, TOKENS[:1]) for route in (captures_of, run))
     assert torch.equal(captures[1].q, own[1].q)
-    assert wrap(model).streamed.by is None
+    assert session_of(model).streamed.by is None
 
 
 def test_both_backends_measure_the_same(family_model):
@@ -91,7 +91,7 @@ def test_layers_with_keys_of_their_own_are_measured_beside_others(tmp_path, caps
     assert tl_posgen.check(model)["supported"].tolist() == [True, True, False, False]
     assert "its hook_k does not fire" in capsys.readouterr().out
     captures = run(model, TOKENS, {"pattern"}, layers=[0, 1])
-    with torch.no_grad(), wrap(model).backend.plain() as plain:
+    with torch.no_grad(), session_of(model).backend.plain() as plain:
         attentions = plain(TOKENS, output_attentions=True).attentions
     for capture in captures:
         torch.testing.assert_close(capture.pattern, attentions[capture.layer][capture.prompt], atol=1e-5, rtol=1e-4)
@@ -104,7 +104,10 @@ def test_passes_that_show_no_scores_are_refused(family_model):
         model.run_with_hooks(TOKENS, fwd_hooks=hooks)
     with streaming(model), torch.no_grad():
         model.run_with_hooks(TOKENS, fwd_hooks=hooks)
-    with streaming_policy(False), pytest.raises(InputError, match="only while its attention is streamed"):
+    with (
+        session_of(model).choosing(Choices(False)),
+        pytest.raises(InputError, match="only while its attention is streamed"),
+    ):
         run_capture(model, TOKENS, lambda _: None)
 
 

@@ -16,8 +16,8 @@ from tl_posgen.models.layer_table import check
 from tl_posgen.models.layers.capture import LayerCapture, StreamedCapture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loss import token_losses
-from tl_posgen.models.streaming.stream import LONG, is_streamed, streaming, streaming_policy
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import Choices, session_of
+from tl_posgen.models.streaming.stream import LONG, is_streamed, streaming
 
 N = 70
 # those that are handed on show scores in no other way
@@ -26,7 +26,7 @@ TOKENS = torch.randint(64, (1, 20), generator=torch.Generator().manual_seed(2))
 
 
 def captured(model, tokens, needs, choice) -> list[LayerCapture]:
-    with streaming_policy(choice):
+    with session_of(model).choosing(Choices(choice)):
         return run(model, tokens, needs)
 
 
@@ -108,7 +108,7 @@ def test_the_model_is_as_it_was(llama):
         llama(TOKENS)
     with pytest.raises(ZeroDivisionError), streaming(llama):
         raise ZeroDivisionError
-    assert wrap(llama).streamed.by is None
+    assert session_of(llama).streamed.by is None
     assert [vars(block.attn).keys() for block in llama.blocks] == attributes
     assert torch.equal(llama(TOKENS), before)
 
@@ -159,7 +159,7 @@ def test_a_pass_whose_geometry_changed_is_refused_with_the_layer(backend, family
         if backend == "hooked":
             before, model.cfg.window_size = model.cfg.window_size, 3
         else:
-            held = wrap(model).streamed.by.geometries
+            held = session_of(model).streamed.by.geometries
             before = held[1]
             held[1] = type(before)(**{**vars(before), "window": 3})
         try:
@@ -172,12 +172,12 @@ def test_a_pass_whose_geometry_changed_is_refused_with_the_layer(backend, family
 
 def test_long_prompts_are_streamed_and_short_ones_are_not(family_model):
     model = family_model("llama", "bridge")
-    assert is_streamed(wrap(model), LONG + 1)
-    assert not is_streamed(wrap(model), LONG)
-    with streaming_policy(False):
-        assert not is_streamed(wrap(model), LONG + 1)
-    with streaming_policy(True):
-        assert is_streamed(wrap(model), 8)
+    assert is_streamed(session_of(model), LONG + 1)
+    assert not is_streamed(session_of(model), LONG)
+    with session_of(model).choosing(Choices(False)):
+        assert not is_streamed(session_of(model), LONG + 1)
+    with session_of(model).choosing(Choices(True)):
+        assert is_streamed(session_of(model), 8)
 
 
 def test_settings_that_change_the_steps_of_attention_are_refused(family_model):
@@ -195,15 +195,15 @@ def test_settings_that_change_the_steps_of_attention_are_refused(family_model):
 def test_hooks_that_would_not_fire_are_refused(family_model):
     model = family_model("llama", "bridge")
     with streaming(model):
-        silent = wrap(model).streamed.silent
+        silent = session_of(model).streamed.silent
         try:
-            wrap(model).streamed.silent = frozenset({"blocks.0.attn.hook_rot_q"})
+            session_of(model).streamed.silent = frozenset({"blocks.0.attn.hook_rot_q"})
             with pytest.raises(InputError, match=r"blocks\.0\.attn\.hook_rot_q does not fire"):
                 model.run_with_hooks(
                     torch.arange(9)[None], fwd_hooks=[("blocks.0.attn.hook_rot_q", lambda value, hook: value)]
                 )
         finally:
-            wrap(model).streamed.silent = silent
+            session_of(model).streamed.silent = silent
             model.reset_hooks()
     assert not silent
 
@@ -221,7 +221,7 @@ def test_losses_of_long_prompts_are_streamed_and_the_same(mini_bridge):
 
 
 def of_losses(model, tokens, choice, hooks) -> Tensor:
-    with streaming_policy(choice):
+    with session_of(model).choosing(Choices(choice)):
         return token_losses(model, tokens, hooks)
 
 
@@ -232,11 +232,11 @@ def test_a_model_is_looked_at_anew_while_it_is_streamed(llama):
     before = model(tokens)
     with streaming(model):
         check(model)
-        assert wrap(model).streamed.by is not None
+        assert session_of(model).streamed.by is not None
         model.to(torch.float64)
         run_capture(model, tokens, lambda capture: None)
         assert torch.allclose(model(tokens).float(), before, atol=1e-4)
-    assert wrap(model).streamed.by is None
+    assert session_of(model).streamed.by is None
     assert torch.allclose(model.to(torch.float32)(tokens), before, atol=1e-5)
 
 

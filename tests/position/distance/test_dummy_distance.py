@@ -11,8 +11,8 @@ from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.selection import parse_head
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.distance import DummyDistance, at_dummy_distance
@@ -73,7 +73,7 @@ def test_distances_are_those_below_the_training_length_unless_given(mini, alice)
 def test_no_distance_is_compared_that_a_window_hides(family_model):
     model = family_model("mistral", "bridge")
     found = DummyDistance(distances=(0, 3, 64))(model, torch.arange(2, 26)[None], null_seeds=(), progress=False)
-    [window] = {wrap(model).layer(0).geometry.window}
+    [window] = {session_of(model).layer(0).geometry.window}
     assert 3 < window <= 64
     assert found.own["refit_r"].sel(d0=64).isnull().all()
     assert found.own["key_agreement"].sel(d0=64).isnull().all()

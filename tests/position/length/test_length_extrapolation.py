@@ -14,7 +14,6 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
-from tl_posgen.models.streaming.stream import streaming_policy
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, lm_infinite
 from tl_posgen.position.length.length_extrapolation import TOLERATED, sentence_beyond, within_noise
@@ -133,8 +132,7 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
 
 def test_streamed_passes_give_the_same(mini, alice, result):
     """The untouched model's by rows; layers whose scores are edited form them, and the others do not."""
-    with streaming_policy(True):
-        streamed = LengthExtrapolation(**OPTIONS)(mini, alice, **QUIET).own
+    streamed = LengthExtrapolation(**OPTIONS)(mini, alice, streaming=True, **QUIET).own
     for name in ("loss", "entropy", "normaliser", "frechet", "norm_ratio", "noise_level"):
         np.testing.assert_allclose(streamed[name], result.own[name], rtol=1e-4, atol=1e-5, err_msg=name)
     np.testing.assert_allclose(streamed["plane_coordinates"], result.own["plane_coordinates"], atol=2e-3)

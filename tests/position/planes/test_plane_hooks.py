@@ -8,8 +8,8 @@ from rotated_heads import captures_of
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.order import permute_positions
 from tl_posgen.position.planes import perturb_planes
 from tl_posgen.position.planes.hooks import draw_of
@@ -26,7 +26,7 @@ ROTARY = [
 
 
 def captured(model, **where):
-    with streaming_by_policy(wrap(model), N):
+    with streaming_by_policy(session_of(model), N):
         return captures_of(model, TOKENS[:1], **where)[0]
 
 

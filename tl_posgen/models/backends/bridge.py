@@ -52,7 +52,7 @@ class Bridge(Backend):
         return ContextLimit()
 
     def count_parameters(self) -> int:
-        # the wrapped model holds joint matrices and their parts, and a bias of the unembedding
+        # the model inside holds joint matrices and their parts, and a bias of the unembedding
         hf_model = self.model.original_model
         with torch.device("meta"):
             plain = type(hf_model)(copy.deepcopy(hf_model.config))

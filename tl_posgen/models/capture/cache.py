@@ -25,10 +25,10 @@ from tl_posgen.models.geometry.proof import is_pattern
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
-from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.models.session import Session, session_of
 
 
-def needed_names(model: Model | WrappedModel, needs: Iterable[str] = frozenset(), layers: Layers = None) -> list[str]:
+def needed_names(model: Model | Session, needs: Iterable[str] = frozenset(), layers: Layers = None) -> list[str]:
     """Return the names to ask run_with_cache for: `model.run_with_cache(tokens, names_filter=needed_names(model))`.
 
     q and k take 2 n d numbers per head. Scores (needs={"attn_scores"}) take n^2, and are recomputed exactly without.
@@ -41,14 +41,14 @@ def needed_names(model: Model | WrappedModel, needs: Iterable[str] = frozenset()
         >>> needed_names(load_model("mini"), needs={"pattern"}, layers=[2])
         ['blocks.2.attn.hook_q', 'blocks.2.attn.hook_k', 'blocks.2.attn.hook_pattern']
     """
-    wrapped, needs = wrap(model), _checked(needs)
-    indices = check_indices(layers, wrapped.model.cfg.n_layers, "layer")
-    return [name for names in _names(wrapped, needs, indices).values() for name in names.values()]
+    session, needs = session_of(model), _checked(needs)
+    indices = check_indices(layers, session.model.cfg.n_layers, "layer")
+    return [name for names in _names(session, needs, indices).values() for name in names.values()]
 
 
 def captures_from_cache(
     cache: Any,
-    model: Model | WrappedModel,
+    model: Model | Session,
     layers: Layers = None,
     heads: Heads = None,
     tokens: Any = None,
@@ -71,11 +71,11 @@ def captures_from_cache(
             padding that cannot be told from text; tokens of another shape than it; a need that no cache can hold; no
             numbers, on the device meta.
     """
-    wrapped, needs = wrap(model), None if needs is None else _checked(needs)
-    selected = select_heads(wrapped.model, layers, heads)
+    session, needs = session_of(model), None if needs is None else _checked(needs)
+    selected = select_heads(session.model, layers, heads)
     if not hasattr(cache, "keys"):
         raise InputError(f"the cache is a {type(cache).__name__}; give what model.run_with_cache(tokens) returned")
-    required, held = _names(wrapped, needs or frozenset(), selected), set(cache.keys())
+    required, held = _names(session, needs or frozenset(), selected), set(cache.keys())
     missing = [(layer, part, name) for layer, of in required.items() for part, name in of.items() if name not in held]
     if missing:
         layer, part, name = missing[0]
@@ -84,7 +84,7 @@ def captures_from_cache(
             f"the cache has no {name} ({len(missing)} names are missing), the {part} of layer {layer}; make it with "
             f"model.run_with_cache(tokens, names_filter=tl_posgen.models.needed_names(model{asked}))"
         )
-    probed = [wrapped.layer(layer) for layer in selected]
+    probed = [session.layer(layer) for layer in selected]
     for one in probed:
         for name in held.intersection(one.sites.names.values()):
             _require_numbers(f"the cache's {name}", cache[name])
@@ -95,9 +95,9 @@ def captures_from_cache(
             )
     given, mask = ids_and_mask(tokens)
     ids = None if given is None else _ids(given)
-    read = partial(_read, cache, wrapped)
+    read = partial(_read, cache, session)
     parts = read(probed[0], frozenset(), moved=False)  # of all prompts
-    spans = _spans(parts, probed[0], ids, mask, PadToken.of_tokenizer(wrapped.model.tokenizer))
+    spans = _spans(parts, probed[0], ids, mask, PadToken.of_tokenizer(session.model.tokenizer))
     return _captures(read, probed, selected, ids, spans, needs)
 
 
@@ -117,10 +117,10 @@ def _checked(needs: Iterable[str]) -> frozenset[str]:
     return needs
 
 
-def _names(wrapped: WrappedModel, needs: frozenset[str], layers: Iterable[int]) -> dict[int, dict[str, str]]:
+def _names(session: Session, needs: frozenset[str], layers: Iterable[int]) -> dict[int, dict[str, str]]:
     """Return layer -> part -> hook name."""
     wanted = [part for part in PARTS if part in needs | {"q", "k"}]
-    return {layer: {part: wrapped.layer(layer).sites.names[part] for part in wanted} for layer in layers}
+    return {layer: {part: session.layer(layer).sites.names[part] for part in wanted} for layer in layers}
 
 
 def _ids(tokens: Any) -> Int[Tensor, "batch pos"]:
@@ -183,7 +183,7 @@ def _captures(
 
 def _read(
     cache: Any,
-    wrapped: WrappedModel,
+    session: Session,
     layer: Probed,
     needs: frozenset[str] | None,
     prompts: slice = slice(None),
@@ -192,7 +192,7 @@ def _read(
 ) -> dict[str, Tensor]:
     """Read the wanted parts of one layer, and those that prove it, with their batch dimension, moved to where the layer
     is, or where they lie."""
-    device = next(wrapped.attention(layer.geometry.layer).parameters()).device
+    device = next(session.attention(layer.geometry.layer).parameters()).device
     stored, wanted = set(cache.keys()), layer.sites.names if needs is None else {"q", "k", *FORMED} | needs
     held = {part: cache[name] for part, name in layer.sites.names.items() if name in stored and part in wanted}
     batched = getattr(cache, "has_batch_dim", True)

@@ -36,8 +36,8 @@ from tl_posgen.models.layers.fused import LayerAttention
 from tl_posgen.models.layers.projections import attention_inputs, projection_weights, prove_projections
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits, streaming, streaming_by_policy
-from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import count
 
 Consumer = Callable[[LayerCapture], None]
@@ -47,7 +47,7 @@ EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # 
 
 @contextmanager
 def capturing(
-    model: Model | WrappedModel,
+    model: Model | Session,
     consumer: Consumer,
     needs: Iterable[str] = frozenset(),
     layers: Layers = None,
@@ -72,16 +72,16 @@ def capturing(
             needs={"inputs"}, one whose queries or keys are something else than an affine map of one input, with a norm
             or clipping after it (adapters, quantised weights).
     """
-    wrapped = wrap(model)
+    session = session_of(model)
     with ExitStack() as stack:
-        if wrapped.needs_streaming:
-            stack.enter_context(streaming(wrapped))
-        stack.enter_context(_PassCapture(wrapped, consumer, needs, layers, heads).attached())
+        if session.needs_streaming:
+            stack.enter_context(streaming(session))
+        stack.enter_context(_PassCapture(session, consumer, needs, layers, heads).attached())
         yield
 
 
 def run_capture(
-    model: Model | WrappedModel,
+    model: Model | Session,
     tokens: Int[Tensor, "batch pos"],
     consumer: Consumer,
     needs: Iterable[str] = frozenset(),
@@ -110,20 +110,20 @@ def run_capture(
         >>> torch.equal(logits, model(tokens))
         True
     """
-    wrapped, needs = wrap(model), checked_needs(needs, (*PARTS, "inputs", "logits"))
-    tokens = tokens.to(wrapped.device)
-    require_fits(wrapped, tokens.shape[1])
-    with streaming_by_policy(wrapped, tokens.shape[1]):
-        capture = _PassCapture(wrapped, consumer, needs - {"logits"}, layers, heads, tokens)
+    session, needs = session_of(model), checked_needs(needs, (*PARTS, "inputs", "logits"))
+    tokens = tokens.to(session.device)
+    require_fits(session, tokens.shape[1])
+    with streaming_by_policy(session, tokens.shape[1]):
+        capture = _PassCapture(session, consumer, needs - {"logits"}, layers, heads, tokens)
         if len(tokens) == 1:  # one prompt is padded to nothing, whatever its tokens
             capture.pad = PadToken()
         options: dict[str, Any] = {"return_type": "logits"}
         if "logits" not in needs:
             behind = max(capture.heads) + 1
-            options = {"return_type": None, "stop_at_layer": behind if behind < wrapped.model.cfg.n_layers else None}
+            options = {"return_type": None, "stop_at_layer": behind if behind < session.model.cfg.n_layers else None}
         count(len(tokens))
-        with torch.no_grad(), wrapped.exclusive(capture), capture.attached():
-            predicted = wrapped.backend.model(tokens, **options, **wrapped.backend.options(tokens))
+        with torch.no_grad(), session.exclusive(capture), capture.attached():
+            predicted = session.backend.model(tokens, **options, **session.backend.options(tokens))
     if silent := [layer for layer in capture.heads if layer not in capture.fired]:
         raise UnsupportedModelError(
             f"layer {silent[0]}: the hooks of its attention did not fire, so nothing of it was captured; was its "
@@ -141,27 +141,27 @@ class _PassCapture:
 
     def __init__(
         self,
-        wrapped: WrappedModel,
+        session: Session,
         consumer: Consumer,
         needs: Iterable[str],
         layers: Layers,
         heads: Heads,
         tokens: Int[Tensor, "batch pos"] | None = None,
     ):
-        self.wrapped, self.consumer, self.needs = wrapped, consumer, checked_needs(needs, (*PARTS, "inputs"))
-        wrapped.require_evaluation()
-        self.heads = select_heads(wrapped.model, layers, heads)
-        self.layers = [wrapped.layer(index) for index in self.heads]
+        self.session, self.consumer, self.needs = session, consumer, checked_needs(needs, (*PARTS, "inputs"))
+        session.require_evaluation()
+        self.heads = select_heads(session.model, layers, heads)
+        self.layers = [session.layer(index) for index in self.heads]
         self.tokens, self.embeds_tokens = tokens, tokens is None
         self.embedded: Tensor | None = None  # by the pass that begins
-        self.pad = PadToken.of_tokenizer(wrapped.model.tokenizer)
+        self.pad = PadToken.of_tokenizer(session.model.tokenizer)
         self.parts: dict[str, Tensor] = {}
         self.last = "pattern" if "pattern" in self.needs else "attn_scores"  # to fire of what is captured of a layer
         self.spans: list[slice] = []  # the text of each prompt
         self.mask: Any = None  # what the first layer's attention is given as one
         self.seen: Tensor | None = None  # [batch, pos]: what that leaves of them
         self.fired: set[int] = set()  # layers that were handed over
-        self.owner, self.stream = wrapped.owner, wrapped.streamed.by
+        self.owner, self.stream = session.owner, session.streamed.by
         self.prompts_before = self.prompts_seen = 0
         self.thread = threading.get_ident()
         wanted = self.needs | {"resid", "q", "k", "attn_scores"}
@@ -169,25 +169,25 @@ class _PassCapture:
         self.receivers = {
             probed.sites.names[part]: partial(self.receive, probed, part) for probed in self.layers for part in parts
         }
-        self.points = wrapped.model.hook_dict  # which a bridge works out anew whenever it is asked
+        self.points = session.model.hook_dict  # which a bridge works out anew whenever it is asked
         if "inputs" in self.needs:
             for probed in self.layers:  # refused before anything runs
-                projection_weights(wrapped.attention(probed.geometry.layer), probed.geometry)
+                projection_weights(session.attention(probed.geometry.layer), probed.geometry)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         """While the block runs, forward passes are captured."""
-        wrapped = self.wrapped
-        attentions = {layer: wrapped.attention(layer) for layer in (self.heads if "inputs" in self.needs else ())}
+        session = self.session
+        attentions = {layer: session.attention(layer) for layer in (self.heads if "inputs" in self.needs else ())}
         with ExitStack() as stack:
             if self.embeds_tokens:
-                first = wrapped.attention(self.layers[0].geometry.layer)
-                stack.callback(wrapped.embedding.register_forward_pre_hook(self.receive_tokens).remove)
+                first = session.attention(self.layers[0].geometry.layer)
+                stack.callback(session.embedding.register_forward_pre_hook(self.receive_tokens).remove)
                 stack.callback(first.register_forward_pre_hook(self.receive_mask, with_kwargs=True).remove)
-            stack.enter_context(wrapped.exclusive(wrapped.owner))
+            stack.enter_context(session.exclusive(session.owner))
             receive = partial(self.parts.__setitem__, "inputs")
-            stack.enter_context(attention_inputs(attentions, wrapped.backend.attention_input, receive))
-            stack.enter_context(watching(wrapped.model, self.receivers))
+            stack.enter_context(attention_inputs(attentions, session.backend.attention_input, receive))
+            stack.enter_context(watching(session.model, self.receivers))
             if self.stream is not None:
                 self.stream.listeners.append(self.receive_streamed)
                 stack.callback(self.stream.listeners.remove, self.receive_streamed)
@@ -204,12 +204,12 @@ class _PassCapture:
 
     def is_own_pass(self) -> bool:
         """Tell passes that are to be captured from those that this package makes for itself."""
-        return self.wrapped.owner in (self, self.owner)
+        return self.session.owner in (self, self.owner)
 
     def receive(self, probed: Probed, part: str, value: Tensor) -> None:
         if not self.is_own_pass():
             return
-        self.wrapped.require_shown(probed)
+        self.session.require_shown(probed)
         if part == "resid":  # the first to fire: what an interrupted pass left behind goes
             self.parts.clear()
             if self.embeds_tokens and probed is self.layers[0]:
@@ -230,7 +230,7 @@ class _PassCapture:
         formed = {"attn_scores": done.scores, "pattern": done.pattern}
         wanted = self.needs | {"attn_scores"}
         self.parts |= {part: x.detach() for part, x in formed.items() if x is not None and part in wanted}
-        self.hand_over(self.wrapped.layer(layer), done)
+        self.hand_over(self.session.layer(layer), done)
 
     def hand_over(self, probed: Probed, streamed: LayerAttention | None = None) -> None:
         """Make a capture of each prompt, proved by the scores that the pass used, and give them to the consumer."""
@@ -240,7 +240,7 @@ class _PassCapture:
         layer, dtype, (batch, _, length, _) = probed.geometry.layer, parts["q"].dtype, parts["q"].shape
         tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
         if probed is self.layers[0]:
-            self.wrapped.require_evaluation()
+            self.session.require_evaluation()
             self.prompts_before, self.prompts_seen = self.prompts_seen, self.prompts_seen + batch
             mask, self.mask = self.mask, None
             self.seen = mask_of_pass(mask, batch, length, parts["q"].device)
@@ -269,7 +269,7 @@ class _PassCapture:
                 captures.append(as_streamed(layer_capture(*what), *rotated, dtype))
         if any(isinstance(capture, EditedCapture) for capture in captures):
             require_mask(probed.geometry, parts["attn_scores"], dtype, self.seen)
-        projections = self.wrapped.projections(layer) if "inputs" in self.needs else None
+        projections = self.session.projections(layer) if "inputs" in self.needs else None
         for capture in captures:
             if projections is not None and capture.inputs is not None:
                 allowed = tolerance(dtype)

@@ -20,7 +20,7 @@ from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import MINI, ModelFiles, find_files, first_line, local_directory
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import centred, logit_error
-from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.models.session import Session, session_of
 
 BackendChoice = Literal["auto", "hooked", "bridge"]
 Dtype: TypeAlias = torch.dtype | str
@@ -150,14 +150,14 @@ def _load(files: ModelFiles, asked: Pretrained, device: str, *, precise: bool = 
     if not bundled and dtype != (usual := computed_in(held, asked.dtype, device, precise=False)):
         narrow, taken = (str(one).removeprefix("torch.") for one in (usual, dtype))
         tqdm.write(f"{files.name} is loaded in {taken}, as {narrow} has too few digits here; give a dtype to choose")
-    wrapped, where = wrap(model), (files.revision, place, files.tokenizer)
+    session, where = session_of(model), (files.revision, place, files.tokenizer)
     quantised = None if gguf is None else quantisation_of(gguf)
-    wrapped.remember_origin(
+    session.remember_origin(
         Origin(
-            files.name, wrapped.backend.name, *where, trust_remote_code=trust, dequantised_from=quantised, config=config
+            files.name, session.backend.name, *where, trust_remote_code=trust, dequantised_from=quantised, config=config
         )
     )
-    if reason := wrapped.difference():
+    if reason := session.difference():
         raise UnsupportedModelError(f"{files.name}: {reason}")
     return model
 
@@ -219,25 +219,25 @@ def open_model(model: Model | Pretrained | str | os.PathLike, *, precise: bool =
     """
     if isinstance(model, str | os.PathLike):
         model = Pretrained(model)
-    return model.load(precise=precise) if isinstance(model, Pretrained) else wrap(model).model
+    return model.load(precise=precise) if isinstance(model, Pretrained) else session_of(model).model
 
 
-def without_context_limit(model: Model | WrappedModel) -> Model:
+def without_context_limit(model: Model | Session) -> Model:
     """Load the model anew as an object that takes longer prompts, in its dtype and on its device; else return `model`.
     ModelError where what is there now predicts otherwise, so that `model` has other weights than it was loaded with."""
-    wrapped = wrap(model)
-    model, backend, origin = wrapped.model, wrapped.limit.lifted_as, wrapped.origin
+    session = session_of(model)
+    model, backend, origin = session.model, session.limit.lifted_as, session.origin
     if backend is None:
         return model
     trust, name = origin.trust_remote_code, origin.directory or origin.name
-    other = load_model(name, backend, wrapped.dtype, str(wrapped.device), trust_remote_code=trust)
-    tokens = wrapped.backend.some_tokens(24)
+    other = load_model(name, backend, session.dtype, str(session.device), trust_remote_code=trust)
+    tokens = session.backend.some_tokens(24)
     with torch.no_grad():
         own, anew = centred(model(tokens)), centred(other(tokens))
-    same, *_ = logit_error(anew, own, wrapped.dtype)
+    same, *_ = logit_error(anew, own, session.dtype)
     if not same:
         raise ModelError(
-            f"{origin.name}: this object takes no prompts beyond {wrapped.limit.tokens} tokens, and what it was loaded "
+            f"{origin.name}: this object takes no prompts beyond {session.limit.tokens} tokens, and what it was loaded "
             f"from has other weights by now; hand over a {backend} of your own"
         )
     return other

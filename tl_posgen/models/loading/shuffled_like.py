@@ -9,12 +9,12 @@ from torch import Tensor
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.loading.random_like import require_seed
 from tl_posgen.models.model import Model
-from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.models.session import Session, session_of
 
 RULE = "trained, entries of every weight matrix permuted"
 
 
-def shuffled_like(model: Model | WrappedModel, seed: int) -> Model:
+def shuffled_like(model: Model | Session, seed: int) -> Model:
     """W -> the entries of W in random order, for every weight matrix W: trained values without trained structure.
 
     What a measure keeps here, it owes to the sizes of the weights; what it loses, to their arrangement. Embeddings are
@@ -39,10 +39,10 @@ def shuffled_like(model: Model | WrappedModel, seed: int) -> Model:
         (False, True)
     """
     require_seed(seed)
-    wrapped = wrap(model)
-    null = copy_of(wrapped)
+    session = session_of(model)
+    null = copy_of(session)
     shuffle(null, seed)
-    wrap(null).remember_origin(replace(wrapped.origin, seed=seed, initialisation=RULE), proved=True)
+    session_of(null).remember_origin(replace(session.origin, seed=seed, initialisation=RULE), proved=True)
     return null
 
 
@@ -59,10 +59,10 @@ def shuffle(model: Model, seed: int, *, undo: bool = False) -> None:
                 weight.copy_(shuffled.view_as(weight))
 
 
-def copy_of(wrapped: WrappedModel) -> Model:
+def copy_of(session: Session) -> Model:
     """Return the same weights in a model that shares nothing with the first, and without its hooks."""
     with quiet(seed=0):
-        return wrapped.backend.copy(wrapped.origin)
+        return session.backend.copy(session.origin)
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:

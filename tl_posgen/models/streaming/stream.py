@@ -9,7 +9,6 @@ edit row by row (`tl_posgen.hooks.replace_scores.RowByRow`); the others do not.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,7 @@ from tl_posgen.models.memory import require_pass_fits
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import centred, how_they_differ, rounding_remedy
 from tl_posgen.models.selection import head_name
-from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.models.session import Session, session_of
 
 LONG = 1024  # tokens: longer prompts are streamed unless told otherwise
 ROWS = 4  # query rows of every pass whose output is proved, the last among them
@@ -40,12 +39,9 @@ N_TOKENS = 48
 # under which TransformerLens computes attention in other steps
 OTHER_STEPS = ("use_attn_result", "use_split_qkv_input", "use_attn_in", "ungroup_grouped_query_attention")
 
-_choice: ContextVar[bool | None] = ContextVar("streaming", default=None)
-_matrices: ContextVar[int] = ContextVar("matrices", default=0)
-
 
 @contextmanager
-def streaming(model: Model | WrappedModel) -> Iterator[None]:
+def streaming(model: Model | Session) -> Iterator[None]:
     """While the block runs, every forward pass of the model computes attention without a [query, key] matrix.
 
     Attention is torch's fused kernel under a causal mask, and blocks of query rows under anything else: windows,
@@ -72,18 +68,18 @@ def streaming(model: Model | WrappedModel) -> Iterator[None]:
         >>> torch.allclose(streamed, model(tokens), atol=1e-4)
         True
     """
-    wrapped = wrap(model)
-    known = wrapped.streamed
+    session = session_of(model)
+    known = session.streamed
     if known.by is not None:
         yield
         return
-    if found := [name for name in OTHER_STEPS if getattr(wrapped.model.cfg, name, False)]:
+    if found := [name for name in OTHER_STEPS if getattr(session.model.cfg, name, False)]:
         raise UnsupportedModelError(f"attention cannot be streamed: cfg.{found[0]} is set; unset it")
-    stream = _Stream(wrapped)
+    stream = _Stream(session)
     if not stream.geometries:
-        wrapped.layer(0)  # says why
+        session.layer(0)  # says why
     if known.refusal is None:
-        known.refusal = _difference(wrapped, stream)
+        known.refusal = _difference(session, stream)
     if known.refusal:
         raise UnsupportedModelError(known.refusal)
     with stream.at_work():
@@ -91,21 +87,9 @@ def streaming(model: Model | WrappedModel) -> Iterator[None]:
 
 
 @contextmanager
-def streaming_policy(choice: bool | None, matrices: int = 0) -> Iterator[None]:
-    """While the block runs, captured passes are streamed (True), are not (False), or are if they are long (None); what
-    is measured meanwhile holds `matrices` [head, query, key] matrices of a layer, however it is run."""
-    tokens = _choice.set(choice), _matrices.set(matrices)
-    try:
-        yield
-    finally:
-        _choice.reset(tokens[0])
-        _matrices.reset(tokens[1])
-
-
-@contextmanager
-def streaming_by_policy(wrapped: WrappedModel, n: int) -> Iterator[None]:
-    """Stream passes over n tokens as `streaming_policy` says; long ones run as they are where that is impossible."""
-    choice, needed = _choice.get(), wrapped.needs_streaming
+def streaming_by_policy(session: Session, n: int) -> Iterator[None]:
+    """Stream passes over n tokens as the session chose; long ones run as they are where that is impossible."""
+    choice, needed = session.choices.streaming, session.needs_streaming
     if choice is False and needed:
         raise InputError(
             "this model's scores show only while its attention is streamed (TransformerBridge leaves it to Hugging "
@@ -114,36 +98,36 @@ def streaming_by_policy(wrapped: WrappedModel, n: int) -> Iterator[None]:
     with ExitStack() as stack:
         if choice or needed or (choice is None and n > LONG):
             with nullcontext() if choice or needed else suppress(PosgenError):
-                stack.enter_context(streaming(wrapped))
+                stack.enter_context(streaming(session))
         yield
 
 
-def is_streamed(wrapped: WrappedModel, n: int) -> bool:
-    """Tell whether captured passes over n tokens are streamed, as `streaming_policy` says and as the model allows."""
-    with streaming_by_policy(wrapped, n):
-        return wrapped.streamed.by is not None
+def is_streamed(session: Session, n: int) -> bool:
+    """Tell whether captured passes over n tokens are streamed, as the session chose and as the model allows."""
+    with streaming_by_policy(session, n):
+        return session.streamed.by is not None
 
 
-def require_fits(wrapped: WrappedModel, n: int) -> None:
+def require_fits(session: Session, n: int) -> None:
     """Refuse prompts of n tokens that the model does not take, or that no memory holds: their forward pass, or what
-    `streaming_policy` says is measured of it."""
-    wrapped.require_length(n)
+    the session chose to measure of it."""
+    session.require_length(n)
     if n > LONG:
-        require_pass_fits(wrapped.model, n, is_streamed=is_streamed(wrapped, n), matrices=_matrices.get())
+        require_pass_fits(session.model, n, is_streamed=is_streamed(session, n), matrices=session.choices.matrices)
 
 
 class _Stream:
     """Replacement of a model's attention, layer by layer; listeners are given each layer and its `LayerAttention`."""
 
-    def __init__(self, wrapped: WrappedModel):
-        self.wrapped = wrapped
-        self.geometries = {layer: one.geometry for layer, one in enumerate(wrapped.found()) if isinstance(one, Probed)}
+    def __init__(self, session: Session):
+        self.session = session
+        self.geometries = {layer: one.geometry for layer, one in enumerate(session.found()) if isinstance(one, Probed)}
         self.listeners: list[Callable[[int, LayerAttention], None]] = []
         self.replaced = ExitStack()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        handle = self.wrapped.embedding.register_forward_pre_hook(self.refuse_silent)
+        handle = self.session.embedding.register_forward_pre_hook(self.refuse_silent)
         try:
             self.begin()
             yield
@@ -152,12 +136,12 @@ class _Stream:
             handle.remove()
 
     def begin(self) -> None:
-        fused = self.wrapped.backend.fused(self.geometries, lambda layer: partial(self.attention, layer))
+        fused = self.session.backend.fused(self.geometries, lambda layer: partial(self.attention, layer))
         self.replaced.enter_context(fused)
-        self.wrapped.streamed.by = self
+        self.session.streamed.by = self
 
     def end(self) -> None:
-        self.wrapped.streamed.by = None
+        self.session.streamed.by = None
         self.forget_edits()
         self.replaced.close()
 
@@ -173,14 +157,14 @@ class _Stream:
     def forget_edits(self) -> None:
         """Drop the edits that a pass which a hook ended left behind."""
         for layer in self.geometries:
-            take_row_edits(self.wrapped.attention(layer))
+            take_row_edits(self.session.attention(layer))
 
     def refuse_silent(self, *_: Any) -> None:
-        if self.wrapped.streamed.by is None:
+        if self.session.streamed.by is None:
             return
         self.forget_edits()
-        points = self.wrapped.backend.model.hook_dict
-        for name in self.wrapped.streamed.silent:
+        points = self.session.backend.model.hook_dict
+        for name in self.session.streamed.silent:
             if points[name]._forward_hooks or points[name]._backward_hooks:
                 raise InputError(
                     f"{name} does not fire while attention is streamed; remove its hooks, or do not stream"
@@ -202,7 +186,7 @@ class _Stream:
         by, mask, geometry = scale_of(q, scale), as_mask(mask, q, k), self.geometries.get(layer)
         if geometry is not None and by != geometry.scale:  # OPT scales its queries, and not its scores
             q, by = q * (by / geometry.scale), geometry.scale
-        attn = self.wrapped.attention(layer)
+        attn = self.session.attention(layer)
         if not formed and is_hooked(attn):
             formed = form(attn, q, k, v, mask, by, finish, sinks)
         edits = take_row_edits(attn)
@@ -258,36 +242,36 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
             )
 
 
-def _difference(wrapped: WrappedModel, stream: _Stream) -> str:
+def _difference(session: Session, stream: _Stream) -> str:
     """Say how streamed logits of a few random tokens differ from the model's own; "" if they do not.
 
     They are compared by `logit_error`. Finds out, too, which hook points do not fire.
     """
-    model = wrapped.backend.model
-    n = wrapped.limit.cut(N_TOKENS)
-    tokens = wrapped.backend.some_tokens(n - (n in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None))))
+    model = session.backend.model
+    n = session.limit.cut(N_TOKENS)
+    tokens = session.backend.some_tokens(n - (n in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None))))
     seen: set[int] = set()
-    with torch.no_grad(), without_hooks(model), wrapped.exclusive("streaming"):
-        expected, fired = _logits_and_fired(wrapped, tokens)
+    with torch.no_grad(), without_hooks(model), session.exclusive("streaming"):
+        expected, fired = _logits_and_fired(session, tokens)
         stream.listeners.append(lambda layer, _done: seen.add(layer))
         try:
             with stream.at_work():
-                actual, still = _logits_and_fired(wrapped, tokens)
+                actual, still = _logits_and_fired(session, tokens)
         except FAILURES as error:
             return f"attention of this model cannot be streamed: {first_line(error)}"
         finally:
             stream.listeners.clear()
     if left := sorted(set(stream.geometries) - seen):
         return f"layer {left[0]}: its architecture computes attention in a way of its own, which cannot be streamed"
-    if differ := how_they_differ(actual, expected, wrapped.dtype):
+    if differ := how_they_differ(actual, expected, session.dtype):
         return f"attention of this model cannot be streamed: logits {differ}"
-    wrapped.streamed.silent = frozenset(fired - still)
+    session.streamed.silent = frozenset(fired - still)
     return ""
 
 
-def _logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tuple[Tensor, set[str]]:
+def _logits_and_fired(session: Session, tokens: Int[Tensor, "1 pos"]) -> tuple[Tensor, set[str]]:
     """Return the centred logits, and the names of the hook points that fired."""
-    model = wrapped.backend.model
+    model = session.backend.model
     names = {id(point): name for name, point in model.hook_dict.items()}
     fired: set[str] = set()
     # hooks on scores and patterns make a layer form them, so these points need not fire without
@@ -301,5 +285,5 @@ def _logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tu
             if id(point) not in scores:
                 see = lambda module, _args, _out: fired.add(names[id(module)])  # noqa: E731
                 stack.callback(point.register_forward_hook(see).remove)
-        logits = model(tokens, **wrapped.backend.options(tokens))
+        logits = model(tokens, **session.backend.options(tokens))
     return centred(logits), fired

@@ -12,7 +12,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.three_axis import moments_of
 from tl_posgen.report.head_figures import head_map
@@ -77,7 +77,7 @@ class MeanKey(Measure):
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "MeanKey":
         if self.d0 is not None:
             return self
-        windows = [one.geometry.window for one in wrap(model).found() if isinstance(one, Probed)]
+        windows = [one.geometry.window for one in session_of(model).found() if isinstance(one, Probed)]
         reach = min(max(map(len, tokens)), *(window for window in windows if window), math.inf)
         return replace(self, d0=int(reach) - 1)
 

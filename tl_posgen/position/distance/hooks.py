@@ -13,8 +13,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError, is_number
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.models.provenance import encoding_of
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 
 Distance = int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]]
@@ -93,7 +92,7 @@ def scores_at_distance(
 
 def require_distances(measure: str, model: Model) -> None:
     """Refuse a model whose positions are embeddings."""
-    if encoding_of(model) == "absolute":
+    if session_of(model).encoding == "absolute":
         raise UnsupportedModelError(
             "positions of this model are embeddings added to the residual stream, so its scores know no distance and "
             f"there is none beyond its training length; {measure} needs rotary positions or ALiBi"
@@ -102,13 +101,13 @@ def require_distances(measure: str, model: Model) -> None:
 
 def training_length(model: Model) -> int:
     """Return the model's training length: cfg.n_ctx, or the length from which its frequencies are not fixed."""
-    return min(int(model.cfg.n_ctx), wrap(model).limit.tokens or int(model.cfg.n_ctx))
+    return min(int(model.cfg.n_ctx), session_of(model).limit.tokens or int(model.cfg.n_ctx))
 
 
 def check_distance(model: Model, name: str, value: Any) -> None:
     """Refuse a value that is not a distance, or for which the model's frequencies are not fixed."""
     if not is_number(value):
         raise InputError(f"{name} {value!r}: distances must be numbers, 0 or more, and finite")
-    limit, why, _ = wrap(model).limit
+    limit, why, _ = session_of(model).limit
     if limit is not None and value >= limit and "frequencies" in why:
         raise InputError(f"{name} {value}: this model's frequencies are fixed below distance {limit} only, as {why}")

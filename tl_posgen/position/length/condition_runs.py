@@ -55,13 +55,13 @@ class ConditionRun:
     def add_prompts(self, hooks: HookList) -> None:
         """Run every prompt under hooks."""
         needs = frozenset({"v", "attn_scores", "pattern", "logits"})
-        wrapped = self.run.wrapped
+        session = self.run.session
         for number, prompt in enumerate(self.run.rows):
-            tokens = prompt[None].to(wrapped.device)
-            with wrapped.model.hooks(fwd_hooks=hooks):
-                logits = run_capture(wrapped, tokens, partial(self.add_layer, number), needs, **self.run.where)
+            tokens = prompt[None].to(session.device)
+            with session.model.hooks(fwd_hooks=hooks):
+                logits = run_capture(session, tokens, partial(self.add_layer, number), needs, **self.run.where)
             assert logits is not None
-            self.losses.append(judged(logits, tokens)[0].cpu().numpy())
+            self.losses.append(judged(session, logits, tokens)[0].cpu().numpy())
 
     def add_layer(self, number: int, capture: LayerCapture) -> None:
         """Keep what one layer of prompt `number` gives, in blocks of rows."""

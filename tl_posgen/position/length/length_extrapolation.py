@@ -19,7 +19,7 @@ from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.memory import fits_pass
 from tl_posgen.models.selection import select_heads
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.session import session_of
 from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.condition_runs import BINS_INSIDE, ConditionRun, plane_noise
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
@@ -136,7 +136,7 @@ class LengthExtrapolation(Measure):
                 f"tokens; leave length out, or set LengthExtrapolation(inside={length})"
             )
         n = inside * self.times
-        wrap(model).require_length(n)
+        session_of(model).require_length(n)
         wanted = N_PROMPTS if n_prompts is None and isinstance(prompts, str) else n_prompts
         rows = list(prompts_of_one_length(model, prompts, n, wanted, consecutive=consecutive, beyond=True))
         if len(rows) < 2:

@@ -15,8 +15,8 @@ from tl_posgen.arithmetic import double
 from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import bos_of, given_prompts
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.order.hooks import disturb, draw
 
 ITEMS_OF_INITS = 200  # at most, as they are at chance
@@ -109,7 +109,7 @@ def _text_of(model: Model, prompts: Any) -> str:
         return "\n".join(prompts)
     if model.tokenizer is None:
         return ""
-    return "\n".join(model.tokenizer.batch_decode(given_prompts(model, prompts), skip_special_tokens=True))
+    return "\n".join(model.tokenizer.batch_decode(given_prompts(model.tokenizer, prompts), skip_special_tokens=True))
 
 
 def encode(model: Model, item: ClozeItem) -> EncodedItem:
@@ -119,7 +119,7 @@ def encode(model: Model, item: ClozeItem) -> EncodedItem:
         return model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
     choices = tuple(torch.tensor(ids(f" {choice}")) for choice in item.choices)
-    return EncodedItem(torch.tensor(bos_of(model) + ids(item.context)), choices, item.gold)
+    return EncodedItem(torch.tensor(bos_of(model.tokenizer) + ids(item.context)), choices, item.gold)
 
 
 def score_items(
@@ -136,12 +136,12 @@ def score_items(
     """
     log_p: list[dict[int, Float[Tensor, " _"]]] = [{} for _ in items]
     of_text: dict[int, list[Row]] = {}
-    wrapped = wrap(model)
+    session = session_of(model)
 
     def score(rows: Sequence[Row], hooks: HookList) -> None:
-        tokens = torch.stack([row.tokens for row in rows]).to(wrapped.device)
-        with wrapped.exclusive(wrapped.owner), torch.no_grad(), wrapped.model.hooks(fwd_hooks=list(hooks)):
-            logits = [one for some in tokens.split(AT_ONCE) for one in logits_of(wrapped, some)]
+        tokens = torch.stack([row.tokens for row in rows]).to(session.device)
+        with session.exclusive(session.owner), torch.no_grad(), session.model.hooks(fwd_hooks=list(hooks)):
+            logits = [one for some in tokens.split(AT_ONCE) for one in logits_of(session, some)]
         for row, of_row in zip(rows, logits, strict=True):
             for choice in row.choices:
                 asked = items[row.item].choices[choice]

@@ -151,7 +151,7 @@ class Perturbation(Measure):
         axes = {"condition": conditions, "reach": list(self.reaches), "ratio": ratios}
         data = run.grid(cell, pure=True, **axes, draw=range(self.n_draws), prompt=range(len(run.rows)))
         shown = [self.disturbed(run, one, self.widest, shown_ratio(ratios), 0, 0) for one in conditions]
-        texts = [np.array(token_strings(run.wrapped, row[1 : CROP + 1]), dtype=object) for row, *_ in shown]
+        texts = [np.array(token_strings(run.session, row[1 : CROP + 1]), dtype=object) for row, *_ in shown]
         changes = [change[:CROP].numpy() for _, change, _ in shown]
         data = data.assign(loss=("prompt", loss.mean(-1).numpy()))
         data = data.assign(token_change=(TOKEN, np.stack(changes)), token_text=(TOKEN, np.stack(texts)))

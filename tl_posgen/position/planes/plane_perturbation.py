@@ -170,7 +170,7 @@ class PlanePerturbation(Interventions):
 
     def _cells_of_map(self, run: Run) -> tuple[dict[int, int], bool]:
         """Return how many planes each layer with some has, and whether the map has planes, or else bands."""
-        geometry = geometry_of(run.wrapped, list(select_heads(run.model, **run.where)))
+        geometry = geometry_of(run.session, list(select_heads(run.model, **run.where)))
         n_planes = {one.layer: len(one.rope.inv_freq) for one in geometry if one.rope.rotary_dim}
         by_planes = self.map_by == "planes" or (self.map_by == "auto" and sum(n_planes.values()) <= MOST_CELLS)
         return n_planes, by_planes
@@ -200,7 +200,7 @@ class PlanePerturbation(Interventions):
             for number, batch in enumerate(batches):
                 seed = (run.seed * len(batches) + number) % 2**63
                 perturbed = perturb_planes(run.model, **how, seed=seed, control=control)
-                found.append(token_losses(run.wrapped, batch, perturbed, batch=BATCH).mean(-1))
+                found.append(token_losses(run.session, batch, perturbed, batch=BATCH).mean(-1))
         return {"loss": torch.cat(found).unflatten(0, (2, -1)).numpy()}
 
     def of_model(self, run: Run) -> xr.Dataset:

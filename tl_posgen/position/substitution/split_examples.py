@@ -147,7 +147,7 @@ class SplitExamples(Measure):
             places = [(layer.layer, head) for head in layer.heads]
             position_r.update(zip(places, _maps_of(layer).r[0].tolist(), strict=True))
 
-        run_capture(run.wrapped, shown[None], keep, **run.where)
+        run_capture(run.session, shown[None], keep, **run.where)
         return pick_heads(pd.Series(position_r, dtype=float), self.examples, WHY, run.where["heads"])
 
     def findings(self, own: Numbers) -> list[str]:

@@ -19,8 +19,8 @@ from tl_posgen.hooks.replace_scores import HookList, ScoresOf
 from tl_posgen.interventions import WORTHLESS
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import judged, logits_of
+from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import token_strings
-from tl_posgen.models.wrapped import WrappedModel
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
 from tl_posgen.position.substitution.hooks import (
     all_positions,
@@ -80,7 +80,7 @@ def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, A
         return {"dose_loss": losses.mean(1).numpy()}
 
     def of_prompt(chosen: Conditions, prompt: int) -> Mapping[str, Any]:
-        losses, kl = _losses_and_kl(run.wrapped, run.tokens[[prompt]], [hooks(by) for by in chosen.values()])
+        losses, kl = _losses_and_kl(run.session, run.tokens[[prompt]], [hooks(by) for by in chosen.values()])
         change = losses[:, 0, :CROP] - losses[0, 0, :CROP]  # the unchanged model is the first condition
         arrays = {"loss": losses[:, 0].mean(-1), "kl": kl[:, 0], "token_change": change}
         dims, labels = ("condition", "shown_target"), {"condition": list(chosen)}
@@ -101,24 +101,24 @@ def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, A
     none = data["loss"].sel(condition=dosed).rename(condition="stand_in").expand_dims(residual_share=[0.0])
     everything = data["loss"].sel(condition="unchanged", drop=True).expand_dims(stand_in=dosed, residual_share=[1.0])
     doses = xr.concat([none, some, everything], "residual_share").transpose("stand_in", "residual_share", "prompt")
-    texts = np.array(token_strings(run.wrapped, run.rows[0][1 : CROP + 1]), dtype=object)
+    texts = np.array(token_strings(run.session, run.rows[0][1 : CROP + 1]), dtype=object)
     return data.assign(dose_loss=doses, token_text=("shown_target", texts))
 
 
 def _losses_and_kl(
-    wrapped: WrappedModel, tokens: Int[Tensor, "prompt pos"], conditions: Sequence[HookList]
+    session: Session, tokens: Int[Tensor, "prompt pos"], conditions: Sequence[HookList]
 ) -> tuple[Float[Tensor, "condition prompt target"], Float[Tensor, "condition prompt"]]:
     """Return the loss of every token under the hooks of each condition, and each prompt's mean KL(unchanged || hooked)
     of the next token, in nats; the unchanged model, which also is a condition without hooks, runs once."""
     losses, kl = [], []
-    with wrapped.exclusive(wrapped.owner), torch.no_grad():
-        for row in tokens.to(wrapped.device).split(1):
-            unchanged = logits_of(wrapped, row)
+    with session.exclusive(session.owner), torch.no_grad():
+        for row in tokens.to(session.device).split(1):
+            unchanged = logits_of(session, row)
             wanted = double(unchanged).log_softmax(-1)
             for hooks in conditions:
-                with wrapped.model.hooks(fwd_hooks=hooks):
-                    logits = logits_of(wrapped, row) if hooks else unchanged
-                losses.append(judged(logits, row).cpu())
+                with session.model.hooks(fwd_hooks=hooks):
+                    logits = logits_of(session, row) if hooks else unchanged
+                losses.append(judged(session, logits, row).cpu())
                 kl.append((wanted.exp() * (wanted - double(logits).log_softmax(-1))).sum(-1).mean(1).cpu())
     by_prompt = (-1, len(conditions))
     losses, kl = (torch.cat(one).unflatten(0, by_prompt).transpose(0, 1) for one in (losses, kl))

@@ -1,9 +1,7 @@
 """Contributions of RoPE planes to a slash, and the slash profile that rank-one queries and keys predict."""
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
@@ -51,22 +49,6 @@ def _cross_correlation(
     return torch.fft.ifft(product).real[..., :n]
 
 
-@dataclass(frozen=True)
-class ProfileMatch:
-    """Match of predicted with measured slash profiles of the same head, and by chance with those of the other heads.
-
-    Attributes:
-        best_distance, best_score: distance and value of the highest measured score.
-        correlation: Pearson's r over distances.
-        chance_correlation: its mean with all other heads; NaN for a single head.
-    """
-
-    best_distance: Int[Tensor, " head"]
-    best_score: Float[Tensor, " head"]
-    correlation: Float[Tensor, " head"]
-    chance_correlation: Float[Tensor, " head"]
-
-
 def rank_one_logit(
     q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], rope: Rope, scale: float
 ) -> Float[Tensor, "head distance"]:
@@ -104,8 +86,9 @@ def match_profiles(
     measured: Float[Tensor, "head distance"],
     predicted: Float[Tensor, "head distance"],
     uniform: Float[Tensor, "head distance"],
-) -> ProfileMatch:
-    """Return the peak and correlations of slash scores of the same heads over D < N/2 [ours].
+) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
+    """Return Pearson's r over D < N/2 of each head's predicted with its own measured slash scores, and the mean with
+    those of all other heads (NaN for a single head) [ours].
 
     Larger D average few queries. The scores of uniform attention are subtracted: their decay with distance would
     correlate any two heads.
@@ -115,12 +98,7 @@ def match_profiles(
     # products of rows less their mean, of length one, are Pearson's correlations
     between = _unit_rows(predicted - uniform) @ _unit_rows(measured - uniform).mT
     itself = torch.eye(len(between), dtype=torch.bool, device=between.device)
-    return ProfileMatch(
-        best_distance=measured.argmax(-1),
-        best_score=measured.amax(-1),
-        correlation=between.diagonal(),
-        chance_correlation=between.masked_fill(itself, torch.nan).nanmean(-1),
-    )
+    return between.diagonal(), between.masked_fill(itself, torch.nan).nanmean(-1)
 
 
 def _unit_rows(x: Float[Tensor, "head distance"]) -> Float[Tensor, "head distance"]:

@@ -1,7 +1,6 @@
-"""The user's model with its origin, the geometry of its layers, and its backend."""
+"""A session with a model: its origin, the geometry of its layers, its backend, and what an analysis chose for it."""
 
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -36,9 +35,25 @@ class _Streamed:
     silent: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What an analysis chose for all passes of a model.
+
+    Attributes:
+        streaming: whether captured passes are streamed (True), are not (False), or are if they are long (None).
+        matrices: how many [head, query, key] matrices of a layer are held by what is measured, however it is run.
+        metric: in the place of the loss; None for the loss itself.
+    """
+
+    streaming: bool | None = None
+    matrices: int = 0
+    metric: Any = None
+
+
 @dataclass
-class _Known:
-    """Everything found out about a model. It must not refer to the model, or neither would ever be let go."""
+class _Memory:
+    """Everything found out about a model, and chosen for it: an attribute of the model. A copy begins with its origin
+    alone."""
 
     origin: Origin
     dtype: torch.dtype | None = None
@@ -48,22 +63,29 @@ class _Known:
     lock: Any = field(default_factory=threading.RLock)
     owner: Any = None  # whose passes these are: None for the user's
     streamed: _Streamed = field(default_factory=_Streamed)
+    choices: Choices = Choices()
+
+    def __deepcopy__(self, _: Any) -> "_Memory":
+        return _Memory(self.origin)
+
+    def __reduce__(self) -> tuple[type, tuple[Origin]]:  # a lock is not pickled
+        return _Memory, (self.origin,)
 
 
-ORIGIN = "_tl_posgen_origin"  # attribute of a model whose origin is known
-_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+MEMORY = "_tl_posgen_memory"  # the attribute of a model
 
 
 @dataclass(frozen=True)
-class WrappedModel:
+class Session:
     """Model of TransformerLens with its origin, its proved geometry, its context limit and its backend.
 
-    Made by `wrap`; what is found out is remembered as long as the user's object lives.
+    Made by `session_of`, once by each public function that takes a model, and handed down. What is found out is an
+    attribute of the user's object, and lives as long.
     """
 
     model: Model
     backend: Backend
-    _known: _Known = field(repr=False)
+    _memory: _Memory = field(repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -76,18 +98,44 @@ class WrappedModel:
 
     @property
     def origin(self) -> Origin:
-        return self._known.origin
+        return self._memory.origin
+
+    @property
+    def label(self) -> str:
+        """The model's name as pictures and tables show it: of a directory or file, the last part."""
+        if self.origin.directory is None:
+            return self.origin.name
+        name, quantised = self.origin.directory.name.removesuffix(".gguf"), self.origin.dequantised_from
+        return name if quantised is None else f"{name} (dequantised from {quantised})"
+
+    @property
+    def encoding(self) -> str:
+        """The encodings of the layers ("rotary", "alibi", "absolute", "none"), joined by ", "; "" if unknown."""
+        found = [layer.geometry.encoding for layer in self.found() if isinstance(layer, Probed)]
+        return ", ".join(dict.fromkeys(found))
 
     def remember_origin(self, origin: Origin, *, proved: bool = False) -> None:
         """Remember where the model came from; with `proved`, that it need not be compared with the plain model, as its
         original was: joint matrices, which only the plain model reads, may not follow those that were edited."""
-        self._known.origin = origin
-        vars(self.model)[ORIGIN] = origin  # which a deep copy carries
-        self._known.difference = "" if proved else self._known.difference
+        self._memory.origin = origin
+        self._memory.difference = "" if proved else self._memory.difference
 
     @property
     def streamed(self) -> _Streamed:
-        return self._known.streamed
+        return self._memory.streamed
+
+    @property
+    def choices(self) -> Choices:
+        return self._memory.choices
+
+    @contextmanager
+    def choosing(self, choices: Choices) -> Iterator[None]:
+        """While the block runs, these choices hold for every pass of the model."""
+        before, self._memory.choices = self._memory.choices, choices
+        try:
+            yield
+        finally:
+            self._memory.choices = before
 
     @property
     def limit(self) -> ContextLimit:
@@ -106,56 +154,56 @@ class WrappedModel:
     @property
     def owner(self) -> Any:
         """Owner of the forward passes that are running; None for the user's."""
-        return self._known.owner
+        return self._memory.owner
 
     @contextmanager
     def exclusive(self, owner: Any) -> Iterator[None]:
         """While the block runs, no other thread may measure this model, as its hooks are one list, and forward passes
         are those of `owner`."""
-        if not self._known.lock.acquire(blocking=False):
+        if not self._memory.lock.acquire(blocking=False):
             raise InputError("this model is being measured in another thread; give each thread its own model object")
-        before, self._known.owner = self._known.owner, owner
+        before, self._memory.owner = self._memory.owner, owner
         try:
             yield
         finally:
-            self._known.owner = before
-            self._known.lock.release()
+            self._memory.owner = before
+            self._memory.lock.release()
 
     def found(self, *, again: bool = False) -> tuple[Found, ...]:
         """Return every layer as the probe found it, supported or not; probed once, and again for another dtype."""
         dtype = self.dtype
-        if again or self._known.dtype != dtype:
+        if again or self._memory.dtype != dtype:
             self.require_evaluation()
             if self.owner == "probe":
                 raise InputError(
                     "a hook of this model uses it while the model is looked at for the first time; call "
                     "tl_posgen.check(model) before the hook is added"
                 )
-            self._known.streamed.refusal = self._known.cached = None
+            self._memory.streamed.refusal = self._memory.cached = None
             by = self.streamed.by
             with self.exclusive("probe"), nullcontext() if by is None else by.paused():
-                if reason := self.difference(again=again or self._known.dtype is not None):
-                    self._known.layers = (UnsupportedModelError(reason),) * self.model.cfg.n_layers
+                if reason := self.difference(again=again or self._memory.dtype is not None):
+                    self._memory.layers = (UnsupportedModelError(reason),) * self.model.cfg.n_layers
                 else:
-                    self._known.layers = probe_layers(self.model, self.backend)
-            self._known.dtype = dtype
-        return self._known.layers
+                    self._memory.layers = probe_layers(self.model, self.backend)
+            self._memory.dtype = dtype
+        return self._memory.layers
 
     def difference(self, *, again: bool = False) -> str:
         """Say how a bridge's logits differ from the plain Hugging Face model's; "" if they do not, or there is none."""
-        if again or self._known.difference is None:
-            self._known.difference = difference(self.backend, self.origin)
-        return self._known.difference
+        if again or self._memory.difference is None:
+            self._memory.difference = difference(self.backend, self.origin)
+        return self._memory.difference
 
     def cached_difference(self) -> str:
         """Say how a step with the model's KV cache differs from one without; "" if it does not. Proved once, and again
         for another dtype."""
         self.require_evaluation()
-        if self._known.cached is None or self._known.cached[0] != self.dtype:
+        if self._memory.cached is None or self._memory.cached[0] != self.dtype:
             by = self.streamed.by
             with self.exclusive("cache"), nullcontext() if by is None else by.paused():
-                self._known.cached = self.dtype, cached_difference(self.backend)
-        return self._known.cached[1]
+                self._memory.cached = self.dtype, cached_difference(self.backend)
+        return self._memory.cached[1]
 
     @property
     def needs_streaming(self) -> bool:
@@ -200,19 +248,19 @@ class WrappedModel:
         return projections_of(attention, probed.geometry, finish)
 
 
-def wrap(model: Model | WrappedModel) -> WrappedModel:
-    """Return `model` with everything that is known of it; one that is wrapped already as it is.
+def session_of(model: Model | Session) -> Session:
+    """Return `model` with everything that is known of it; one that is session already as it is.
 
     Raises:
         InputError: it is not a model of TransformerLens, or some of its weights are on the device meta.
 
     Example:
         >>> from tl_posgen import load_model
-        >>> wrapped = wrap(load_model("mini", backend="bridge"))
-        >>> wrapped.origin.name, wrapped.backend.name, wrapped.layer(0).geometry.encoding
+        >>> session = session_of(load_model("mini", backend="bridge"))
+        >>> session.origin.name, session.backend.name, session.layer(0).geometry.encoding
         ('mini', 'bridge', 'rotary')
     """
-    if isinstance(model, WrappedModel):
+    if isinstance(model, Session):
         return model
     kind = next((KINDS[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in KINDS), None)
     if kind is None:
@@ -221,6 +269,7 @@ def wrap(model: Model | WrappedModel) -> WrappedModel:
             "or a name or directory for tl_posgen.load_model"
         )
     require_weights(model)
-    origin = vars(model).get(ORIGIN) or Origin(str(model.cfg.model_name), kind.name)
-    known = _known.setdefault(model, _Known(origin))
-    return WrappedModel(model, kind(model), known)
+    memory = vars(model).get(MEMORY)
+    if memory is None:
+        memory = vars(model)[MEMORY] = _Memory(Origin(str(model.cfg.model_name), kind.name))
+    return Session(model, kind(model), memory)

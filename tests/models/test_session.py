@@ -1,4 +1,4 @@
-"""A model is wrapped once: what was found out lives as long as the user's object, and two classes know its kind."""
+"""A model has one session: what was found out lives as long as the user's object, and two classes know its kind."""
 
 import ast
 import copy
@@ -19,41 +19,41 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model, open_model, without_context_limit
 from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.position import by_constant, substitute
 
 TOKENS = torch.randint(2, VOCAB, (2, 12), generator=torch.Generator().manual_seed(6))
 
 
 def test_it_holds_the_users_object_and_what_is_known_of_it(llama, backend, family_directory):
-    wrapped = wrap(llama)
-    assert wrapped.model is llama
-    assert wrapped.backend.name == wrapped.origin.backend == backend
-    assert wrapped.origin.directory == family_directory("llama")
-    assert wrapped.origin.seed is wrapped.origin.revision is None
-    assert [layer.encoding for layer in wrapped.geometry()] == ["rotary", "rotary"]
-    assert wrapped.limit.tokens == (128 if backend == "hooked" else None)
+    session = session_of(llama)
+    assert session.model is llama
+    assert session.backend.name == session.origin.backend == backend
+    assert session.origin.directory == family_directory("llama")
+    assert session.origin.seed is session.origin.revision is None
+    assert [layer.encoding for layer in session.geometry()] == ["rotary", "rotary"]
+    assert session.limit.tokens == (128 if backend == "hooked" else None)
 
 
 def test_what_is_found_out_is_found_out_once(model, backend):
     passes = []
     model.embed.register_forward_hook(lambda *_: passes.append(1))
-    first = wrap(model).found()
-    assert wrap(model).found() is first
+    first = session_of(model).found()
+    assert session_of(model).found() is first
     geometry_of(model)
     assert len(passes) == 1
-    assert wrap(model).found(again=True) is not first
+    assert session_of(model).found(again=True) is not first
     assert len(passes) == (3 if backend == "bridge" else 2)  # a bridge is also held against the plain model
 
 
 def test_another_dtype_is_proved_anew(model):
-    single = wrap(model).found()
+    single = session_of(model).found()
     model.to(torch.float64)
-    double = wrap(model).found()
+    double = session_of(model).found()
     assert double is not single
     assert double[0].geometry.error != single[0].geometry.error
-    assert wrap(model).found() is double
+    assert session_of(model).found() is double
 
 
 def test_a_model_is_let_go_with_everything_known_of_it(family_directory, backend):
@@ -69,7 +69,7 @@ def test_a_model_is_let_go_with_everything_known_of_it(family_directory, backend
 
 def test_both_kinds_follow_the_protocols(llama):
     assert isinstance(llama, Model)
-    assert isinstance(wrap(llama).backend, Backend)
+    assert isinstance(session_of(llama).backend, Backend)
     assert not isinstance(torch.nn.Linear(2, 2), Model)
     assert not isinstance("mini", Model)
 
@@ -90,16 +90,16 @@ def test_layers_that_are_not_asked_for_may_be_unsupported(model):
 )
 def test_a_prompt_that_is_too_long_comes_with_the_remedy(family_model, name, kind, remedy):
     model = family_model(name, kind)
-    wrap(model).require_length(128)
+    session_of(model).require_length(128)
     with pytest.raises(InputError, match=rf"prompts of 129 tokens are too long: this model takes 128, .*; .*{remedy}"):
-        wrap(model).require_length(129)
+        session_of(model).require_length(129)
 
 
 def test_a_context_limit_is_lifted_by_the_other_kind_of_object(family_model, family_directory, backend):
     model = family_model("llama", backend)
     lifted, long = without_context_limit(model), TOKENS.repeat(1, 12)
     assert (lifted is model) == (backend == "bridge")
-    assert wrap(lifted).limit.tokens is None
+    assert session_of(lifted).limit.tokens is None
     with torch.no_grad():
         torch.testing.assert_close(logits_of(lifted, TOKENS), logits_of(model, TOKENS), atol=1e-4, rtol=1e-4)
         assert logits_of(lifted, long).isfinite().all()
@@ -125,15 +125,15 @@ def test_leading_tokens_are_not_taken_for_padding(family_directory, backend):
 
 def test_open_model_takes_an_object_a_name_or_a_directory(llama, family_directory):
     assert open_model(llama) is llama
-    assert wrap(open_model("mini")).origin.name == "mini"
+    assert session_of(open_model("mini")).origin.name == "mini"
     for directory in (family_directory("llama"), str(family_directory("llama"))):
         opened = open_model(directory)
-        assert wrap(opened).origin.directory == family_directory("llama")
+        assert session_of(opened).origin.directory == family_directory("llama")
 
 
 @pytest.mark.parametrize("wrong", [None, 3, b"mini", ["mini"], torch.nn.Linear(2, 2)])
 def test_something_else_than_a_model_is_refused(unchecked, wrong):
-    for door in (open_model, wrap):
+    for door in (open_model, session_of):
         with pytest.raises(
             InputError, match=f"{type(wrong).__name__} is not a model of TransformerLens; give a Hooked"
         ):
@@ -159,14 +159,14 @@ def test_no_other_module_asks_which_kind_of_model_it_is():
         compared = {side.value for side in sides if isinstance(side, ast.Constant)}
         if str(path.relative_to(package)) not in READ_THE_USERS_CHOICE:
             assert not {"hooked", "bridge"} & compared, path
-        if path.name != "wrapped.py":
+        if path.name != "session.py":
             assert not {"HookedTransformer", "TransformerBridge"} & words, path
 
 
 def test_what_is_wrapped_is_not_wrapped_again(llama):
-    wrapped = wrap(llama)
-    assert wrap(wrapped) is wrapped
-    prompts = to_prompts(wrapped, torch.arange(2, 30)[None])
+    session = session_of(llama)
+    assert session_of(session) is session
+    prompts = to_prompts(session, torch.arange(2, 30)[None])
     assert [prompt.tolist() for prompt in prompts] == [list(range(2, 30))]
 
 
@@ -183,7 +183,7 @@ WAYS_IN = {
 @pytest.mark.parametrize("part", ["whole", "half"])
 @pytest.mark.parametrize("way", WAYS_IN)
 def test_weights_on_the_device_meta_are_refused_every_way_in_though_the_model_is_known(model, way, part):
-    wrap(model).found()
+    session_of(model).found()
     _, cache = model.run_with_cache(TOKENS)
     (model if part == "whole" else model.blocks[1]).to("meta")
     with pytest.raises(InputError, match=r"^\S+ is on the device meta, which holds no numbers.*device='cpu'\)$"):
