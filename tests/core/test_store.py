@@ -16,6 +16,7 @@ from tl_posgen.core.report import Report
 from tl_posgen.core.store import Parts, configuration_of, content, key_of, part_path
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.loss import Loss
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.progress import Passes
 from tl_posgen.slash import Slash
@@ -121,15 +122,17 @@ def test_parts_of_anything_else_are_never_taken_up(small_model, tmp_path, change
 @pytest.mark.parametrize(("name", "value"), [("default_prepend_bos", False), ("n_ctx", 64), ("eps", 0.1)])
 def test_nor_are_those_of_another_configuration(small, name, value):
     model = tl_posgen.load_model(small)
-    before = configuration_of(model, "a text")
-    assert before == configuration_of(model, "a text")
+    before = configuration_of(session_of(model), "a text")
+    assert before == configuration_of(session_of(model), "a text")
     assert getattr(model.cfg, name) != value
     setattr(model.cfg, name, value)
-    assert configuration_of(model, "a text") != before
+    assert configuration_of(session_of(model), "a text") != before
 
 
 def test_nor_those_of_another_dtype(small):
-    one, other = (configuration_of(tl_posgen.load_model(small, dtype=dtype), "") for dtype in ("float32", "float64"))
+    one, other = (
+        configuration_of(session_of(tl_posgen.load_model(small, dtype=dtype)), "") for dtype in ("float32", "float64")
+    )
     assert one["dtype"] != other["dtype"]
 
 
@@ -138,7 +141,7 @@ def test_nor_are_those_of_the_same_weights_with_another_rope(small, tmp_path):
     config = json.loads((turned / "config.json").read_text())
     config["rope_parameters"]["rope_theta"] *= 2
     (turned / "config.json").write_text(json.dumps(config))
-    one, other = (configuration_of(tl_posgen.load_model(where), "a text") for where in (small, turned))
+    one, other = (configuration_of(session_of(tl_posgen.load_model(where)), "a text") for where in (small, turned))
     assert one["weights"] == other["weights"]
     assert one["layers"] != other["layers"]
 

@@ -24,6 +24,7 @@ from tl_posgen.models.conversion.convert import build
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import EditedCapture
 from tl_posgen.models.provenance import fingerprint
+from tl_posgen.models.session import session_of
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.distance.hooks import at_dummy_distance
 
@@ -138,7 +139,7 @@ def state(model: Any) -> dict[str, Any]:
     hooks = {name: len(point._forward_hooks) + len(point._forward_pre_hooks) for name, point in model.hook_dict.items()}
     buffers = [buffer.double().sum().item() for _, buffer in sorted(model.named_buffers())]
     return {
-        "hooks": hooks, "weights": fingerprint(model), "buffers": buffers, "training": model.training,
+        "hooks": hooks, "weights": fingerprint(session_of(model)), "buffers": buffers, "training": model.training,
         "random": torch.get_rng_state().tolist(),  # beartype, in tests, draws from Python's own
         "threads": torch.get_num_threads(), "grad": torch.is_grad_enabled(),
     }  # fmt: skip

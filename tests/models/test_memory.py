@@ -17,7 +17,7 @@ from tl_posgen.core.null_models import NullModels
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.weights import is_released, trim
 from tl_posgen.models.loading.load import Pretrained, open_model
-from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.loading.nulls import random_like
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.session import session_of
 
@@ -108,10 +108,10 @@ def test_a_random_init_has_the_weights_that_transformers_gives_that_seed(bfloat1
 def test_a_name_and_an_object_give_the_same_numbers(family_directory, backend):
     directory, prompts = family_directory("llama"), TOKENS
     model = tl_posgen.load_model(directory, backend)
-    before, measures = fingerprint(model), ["planes", "loss"]
+    before, measures = fingerprint(session_of(model)), ["planes", "loss"]
     options = {"measures": measures, "null_seeds": (0, 1), "progress": False}
     expected = tl_posgen.analyze(model, prompts, **options)
-    assert fingerprint(model) == before
+    assert fingerprint(session_of(model)) == before
     found = tl_posgen.analyze(Pretrained(directory, backend), prompts, **options)
     for name, result in expected.items():
         assert found[name].dataset.drop_attrs().equals(result.dataset.drop_attrs())

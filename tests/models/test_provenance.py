@@ -9,7 +9,7 @@ from families import FAMILIES, GROUPED, save_config, with_sizes
 
 from tl_posgen.models import provenance
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.loading.nulls import random_like
 from tl_posgen.models.provenance import fingerprint, provenance_of
 from tl_posgen.models.session import session_of
 
@@ -34,7 +34,7 @@ def test_a_fingerprint_takes_few_transfers_and_is_that_of_each_weight_alone(llam
     monkeypatch.setattr(provenance, "PART", 100)  # several parts
     expected = one_by_one(llama)
     monkeypatch.setattr(torch.Tensor, "cpu", lambda x: transfers.append(len(x)) or to_cpu(x))
-    assert fingerprint(llama) == expected
+    assert fingerprint(session_of(llama)) == expected
     assert len(transfers) == 1
 
 
@@ -53,7 +53,7 @@ def test_parameters_are_those_of_transformers_tied_ones_once(tmp_path, has_hooke
     model = load_model(directory, kind)
     expected = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(directory).parameters())
     for one in (model, random_like(model, 0)):
-        assert provenance_of(one, [])["parameters"] == expected
+        assert provenance_of(session_of(one), [])["parameters"] == expected
 
 
 def test_parameters_of_an_object_of_the_users_own_are_counted_too(tmp_path, has_hooked):

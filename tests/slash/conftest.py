@@ -5,6 +5,7 @@ from functools import cache, partial
 import pytest
 
 import tl_posgen
+from tl_posgen.core.measure import stacked
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.sums import Sums
 from tl_posgen.models import run_capture

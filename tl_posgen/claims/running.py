@@ -25,7 +25,6 @@ from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.checkpoints import Checkpoints
 from tl_posgen.models.loading.load import without_context_limit
-from tl_posgen.models.provenance import model_label
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
@@ -97,7 +96,7 @@ def judge_claims(
     if checkpoints:
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
     model, seed = open_model(model, precise=True), check_seed(seed)
-    check_numbers(model, length, n_prompts)
+    check_numbers(session_of(model), length, n_prompts)
     if stability and (n_prompts is None or n_prompts < 2):
         raise InputError(f"stability: half and twice the prompts need n_prompts of 2 or more, not {n_prompts}")
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
@@ -113,7 +112,7 @@ def judge_claims(
         results, reasons = results_of(claims, run)
         again = _verdicts_again(results_of, claims, run) if stability else None
     provenance = next(iter(results.values())).provenance
-    table = judged(claims, results, model_label(model), provenance, reasons, again)
+    table = judged(claims, results, session_of(model).label, provenance, reasons, again)
     return Report({"claims": table, **results}, provenance)
 
 
@@ -149,7 +148,7 @@ def results_for(
         of_training = {**run, "measures": asked, "null_seeds": (), "keep": keep, **how}
         results[WITH_CHECKPOINTS] = emergence(checkpoints, text, **of_training)
     if not results:
-        raise UnsupportedModelError(f"{model_label(model)}: none of the measures that the claims need can be had")
+        raise UnsupportedModelError(f"{session_of(model).label}: none of the measures that the claims need can be had")
     if any(TOY in claim.needs for claim in claims):
         toy = {"steps": TOY_STEPS, "seeds": [run["seed"] + one for one in range(3)]}
 

@@ -16,7 +16,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.hooks.given import every_hook_firing
 from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import capturing
-from tl_posgen.models.provenance import model_label, provenance_of
+from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import session_of
 
@@ -79,14 +79,14 @@ class Attached:
         """Return what was found. With seeds the same tokens also go, unhooked, through random inits and models of
         shuffled weights."""
         n_layers = len(select_heads(self.model, **self.where))
-        sides = {TRAINED: self.feed.datasets(self.model, model_label(self.model), n_layers)}
+        sides = {TRAINED: self.feed.datasets(self.model, session_of(self.model).label, n_layers)}
         rows, nulls = self.feed.known_prompts(), NullModels(self.model, null_seeds, shuffled_seeds)
         if nulls and len(rows) < len(self.feed.prompts):
             raise InputError(
                 "null_seeds, shuffled_seeds: some forward passes were not given token ids; run the null yourself"
             )
         for init, (title, other) in zip(nulls, nulls.models(), strict=True):
-            sides[init] = one_pass(other, rows, self.measures, **self.where, label=title, seed=self.seed)
+            sides[init] = one_pass(session_of(other), rows, self.measures, **self.where, label=title, seed=self.seed)
         return attached_report(self.measures, sides, self.feed, nulls, self.seed)
 
 
@@ -133,5 +133,5 @@ def analyze_cache(
     feed = Feed(measured, seed=seed)
     for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
         feed(capture)
-    sides = {TRAINED: feed.datasets(model, model_label(model))}
+    sides = {TRAINED: feed.datasets(model, session_of(model).label)}
     return attached_report(measured, sides, feed, NullModels(model, ()), seed)

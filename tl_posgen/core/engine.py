@@ -38,8 +38,7 @@ from tl_posgen.models.conversion.weights import release
 from tl_posgen.models.loading.load import is_ours
 from tl_posgen.models.loss import require_context, require_one_length
 from tl_posgen.models.metric import as_metric
-from tl_posgen.models.model import Model
-from tl_posgen.models.provenance import model_label, null_label, provenance_of
+from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.selection import head_name, select_heads
 from tl_posgen.models.session import Choices, Session, session_of
 from tl_posgen.models.tokens import to_prompts
@@ -90,9 +89,9 @@ def analyze(
         seed: of random draws.
         null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on; () for
             none.
-        shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.shuffled_like`, that
-            everything is repeated on; () for none. If left out, one beside random inits, for the measures that share a
-            single pass: a model of shuffled weights predicts nothing that an intervention could take away.
+        shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.nulls.shuffled_like`,
+            that everything is repeated on; () for none. If left out, one beside random inits, for the measures that
+            share a single pass: a model of shuffled weights predicts nothing that an intervention could take away.
         fwd_hooks: hooks under which everything is measured, as TransformerLens takes them: (name of a hook point or a
             function that chooses names, hook) each; the random inits under the same. Beside the report of the intact
             model, `tl_posgen.compare` shows what they change.
@@ -143,7 +142,7 @@ def analyze(
     in_place = is_ours(model)
     session = session_of(open_model(model, precise=any(measure.precise for measure in to_measure)))
     model = session.model
-    hooked = {"fwd_hooks": named} if (named := check_hooks(model, fwd_hooks)) else {}
+    hooked = {"fwd_hooks": named} if (named := check_hooks(session, fwd_hooks)) else {}
     keeping = Parts.kept_in(keep)
     if keep is not None:
         refuse_hooks(model, hooked)
@@ -375,7 +374,7 @@ def name_of_shared(measures: Sequence[Measure]) -> str:
 
 def label_of(session: Session, init: str | None) -> str:
     """Return the name of the model, or of a null model."""
-    return model_label(session) if init is None else null_label(init)
+    return session.label if init is None else null_label(init)
 
 
 def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -> dict[str, Any]:
@@ -425,13 +424,13 @@ def rows_of_measures(
     return found
 
 
-def require_prompts(measure: Measure, model: Model | Session, rows: Sequence[Tensor]) -> None:
+def require_prompts(measure: Measure, session: Session, rows: Sequence[Tensor]) -> None:
     """Refuse prompts that a measure cannot take."""
     if short := [n for n, row in enumerate(rows) if len(row) < 2]:
         raise InputError(f"prompt {short[0]} has only {len(rows[short[0]])} token; two are needed at least")
     if measure.one_length:
         require_one_length(rows)
-        require_context(model, len(rows[0]))
+        require_context(session, len(rows[0]))
 
 
 def supported(measures: Sequence[Measure], model: Any, skip: bool) -> list[Measure]:

@@ -16,14 +16,13 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import TRIMMED, run_capture
 from tl_posgen.models.conversion.weights import trim
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
-from tl_posgen.models.model import Model
 from tl_posgen.models.selection import select_heads
-from tl_posgen.models.session import Session, session_of
+from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import token_strings
 
 
 def one_pass(
-    model: Model | Session,
+    session: Session,
     rows: Sequence[Int[Tensor, " _"]],
     measures: Sequence[Measure],
     *,
@@ -39,7 +38,7 @@ def one_pass(
         intervals: whether numbers are also computed without each group of prompts, for intervals.
         seed: of draws.
     """
-    session, feed = session_of(model), Feed(measures, intervals, seed)
+    feed = Feed(measures, intervals, seed)
     for row in rows:
         feed.first_prompt = len(feed.prompts)
         logits = run_capture(session, row[None], feed, needs=feed.needs, layers=layers, heads=heads)

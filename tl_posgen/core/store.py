@@ -32,7 +32,7 @@ from tl_posgen.errors import InputError, OutputError
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import fingerprint, versions
-from tl_posgen.models.session import Session, session_of
+from tl_posgen.models.session import Session
 
 WORTH_KEEPING = 0.2  # seconds that a condition must have taken to be kept
 
@@ -240,13 +240,12 @@ def refuse_hooks(model: Any, given: Mapping[str, Any]) -> None:
         )
 
 
-def configuration_of(model: Model | Session, prompts: Any, **settings: Any) -> dict[str, Any]:
+def configuration_of(session: Session, prompts: Any, **settings: Any) -> dict[str, Any]:
     """Return all that an analysis depends on beside its measures, by content and JSON-ready.
 
     Raises:
         InputError: prompts whose content cannot be read.
     """
-    session = session_of(model)
     model, origin = session.model, session.origin
     layers = [replace(one.geometry, error=None) for one in session.found() if isinstance(one, Probed)]
     plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | bool | int | float)}

@@ -232,11 +232,12 @@ def _checked(
     model: Model, tokens: Any, source: int, target: int | None, layers: Sequence[int] | None
 ) -> tuple[Tensor, int, int, list[int]]:
     """Return tokens, source, target and layers, counted from 0; refuse what the model or the prompt does not have."""
-    kernel = session_of(model).backend.attention_kernel()
+    session = session_of(model)
+    kernel = session.backend.attention_kernel()
     [ids, *others] = [row for batch in given_ids(tokens) for row in batch]
     if others:
         raise InputError(f"tokens of {1 + len(others)} prompts: give the token ids [pos] of one")
-    check_ids(model, ids)
+    check_ids(session, ids)
     n_tokens, target = len(ids), source if target is None else target
     for name, token in (("source", source), ("target", target)):
         require(name, token, int)

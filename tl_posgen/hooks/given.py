@@ -39,7 +39,7 @@ def under(model: Model | Session, hooks: Hooks) -> Iterator[None]:
         yield
 
 
-def check_hooks(model: Model, hooks: Hooks) -> list[str]:
+def check_hooks(session: Session, hooks: Hooks) -> list[str]:
     """Return the name of each hook, such as "blocks.0.attn.hook_z: zero", with points of a filter that do not fire.
 
     One short forward pass counts which points fire, without any hook of the user's; those that were added to the model
@@ -51,7 +51,7 @@ def check_hooks(model: Model, hooks: Hooks) -> list[str]:
     pairs = "give pairs as TransformerLens takes them: [('blocks.0.attn.hook_z', function), ...]"
     if not isinstance(hooks, Sequence) or isinstance(hooks, str):
         raise InputError(f"fwd_hooks={hooks!r}: {pairs}")
-    points: Mapping[str, Any] = model.hook_dict
+    points: Mapping[str, Any] = session.model.hook_dict
     places: list[list[str]] = []
     for pair in hooks:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not callable(pair[1]):
@@ -61,7 +61,7 @@ def check_hooks(model: Model, hooks: Hooks) -> list[str]:
         if not places[-1]:
             what = "no hook point is chosen by this filter" if callable(where) else f"no hook point {where!r}"
             raise InputError(f"fwd_hooks: {what}; model.hook_dict lists them")
-    silent = _require_firing(session_of(model), [*places, *_added_hooks(points).values()])
+    silent = _require_firing(session, [*places, *_added_hooks(points).values()])
     names = []
     for (where, hook), chosen in zip(hooks, places, strict=True):
         quiet = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in silent.intersection(chosen)})

@@ -225,7 +225,7 @@ def _means_of(run: Run, values: Callable[[LayerCapture], Mapping[str, Any]], row
 
 def _first_tokens(model: Any) -> Int[Tensor, " start"]:
     """Return what prompts of repeated tokens begin with: a BOS token, where the tokenizer puts one."""
-    return torch.tensor([] if model.tokenizer is None else bos_of(model), dtype=torch.int64)
+    return torch.tensor([] if model.tokenizer is None else bos_of(model.tokenizer), dtype=torch.int64)
 
 
 def literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:

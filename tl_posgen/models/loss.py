@@ -99,10 +99,10 @@ def require_one_length(rows: Sequence[Int[Tensor, " _"]]) -> None:
         raise InputError(f"prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length")
 
 
-def require_context(model: Model | Session, length: int) -> None:
+def require_context(session: Session, length: int) -> None:
     """Refuse what is longer than the training context, even where the model could run it: the loss there answers
     another question, that of length_extrapolation."""
-    n_ctx = session_of(model).model.cfg.n_ctx
+    n_ctx = session.model.cfg.n_ctx
     if length > n_ctx:
         raise InputError(
             f"prompts of {length} tokens: this model's training context has {n_ctx}; cut them with length=, "

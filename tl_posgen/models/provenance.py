@@ -12,19 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, double_device
-from tl_posgen.models.geometry.probe import Probed
-from tl_posgen.models.model import Model
-from tl_posgen.models.session import Session, session_of
-
-
-def model_label(model: Model | Session) -> str:
-    """Return the model's name as pictures and tables show it: of a directory or file, the last part."""
-    origin = session_of(model).origin
-    if origin.directory is None:
-        return origin.name
-    name = origin.directory.name.removesuffix(".gguf")
-    return name if origin.dequantised_from is None else f"{name} (dequantised from {origin.dequantised_from})"
-
+from tl_posgen.models.session import Session
 
 SAME_WEIGHTS = ", the model's own weights"  # of a null whose seed also made the model
 
@@ -33,12 +21,6 @@ def null_label(init: int | str) -> str:
     """Return the name of a null model by its label along the dim init: a random init's seed, or "shuffled 0"."""
     kind, _, seed = str(init).rpartition(" ")
     return f"{'shuffled weights' if kind else 'random init'} (seed {seed})"
-
-
-def encoding_of(model: Model | Session) -> str:
-    """Return the encodings of the layers ("rotary", "alibi", "absolute", "none"), joined by ", "; "" if unknown."""
-    found = [layer.geometry.encoding for layer in session_of(model).found() if isinstance(layer, Probed)]
-    return ", ".join(dict.fromkeys(found))
 
 
 PACKAGES = ("tl-posgen", "transformer-lens", "torch", "transformers")
@@ -53,9 +35,9 @@ def versions() -> dict[str, str]:
 PART = 2**22  # entries of a tensor that are taken to float64 at once
 
 
-def fingerprint(model: Model | Session) -> str:
+def fingerprint(session: Session) -> str:
     """Return sixteen letters that other weights hardly share: of each parameter's sum, norm, and some 4,096 entries."""
-    weights = sorted(session_of(model).model.named_parameters())
+    weights = sorted(session.model.named_parameters())
     digest = hashlib.sha256()
     for (name, weight), (sums, norms, some) in zip(weights, _numbers_of([one for _, one in weights]), strict=True):
         total, norm = sum(sums.tolist()), math.hypot(*norms.tolist())
@@ -94,27 +76,26 @@ def _numbers_of(weights: Sequence[Tensor]) -> list[tuple[Float[Tensor, " part"],
 
 
 def provenance_of(
-    model: Model | Session,
+    session: Session,
     tokens: Sequence[Int[Tensor, " _"]],
     null_seeds: Sequence[int] = (),
     shuffled_seeds: Sequence[int] = (),
     seed: int | None = None,
 ) -> dict[str, Any]:
     """Return what is needed to run the same analysis again, JSON-ready."""
-    session = session_of(model)
     origin = session.origin
     lengths = sorted({len(prompt) for prompt in tokens})
     digest = hashlib.sha256(repr([len(prompt) for prompt in tokens]).encode())
     for prompt in tokens:
         digest.update(prompt.to(torch.int64).cpu().numpy().tobytes())
     return {
-        "model": model_label(session),
+        "model": session.label,
         "revision": origin.revision,
         "backend": origin.backend,
         "dtype": str(session.model.cfg.dtype).removeprefix("torch."),
         "dequantised_from": origin.dequantised_from,
         "initialisation": origin.initialisation,
-        "encoding": encoding_of(session),
+        "encoding": session.encoding,
         "prompts": len(tokens),
         "length": lengths[0] if len(lengths) == 1 else lengths,
         "tokens_sha256": digest.hexdigest() if tokens else None,

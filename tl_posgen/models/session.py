@@ -100,6 +100,20 @@ class Session:
     def origin(self) -> Origin:
         return self._memory.origin
 
+    @property
+    def label(self) -> str:
+        """The model's name as pictures and tables show it: of a directory or file, the last part."""
+        if self.origin.directory is None:
+            return self.origin.name
+        name, quantised = self.origin.directory.name.removesuffix(".gguf"), self.origin.dequantised_from
+        return name if quantised is None else f"{name} (dequantised from {quantised})"
+
+    @property
+    def encoding(self) -> str:
+        """The encodings of the layers ("rotary", "alibi", "absolute", "none"), joined by ", "; "" if unknown."""
+        found = [layer.geometry.encoding for layer in self.found() if isinstance(layer, Probed)]
+        return ", ".join(dict.fromkeys(found))
+
     def remember_origin(self, origin: Origin, *, proved: bool = False) -> None:
         """Remember where the model came from; with `proved`, that it need not be compared with the plain model, as its
         original was: joint matrices, which only the plain model reads, may not follow those that were edited."""

@@ -65,12 +65,12 @@ def to_prompts(
     refuse_file_names(prompts)
     texts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
-        bos = bos_of(session)
+        bos = bos_of(session.model.tokenizer)
         wanted = n_prompts * length if consecutive and length is not None and n_prompts else None
         sources = [text_ids(session.model.tokenizer, text, wanted) for text in texts]
         sources = [ids[len(bos) :] if ids[: len(bos)] == bos else ids for ids in sources]
     else:
-        bos, sources = [], given_prompts(session, prompts)
+        bos, sources = [], given_prompts(session.model.tokenizer, prompts)
     pieces = sources
     if length is not None:
         step = length - len(bos)
@@ -99,11 +99,11 @@ def spread(pieces: Sequence[Any], n: int) -> list[Any]:
     return [pieces[i * len(pieces) // n] for i in range(n)]
 
 
-def check_numbers(model: Model | Session, length: int | None, n_prompts: int | None) -> None:
+def check_numbers(session: Session, length: int | None, n_prompts: int | None) -> None:
     """Refuse a length or a number of prompts that is none, or that the model cannot take."""
     check_counts(length, n_prompts)
     if length is not None:
-        require_fits(session_of(model), length)
+        require_fits(session, length)
 
 
 def check_counts(length: int | None, n_prompts: int | None) -> None:
@@ -131,14 +131,13 @@ def refuse_file_names(prompts: Any) -> None:
         raise InputError(f"{prompts!r} names {kind}; {remedy}")
 
 
-def bos_of(model: Model | Session) -> list[int]:
+def bos_of(tokenizer: Any) -> list[int]:
     """Return the tokens that the tokenizer puts in front of a text by itself: a BOS token, or none in most cases.
 
     They are those of its files, whatever the model says: for objects that it makes TransformerLens loads a tokenizer
     with add_bos_token=True, and cfg.default_prepend_bos is True there, whatever the model was trained with. What a
     tokenizer appends (EOS) is left out, as a prompt is a text that goes on.
     """
-    tokenizer = session_of(model).model.tokenizer
     if tokenizer is None:
         raise InputError("this model has no tokenizer, so it cannot be given a text; give token ids [batch, pos]")
     if tokenizer.init_kwargs.get("add_bos_token"):
@@ -179,10 +178,10 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
         characters *= 4
 
 
-def given_prompts(model: Model | Session, prompts: Any) -> list[list[int]]:
+def given_prompts(tokenizer: Any, prompts: Any) -> list[list[int]]:
     """Return the token ids of every prompt that the user gave, without padding."""
     prompts, mask = ids_and_mask(prompts)
-    pad, found = PadToken.of_tokenizer(session_of(model).model.tokenizer), []
+    pad, found = PadToken.of_tokenizer(tokenizer), []
     for rows in given_ids(prompts):
         spans = texts_of(rows, pad) if mask is None else spans_of_mask(mask)
         found += [ids[span] for ids, span in zip(rows, spans, strict=True)]
@@ -212,9 +211,8 @@ def given_ids(prompts: Any) -> list[list[list[int]]]:
     return [rows] if len({len(row) for row in rows}) == 1 else found
 
 
-def check_ids(model: Model | Session, ids: Sequence[int]) -> None:
+def check_ids(session: Session, ids: Sequence[int]) -> None:
     """Refuse ids outside the vocabulary, and prompts longer than the model takes."""
-    session = session_of(model)
     d_vocab = session.model.cfg.d_vocab
     for extreme in (min(ids), max(ids)):
         if not 0 <= extreme < d_vocab:

@@ -17,7 +17,6 @@ from tl_posgen.models.geometry.proof import allowed_error, tolerance
 from tl_posgen.models.layers.capture import LayerCapture, finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
 from tl_posgen.models.loading.load import open_model
-from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import head_name, one_head
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import token_strings
@@ -276,7 +275,7 @@ def _labelled(
     }
     coordinates["token"] = ("key", np.array([words[key] for key in asked.keys], dtype=object))
     against = "the row's mean under its own attention" if asked.against is None else words[asked.against]
-    attrs = {"model": model_label(session), "layer": asked.layer, "head": asked.head, "query": asked.query}
+    attrs = {"model": session.label, "layer": asked.layer, "head": asked.head, "query": asked.query}
     attrs |= {"query_token": words[asked.query], "against": against, "against_key": asked.against, "side": asked.side}
     attrs |= {"prompt": "".join(words), "reference": reference.label, "note": note_of(capture)}
     dataset = xr.Dataset(data, coordinates, attrs | {"largest_difference": float(off.max())})

@@ -18,7 +18,6 @@ from tl_posgen.models.geometry.proof import allowed_error
 from tl_posgen.models.layers.capture import LayerCapture, finished_scores
 from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.loading.load import open_model
-from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import to_prompts, token_strings
@@ -141,7 +140,7 @@ def _split_of_capture(session: Session, capture: LayerCapture, reference: Refere
     parts["content"] = parts["key_part"] + parts["query_key"]
     if geometry.soft_cap is not None:
         parts["capped"] = used
-    attrs = {"model": model_label(session), "layer": geometry.layer, "reference": reference.label}
+    attrs = {"model": session.label, "layer": geometry.layer, "reference": reference.label}
     attrs |= {"largest_difference": off, "note": note_of(capture)}
     return _labelled(session, capture, parts).assign_attrs(attrs)
 

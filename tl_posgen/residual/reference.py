@@ -15,7 +15,6 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import open_model
-from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import Layers, check_indices
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import bundled_text, spread, text_ids, to_prompts
@@ -207,7 +206,7 @@ def reference_of(
                 one.add_sources(session, capture, reading.sources(capture.layer, capture.resid.to(capture.device)))
     longest = max(map(len, rows))
     found = {layer: one.means(longest, distances) for layer, one in sums.items()}
-    return Reference(model_label(session), _name_of_text(text), len(rows), longest, distances, found)
+    return Reference(session.label, _name_of_text(text), len(rows), longest, distances, found)
 
 
 @contextmanager

@@ -63,9 +63,10 @@ def apply_rules(
     if rule not in known:
         raise InputError(f"apply_rules: rule = {rule!r}: choose from {', '.join(known)}")
     require("budget", budget, Count | None)
-    here, there = fingerprint(model), result.provenance.get("weights")
+    session = session_of(model)
+    here, there = fingerprint(session), result.provenance.get("weights")
     if here != there:
-        backends = result.provenance.get("backend"), session_of(model).backend.name
+        backends = result.provenance.get("backend"), session.backend.name
         hint = (
             f". HookedTransformer and TransformerBridge hold the same weights in other matrices: give the backend on "
             f"which they were calibrated ({backends[0]}, and this model's is {backends[1]})"

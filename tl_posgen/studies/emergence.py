@@ -30,6 +30,7 @@ from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.selection import head_name
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_counts, check_numbers
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
 from tl_posgen.studies.curves import Curve, array_of, bounds_in, chance_array, followed, half_way, numbers_of
@@ -268,9 +269,10 @@ def emergence(
     check_counts(length, n_prompts)
     run = Checkpoints(checkpoints, model, tokenizer, backend, dtype, device)
     last = run.models[-1].load(precise=any(measure.precise for measure in asked))
-    check_numbers(last, length, n_prompts)
-    tokens = prompts_of_one_length(last, prompts, length, n_prompts, consecutive=consecutive)
-    provenance = provenance_of(last, list(tokens), null_seeds, seed=seed)
+    session = session_of(last)
+    check_numbers(session, length, n_prompts)
+    tokens = prompts_of_one_length(session, prompts, length, n_prompts, consecutive=consecutive)
+    provenance = provenance_of(session, list(tokens), null_seeds, seed=seed)
     options = {measure.name: measure.options() for measure in asked}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
     provenance |= drawn(length, n_prompts, consecutive)

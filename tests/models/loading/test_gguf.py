@@ -12,9 +12,8 @@ from tl_posgen import analyze, load_model
 from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.conversion.gguf_file import gguf_reader, quantisation_of
 from tl_posgen.models.conversion.quiet import quiet
-from tl_posgen.models.loading.random_like import random_like
-from tl_posgen.models.loading.shuffled_like import shuffled_like
-from tl_posgen.models.provenance import model_label, provenance_of
+from tl_posgen.models.loading.nulls import random_like, shuffled_like
+from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.studies.study import digest_of
@@ -153,7 +152,7 @@ def test_both_nulls_are_made_of_it_without_reading_its_weights_again(written, ba
         assert type(made) is type(model)
     with torch.no_grad():
         torch.testing.assert_close(null(TOKENS), expected(TOKENS).logits, rtol=1e-4, atol=2e-5)
-    assert (model_label(null), model_label(shuffled)) == ("tiny", "tiny (dequantised from Q4_1)")
+    assert (session_of(null).label, session_of(shuffled).label) == ("tiny", "tiny (dequantised from Q4_1)")
     assert session_of(null).backend.n_parameters() == session_of(model).backend.n_parameters()
 
 
@@ -172,7 +171,7 @@ def test_what_transformers_saves_of_it_is_the_model(written, tmp_path):
 def test_what_is_not_quantised_is_not_said_to_be_dequantised(tmp_path, kind, said):
     original = save_gguf(tmp_path / "tiny.gguf", kind)
     model = load_model(tmp_path / "tiny.gguf", "bridge")
-    assert provenance_of(model, [])["dequantised_from"] == said
+    assert provenance_of(session_of(model), [])["dequantised_from"] == said
     with torch.no_grad():
         torch.testing.assert_close(model(TOKENS), original(TOKENS).logits, rtol=1e-4, atol=2e-5)
 

@@ -10,7 +10,7 @@ from families import VOCAB
 
 from tl_posgen.models.conversion.convert import hooked_parts
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.loading.nulls import random_like
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.session import session_of
 
@@ -90,4 +90,4 @@ def test_a_deep_copy_has_the_null_of_its_original(backend):
     model = load_model("mini", backend)
     same = copy.deepcopy(model)
     assert session_of(same).origin == session_of(model).origin
-    assert fingerprint(random_like(same, 0)) == fingerprint(random_like(model, 0))
+    assert fingerprint(session_of(random_like(same, 0))) == fingerprint(session_of(random_like(model, 0)))

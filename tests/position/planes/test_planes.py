@@ -10,6 +10,7 @@ from tl_posgen.core.engine import analyze
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.numbers import one_side
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import PlanePerturbation, Planes
@@ -32,7 +33,9 @@ def captures(mini, alice):
 
 
 def planes_of(model, prompts=PROMPTS, where=None, **options):
-    return one_side(one_pass(model, list(prompts), [Planes(**options)], label="some", **(where or {}))["planes"])
+    return one_side(
+        one_pass(session_of(model), list(prompts), [Planes(**options)], label="some", **(where or {}))["planes"]
+    )
 
 
 @pytest.mark.parametrize(("tokens", "first"), [("all", 0), ("without first", 1)])

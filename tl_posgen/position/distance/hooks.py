@@ -13,7 +13,6 @@ from tl_posgen.errors import InputError, UnsupportedModelError, is_number
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.models.provenance import encoding_of
 from tl_posgen.models.session import session_of
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 
@@ -93,7 +92,7 @@ def scores_at_distance(
 
 def require_distances(measure: str, model: Model) -> None:
     """Refuse a model whose positions are embeddings."""
-    if encoding_of(model) == "absolute":
+    if session_of(model).encoding == "absolute":
         raise UnsupportedModelError(
             "positions of this model are embeddings added to the residual stream, so its scores know no distance and "
             f"there is none beyond its training length; {measure} needs rotary positions or ALiBi"

@@ -109,7 +109,7 @@ def _text_of(model: Model, prompts: Any) -> str:
         return "\n".join(prompts)
     if model.tokenizer is None:
         return ""
-    return "\n".join(model.tokenizer.batch_decode(given_prompts(model, prompts), skip_special_tokens=True))
+    return "\n".join(model.tokenizer.batch_decode(given_prompts(model.tokenizer, prompts), skip_special_tokens=True))
 
 
 def encode(model: Model, item: ClozeItem) -> EncodedItem:
@@ -119,7 +119,7 @@ def encode(model: Model, item: ClozeItem) -> EncodedItem:
         return model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
     choices = tuple(torch.tensor(ids(f" {choice}")) for choice in item.choices)
-    return EncodedItem(torch.tensor(bos_of(model) + ids(item.context)), choices, item.gold)
+    return EncodedItem(torch.tensor(bos_of(model.tokenizer) + ids(item.context)), choices, item.gold)
 
 
 def score_items(

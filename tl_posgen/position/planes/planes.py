@@ -22,8 +22,8 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
-from tl_posgen.models.provenance import encoding_of
 from tl_posgen.models.selection import head_name
+from tl_posgen.models.session import session_of
 from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
     PlaneMoments,
@@ -50,7 +50,7 @@ INTERACTION = {"part": "interaction", **OUT}
 def require_rope(self: Measure, model: Model) -> None:
     """Refuse a model none of whose layers rotates, as `Measure.requires`; layers that are not understood are refused
     when they run."""
-    encoding = encoding_of(model)
+    encoding = session_of(model).encoding
     if encoding and "rotary" not in encoding:
         raise UnsupportedModelError(
             f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes and "
