@@ -17,7 +17,7 @@ from tl_posgen.core.null_models import NullModels
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.weights import is_released, trim
 from tl_posgen.models.loading.load import Pretrained, open_model
-from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.loading.nulls import random_like
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.session import session_of
 

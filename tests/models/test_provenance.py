@@ -9,7 +9,7 @@ from families import FAMILIES, GROUPED, save_config, with_sizes
 
 from tl_posgen.models import provenance
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.loading.nulls import random_like
 from tl_posgen.models.provenance import fingerprint, provenance_of
 from tl_posgen.models.session import session_of
 

@@ -89,9 +89,9 @@ def analyze(
         seed: of random draws.
         null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on; () for
             none.
-        shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.shuffled_like`, that
-            everything is repeated on; () for none. If left out, one beside random inits, for the measures that share a
-            single pass: a model of shuffled weights predicts nothing that an intervention could take away.
+        shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.nulls.shuffled_like`,
+            that everything is repeated on; () for none. If left out, one beside random inits, for the measures that
+            share a single pass: a model of shuffled weights predicts nothing that an intervention could take away.
         fwd_hooks: hooks under which everything is measured, as TransformerLens takes them: (name of a hook point or a
             function that chooses names, hook) each; the random inits under the same. Beside the report of the intact
             model, `tl_posgen.compare` shows what they change.

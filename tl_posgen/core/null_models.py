@@ -7,8 +7,7 @@ from tl_posgen.core.numbers import SHUFFLED, shuffled_label
 from tl_posgen.core.options import fits
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.weights import release
-from tl_posgen.models.loading.random_like import random_like
-from tl_posgen.models.loading.shuffled_like import shuffle, shuffled_like
+from tl_posgen.models.loading.nulls import random_like, shuffle, shuffled_like
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
 from tl_posgen.models.session import Session, session_of

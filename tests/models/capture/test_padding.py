@@ -216,7 +216,7 @@ def test_tokens_are_those_of_the_pass(padding_model, backend):
 
 
 def test_one_of_left_padding_is_not_taken_for_the_beginning():
-    pad = PadToken(0, is_text=True, begins=True, side="left")
+    pad = PadToken(0, is_text=True, begins=True)
     with pytest.raises(InputError, match="1 tokens at its start are 0"):
         texts_of([[0, 5, 6], [7, 5, 6]], pad)
     assert texts_of([[0, 5, 6], [0, 7, 6]], pad) == [slice(0, 3)] * 2
@@ -232,7 +232,6 @@ def test_one_of_left_padding_is_not_taken_for_the_beginning():
         ([5, 6, 63], PadToken(63), 1, slice(0, 2)),
         ([5, 6, 1], PadToken(1, is_text=True), 1, slice(0, 3)),  # by itself a prompt is padded to nothing
         ([0, 5, 6], PadToken(0, is_text=True, begins=True), 2, slice(0, 3)),
-        ([1, 5, 6], PadToken(1, is_text=True), 2, slice(0, 3)),  # not the side that is padded
         ([5, 6, 0], PadToken(), 2, slice(0, 3)),
     ],
 )
@@ -245,7 +244,8 @@ def test_the_text_is_found_by_the_padding_token(ids, pad, n, expected):
     ("ids", "pad", "message"),
     [
         ([5, 6, 0], PadToken(0, is_text=True, begins=True), "1 tokens at its end are 0"),
-        ([0, 0, 5, 6], PadToken(0, is_text=True, begins=True, side="left"), "1 tokens at its start are 0"),
+        ([0, 0, 5, 6], PadToken(0, is_text=True, begins=True), "1 tokens at its start are 0"),
+        ([1, 5, 6], PadToken(1, is_text=True), "1 tokens at its start are 1"),
         ([1, 1, 5, 6], PadToken(1, is_text=True), "2 tokens at its start are 1"),
         ([5, 63, 6, 63], PadToken(63), "also stands inside it"),
         ([63, 63], PadToken(63), "nothing but the padding token 63"),

@@ -75,7 +75,7 @@ def test_quantised_weights_are_refused(model):
 
 
 def test_a_null_that_has_the_models_weights_says_so(mini):
-    from tl_posgen.models.loading.random_like import random_like
+    from tl_posgen.models.loading.nulls import random_like
 
     report = tl_posgen.analyze(random_like(mini, 3), TOKENS, measures="three_axis", null_seeds=(3, 4), progress=False)
     assert any("the random init has the model's own weights" in sentence for sentence in report.findings())

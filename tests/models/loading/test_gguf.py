@@ -12,8 +12,7 @@ from tl_posgen import analyze, load_model
 from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.conversion.gguf_file import gguf_reader, quantisation_of
 from tl_posgen.models.conversion.quiet import quiet
-from tl_posgen.models.loading.random_like import random_like
-from tl_posgen.models.loading.shuffled_like import shuffled_like
+from tl_posgen.models.loading.nulls import random_like, shuffled_like
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts

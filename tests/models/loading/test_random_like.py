@@ -10,7 +10,7 @@ from families import VOCAB
 
 from tl_posgen.models.conversion.convert import hooked_parts
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.loading.nulls import random_like
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.session import session_of
 

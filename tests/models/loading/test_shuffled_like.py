@@ -8,7 +8,7 @@ from families import VOCAB
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.loading.shuffled_like import copy_of, is_matrix, shuffled_like
+from tl_posgen.models.loading.nulls import copy_of, is_matrix, shuffled_like
 from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.loading.nulls import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST

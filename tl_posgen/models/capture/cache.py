@@ -14,7 +14,6 @@ from tl_posgen.models.capture.padding import (
     REMEDY,
     PadToken,
     ids_and_mask,
-    rows_of_spans,
     seen_by_scores,
     spans_of_mask,
     spans_of_tokens,
@@ -152,7 +151,6 @@ def _spans(
     seen = torch.ones(batch, length, dtype=torch.bool)
     if known := "attn_scores" in parts:
         seen = seen_by_scores(layer.geometry, parts["attn_scores"], parts["q"].dtype).cpu()
-    text = rows_of_spans(spans, length, seen.device)
     for prompt, span in enumerate(spans):
         unmasked = bool(seen[prompt].all())
         if span.start and unmasked:
@@ -161,7 +159,7 @@ def _spans(
                 "the pass did not" if known else "whether the pass did is not known; add hook_attn_scores to the cache"
             )
             raise InputError(f"prompt {prompt}: {told} {span.start} tokens before the text, and {why}")
-        if not unmasked and not torch.equal(seen[prompt], text[prompt]):
+        if not unmasked and seen[prompt].nonzero()[:, 0].tolist() != list(range(length))[span]:
             raise InputError(f"prompt {prompt}: the pass masked other tokens than its padding; {REMEDY}")
     return spans
 

@@ -30,13 +30,11 @@ class PadToken:
         index: its id, None where there is none.
         is_text: whether it is also the token that begins or ends a text, so that only a mask can tell.
         begins: whether one of it begins a text.
-        side: "left" or "right", where the tokenizer puts it.
     """
 
     index: int | None = None
     is_text: bool = False
     begins: bool = False
-    side: str = "right"
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any) -> "PadToken":
@@ -45,23 +43,22 @@ class PadToken:
             return cls()
         begins = index == tokenizer.bos_token_id
         is_text = begins or index in (tokenizer.eos_token_id, tokenizer.unk_token_id)
-        return cls(index, is_text, begins, tokenizer.padding_side)
+        return cls(index, is_text, begins)
 
 
 def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
-    """Find the text in the ids of every prompt of one batch, by the padding token alone; InputError where that cannot
-    tell."""
+    """Find the text in the ids of every prompt of one batch, by the padding token alone; InputError where that also
+    begins or ends texts and stands at an end of one."""
     if pad.index is None:
         return [slice(0, len(row)) for row in rows]
     begun = pad.begins and all(row[0] == pad.index for row in rows)  # the padding token begins every text
-    # one that may end or begin a text does so in a prompt by itself, and on the side that is not padded
-    one = {side: pad.is_text and (len(rows) == 1 or side != pad.side) for side in ("left", "right")}
+    alone = pad.is_text and len(rows) == 1  # where one of it may begin and one end the text
     spans = []
     for prompt, ids in enumerate(rows):
         left = next((at for at, index in enumerate(ids) if index != pad.index), len(ids)) - begun
         right = next((at for at, index in enumerate(reversed(ids)) if index != pad.index), len(ids))
         inside = slice(left, len(ids) - right)
-        if left <= one["left"] and right <= one["right"]:
+        if max(left, right) <= alone:
             inside = slice(0, len(ids))
         elif left + right >= len(ids):
             raise InputError(f"prompt {prompt}: nothing but the padding token {pad.index}")
@@ -197,14 +194,6 @@ def _facts_of_mask(
     visible = scores != -torch.inf
     extra = visible > geometry.visible(scores.shape[2], visible.device)
     return scores.isnan().any(), extra.any(), visible.any(1)
-
-
-def rows_of_spans(spans: Sequence[slice], length: int, device: torch.device) -> Bool[Tensor, "batch pos"]:
-    """Return which tokens of every prompt are inside its span."""
-    rows = torch.zeros(len(spans), length, dtype=torch.bool, device=device)
-    for row, span in zip(rows, spans, strict=True):
-        row[span] = True
-    return rows
 
 
 def spans_of_pass(

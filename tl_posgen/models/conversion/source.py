@@ -163,3 +163,25 @@ def first_line(error: BaseException) -> str:
     """Return the message of an error in one line: the first, and what follows where that ends with a colon."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     return " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
+
+
+def drop_from_cache(name: str, revision: str | None = None, cache: Path | None = None) -> int:
+    """Delete a model's files at one revision from the Hub's cache, those of other revisions stay; bytes freed."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        known = scan_cache_dir(cache)
+    except CacheNotFound:
+        return 0
+    name, wanted = official_name(name), revision or "main"
+    found = [
+        one.commit_hash
+        for repo in known.repos
+        if repo.repo_id == name and repo.repo_type == "model"
+        for one in repo.revisions
+        if wanted in one.refs or one.commit_hash == wanted
+    ]
+    plan = known.delete_revisions(*found)
+    plan.execute()
+    return plan.expected_freed_size

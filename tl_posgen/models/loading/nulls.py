@@ -1,4 +1,4 @@
-"""Shuffled weights: the second null model, trained weights with their entries in random order."""
+"""The null models of a model: random init, of the same shape, and shuffled weights, trained ones in random order."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -6,12 +6,46 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.quiet import quiet
-from tl_posgen.models.loading.random_like import require_seed
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 
-RULE = "trained, entries of every weight matrix permuted"
+SHUFFLED_BY = "trained, entries of every weight matrix permuted"
+
+
+def require_seed(seed: object) -> None:
+    """Refuse what torch's generators do not take."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise InputError(f"seed = {seed!r}: give a whole number, 0 or more")
+
+
+def random_like(model: Model | Session, seed: int) -> Model:
+    """Make a model of the same architecture and shape with freshly initialised weights: the null of every measure.
+
+    The weights are those of `AutoModelForCausalLM.from_config(config)` right after `torch.manual_seed(seed)` on the
+    CPU: the architecture's own initialisation in transformers, made into the same kind of object as `model`. So a
+    HookedTransformer and a TransformerBridge of one model have the same null for the same seed.
+    A HookedTransformer that `load_model` did not make has no Hugging Face config; its null comes from its own cfg and
+    `init_weights` (cfg.init_mode), with the same seed. `session_of(null).origin.initialisation` says which rule it
+    was.
+
+    The global random state is left as it was.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> null = random_like(load_model("mini"), seed=0)
+        >>> session_of(null).origin.initialisation
+        'transformers, LlamaForCausalLM'
+    """
+    require_seed(seed)
+    session = session_of(model)
+    model, origin = session.model, session.origin
+    with quiet(seed):
+        null, rule = session.backend.random_init(origin)
+    null.cfg.default_prepend_bos = model.cfg.default_prepend_bos
+    session_of(null).remember_origin(replace(origin, seed=seed, initialisation=rule, dequantised_from=None))
+    return null
 
 
 def shuffled_like(model: Model | Session, seed: int) -> Model:
@@ -42,7 +76,7 @@ def shuffled_like(model: Model | Session, seed: int) -> Model:
     session = session_of(model)
     null = copy_of(session)
     shuffle(null, seed)
-    session_of(null).remember_origin(replace(session.origin, seed=seed, initialisation=RULE), proved=True)
+    session_of(null).remember_origin(replace(session.origin, seed=seed, initialisation=SHUFFLED_BY), proved=True)
     return null
 
 
