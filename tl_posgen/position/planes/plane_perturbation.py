@@ -1,7 +1,7 @@
 """Magnitudes, phases and positions perturbed in RoPE's planes of the running model: do planes cost what they carry?"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -257,10 +257,6 @@ class PlanePerturbation(Interventions):
         return super().table(own).assign(control=[one.value for one in control])
 
 
-def _third(band: str) -> Any:
+def _third(band: str) -> Callable[[Rope], Tensor]:
     """Return a function from a layer's Rope to the planes of a band by thirds."""
-
-    def planes(rope: Rope) -> Tensor:
-        return bands_by_thirds(len(rope.inv_freq))[BANDS.index(band)]
-
-    return planes
+    return lambda rope: bands_by_thirds(len(rope.inv_freq))[BANDS.index(band)]
