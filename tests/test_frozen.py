@@ -31,6 +31,7 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
         *("mean", "phase_std", "relative_phase", "participation", "centred_participation", "rank", "centred_rank"),
         *("score", "planes_met"),
     ),
+    "band_ablation": ("score_alone", "best_distance", "best_uniform"),  # those of `slash_ablation` and `slash`
     "coupling": ("alignment", "singular_value", "token_text"),  # `residual_jacobians` and `alignment` give these
     "profiles": ("rho", "cost", "joint_cost", "rank95"),  # over-read one model: see `scatter`
     "residual": (  # no paper and no page asks where it sits: its size and its top direction are told

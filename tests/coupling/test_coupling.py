@@ -117,19 +117,6 @@ def test_the_first_token_is_in_no_path_and_the_growth_line_is_fitted_to_the_mean
     assert not np.allclose(first, curve)
 
 
-def test_sentences_and_table_have_coupling_with_its_interval_chance_and_the_spread_of_its_nulls(result):
-    sentences, own = result.findings(), result.numbers
-    coupling = own("coupling", k=5)
-    nulls = [float(null["coupling"].sel(k=5, version="absolute", bases="aligned").mean()) for null in result.nulls]
-    null = f"random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f}"
-    assert f"is {coupling.value:.3f} [{coupling.low:.3f}, {coupling.high:.3f}] ({null})" in sentences[1]
-    assert f"random bases with the same spectra reach {float(own('chance', k=2)):.3f}" in sentences[0]
-    assert f"cosine of {float(own('linearisation')):.3f}" in sentences[-3]
-    assert "With signs it is" in sentences[-2]
-    assert result.table()["K"].tolist() == [2, 5]
-    assert result.table()["coupling"][1] == f"{coupling.with_interval:.3f}"
-
-
 @pytest.mark.parametrize(
     ("options", "cut", "message"),
     [

@@ -111,18 +111,6 @@ def test_a_result_has_its_declared_dims_survives_saving_and_is_tabulated_by_mode
     assert [f"measured, {name}" for name in QUANTITIES] == [one for one in frame.columns if one.startswith("measured")]
 
 
-def test_sentence_and_table_have_the_correlation_with_its_interval_and_the_spread_of_its_nulls(scores):
-    r, table = scores.numbers("r", quantity="coupling"), scores.table()
-    null = f"random init {np.mean(r.inits):.3f} ± {np.std(r.inits, ddof=1):.3f}"
-    words = f"r = {r.value:.3f} [{r.low:.3f}, {r.high:.3f}] ({null}) over 4 models."
-    assert scores.findings()[0] == f"Top-3 coupling and score correlate at {words}"
-    assert table["quantity"].tolist() == [*LABELS, "ln d_model", "ln n_layers", "ln parameters"]
-    assert table["r"][1] == f"{scores.numbers('r', quantity='trace').with_interval:.3f}"
-    assert table["ranks"][5] == f"{scores.numbers('size_r', size='d_model', by='ranks').with_interval:.3f}"
-    assert table["excess"][7] == f"{scores.numbers('excess', size='parameters').with_interval:+.3f}"
-    assert set(table["given size"]) == {"-"}
-
-
 def test_sizes_that_all_models_share_are_not_compared_with(scores):
     """All have two layers."""
     for by in ("values", "ranks"):

@@ -44,14 +44,6 @@ def test_a_number_is_the_mean_over_layers_and_different_tokens(result, kind):
     assert (square[..., 0, 2].mean(0) < 0.9).all()  # different tokens hardly couple
 
 
-def test_sentences_stand_beside_chance_and_null(result):
-    sentences, own = result.findings(), result.numbers
-    assert len(sentences) == len(result.table()) == 2
-    assert f"self {own('coupling', kind='self').plain:.3f} [" in sentences[0]
-    assert f"random bases {own('chance', kind='same_input', k=5).plain:.3f}" in sentences[1]
-    assert sentences[0].count("random init") == 3
-
-
 def test_one_token_couples_with_none(tiny, prompts):
     with pytest.raises(InputError, match="two positions at least"):
         TokenCoupling(tokens=[3])
@@ -76,5 +68,5 @@ def test_tokens_outside_a_window_have_no_jacobian_and_are_left_out(family_model)
 
 def test_the_picture_has_coupling_and_chance_by_layer(result):
     own = result.own["coupling"].sel(kind="self", k=2).mean(("prompt", "token", "token_2"))
-    first = next(trace for trace in result.plot().data if trace.mode == "lines+markers" or trace.mode == "lines")
+    first = next(trace for trace in result.plot().data if trace.mode == "lines+markers")
     np.testing.assert_allclose(first.y[: own.size], own)

@@ -78,15 +78,13 @@ def trained(request, mini, alice):
 
 @pytest.fixture(scope="session")
 def by_hand():
-    """(measure, model, rows of token ids) -> its result, from `of_layer` and `finish` alone; without token ids if not
-    `named`."""
+    """(measure, model, rows of token ids) -> its result, from `of_layer` and `finish` alone."""
 
-    def measured(measure, model, rows, named=True):
+    def measured(measure, model, rows):
         sums = Sums(measure.variables, measure.labels())
 
         def consumer(layer, number):
             layer.prompt = number
-            layer.tokens = layer.tokens if named else None
             sums.add_layer(layer, stacked(measure.of_layer(layer)))
 
         for number, row in enumerate(rows):

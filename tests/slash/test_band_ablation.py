@@ -51,13 +51,12 @@ def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(fami
 
 
 def test_scores_are_those_of_slash_and_of_slash_ablation_until_what_went_before_shows(report, result):
-    data, slash, ablated = result.own, report["slash"].own, report["slash_ablation"].own["best_score"]
+    data, slash, ablated = result.own, report["slash"].own, report["slash_ablation"].own
     unchanged, running = data.sel(condition="unchanged"), data.score.mean("prompt")
     np.testing.assert_allclose(unchanged.score.mean("prompt"), slash["best_score"], rtol=1e-12)
     np.testing.assert_array_equal(unchanged.dominant, slash["dominant"])
-    np.testing.assert_array_equal(data.score_alone, ablated.sel(condition=data.condition))
-    np.testing.assert_allclose(running.sel(condition="means_no_rope"), data.best_uniform, atol=1e-5)
-    away = abs(running - data.score_alone)
+    np.testing.assert_allclose(running.sel(condition="means_no_rope"), ablated.best_uniform, atol=1e-5)
+    away = abs(running - ablated["best_score"].sel(condition=data.condition))
     assert away.sel(layer=0).max() < 1e-5
     assert away.sel(layer=3, condition="no_rope").max() > 1e-4
 
@@ -89,37 +88,16 @@ def test_bands_by_wavelength_go_by_each_layers_own_frequencies(family_model):
     expected = [int(bands_by_wavelength(one.rope, 100)[2].sum()) for one in geometry_of(model)]
     assert data.n_planes.sel(condition="keep low, wavelength").values.tolist() == expected
     assert expected[0] != expected[1]
-    np.testing.assert_allclose(data.score.sel(layer=0).mean("prompt"), data.score_alone.sel(layer=0), atol=1e-5)
-
-
-# What is shown
-
-
-def test_the_sentences_tell_the_cost_of_every_band_and_what_is_left(result):
-    band, own = result.measure, result.numbers
-    bands, left = result.findings()
-    kept = n_slash_heads_kept(result.own)
-    parts = [
-        f"{name} {band.rises(own)[at].plain:+.3f} ({int(kept.sel(condition=at))} kept)"
-        for name, at in ((name, f"drop {name}, thirds") for name in ("high", "medium", "low"))
-    ]
-    assert bands == f"A third of the planes dropped in every layer, the loss changes by {', '.join(parts)}."
-    heads, of_null = (int(n_slash_heads(one)[0]) for one in (result.own, result.null))
-    assert left.startswith(f"Slash-dominant: {heads} heads (random init {of_null}), mean score ")
-    for condition, words in {"unchanged": "", "rank_one": "Q, K of rank one ", "no_rope": "RoPE removed "}.items():
-        score, loss = band.slash_score(own, condition), own("loss", condition=condition)
-        assert f"{words}{score.plain:.3f} (loss {loss.plain:.3f})" in left
 
 
 def test_pictures_show_the_numbers(result):
     data, null = result.own, result.null
-    assert result.table().shape == (len(data["condition"]), 6)
+    assert result.table().shape == (len(data["condition"]), 5)
     for trace, side in zip(result.plot(kind="rise").data, (data, null), strict=True):
         loss = side["loss"].mean("prompt")
         np.testing.assert_allclose(trace.x, loss - loss[0], atol=1e-6)
     both = (data, null)
     shown = [mean_of_slash_heads(one).mean("prompt") for one in both]
-    shown += [mean_of_slash_heads(one, "score_alone") for one in both]
     shown += [of(one) for of in (n_slash_heads, n_slash_heads_kept) for one in both]
     for bar, expected in zip(result.plot(kind="slash").data, shown, strict=True):
         np.testing.assert_allclose(bar.x, expected)

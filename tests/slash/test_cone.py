@@ -3,18 +3,15 @@
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from families import FAMILIES, lively, tokenizer
 from made_up import dataset_of, result_of
-from scipy.stats import spearmanr
 
 import tl_posgen
-from tl_posgen.core.numbers import Numbers
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.slash import Cone
-from tl_posgen.slash.head_groups import group_mean, in_groups
+from tl_posgen.slash.head_groups import group_mean
 
 pytestmark = pytest.mark.longer
 
@@ -126,13 +123,6 @@ def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
     assert found.value == pytest.approx(np.nan if share is None else share, nan_ok=True)
 
 
-def test_the_rank_correlation_told_is_over_heads(result):
-    data = result.own.sel(tokens="all")
-    score = data["best_score"].sel(input="measured").values.flat
-    rho = [spearmanr(score, data["r1"].sel(side=side).values.flat).statistic for side in "qk"]
-    assert f"a rank correlation of {rho[0]:.2f} and {rho[1]:.2f}." in result.findings()[0]
-
-
 def test_a_trained_model_needs_and_amplifies_the_axis_and_its_null_does_not(result):
     gain, null = (float(one["gain"].sel(tokens="all", side="k").min()) for one in (result.own, result.null))
     assert gain > 1.5 > 1.2 > null
@@ -191,48 +181,7 @@ def test_a_layer_without_projections_is_refused_before_anything_runs(mini, alice
         Cone()(mini, alice, length=12, n_prompts=1, **QUIET)
 
 
-# What is shown
-
-
-def dominant_heads(result):
-    """Of all tokens."""
-    whole = result.sel(tokens="all").stack(place=("layer", "head"))
-    return whole.isel(place=np.flatnonzero(whole["dominant"]))
-
-
 def test_biases_are_told_only_where_there_are_any(result, gpt2):
     assert not any("Biases" in sentence for sentence in result.findings())
     share = float(gpt2.own["bias_share"].mean(("tokens", "layer", "head")).max())
     assert f"Biases, which alone have r1 = 1, hold up to {share:.0%} of their energy." in gpt2.findings()[0]
-
-
-def test_counts_of_several_random_inits_are_told_as_averages(result):
-    null = result.dataset.isel(init=[1])
-    none = null.assign(dominant=null["dominant"] & False)
-    one = none.assign(dominant=none["dominant"] | ((none["head"] == 0) & (none["layer"] == 0)))
-    inits = [side.assign_coords(init=[str(n)]) for n, side in enumerate((one, none, none))]
-    inits.insert(0, result.dataset.isel(init=[0]))
-    told = in_groups(Numbers(result.measure, xr.concat(inits, "init", data_vars="minimal")).of_inits, "r1")
-    assert "in 0.333 slash-dominant heads on average" in told
-    assert "in 15.7 other heads on average" in told
-
-
-def test_table_and_sentences_hold_the_means_of_each_group_of_heads_beside_the_null(result):
-    first, heads = result.table().iloc[0], dominant_heads(result)
-    data, null = result.sel(tokens="all"), result.null.sel(tokens="all")
-    ranks, axis, kept = result.findings()
-    n, r1 = heads.sizes["place"], heads["r1"].mean("place").values
-    assert first["heads"] == f"{n} slash-dominant"
-    assert [first["r1 Q"], first["r1 K"]] == pytest.approx(r1)
-    assert ranks.split("a share r1 of ")[1].startswith(f"{r1[0]:.3f} and {r1[1]:.3f} in {n} slash-dominant heads, ")
-    q, k = null["r1"].mean(("layer", "head")).values
-    assert f"(random init {q:.3f} and {k:.3f} in 16 heads, none slash-dominant; shuffled " in ranks
-    gain, of_null = (float(one["gain"].sel(side="k").mean()) for one in (data, null))
-    assert f"{gain:.2f} (random init {of_null:.2f}, shuffled " in axis
-    measured, alone, rest = heads["best_score"].mean("place").sel(input=["measured", "axis only", "off axis"]).values
-    uniform = float(heads["best_uniform"].mean())
-    assert first["axis only"] == pytest.approx(alone)
-    assert f"heads score {alone:.3f} at their best distance (measured {measured:.3f}); with all" in kept
-    assert f"the axis {rest:.3f} (uniform attention {uniform:.3f})." in kept
-    part = result.measure.ratio_above_uniform(result.numbers, "axis only")
-    assert part.value == pytest.approx((alone - uniform) / (measured - uniform))

@@ -111,31 +111,3 @@ def test_a_strong_head_of_a_short_prompt_is_found(mini, alice):
     found = tl_posgen.find_slash_heads(mini, alice, distances=[1], length=23, n_prompts=1, progress=False)
     assert float(found["score"].iloc[0] / found["ratio"].iloc[0]) > 0.1
     assert found["ratio"].min() >= 2 < 3 < found["ratio"].max()
-
-
-# What is shown
-
-
-def test_the_sentence_tells_the_numbers_of_the_dataset(result):
-    data = result.own
-    assert (data.best_score / data.best_uniform).max() > 2 * (result.null.best_score / result.null.best_uniform).max()
-    counted = (int(one["dominant"].any("short_distance").sum()) for one in (data, *result.nulls))
-    dominant, of_null, of_shuffled = counted
-    layer, head = data["best_score"].to_series().idxmax()
-    assert result.findings() == [
-        f"Slash-dominant at any of the distances 0, 1, 2, 3, 4, with kappa = 0.1: {dominant} of 16 heads "
-        f"(random init {of_null}, shuffled {of_shuffled}). Strongest at D below half the prompt: L{layer}H{head} "
-        f"({float(data['best_score'].max()):.3f}); at the previous token: L{layer}H{head} "
-        f"({float(data['score'].sel(tokens='all', distance=1).max()):.3f})."
-    ]
-
-
-def test_profiles_have_a_curve_a_head_and_uniform_attention_in_each_layer(result, data):
-    traces = result.plot(kind="profiles").data
-    uniform = [trace for trace in traces if trace.name == "uniform attention"]
-    assert len(traces) == 2 * 4 + 16 + 4
-    assert uniform[0].x.tolist()[:25] == list(range(1, 26))
-    assert uniform[0].x.max() == 32
-    np.testing.assert_array_equal(uniform[0].y, data["uniform"].sel(layer=0, distance=uniform[0].x - 1))
-    own = next(trace for trace in traces if trace.name == "head 2")
-    np.testing.assert_allclose(own.y, data["score"].sel(layer=0, head=2, distance=own.x - 1))

@@ -96,18 +96,3 @@ def test_slopes_of_alibi_stay(family_model, captured):
     for at in (0, 1, 5):
         expected = float(pattern.diagonal(-at).mean())
         assert float(data.score.sel(condition="means", distance=at)) == pytest.approx(expected, abs=1e-5)
-
-
-def test_the_sentence_tells_what_is_left_of_the_strongest_head(result):
-    at_best = result.own["best_score"]
-    layer, head = at_best.sel(condition="unchanged").to_series().idxmax()
-    of_head = at_best.sel(layer=layer, head=head).to_series()
-    uniform = float(result.own["best_uniform"].sel(layer=layer, head=head))
-    nulls = [float(one["best_score"].sel(condition="unchanged").max()) for one in result.nulls]
-    of_null = f"{nulls[0]:.3f}, shuffled {nulls[1]:.3f}"
-    assert result.findings() == [
-        f"The strongest, L{layer}H{head} ({of_head['unchanged']:.3f}) at D = 1 (strongest of random init "
-        f"{of_null}), with its own layer ablated: Q, K of rank one {of_head['rank_one']:.3f}, RoPE removed "
-        f"{of_head['no_rope']:.3f}, Q, K their means {of_head['means']:.3f}, Q, K their means with RoPE removed "
-        f"{of_head['means_no_rope']:.3f}, uniform attention {uniform:.3f}."
-    ]

@@ -127,9 +127,6 @@ def test_settings_that_make_no_task_are_refused_before_training(unchecked, optio
         slash_toy(progress=False, **options)
 
 
-# What is shown
-
-
 def test_figures_and_table_show_the_numbers(toy):
     curves, maps = (toy.plot(kind).data for kind in ("training", "maps"))
     assert len(curves) == 2 * (1 + 2 + 1 + 1)  # a curve a seed in every panel, two kinds of features for the score
@@ -139,14 +136,3 @@ def test_figures_and_table_show_the_numbers(toy):
     table = toy.table()
     assert table["seed"].tolist() == [0, 1]
     np.testing.assert_array_equal(table["loss at end"], toy.own["loss"].isel(step=-1))
-
-
-def test_the_sentences_tell_the_spread_over_seeds(toy):
-    score = toy.own["score"].sel(features="trained")
-    start, ends, loss = score.isel(step=0), score.isel(step=-1), toy.own["loss"].isel(step=-1)
-    first, second = toy.findings()
-    assert f"from {float(start.mean()):.3f} at initialisation to " in first
-    assert f"to {float(ends.mean()):.3f} ± {float(ends.std(ddof=1)):.3f}" in first
-    assert f"(uniform attention {float(toy.own['uniform'][3]):.3f})" in first
-    assert f"{float(loss.mean()):.4f} ± {float(loss.std(ddof=1)):.4f}." in first
-    assert second.startswith("The head passed one half in 0 of 2 seeds, never; at the end r1(Q) is ")

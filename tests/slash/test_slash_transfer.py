@@ -59,18 +59,3 @@ def test_slash_heads_of_a_trained_model_stay_so_on_random_tokens(trained):
     assert (data["best_distance"].values[strongest] == 1).all()
     assert (random[strongest] > 10 * float(result.own["uniform"].sel(layer=0, distance=1))).all()
     assert transfer.correlation(result.numbers, 1).value > 0.8
-
-
-def test_the_sentences_tell_the_numbers_and_the_null(result):
-    own, measure = result.numbers, result.measure
-    first, second = result.findings()
-    r, rest = (measure.correlation(own, 1, tokens) for tokens in ("all", "without first"))
-    assert first.startswith("At D = 1 slash scores on random tokens follow those on text over heads with r = ")
-    assert f" r = {r.with_interval:.3f} (random init {r.inits[0]:.3f}" in first
-    assert f"without the first token {rest.with_interval:.3f})" in first
-    of_null = result.null["best_score"].sel(tokens="all").stack(place=("layer", "head"))
-    of_null = of_null.isel(place=of_null.sel(source="natural").values.argmax())
-    best = own.extreme("best_score")
-    random = float(result.own["best_score"].sel(tokens="all", layer=best.layer, head=best.head, source="random"))
-    told = f"The strongest, {best:.3f} at D = 1 on text, scores {random:.3f} (random init "
-    assert second == f"{told}{float(of_null.sel(source='random')):.3f}) on random tokens."

@@ -92,7 +92,7 @@ COMMANDS = {
     ),
     "slash": MeasureCommand(
         "Heads that attend a fixed distance back: which, on random tokens too, and why.",
-        ["slash", "slash_planes", "cone", "slash_transfer", "band_ablation"],
+        ["slash", "slash_planes", "cone", "slash_transfer", "slash_ablation", "band_ablation"],
         {"length": 512},
         lead="tl_posgen.slash.slash_heads:slash_heads",
     ),

@@ -22,9 +22,9 @@ from tl_posgen.report.kinds import bars
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.ablation_hooks import ablate_bands
 from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
-from tl_posgen.slash.layer_means import Dominance, at_distance, statistics_of
+from tl_posgen.slash.layer_means import Dominance, statistics_of
 from tl_posgen.slash.slash import Slash
-from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Scheme, SlashAblation, ablations
+from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Scheme, ablations
 
 SCHEMES = {"thirds": "A third of the planes", "wavelength": "A band by wavelength"}
 OF_PROMPTS = {
@@ -40,11 +40,11 @@ class BandAblation(Dominance, Interventions):
 
     RoPE planes dropped, frozen (theta = 0) or kept alone in all layers at once, Q and K cut to rank one or to their
     means, RoPE removed: the loss, and the slash scores that are left. Thirds: of the planes, fastest first.
-    Wavelength: high < 32 tokens, medium up to the prompt's length, low above. Alone: each layer ablated by itself.
+    Wavelength: high < 32 tokens, medium up to the prompt's length, low above.
 
     The conditions are those of `SlashAblation`. There one layer is changed by itself; here the model runs on what is
-    left. Each head's own D, and its score with one layer ablated, come from the measures "slash" and "slash_ablation"
-    of the same run. Layers and heads that are chosen are those whose slash scores are taken; all are ablated.
+    left. Each head's own D comes from the measure "slash" of the same run. Layers and heads that are chosen are those
+    whose slash scores are taken; all are ablated.
 
     Args:
         schemes: how to make bands, any of "thirds" and "wavelength".
@@ -68,7 +68,7 @@ class BandAblation(Dominance, Interventions):
 
     words = WHOLE_KINDS
     question = "Which frequencies does the running model need?"
-    after = (Slash, SlashAblation)
+    after = (Slash,)
     matrices = 10
     variables = {
         **Interventions.variables,
@@ -79,23 +79,14 @@ class BandAblation(Dominance, Interventions):
             "mean score >= kappa, or twice uniform attention, at this distance",
             ("condition", *HEAD, "short_distance"),
         ),
-        "score_alone": Variable("slash score, one layer alone", "", "at the best distance", ("condition", *HEAD)),
-        "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2"),
-        "best_uniform": Variable("slash score of uniform attention", "", "at the best distance"),
         "n_planes": Variable("planes in the band", "", "", ("condition", "model_layer")),
     }
-    legend = (
-        "score: mean slash score of the heads that are slash-dominant unchanged; kept: how many of them still are; one "
-        "layer alone: with only the head's own layer ablated."
-    )
+    legend = "score: mean slash score of the heads that are slash-dominant unchanged; kept: how many of them still are."
     figures = {
         **Interventions.figures,
         "slash": bars(
             {
-                "mean slash score of the slash heads": [
-                    ("in the running model", lambda own: mean_of_slash_heads(own.dataset)),
-                    ("one layer alone", lambda own: mean_of_slash_heads(own.dataset, "score_alone")),
-                ],
+                "mean slash score of the slash heads": [("score", lambda own: mean_of_slash_heads(own.dataset))],
                 "slash heads": [
                     ("slash-dominant", lambda own: n_slash_heads(own.dataset)),
                     ("of those before", lambda own: n_slash_heads_kept(own.dataset)),
@@ -139,16 +130,11 @@ class BandAblation(Dominance, Interventions):
 
     def of_model(self, run: Run) -> xr.Dataset:
         data, planned = super().of_model(run), ablations(self.schemes, run.tokens.shape[1])
-        slash, alone = run.found(Slash), run.found(SlashAblation)["score"].sel(tokens="all", drop=True)
-        place, ropes = slash["best_distance"], [geometry.rope for geometry in geometry_of(run.model)]
+        ropes = [geometry.rope for geometry in geometry_of(run.model)]
         n_planes = [[int(one.planes(rope).sum()) for rope in ropes] for one in planned]
         parts = {name: [getattr(one, name) for one in planned] for name in ("kind", "scheme", "band")}
         return data.assign_coords({name: ("condition", part) for name, part in parts.items()}).assign(
-            dominant=data["dominant"].astype(bool),
-            score_alone=at_distance(alone.reindex(condition=data["condition"]), place),
-            best_distance=place,
-            best_uniform=slash["best_uniform"],
-            n_planes=(("condition", "model_layer"), n_planes),
+            dominant=data["dominant"].astype(bool), n_planes=(("condition", "model_layer"), n_planes)
         )
 
     def slash_score(self, own: Numbers, condition: str = UNTOUCHED) -> Number:
@@ -193,7 +179,6 @@ class BandAblation(Dominance, Interventions):
             "slash heads": n_slash_heads(data),
             "kept": n_slash_heads_kept(data),
             "score": mean_of_slash_heads(data),
-            "score, one layer alone": mean_of_slash_heads(data, "score_alone"),
         }
         shown = data["scheme"].isin(["", scheme]).values
         frame = own.frame(columns, "condition")[shown].reset_index(drop=True)

@@ -15,7 +15,7 @@ TITLES = {"all": "all tokens", "without first": "first token left out"}  # of la
 GROUPS = {"dominant": "slash-dominant", "other": "other"}
 
 
-def group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
+def _group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
     """Return which heads are slash-dominant, and which of those measured (they have a best distance) are not."""
     measured, dominant = heads["best_distance"].notnull(), heads["dominant"].astype(bool)
     return {"dominant": dominant & measured, "other": ~dominant & measured}
@@ -23,12 +23,12 @@ def group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
 
 def n_heads(own: Numbers, group: str, tokens: str = "all") -> Number:
     """Return how many heads are in a group."""
-    return own.number(group_masks(own.dataset.sel(tokens=tokens))[group].sum(HEAD))
+    return own.number(_group_masks(own.dataset.sel(tokens=tokens))[group].sum(HEAD))
 
 
 def mean_over_group(own: Numbers, array: xr.DataArray, group: str, tokens: str = "all") -> xr.DataArray:
     """Return the mean of an array over the heads of a group; NaN where one of them has no value, or there is none."""
-    heads = group_masks(own.dataset.sel(tokens=tokens))[group]
+    heads = _group_masks(own.dataset.sel(tokens=tokens))[group]
     return array.where(heads, 0).sum(HEAD, skipna=False) / heads.sum(HEAD)
 
 

@@ -75,7 +75,7 @@ def find_slash_heads(
     found = data[["score"]].assign(ratio=data["score"] / data["uniform"])
     found = found.where(found["score"] >= thresholds(measure.kappa, data["uniform"])).sel(distance=measure.distances)
     table = found.reset_coords(drop=True).to_dataframe(dim_order=[*HEAD, "distance"]).reset_index()
-    return strongest_first(table[[*HEAD, "distance", "score", "ratio"]], "score")
+    return _strongest_first(table[[*HEAD, "distance", "score", "ratio"]], "score")
 
 
 def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
@@ -104,12 +104,12 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
             other = report[name].own["score"].sel({"tokens": "all", dim: label, "distance": columns["distance"]})
             columns[heading] = other.reset_coords(drop=True)
     heads = columns["distance"].to_dataset(name="distance").assign(columns).to_dataframe(dim_order=list(HEAD))
-    table = strongest_first(heads.reset_index()[[*HEAD, *columns]], "slash score")
+    table = _strongest_first(heads.reset_index()[[*HEAD, *columns]], "slash score")
     table.attrs |= {"title": f"slash-dominant heads: {data.attrs.get('model', 'model')}", "legend": LEGEND}
     return table
 
 
-def strongest_first(table: Any, column: str) -> pd.DataFrame:
+def _strongest_first(table: Any, column: str) -> pd.DataFrame:
     """Return the rows that have a score in this column, highest first."""
     kept = table.dropna(subset=[column]).sort_values(column, ascending=False, kind="stable")
     return pd.DataFrame(kept).reset_index(drop=True)

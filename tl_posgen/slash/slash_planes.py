@@ -20,7 +20,6 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
-from tl_posgen.report.head_figures import thinned
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope, complex_frequencies
@@ -51,50 +50,28 @@ BY_DISTANCE = (*PER_HEAD, "distance")
 N_HEADS = 8  # the strongest, drawn one by one
 
 
-def _strongest_heads(result: Any, x_title: str, curves: Callable[[xr.Dataset], dict[str, tuple[Any, Any]]]) -> Panels:
-    """Return a panel for each of the strongest heads with its curves (name -> x, y), and the first curve of the null's
+def _planes(result: Any) -> go.Figure:
+    """Draw the lift of the best diagonal by wavelength, a panel for each of the strongest heads, and that of the null's
     head of the same place behind."""
     whole = result.own.sel(tokens="all")
     heads = strongest_named(whole, whole["best_score"], N_HEADS)
     panels = Panels([f"{name}, score {float(one['best_score']):.2f}" for name, one in heads.items()])
     for number, one in enumerate(heads.values()):
         for side, data, colour in reversed(sides(result)):
-            drawn = curves(data.sel({"tokens": "all", **{dim: one[dim].item() for dim in HEAD}}))
-            if data is not result.own:
-                panels.add(number, line(*next(iter(drawn.values())), side, colour))
-                continue
-            for (name, (x, y)), shade in zip(drawn.items(), COLOURS, strict=False):
-                panels.add(number, line(x, y, name, shade))
-    return panels.axes(x_title, log_x=True)
-
-
-def _planes(result: Any) -> go.Figure:
-    """Draw the lift of the best diagonal by wavelength, strongest heads."""
-
-    def curves(head: xr.Dataset) -> dict[str, tuple[Any, Any]]:
-        wavelength = head["wavelength"].values
-        # what is not rotated has no wavelength: a place of its own
-        x = np.where(np.isfinite(wavelength), wavelength, 10 * wavelength[np.isfinite(wavelength)].max(initial=1.0))
-        return {words: (x, head["contribution"].sel(at=at).values) for at, words in PLACES.items()}
-
+            head = data.sel({"tokens": "all", **{dim: one[dim].item() for dim in HEAD}})
+            wavelength, turns = head["wavelength"].values, np.isfinite(head["wavelength"].values)
+            # what is not rotated has no wavelength: a place of its own
+            x = np.where(turns, wavelength, 10 * wavelength[turns].max(initial=1.0))
+            names = {"best": (side, colour)}
+            if data is result.own:
+                names = {"best": ("lift", COLOURS[0]), "edge": ("edge", COLOURS[1])}
+            for at, (words, shade) in names.items():
+                panels.add(number, line(x, head["contribution"].sel(at=at).values, words, shade))
     subtitle = "how far each plane lifts the best diagonal above the mean logit, and (edge) above those near it, logits"
     if np.isinf(result.own["wavelength"]).any():
         subtitle += "; at the far right: not rotated"
-    panels = _strongest_heads(result, "wavelength in tokens", curves)
+    panels.axes("wavelength in tokens", log_x=True)
     return panels.finish(f"Planes of the strongest slash heads · {model_label(result.own)}", subtitle)
-
-
-def _profiles(result: Any) -> go.Figure:
-    """Draw predicted and measured slash scores by distance, strongest heads."""
-
-    def curves(head: xr.Dataset) -> dict[str, tuple[Any, Any]]:
-        near = thinned(head)
-        names = {"measured": "score", "predicted from rank one": "predicted"}
-        return {words: (near["distance"].values + 1, near[name].values) for words, name in names.items()}
-
-    subtitle = "slash score by distance, measured and as queries and keys of rank one would have it; all tokens"
-    panels = _strongest_heads(result, "distance + 1", curves)
-    return panels.finish(f"Slash profiles predicted from rank one · {model_label(result.own)}", subtitle)
 
 
 def _of_band(group: str, **labels: str) -> Callable[[Numbers], xr.DataArray]:
@@ -182,7 +159,6 @@ class SlashPlanes(Dominance):
             "away, logits, summed over planes; by wavelength: high < 32 tokens, low beyond the prompt",
             form=".2f",
         ),
-        "profiles": _profiles,
     }
     all_reached = False
 

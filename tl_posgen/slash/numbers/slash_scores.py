@@ -211,12 +211,12 @@ def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distanc
         >>> uniform_scores(2).tolist()
         [0.75, 0.5]
     """
-    each = 1 / double(visible_keys(n, window))
+    each = 1 / double(_visible_keys(n, window))
     distance = torch.arange(n)
     mean = each.flip(0).cumsum(0).flip(0) / (n - distance)
     return mean if window is None else mean.where(distance < window, 0.0)
 
 
-def visible_keys(n: int, window: int | None = None) -> Int[Tensor, " query"]:
+def _visible_keys(n: int, window: int | None = None) -> Int[Tensor, " query"]:
     """min(i+1, window): the number of keys that each of n queries sees."""
     return torch.arange(1, n + 1).clamp(max=n if window is None else window)
