@@ -119,14 +119,23 @@ def test_every_number_of_a_judgement_is_one_of_a_result(claim, results, monkeypa
     if not set(claim.needs) <= set(results) - ELSEWHERE:
         return
     known = [value for name in claim.needs for value in labels_of(results[name])]
-    numbers = Numbers._numbers  # of `number`, and of `along` at each label
+    numbers, correlation = Numbers._numbers, Numbers.correlation  # of `number`, and of `along` at each label
+
+    def keep(*found):
+        known.extend(value for one in found for value in (one.value, one.low, one.high, one.spread or 0, *one.nulls))
 
     def recorded(*args):
         found = numbers(*args)
-        known.extend(value for one in found for value in (one.value, one.low, one.high, one.spread or 0))
+        keep(*found)
+        return found
+
+    def recorded_correlation(*args, **how):
+        found = correlation(*args, **how)
+        keep(found)
         return found
 
     monkeypatch.setattr(Numbers, "_numbers", recorded)
+    monkeypatch.setattr(Numbers, "correlation", recorded_correlation)
     words = " ".join(judge(claim, results)[1:3])
     for word in re.findall(r"(?<![\w.])[+-]?\d+(?:\.\d+)?%?(?![\w])", words):
         value = float(word.rstrip("%")) / (100 if word.endswith("%") else 1)

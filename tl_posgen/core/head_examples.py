@@ -66,7 +66,8 @@ def head_examples(
             values = np.stack([found[layer, head][name] for layer, head, _ in picks]) if picks else empty
             data[name] = (("example", *inner), values)
     used = {dim for dims, _ in data.values() for dim in dims}
-    coords = {dim: list(one) for dim, one in labels.items() if dim in used} | {"example": np.arange(len(picks))}
+    coords: dict[str, Any] = {dim: list(one) for dim, one in labels.items() if dim in used}
+    coords["example"] = np.arange(len(picks))
     coords |= {name: ("example", [one[at] for one in picks]) for at, name in enumerate(("layer", "head", "why"))}
     coords["token"] = ("key", np.array(token_strings(run.session, row[:n]), dtype=object))  # numpy's texts lose NULs
     return xr.Dataset(data, coords)

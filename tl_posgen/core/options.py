@@ -132,6 +132,8 @@ def fits(value: Any, annotation: Any) -> bool:
     Example:
         >>> fits(1, float), fits(True, int), fits(10**30, int), fits([0, 2], Sequence[int]), fits("02", Sequence[int])
         (True, False, False, True, False)
+        >>> fits(np.array([0, 2]), Sequence[int]), fits(np.array(2), Sequence[int])
+        (True, False)
     """
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -141,7 +143,8 @@ def fits(value: Any, annotation: Any) -> bool:
     if origin is Literal:
         return isinstance(value, str | int) and not isinstance(value, bool) and value in inside
     if _listed(annotation):
-        is_list = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        is_list = is_list or (isinstance(value, np.ndarray) and value.ndim > 0)
         return is_list and all(fits(one, inside[0]) for one in value)
     if origin is not None:
         return isinstance(value, origin)

@@ -14,7 +14,6 @@ from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
-from tl_posgen.position.decomposition.numbers.variance_shares import COMPONENTS
 from tl_posgen.position.decomposition.three_axis import fit_capture, shuffled, weighting
 
 QUICK = {"null_seeds": (), "progress": False}
@@ -127,56 +126,6 @@ def test_shuffled_scores_are_the_same_in_another_order(capture):
     assert torch.equal(mixed == -torch.inf, scores == -torch.inf)
     torch.testing.assert_close(mixed.flatten(1).sort(-1).values, scores.flatten(1).sort(-1).values)
     assert not torch.equal(mixed, scores)
-
-
-# Figures
-
-
-def test_curves_are_a_of_every_head_with_the_nulls_behind(result):
-    traces = result.plot("curves").data
-    assert len(traces) == 2 * 4 + 16
-    null, trained = traces[1], traces[2]
-    np.testing.assert_array_equal(trained.x - 1, np.arange(64)[np.isin(np.arange(64), trained.x - 1)])
-    assert trained.x[-1] == 64
-    np.testing.assert_allclose(trained.y, result.own["a"].sel(layer=0, head=0, distance=trained.x - 1))
-    n = len(trained.x)  # one line holds the nulls of all heads of a layer
-    assert len(null.x) == 4 * n + 3 or len(null.x) == 4 * (n + 1)
-    np.testing.assert_allclose(null.y[:n], result.null["a"].sel(layer=0, head=0, distance=null.x[:n].astype(int) - 1))
-
-
-def test_the_curves_say_what_their_gauge_is(mini, prompts):
-    result = ThreeAxis(gauge="flat_queries")(mini, prompts[:1], layers=[0], **QUICK)
-    assert "b without a linear trend" in result.plot("curves").layout.title.text
-
-
-# Values measured once and written down
-
-
-def test_reference_values_of_the_mini_model(report):
-    r, share = report["three_axis"].numbers, report["variance"].numbers
-    found = [r("r"), r("r", **OUT), r("r_within_rows"), report["mean_key"].numbers("r")]
-    found.append(report["residual"].numbers("share"))
-    expected = [0.7856, 0.7712, 0.7221, 0.9020, 0.4537]
-    assert [number.value for number in found] == pytest.approx(expected, abs=1e-4)
-    assert [r(name).inits[0] for name in ("r", "r_within_rows")] == pytest.approx([0.6163, 0.5191], abs=1e-4)
-    layers = report["three_axis"].sel(tokens="all")["r"].mean("head")
-    np.testing.assert_allclose(layers, [0.5432, 0.8685, 0.8672, 0.8634], atol=1e-4)
-    shares = [0.2005, 0.1338, 0.2398, 0.2232, 0.0898, 0.0328, 0.0801]
-    np.testing.assert_allclose([share("share", part=part).value for part in COMPONENTS], shares, atol=1e-4)
-
-
-def test_reference_values_of_stories260k(stories, tinystories):
-    report = analyze(stories, tinystories, measures=["three_axis", "variance"], length=512, n_prompts=1, progress=False)
-    r, share = report["three_axis"].numbers, report["variance"].numbers
-    found = [r("r").value, r("r", **OUT).value, r("r_within_rows").value, r("r").inits[0]]
-    assert found == pytest.approx([0.9164, 0.9166, 0.8626, 0.3228], abs=1e-4)
-    assert 0.20 < r("r_within_rows").inits[0] < 0.27
-    layers = report["three_axis"].sel(**OUT)["r"].mean("head")
-    np.testing.assert_allclose(layers, [0.899, 0.933, 0.918, 0.934, 0.899], atol=0.001)
-    shares = [share("share", part=part) for part in COMPONENTS]
-    expected = [0.303, 0.146, 0.364, 0.027, 0.091, 0.052, 0.018]
-    np.testing.assert_allclose([one.value for one in shares], expected, atol=6e-4)
-    assert shares[-1].inits[0] > 0.5
 
 
 # Scores that have no r

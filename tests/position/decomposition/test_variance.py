@@ -65,35 +65,12 @@ def test_the_atlas_has_a_point_a_head_between_position_content_and_interaction(r
     np.testing.assert_array_equal(trained.marker.color, np.repeat(range(4), 4))
 
 
-def test_bars_and_maps_show_the_shares_of_every_head(result):
-    bars, maps = result.plot("shares").data, result.plot("map").data
-    assert [bar.name for bar in bars[:7]] == ["q", "k", "q k", "d", "q d", "k d", "q k d"]
-    assert bars[0].x[5] == "L1H1"
-    np.testing.assert_array_equal(bars[2].y, result.own["share"].sel(OUT | {"part": "qk"}).values.ravel())
-    np.testing.assert_array_equal(bars[13].y, result.null["share"].sel(OUT | {"part": "qkd"}).values.ravel())
-    np.testing.assert_array_equal(maps[0].z, result.own["additive_r"].sel(OUT))
-    np.testing.assert_array_equal(maps[2].z, result.own["content"].sel(OUT))
-    np.testing.assert_array_equal(maps[7].z, result.null["interaction"].sel(OUT))
-    np.testing.assert_array_equal(maps[9].z, result.sides["shuffled"]["position"].sel(OUT))
-
-
 def test_sizes_are_those_of_the_shares_that_softmax_sees(result):
     for data in result.sides.values():
         size = data["size"].sel(OUT)
         seen = size.sel(of="scores", drop=True) ** 2
         for part in ("position", "content", "interaction"):
             np.testing.assert_allclose(size.sel(of=part), (seen * data[part].sel(OUT)) ** 0.5, rtol=1e-9, atol=1e-12)
-
-
-def test_the_figure_by_layer_has_means_over_heads_beside_both_nulls(result):
-    traces = {trace.name: trace for trace in result.plot("depth").data}
-    data = result.dataset["additive_r"].sel(OUT | {"group": "all"}).mean("head")
-    expected = {"": data.sel(init="trained"), ", random init": data.sel(init=["0", "1"]).mean("init")}
-    expected[", shuffled"] = data.sel(init="shuffled 0")
-    for words, dash in zip(expected, ("solid", "dash", "dot"), strict=True):
-        trace = traces[f"position + content{words}"]
-        np.testing.assert_allclose(trace.y, expected[words])
-        assert trace.line.dash == dash
 
 
 def test_two_tokens_say_nothing_of_what_varies(mini):

@@ -152,19 +152,12 @@ def test_a_model_without_rope_is_refused(family_model, name):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"edit": "melt"}, "edit 'melt': choose from shuffle_magnitudes"),
         ({"strength": 1.5}, "strength of shuffle_phases 1.5"),
-        ({"strength": float("nan")}, "strength of shuffle_phases nan"),
         ({"edit": "phase_noise", "strength": -1}, "standard deviation in radians"),
         ({"of": ["v"]}, "of="),
-        ({"of": []}, "of="),
         ({"band": [99]}, "layer 0: band: plane 99 does not exist"),
         ({"band": torch.ones(7).bool()}, r"layer 0: band: \[7\] booleans, and there are 4 planes"),
         ({"band": "high"}, "band: 'high' is no boolean"),
-        ({"control": "yes"}, "control = 'yes'"),
-        ({"first_token": 1}, "first_token = 1"),
-        ({"seed": -1}, "seed = -1"),
-        ({"layers": [7]}, "layer 7"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

@@ -15,7 +15,6 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import PlanePerturbation, Planes
 from tl_posgen.position.planes.numbers.plane_patterns import PARTS
-from tl_posgen.report.heads import heads_of
 
 CUT = {"length": 48, "n_prompts": 2, "consecutive": True, "progress": False}
 PROMPTS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(5))
@@ -76,12 +75,6 @@ def test_prompts_of_different_lengths_count_by_their_tokens(mini):
     np.testing.assert_allclose(together, (40 * first + 20 * second) / 60)
 
 
-def test_heads_that_share_keys_share_their_measures_of_keys(result):
-    keys = result.sel(side="k")["concentration"]
-    np.testing.assert_array_equal(keys.sel(head=[0, 2]), keys.sel(head=[1, 3]))
-    assert not np.allclose(keys.sel(head=0), keys.sel(head=2))
-
-
 def test_a_head_is_additive_where_every_plane_meets_a_condition(mini):
     data = planes_of(mini, [torch.arange(300, 348)], eps=0.7)
     met = data["meets"].max("condition")
@@ -98,11 +91,6 @@ def test_at_the_default_eps_trained_heads_are_certified_and_none_of_the_null(req
     additive = Planes()(model, prompts[:4000], length=length, n_prompts=1, progress=False).numbers("additive")
     assert additive.value > least
     assert additive.inits == (0,)
-
-
-def test_training_concentrates_keys(result):
-    concentration = result.numbers("concentration", side="k")
-    assert concentration.value > 1.5 * max(concentration.inits)
 
 
 def test_partial_rotary_heads_keep_their_unrotated_remainder(family_model):
@@ -175,14 +163,6 @@ def test_the_short_table_counts_every_plane_once_and_only_heads_that_were_asked_
     some = Planes()(mini, alice, layers=[1], heads=[0, 2], null_seeds=(), **CUT)
     assert "of 2 heads" in some.findings()[0]
     assert float(some.table()["planes"].sum()) == 16
-
-
-def test_a_head_has_a_curve_for_each_side_and_part(result):
-    titles = [curve["title"].split(" · ")[0] for curve in heads_of({"planes": result})["curves"]]
-    assert titles == [
-        *(f"mean length of z, {side}" for side in "qk"),
-        *(f"share of the plane, {part}" for part in PARTS),
-    ]
 
 
 MEASURES = [Planes, PlanePerturbation]

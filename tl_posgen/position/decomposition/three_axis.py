@@ -111,8 +111,9 @@ def weighting(weights: Weights | None) -> str:
 def _draw_curves(result: Any) -> go.Figure:
     """Draw a(i - j) of every head, a panel a layer."""
     gauge = f"gauge: {GAUGES[result.measure.gauge]}. Curvature is identified; level and slope are not"
-    words = {"title": "Score by distance, a(i-j)", "subtitle": f"{result.own.attrs['weighting']}; {gauge}"}
-    return layer_curves(result, "a", "distance", **words, y_title="a", log_x=True, share=1.0)
+    words = f"{result.own.attrs['weighting']}; {gauge}"
+    how: dict[str, Any] = {"y_title": "a", "log_x": True, "share": 1.0}
+    return layer_curves(result, "a", "distance", title="Score by distance, a(i-j)", subtitle=words, **how)
 
 
 @dataclass(frozen=True)
