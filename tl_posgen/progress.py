@@ -11,8 +11,8 @@ from typing import Any
 from tqdm.auto import tqdm
 
 LONG = 20.0  # seconds: the time of longer work is estimated and printed
-AGAIN = 1.5  # times more or less than was said: then it is said again
-SAMPLE = 2.0  # seconds of a stage's forward passes (one pass at least) that an estimate needs
+_AGAIN = 1.5  # times more or less than was said: then it is said again
+_SAMPLE = 2.0  # seconds of a stage's forward passes (one pass at least) that an estimate needs
 
 _counting: ContextVar["Passes | None"] = ContextVar("counting", default=None)
 
@@ -156,14 +156,14 @@ class Passes:
         self.now.first = self.now.first if self.now.first[0] else (self.now.done, self.now.seconds)
         if self.can_be_told:
             whole = self.seconds
-            off = max(whole, self.said) / min(whole, self.said) if self.said else AGAIN
-            if off >= AGAIN and whole > LONG:
+            off = max(whole, self.said) / min(whole, self.said) if self.said else _AGAIN
+            if off >= _AGAIN and whole > LONG:
                 self.say(whole)
 
     @property
     def can_be_told(self) -> bool:
         """Whether the passes so far tell how long all take: some of the measure with most left, or LONG of any."""
-        if self.now.seconds < SAMPLE or not self.stages:
+        if self.now.seconds < _SAMPLE or not self.stages:
             return False
         most = max(self.stages, key=lambda one: one.left)
         is_typical = self.now.name == most.name and self.now.done > self.now.first[0]

@@ -144,21 +144,21 @@ RUNNING = ["loss", "slash", "slash_transfer", LONGER]  # each runs the model, pr
 
 
 @pytest.mark.parametrize(("measures", "seeds", "most"), [(None, (0,), 9), (RUNNING, (), 8)])
-def test_a_model_is_wrapped_as_often_however_many_the_prompts(small_model, alice, monkeypatch, measures, seeds, most):
+def test_as_many_sessions_are_made_however_many_the_prompts(small_model, alice, monkeypatch, measures, seeds, most):
     """The session is handed on: no forward pass makes one again."""
-    session, make = [], Session.__init__
+    made, make = [], Session.__init__
 
     def counted(self, *parts):
-        session.append(type(self))
+        made.append(type(self))
         make(self, *parts)
 
     monkeypatch.setattr(Session, "__init__", counted)
     hooks = [("blocks.0.attn.hook_v", lambda value, hook: value)]
     run = {"measures": measures, "length": 16, "null_seeds": seeds, "fwd_hooks": hooks, "progress": False}
     tl_posgen.analyze(small_model, alice, n_prompts=2, **run)
-    few = len(session)
+    few = len(made)
     tl_posgen.analyze(small_model, alice, n_prompts=4, **run)
-    assert few == len(session) - few <= most
+    assert few == len(made) - few <= most
 
 
 def test_measures_hold_no_state(small_model):

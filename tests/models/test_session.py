@@ -3,6 +3,7 @@
 import ast
 import copy
 import gc
+import pickle
 import weakref
 from importlib import resources
 from pathlib import Path
@@ -19,7 +20,7 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model, open_model, without_context_limit
 from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import MEMORY, Choices, session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position import by_constant, substitute
 
@@ -163,7 +164,7 @@ def test_no_other_module_asks_which_kind_of_model_it_is():
             assert not {"HookedTransformer", "TransformerBridge"} & words, path
 
 
-def test_what_is_wrapped_is_not_wrapped_again(llama):
+def test_a_session_is_taken_as_it_is(llama):
     session = session_of(llama)
     assert session_of(session) is session
     prompts = to_prompts(session, torch.arange(2, 30)[None])
@@ -188,3 +189,15 @@ def test_weights_on_the_device_meta_are_refused_every_way_in_though_the_model_is
     (model if part == "whole" else model.blocks[1]).to("meta")
     with pytest.raises(InputError, match=r"^\S+ is on the device meta, which holds no numbers.*device='cpu'\)$"):
         WAYS_IN[way](model, cache)
+
+
+def test_a_copy_begins_with_the_origin_alone(model):
+    """Deep or pickled: what was found out, and chosen, is of the first object; its lock cannot be copied."""
+    session_of(model).found()
+    with session_of(model).choosing(Choices(streaming=True)):
+        copied = session_of(copy.deepcopy(model))
+        pickled = pickle.loads(pickle.dumps(vars(model)[MEMORY]))
+    assert copied.origin == pickled.origin == session_of(model).origin
+    assert copied.choices == pickled.choices == session_of(model).choices == Choices()
+    assert not copied._memory.layers
+    assert not pickled.layers

@@ -1,4 +1,4 @@
-"""Correlations against scipy, set overlap against Python sets."""
+"""Correlations against scipy."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tl_posgen.stats.agreement import agreement, jaccard, pearson, ranks, spearman
+from tl_posgen.stats.agreement import pearson, ranks, spearman
 
 # few distinct values, so that ties are common
 values = st.lists(st.integers(-4, 4), min_size=3, max_size=20)
@@ -43,28 +43,6 @@ def test_infinite_values_rank_above_and_below_all_others():
 def test_correlation_with_a_constant_is_nan_not_zero():
     assert pearson(torch.full((5,), 0.1), torch.arange(5.0)).isnan()
     assert pearson(torch.arange(5.0), torch.full((5,), 0.1)).isnan()
-
-
-@settings(deadline=None)
-@given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
-def test_jaccard_is_shared_over_united(a, b):
-    masks = [torch.tensor([i in s for i in range(10)]) for s in (a, b)]
-    found = jaccard(*masks).item()
-    assert found == pytest.approx(len(a & b) / len(a | b), nan_ok=True) if a | b else found != found
-
-
-def test_agreement_takes_the_sets_at_kappa():
-    found = agreement(torch.tensor([0.1, 0.2, 0.3, 0.0]), torch.tensor([0.1, 0.0, 0.3, 0.3]), kappa=0.1)
-    assert (found.n_first.item(), found.n_second.item(), found.jaccard.item()) == (3, 3, 0.5)
-
-
-def test_every_measurement_has_an_agreement_of_its_own():
-    first, second = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(0))
-    together = agreement(first, second, kappa=0.5)
-    for at in range(3):
-        alone = agreement(first[at], second[at], kappa=0.5)
-        for name, value in vars(alone).items():
-            torch.testing.assert_close(getattr(together, name)[at], value)
 
 
 def test_values_that_differ_by_rounding_share_their_rank():

@@ -46,12 +46,12 @@ def attach(
         >>> run.report()["three_axis"].frame().shape[0] == 16
         True
     """
-    run = Attached(model, collecting(measures, "attach", model), layers, heads, check_seed(seed))
+    run = Attached(model, _collecting(measures, "attach", model), layers, heads, check_seed(seed))
     with every_hook_firing(model), capturing(model, run.feed, needs=run.feed.needs, layers=layers, heads=heads):
         yield run
 
 
-def collecting(measures: Measures, where: str, model: Any) -> list[Measure]:
+def _collecting(measures: Measures, where: str, model: Any) -> list[Measure]:
     """Return measures that a user's own forward passes can feed; of the usual ones, all that need no more."""
     session_of(model)  # refuse what is no model
     asked = [measure.attached() for measure in registry.requested(measures)]
@@ -87,10 +87,10 @@ class Attached:
             )
         for init, (title, other) in zip(nulls, nulls.models(), strict=True):
             sides[init] = one_pass(session_of(other), rows, self.measures, **self.where, label=title, seed=self.seed)
-        return attached_report(self.measures, sides, self.feed, nulls, self.seed)
+        return _attached_report(self.measures, sides, self.feed, nulls, self.seed)
 
 
-def attached_report(
+def _attached_report(
     measures: Sequence[Measure], sides: Mapping[str, Any], feed: Feed, nulls: NullModels, seed: int
 ) -> Report:
     """Return the report of captured prompts: datasets by label along init, the model's first."""
@@ -128,10 +128,10 @@ def analyze_cache(
         InputError: the cache lacks what a measure needs (the message names the hook); several prompts without `tokens`.
         UnsupportedModelError: the cached scores or pattern are not those of the cached q and k, which a measure needs.
     """
-    measured = collecting(measures, "analyze_cache", model)
+    measured = _collecting(measures, "analyze_cache", model)
     seed = check_seed(seed)
     feed = Feed(measured, seed=seed)
     for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
         feed(capture)
     sides = {TRAINED: feed.datasets(model, session_of(model).label)}
-    return attached_report(measured, sides, feed, NullModels(model, ()), seed)
+    return _attached_report(measured, sides, feed, NullModels(model, ()), seed)

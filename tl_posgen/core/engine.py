@@ -159,11 +159,16 @@ def analyze(
     ):
         to_measure = supported(to_measure, model, skip_unsupported)
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-        rows = rows_of_measures(to_measure, known, session, prompts, cut)
+        rows = _rows_of_measures(to_measure, known, session, prompts, cut)
         chosen_heads = select_heads(model, layers, heads)
-        provenances = provenances_of(session, rows, nulls, seed)
-        details = references(chosen_heads, layers, heads) | hooked | drawn(**cut)
-        details |= {} if metric is None else {"metric": metric.name}
+        lists = {id(one): one for one in rows.values()}  # one for all measures that share prompts
+        of_rows = {key: provenance_of(session, one, nulls.seeds, nulls.shuffled, seed) for key, one in lists.items()}
+        provenances = {name: of_rows[id(one)] for name, one in rows.items()}
+        details: dict[str, Any] = hooked | drawn(**cut)  # what the provenance says beside
+        if layers is not None or heads is not None:
+            details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
+        if metric is not None:
+            details["metric"] = metric.name
         for name, result in known.items():
             require_same(name, result, provenances[name] | details)
             if nulls.for_runs and (lacking := [one for one in nulls if one not in result.numbers.nulls]):
@@ -178,7 +183,7 @@ def analyze(
         analysis = Analysis(session, prompts, rows, where, seed, fwd_hooks, nulls, in_place, passes, parts, depends_on)
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
         if progress and not passes.stages:
-            passes.plan(stages_of(session, prepared, prompts, rows, where, seed, nulls))
+            passes.plan(_stages_of(session, prepared, prompts, rows, where, seed, nulls))
 
         # the passes
         results = analysis.results(prepared, known, {name: one | details for name, one in provenances.items()})
@@ -227,7 +232,7 @@ class Analysis:
         sides = {TRAINED: self.trained}
         for init in self.null_models:
             before = {name: one.sel(init=init) for name, one in known.items() if init in one.numbers.nulls}
-            if asked := [measure for measure in measures if is_measured(measure, init, self.null_models)]:
+            if asked := [measure for measure in measures if _is_measured(measure, init, self.null_models)]:
                 sides[init] = self.datasets(asked, init, before)
         found = dict(known)
         for measure in measures:
@@ -244,7 +249,7 @@ class Analysis:
         fed = [measure for measure in measures if measure.is_fed]
         found = dict(before)
         if fed:
-            name = name_of_shared(fed)
+            name = _name_of_shared(fed)
             with self.passes.stage(name, label):
                 found |= self.kept(name, fed, init, {}, partial(self.feed, fed, init))
         for measure in (one for one in measures if one.runs_model):
@@ -279,7 +284,7 @@ class Analysis:
 
     def label(self, init: str | None) -> str:
         """Return the name of the model, or of a null model."""
-        return label_of(self.session, init)
+        return self.session.label if init is None else null_label(init)
 
     def title(self, label: str) -> str:
         """Return the label as titles have it: with the metric that is called the loss."""
@@ -327,7 +332,7 @@ class Analysis:
         return {measure.name: data.assign_attrs(model=self.title(label))}
 
 
-def stages_of(
+def _stages_of(
     session: Session,
     measures: Sequence[Measure],
     prompts: Any,
@@ -339,10 +344,10 @@ def stages_of(
     """Return every stage of an analysis of prepared measures, with the forward passes that it will make."""
     found = []
     for init in (None, *nulls):
-        label = label_of(session, init)
-        some = [one for one in measures if init is None or is_measured(one, init, nulls)]
+        label = session.label if init is None else null_label(init)
+        some = [one for one in measures if init is None or _is_measured(one, init, nulls)]
         if fed := [one for one in some if one.is_fed]:
-            found.append(Stage(name_of_shared(fed), label, len(rows[fed[0].name])))
+            found.append(Stage(_name_of_shared(fed), label, len(rows[fed[0].name])))
         for measure in (one for one in some if one.runs_model):
             run = Run(measure, session, prompts, rows[measure.name], where, seed, init)
             found.append(Stage(measure.name, label, measure.passes(run), measure.fewer_with))
@@ -352,36 +357,24 @@ def stages_of(
 def planned(model: Any, prompts: Prompts, measures: Sequence[Measure], settings: Mapping[str, Any]) -> list[Stage]:
     """Return the stages of `analyze(model, prompts, measures=measures, **settings)` of a loaded model, or refuse it."""
     session, cut = session_of(model), {name: settings[name] for name in ("length", "n_prompts", "consecutive")}
-    rows = rows_of_measures(measures, {}, session, prompts, cut)
+    rows = _rows_of_measures(measures, {}, session, prompts, cut)
     prepared = [measure.prepare(session.model, rows[measure.name]) for measure in measures]
     where = {"layers": None, "heads": None}
     nulls = null_models_of(session, settings["null_seeds"], None)
-    return stages_of(session, prepared, prompts, rows, where, settings["seed"], nulls)
+    return _stages_of(session, prepared, prompts, rows, where, settings["seed"], nulls)
 
 
-def is_measured(measure: Measure, init: str, nulls: NullModels) -> bool:
+def _is_measured(measure: Measure, init: str, nulls: NullModels) -> bool:
     """Return whether a measure is repeated on this null model."""
     by_default = measure.is_fed and not measure.runs_model
     return measure.has_null and (by_default or nulls.for_runs or not init.startswith(SHUFFLED))
 
 
-def name_of_shared(measures: Sequence[Measure]) -> str:
+def _name_of_shared(measures: Sequence[Measure]) -> str:
     """Return the name of the pass that these measures share."""
     first = measures[0]
     name = f"{first.name} of one pass" if first.runs_model else first.name  # which has a stage of its own, too
     return name if len(measures) == 1 else f"{len(measures)} measures"
-
-
-def label_of(session: Session, init: str | None) -> str:
-    """Return the name of the model, or of a null model."""
-    return session.label if init is None else null_label(init)
-
-
-def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -> dict[str, Any]:
-    """Return what the provenance holds of chosen heads: nothing of all, else their names."""
-    if layers is None and heads is None:
-        return {}
-    return {"heads": [head_name(layer, head) for layer, chosen in selected.items() for head in chosen]}
 
 
 def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:
@@ -391,16 +384,7 @@ def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[
     return {"drawn": "consecutive" if consecutive else "spread over the text"}
 
 
-def provenances_of(
-    session: Session, rows: Mapping[str, Sequence[Tensor]], nulls: NullModels, seed: int
-) -> dict[str, dict[str, Any]]:
-    """Return, by measure, what is needed to run the same analysis again; computed once for prompts that are shared."""
-    lists = {id(one): one for one in rows.values()}
-    found = {key: provenance_of(session, one, nulls.seeds, nulls.shuffled, seed) for key, one in lists.items()}
-    return {name: found[id(one)] for name, one in rows.items()}
-
-
-def rows_of_measures(
+def _rows_of_measures(
     measures: Sequence[Measure],
     known: Mapping[str, Result],
     session: Session,

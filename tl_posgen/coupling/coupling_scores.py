@@ -76,7 +76,8 @@ def _scatter(result: Any) -> go.Figure:
     shown, score = sides(result), plain(result.measure.score)
     titles = []
     for name, (side, data, _) in product(LABELS, shown):
-        number = Number(*map(float, data["r"].sel(quantity=name, by="values").values))
+        value, low, high = map(float, data["r"].sel(quantity=name, by="values").values)
+        number = Number(value, low, high)
         titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
     panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
     for place, ((name, label), (_, data, _)) in enumerate(product(LABELS.items(), shown)):

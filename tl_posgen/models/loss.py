@@ -56,15 +56,10 @@ def logits_of(model: Model | Session, tokens: Int[Tensor, "prompt pos"]) -> Floa
 def judged(
     session: Session, logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
 ) -> Float[Tensor, "prompt target"]:
-    """Return the loss of each next token, or the values of the metric that was chosen in its place, float64."""
-    metric = session.choices.metric
-    return losses_of(logits, tokens) if metric is None else metric.values(logits, tokens)
-
-
-def losses_of(
-    logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
-) -> Float[Tensor, "prompt target"]:
-    """-ln softmax(logits_t)[token_{t+1}]: cross-entropy of each next token, float64."""
+    """-ln softmax(logits_t)[token_{t+1}], the cross-entropy of each next token; or the values of the metric that was
+    chosen in its place. In float64."""
+    if (metric := session.choices.metric) is not None:
+        return metric.values(logits, tokens)
     # log_softmax in the logits' own precision would round away small differences, in float64 it takes 8 times theirs
     targets = tokens[:, 1:, None].to(double_device(logits.device))
     blocks = zip(logits[:, :-1].split(AT_ONCE, 1), targets.split(AT_ONCE, 1), strict=True)

@@ -9,7 +9,7 @@ import torch
 
 from tl_posgen.errors import InputError
 
-MATRICES = 3  # scores, scores under the mask, pattern: what one layer of eager attention holds at once
+_MATRICES = 3  # scores, scores under the mask, pattern: what one layer of eager attention holds at once
 
 
 def memory_of(device: torch.device) -> int | None:
@@ -77,6 +77,6 @@ def need_of_pass(
         >>> need_of_pass(n_heads=2, width=100, itemsize=4, is_streamed=False)
         ('attention of one layer (2 heads) needs', 24, 2)
     """
-    if per_pair := max(matrices * max(itemsize, 4), 0 if is_streamed else MATRICES * itemsize):
+    if per_pair := max(matrices * max(itemsize, 4), 0 if is_streamed else _MATRICES * itemsize):
         return f"attention of one layer ({n_heads} heads) needs", per_pair * n_heads, 2
     return "the logits need", itemsize * width, 1

@@ -23,13 +23,13 @@ def null_label(init: int | str) -> str:
     return f"{'shuffled weights' if kind else 'random init'} (seed {seed})"
 
 
-PACKAGES = ("tl-posgen", "transformer-lens", "torch", "transformers")
+_PACKAGES = ("tl-posgen", "transformer-lens", "torch", "transformers")
 
 
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of packages that a result may depend on."""
-    return {name: version(name) for name in PACKAGES}
+    return {name: version(name) for name in _PACKAGES}
 
 
 PART = 2**22  # entries of a tensor that are taken to float64 at once

@@ -23,10 +23,10 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits
 
-CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough
-LONGEST_PATH = 4096  # characters
-LIKE_A_PATH = re.compile(r"(~|\.{1,2})/\S+|/\S+/\S*|\S+\.(txt|md|json|jsonl|csv|tsv|parquet)")
-MARGIN = 8  # tokens kept away from where a text was cut, because the cut may change the last few
+_CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough
+_LONGEST_PATH = 4096  # characters
+_LIKE_A_PATH = re.compile(r"(~|\.{1,2})/\S+|/\S+/\S*|\S+\.(txt|md|json|jsonl|csv|tsv|parquet)")
+_MARGIN = 8  # tokens kept away from where a text was cut, because the cut may change the last few
 
 
 def to_prompts(
@@ -119,13 +119,13 @@ def check_counts(length: int | None, n_prompts: int | None) -> None:
 
 def refuse_file_names(prompts: Any) -> None:
     """Refuse a string that names a file or directory, or looks as if it should: what stands there is meant."""
-    if not isinstance(prompts, str) or len(prompts) >= LONGEST_PATH:
+    if not isinstance(prompts, str) or len(prompts) >= _LONGEST_PATH:
         return
     is_file = is_directory = False
     with suppress(OSError, ValueError):  # a name that the system refuses
         is_file = bool(Path(prompts).suffix) and Path(prompts).is_file()
         is_directory = "/" in prompts and Path(prompts).is_dir()
-    if is_file or is_directory or LIKE_A_PATH.fullmatch(prompts):
+    if is_file or is_directory or _LIKE_A_PATH.fullmatch(prompts):
         kind = "a file" if is_file else "a directory" if is_directory else "a file that is not there"
         remedy = f"give its text, pathlib.Path(...).read_text(); or [{prompts!r}], if this is the prompt itself"
         raise InputError(f"{prompts!r} names {kind}; {remedy}")
@@ -165,7 +165,7 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
     except UnicodeEncodeError as error:
         place = f"character {error.start}, {text[error.start]!r}"
         raise InputError(f"a text is no Unicode: {place}, is half of a pair; read it with errors='replace'") from error
-    characters = len(text) if wanted is None else CHARACTERS_PER_TOKEN * (wanted + MARGIN)
+    characters = len(text) if wanted is None else _CHARACTERS_PER_TOKEN * (wanted + _MARGIN)
     while True:
         part = text[:characters]
         if characters < len(text):
@@ -173,7 +173,7 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
         ids = tokenizer(part, add_special_tokens=False, verbose=False).input_ids
         if characters >= len(text):
             return ids
-        if wanted is not None and len(ids) >= wanted + MARGIN:
+        if wanted is not None and len(ids) >= wanted + _MARGIN:
             return ids[:wanted]
         characters *= 4
 

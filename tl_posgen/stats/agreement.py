@@ -1,48 +1,13 @@
-"""Agreement of two measurements over heads: correlations of the scores, overlap of the sets."""
-
-from dataclasses import dataclass
+"""Agreement of two measurements over heads: correlations of values and of ranks."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.arithmetic import DOUBLE, double
 
 EQUAL = 1e-12  # relative difference of what is equal but for rounding
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Agreement of two scores of the same heads; one number per leading axis.
-
-    Attributes:
-        pearson, spearman: correlations over heads, of the values and of their ranks. NaN where one score is constant.
-        jaccard: overlap of the sets of heads that reach kappa. NaN where both sets are empty.
-        n_first, n_second: sizes of the two sets.
-    """
-
-    pearson: Float[Tensor, "*batch"]
-    spearman: Float[Tensor, "*batch"]
-    jaccard: Float[Tensor, "*batch"]
-    n_first: Int[Tensor, "*batch"]
-    n_second: Int[Tensor, "*batch"]
-
-
-def agreement(
-    first: Float[Tensor, "*batch head"],
-    second: Float[Tensor, "*batch head"],
-    kappa: float | Float[Tensor, "*batch head"],
-) -> Agreement:
-    r"""Return Pearson's and Spearman's correlation over heads, and |A & B| / |A | B| of the sets {score >= kappa}.
-
-    Example:
-        >>> found = agreement(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.2, 0.3, 0.8]), kappa=0.4)
-        >>> round(found.spearman.item(), 6), found.jaccard.item()
-        (1.0, 0.5)
-    """
-    a, b = first >= kappa, second >= kappa
-    return Agreement(pearson(first, second), spearman(first, second), jaccard(a, b), a.sum(-1), b.sum(-1))
 
 
 def pearson(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
@@ -89,8 +54,3 @@ def ranks(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
     size = torch.zeros_like(group).scatter_add(-1, group, torch.ones_like(group))
     rank = double(2 * size.cumsum(-1) - size + 1) / 2
     return torch.zeros_like(rank).scatter(-1, order, rank.gather(-1, group))
-
-
-def jaccard(a: Bool[Tensor, "*batch n"], b: Bool[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    r"""|A & B| / |A | B| of two sets given as masks; NaN where both are empty."""
-    return double((a & b).sum(-1)) / (a | b).sum(-1)

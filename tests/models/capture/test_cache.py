@@ -84,11 +84,6 @@ def test_what_no_cache_can_hold_is_refused(llama, tokens, need):
         captures_from_cache(cached(llama, tokens), llama, tokens=tokens, needs={need})
 
 
-def test_an_unknown_need_is_refused(llama):
-    with pytest.raises(InputError, match="cannot capture mlp; choose from resid, q, k, v, attn_scores, pattern"):
-        needed_names(llama, {"mlp"})
-
-
 def test_heads_may_differ_from_layer_to_layer(llama, tokens):
     cache = cached(llama, tokens, EVERYTHING)
     captures = list(captures_from_cache(cache, llama, tokens=tokens, heads=[(1, 0), (0, 2), (1, 3)]))

@@ -222,7 +222,7 @@ def _possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterato
     """
     tolerance = 4 * max(torch.finfo(cos.dtype).eps, torch.finfo(torch.float32).eps)  # made in float32, then cast
     found = False
-    for inv_freq, scaling in frequency_buffers(getattr(model, "rotary_emb", None), model.blocks[layer].attn):
+    for inv_freq, scaling in _frequency_buffers(getattr(model, "rotary_emb", None), model.blocks[layer].attn):
         # (c0, c1, .., c0, c1, ..) in most models, (c0, c0, c1, c1, ..) in Cohere, (c0, c1, ..) in GPT-OSS
         for layout in (lambda x: x.repeat(2), lambda x: x.repeat_interleave(2), lambda x: x):
             expected = (scaling * layout(torch.sin(inv_freq)), scaling * layout(torch.cos(inv_freq)))
@@ -244,12 +244,12 @@ def _every_rope(model: Any, hf_attn: Any, d_head: int) -> Iterator[Rope]:
     if hasattr(hf_attn, "embed_positions"):  # GPT-J, whose table has no frequencies beside it
         planes = double(torch.arange(0, hf_attn.pos_embd_dim, 2, device="cpu"))
         yield Rope(10_000 ** -(planes / hf_attn.pos_embd_dim), "adjacent")
-    for inv_freq, scaling in frequency_buffers(model.original_model):
+    for inv_freq, scaling in _frequency_buffers(model.original_model):
         if 2 * len(inv_freq) <= d_head:
             yield from (Rope(inv_freq, pairing, scaling) for pairing in PAIRINGS)
 
 
-def frequency_buffers(*modules: Any) -> Iterator[tuple[Float[Tensor, " plane"], float]]:
+def _frequency_buffers(*modules: Any) -> Iterator[tuple[Float[Tensor, " plane"], float]]:
     """Yield every inv_freq in use by the rotary modules, in float64, with the attention scaling that belongs to it."""
     for module in modules:
         for child in module.modules() if module is not None else ():

@@ -19,7 +19,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.fused import Attention, Mask, as_mask, finish_of
 from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
 
-IMPLEMENTATION = "tl_posgen_streaming"  # its name in transformers' registries
+_IMPLEMENTATION = "tl_posgen_streaming"  # its name in transformers' registries
 
 # by Hugging Face's attention module: the bridge's component and what stands in for its attention
 _at_work: WeakKeyDictionary[torch.nn.Module, tuple[Any, Attention]] = WeakKeyDictionary()
@@ -142,14 +142,14 @@ def _implementation(hf_model: Any) -> Iterator[None]:
     """While the block runs, the model's config names the implementation that is registered here."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(IMPLEMENTATION, attention_function)
-    AttentionMaskInterface.register(IMPLEMENTATION, mask_function)
+    AttentionInterface.register(_IMPLEMENTATION, attention_function)
+    AttentionMaskInterface.register(_IMPLEMENTATION, mask_function)
     name = "_attn_implementation_internal"
     configs = {id(one): one for module in hf_model.modules() if hasattr(one := getattr(module, "config", None), name)}
     held = {key: getattr(one, name) for key, one in configs.items()}
     try:
         for one in configs.values():
-            setattr(one, name, IMPLEMENTATION)
+            setattr(one, name, _IMPLEMENTATION)
         yield
     finally:
         for key, one in configs.items():

@@ -58,40 +58,40 @@ def hook_points(model: Model, names: Iterable[str]) -> dict[str, Any]:
     return {name: points[name] for name in names}
 
 
-ROW_EDITS = "_tl_posgen_row_edits"  # attribute of an attention module between its queries and its scores
+_ROW_EDITS = "_tl_posgen_row_edits"  # attribute of an attention module between its queries and its scores
 
 
-SPANS = "_tl_posgen_spans"  # attribute of an attention module from its first edit on
+_SPANS = "_tl_posgen_spans"  # attribute of an attention module from its first edit on
 
 
 def offer_row_edit(attn: Any, edit: Any) -> None:
     """Let a hook on the scores of this streamed module be replaced, in this pass, by an edit of blocks of rows."""
-    vars(attn).setdefault(ROW_EDITS, {})[edit] = None
+    vars(attn).setdefault(_ROW_EDITS, {})[edit] = None
 
 
 def take_row_edits(attn: Any) -> list[Any]:
     """Return the edits offered in this pass, in order, and forget them."""
-    return list(vars(attn).pop(ROW_EDITS, ()))
+    return list(vars(attn).pop(_ROW_EDITS, ()))
 
 
 def spans_of_first_edit(attn: Any, find: Callable[[], list[slice]]) -> list[slice]:
     """Return the text of every prompt in this pass as it was found before the first edit of this module's scores, as
     keys that an edit hides look like padding; `begin_pass` forgets it."""
     known = vars(attn)
-    if SPANS not in known:
-        known[SPANS] = find()
-    return known[SPANS]
+    if _SPANS not in known:
+        known[_SPANS] = find()
+    return known[_SPANS]
 
 
 def begin_pass(attn: Any) -> None:
     """Forget what was found of this module's scores in an earlier pass."""
-    vars(attn).pop(SPANS, None)
+    vars(attn).pop(_SPANS, None)
 
 
 def is_hooked(attn: Any) -> bool:
     """Tell whether any hook sees or edits the scores or the pattern of this attention module, other than row edits."""
     scores, pattern = attn.hook_attn_scores, attn.hook_pattern
-    if len(scores._forward_hooks) != len(vars(attn).get(ROW_EDITS, ())) or pattern._forward_hooks:
+    if len(scores._forward_hooks) != len(vars(attn).get(_ROW_EDITS, ())) or pattern._forward_hooks:
         return True
     return any(point._forward_pre_hooks or point._backward_hooks for point in (scores, pattern))
 

@@ -42,7 +42,7 @@ from tl_posgen.progress import count
 
 Consumer = Callable[[LayerCapture], None]
 TRIMMED = 2.0  # seconds after which what layers left in the heap goes back to the system: half of the peak otherwise
-EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # where hooks may change scores
+_EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # where hooks may change scores
 
 
 @contextmanager
@@ -251,7 +251,7 @@ class _PassCapture:
         needs, compared = self.needs, dict[str, Any]()
         if formed := "attn_scores" in parts:
             compared = {
-                "all_scores": any(self.is_hooked(layer, name) for name in EDITED),
+                "all_scores": any(self.is_hooked(layer, name) for name in _EDITED),
                 "all_patterns": self.is_hooked(layer, "pattern"),
                 "mask_holds": mask_leaves(probed.geometry, parts["attn_scores"], dtype, self.seen),
             }

@@ -10,7 +10,7 @@ from typing import Any
 from tl_posgen.errors import ModelError
 from tl_posgen.models.conversion.source import first_line, is_gguf
 
-NOT_QUANTISED = ("F32", "F16", "BF16", "F64")
+_NOT_QUANTISED = ("F32", "F16", "BF16", "F64")
 _patched = threading.Lock()
 
 
@@ -63,4 +63,4 @@ def quantisation_of(reader: Any) -> str | None:
         for tensor in reader.tensors:
             sizes[tensor.tensor_type.name] += int(tensor.n_elements)
         name = sizes.most_common(1)[0][0]
-    return None if name in NOT_QUANTISED else name
+    return None if name in _NOT_QUANTISED else name

@@ -12,11 +12,11 @@ from tl_posgen.errors import InputError, ModelError
 MINI = Path(__file__).resolve().parents[1] / "mini"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-ADAPTER = "adapter_config.json"
-SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+_ADAPTER = "adapter_config.json"
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 # buffers that older versions of transformers saved and newer ones compute
 COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|embed_positions|position_ids|attn\.bias|attention\.bias)$")
-DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ def tokenizer_directory(tokenizer: str | os.PathLike) -> Path:
     return here
 
 
-def official_name(name: str) -> str:
+def _official_name(name: str) -> str:
     """Return the Hub's name of what TransformerLens calls by a short one.
 
     Example:
-        >>> official_name("gpt2-small"), official_name("EleutherAI/pythia-70m")
+        >>> _official_name("gpt2-small"), _official_name("EleutherAI/pythia-70m")
         ('gpt2', 'EleutherAI/pythia-70m')
     """
     from transformer_lens.supported_models import MODEL_ALIASES
@@ -99,7 +99,7 @@ def download(name: str, revision: str | None) -> Path:
     with hub_errors(name, revision):
         return Path(
             snapshot_download(
-                official_name(name), revision=revision, allow_patterns=DOWNLOADED, ignore_patterns=left_out
+                _official_name(name), revision=revision, allow_patterns=_DOWNLOADED, ignore_patterns=left_out
             )
         )
 
@@ -109,7 +109,7 @@ def hub_errors(name: str, revision: str | None) -> Iterator[None]:
     """Raise errors of the Hub as a ModelError that names the model, and what to do."""
     from huggingface_hub import errors
 
-    official = official_name(name)
+    official = _official_name(name)
     try:
         yield
     except errors.GatedRepoError as error:
@@ -131,15 +131,15 @@ def _require_files(here: Path, *, with_tokenizer: bool) -> None:
     """Refuse a directory without config, safetensors or tokenizer, or with an adapter; a part of a GGUF file. Pickled
     weights are not read: they can run code."""
     if is_gguf(here):
-        if SPLIT.search(here.name):
+        if _SPLIT.search(here.name):
             raise ModelError(f"{here}: a part of a split model; join the parts: llama-gguf-split --merge FIRST WHOLE")
         return
-    if (here / ADAPTER).is_file():
+    if (here / _ADAPTER).is_file():
         merged = (
             "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) of the package peft"
         )
         if any((here / name).is_file() for name in WEIGHTS):
-            beside = f"{here}: {ADAPTER} beside the weights is an adapter, which is not added here"
+            beside = f"{here}: {_ADAPTER} beside the weights is an adapter, which is not added here"
             raise ModelError(f"{beside}; merge it ({merged}), or move it away to measure the base model")
         raise ModelError(
             f"{here}: an adapter without its base model; merge them ({merged}) and save the tokenizer there too"
@@ -174,7 +174,7 @@ def drop_from_cache(name: str, revision: str | None = None, cache: Path | None =
         known = scan_cache_dir(cache)
     except CacheNotFound:
         return 0
-    name, wanted = official_name(name), revision or "main"
+    name, wanted = _official_name(name), revision or "main"
     found = [
         one.commit_hash
         for repo in known.repos

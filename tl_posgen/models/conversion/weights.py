@@ -14,8 +14,8 @@ from torch import Tensor
 from tl_posgen.errors import ModelError
 from tl_posgen.models.conversion.source import COMPUTED
 
-INDEX = "model.safetensors.index.json"
-MOST_FREED = 2**22  # bytes of freed weights that may wait for `trim`
+_INDEX = "model.safetensors.index.json"
+_MOST_FREED = 2**22  # bytes of freed weights that may wait for `trim`
 _trimmed = 0.0  # when that was last done
 
 
@@ -31,7 +31,7 @@ def headers(directory: Path) -> dict[str, _Header]:
     from safetensors import safe_open
 
     paths, found = [directory / "model.safetensors"], dict[str, _Header]()
-    if not paths[0].is_file() and (index := directory / INDEX).is_file():
+    if not paths[0].is_file() and (index := directory / _INDEX).is_file():
         with _readable(index):
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             paths = [directory / name for name in sorted(names)]
@@ -48,7 +48,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # safetensors, json and the system each have their own
-        kind = "index of safetensors files" if path.name == INDEX else "safetensors file"
+        kind = "index of safetensors files" if path.name == _INDEX else "safetensors file"
         raise ModelError(f"{path}: not a readable {kind} ({error}); download it again") from error
 
 
@@ -85,7 +85,7 @@ def move_weights(state: dict[str, Tensor], model: Any) -> None:
             own[name].copy_(weight)
             freed += weight.nbytes
             del weight
-            if freed > MOST_FREED:
+            if freed > _MOST_FREED:
                 trim()
                 freed = 0
     trim()
@@ -105,7 +105,7 @@ def is_released(model: Any) -> bool:
 
 def trim(every: float = 0.0) -> None:
     """Hand freed memory to the system: glibc keeps blocks below 32 MB, most weights and scores among them, for itself.
-    It takes 5 to 30 ms, so not after every weight (`MOST_FREED`), and with `every` once in so many seconds at most."""
+    It takes 5 to 30 ms, so not after every weight (`_MOST_FREED`), and with `every` once in so many seconds at most."""
     global _trimmed
     if every and monotonic() - _trimmed < every:
         return

@@ -19,8 +19,8 @@ from tl_posgen.models.selection import head_name
 from tl_posgen.rope.rotation import at_least_float32
 
 ROWS = 64  # query rows compared: all of a short prompt, the first, the last and some between of a long one
-STREAMED_ROWS = 8
-SURELY_FINITE = 1e15
+_STREAMED_ROWS = 8
+_SURELY_FINITE = 1e15
 
 
 def layer_capture(
@@ -188,7 +188,7 @@ def as_streamed(
     (`tl_posgen.models.streaming.stream`).
     """
     n, geometry = capture.length, capture.geometry
-    rows = checked_rows(n, STREAMED_ROWS).to(capture.q.device)
+    rows = checked_rows(n, _STREAMED_ROWS).to(capture.q.device)
     q, k = capture.rotated_q[:, rows], capture.rotated_k
     recomputed = scores_from(q, k, geometry, capture.heads, rows)
     used = scores_from(rotated_q[:, rows], rotated_k, geometry, capture.heads, rows)
@@ -209,7 +209,7 @@ def as_streamed(
 def _surely_finite(capture: LayerCapture) -> Bool[Tensor, ""]:
     """scale max |q| max |k| d_head < 1e15: no score is NaN, and its square is far from float32's largest number."""
     largest = capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1]
-    return largest * max(1.0, capture.geometry.scale) < SURELY_FINITE
+    return largest * max(1.0, capture.geometry.scale) < _SURELY_FINITE
 
 
 def is_softmax(

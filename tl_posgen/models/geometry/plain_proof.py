@@ -18,7 +18,7 @@ from tl_posgen.models.same_logits import centred, how_they_differ, rounding_reme
 
 N_TOKENS = 48
 
-N_CACHED = 24
+_N_CACHED = 24
 
 
 def difference(backend: Backend, origin: Origin) -> str:
@@ -105,7 +105,7 @@ def without_hooks(model: Any) -> Iterator[None]:
 def cached_difference(backend: Backend) -> str:
     """Say how the last block's output at the last of a few random tokens differs where the tokens before it come from
     the KV cache, the user's hooks left out; "" if it does not. Compared as in `logit_error`."""
-    model, tokens, outputs = backend.model, backend.some_tokens(N_CACHED), list[Tensor]()
+    model, tokens, outputs = backend.model, backend.some_tokens(_N_CACHED), list[Tensor]()
 
     def keep(_module: Any, _args: Any, output: Any) -> None:
         outputs.append(first_output(output)[:, -1:])

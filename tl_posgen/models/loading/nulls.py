@@ -11,7 +11,7 @@ from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 
-SHUFFLED_BY = "trained, entries of every weight matrix permuted"
+_SHUFFLED_BY = "trained, entries of every weight matrix permuted"
 
 
 def require_seed(seed: object) -> None:
@@ -76,7 +76,7 @@ def shuffled_like(model: Model | Session, seed: int) -> Model:
     session = session_of(model)
     null = copy_of(session)
     shuffle(null, seed)
-    session_of(null).remember_origin(replace(session.origin, seed=seed, initialisation=SHUFFLED_BY), proved=True)
+    session_of(null).remember_origin(replace(session.origin, seed=seed, initialisation=_SHUFFLED_BY), proved=True)
     return null
 
 

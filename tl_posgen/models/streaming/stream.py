@@ -37,7 +37,7 @@ LONG = 1024  # tokens: longer prompts are streamed unless told otherwise
 ROWS = 4  # query rows of every pass whose output is proved, the last among them
 N_TOKENS = 48
 # under which TransformerLens computes attention in other steps
-OTHER_STEPS = ("use_attn_result", "use_split_qkv_input", "use_attn_in", "ungroup_grouped_query_attention")
+_OTHER_STEPS = ("use_attn_result", "use_split_qkv_input", "use_attn_in", "ungroup_grouped_query_attention")
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def streaming(model: Model | Session) -> Iterator[None]:
     if known.by is not None:
         yield
         return
-    if found := [name for name in OTHER_STEPS if getattr(session.model.cfg, name, False)]:
+    if found := [name for name in _OTHER_STEPS if getattr(session.model.cfg, name, False)]:
         raise UnsupportedModelError(f"attention cannot be streamed: cfg.{found[0]} is set; unset it")
     stream = _Stream(session)
     if not stream.geometries:
