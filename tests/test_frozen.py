@@ -21,7 +21,7 @@ CHANGED: dict[tuple[str, str], str] = {  # (measure, variable) -> why its values
 GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer has
     "attention_examples": ("key_part", "query_part", "loss"),  # the parts are `three_axis`' b and c; its own measure
     "cone": (
-        *("r1_sum", "axis_share", "rank95", "effective_rank", "effective_rank_plain", "cosine_spread", "cosine_share"),
+        *("r1_sum", "axis_share", "effective_rank", "effective_rank_plain", "cosine_spread", "cosine_share"),
         "spearman",  # told by `Numbers.correlation`
         "axis_agreement",  # nothing that the paper asks
         "r1_input",  # `bias_share` says where r1 means nothing

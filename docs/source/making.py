@@ -3,8 +3,11 @@
 import hashlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -219,10 +222,40 @@ def commands(part: Part) -> Mapping[str, Any]:
     return {"printed": every}
 
 
+def timed(part: Part) -> Mapping[str, Any]:
+    """Return processor seconds, peak memory and the first sentence of each command on each of the real models."""
+    rows = []
+    for name in part.settings["models"]:
+        text = SHARED / str(MODELS[name][1])
+        for line in part.settings["lines"]:
+            given = ["--model", path_of(name), "--text", text, "--out", BUILD / "timed", "--force", "--full"]
+            with tempfile.TemporaryFile("w+") as out:
+                command = [sys.executable, "-m", "tl_posgen.cli", *shlex.split(line), *given]
+                began = subprocess.Popen(command, env=environment(), stdout=out, stderr=subprocess.DEVNULL)
+                _, status, used = os.wait4(began.pid, 0)
+                if os.waitstatus_to_exitcode(status):
+                    raise SystemExit(f"{line} failed on {name}")
+                out.seek(0)
+                says = first_sentence(out.read())
+            seconds, peak = used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20
+            rows.append({"model": name, "line": line, "seconds": seconds, "peak_gb": peak, "says": says})
+    return {"rows": rows}
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence that a command prints behind a bullet; "" without one."""
+    behind = " ".join(text.partition("•")[2].partition("•")[0].split())
+    return re.split(r"(?<=[a-z0-9)\]%])\. (?=[A-Z])", behind)[0].removesuffix(".")
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a command whose output is shown."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1", "TQDM_DISABLE": "1"}
+
+
 def printed(*arguments: str) -> str:
     """Return what a Python command writes to its standard output."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1", "TQDM_DISABLE": "1"}
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment(), capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr}")
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())

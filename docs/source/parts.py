@@ -11,6 +11,7 @@ from making import (
     found_by_each,
     greedy,
     one_by_one,
+    timed,
     token_wise,
     toy,
     training,
@@ -30,7 +31,13 @@ SEEDS = {
 CLAIMED = {"null_seeds": (0, 1, 2)}
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
-REAL_CLAIMS = {REAL[0]: ("position", "slash", "coupling"), REAL[1]: ("position",)}
+SMALL_CUT = "--length 128 --prompts 4"
+REAL_LINES = (
+    "analyze --length 512 --prompts 4",
+    *(f"{name} {SMALL_CUT}" for name in ("slash", "sources", "rules", "coupling", "distance", "planes")),
+    "explain --prompt 'When Mary and John went to the store, John gave a drink to' --head L5H3",
+)
+REAL_CLAIMS = {REAL[0]: ("position", "slash", "coupling"), REAL[1]: ("position", "slash", "coupling")}
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
     "measures": ("perturbed planes",),
@@ -65,6 +72,7 @@ PARTS = {
     "stories260K claims": Part("stories260K", CLAIMED, claims),
     "babyllama105 claims": Part("babyllama105", CLAIMED, claims),
     **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in REAL},
+    "real commands": Part(REAL[0], {"models": REAL, "lines": REAL_LINES}, timed),
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()

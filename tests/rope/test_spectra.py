@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.rope.spectra import rank_one, rank_one_share, singular_values, top_direction
+from tl_posgen.rope.spectra import rank_of_share, rank_one, rank_one_share, singular_values, top_direction
 
 
 def random_matrix(*shape, seed=0):
@@ -29,10 +29,14 @@ def test_the_share_of_rank_one_is_that_of_the_first_singular_value(rows, columns
     x = random_matrix(2, rows, columns, seed=seed)
     energies = torch.linalg.svdvals(x) ** 2
     torch.testing.assert_close(rank_one_share(x), energies[:, 0] / energies.sum(-1))
+    for share in (0.3, 0.95):
+        ranks = [min(k for k in range(1, len(e) + 1) if e[:k].sum() >= share * e.sum() * (1 - 1e-9)) for e in energies]
+        assert rank_of_share(x, share).tolist() == ranks
 
 
 def test_zeros_have_no_share_of_rank_one():
     assert rank_one_share(torch.zeros(3, 2)).isnan()
+    assert rank_of_share(torch.zeros(3, 2)) == 0
 
 
 @pytest.mark.parametrize("shape", [(9, 4), (4, 9)])

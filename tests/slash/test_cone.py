@@ -50,6 +50,8 @@ def test_ranks_are_those_of_the_singular_values_of_what_enters_rope(result, laye
         found = data.sel(side=side)
         energy = torch.linalg.svdvals(x[:, first:].double()) ** 2
         np.testing.assert_allclose(found["r1"], energy[:, 0] / energy.sum(-1), rtol=1e-6)
+        fewer = energy.cumsum(-1) < 0.95 * energy.sum(-1, keepdim=True)
+        assert found["rank95"].values.tolist() == (fewer.sum(-1) + 1).tolist()
 
 
 @pytest.mark.parametrize(("tokens", "first"), VARIANTS)

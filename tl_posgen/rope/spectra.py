@@ -1,7 +1,7 @@
-"""How much of a matrix is of rank one: the share of its first singular value, and its top right-singular vector."""
+"""How near rank one a matrix is: shares of its first singular values, and its top right-singular vector."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
@@ -16,6 +16,19 @@ def rank_one_share(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*bat
     """
     energies = singular_values(x) ** 2
     return energies[..., 0] / energies.sum(-1)
+
+
+def rank_of_share(x: Float[Tensor, "*batch row column"], share: float = 0.95) -> Int[Tensor, "*batch"]:
+    """R_share = min{K: s_1^2 + .. + s_K^2 >= share * sum s^2}; 0 of zeros.
+
+    Example:
+        >>> rank_of_share(torch.diag(torch.tensor([1.0, 3.0, 4.0]))).item()
+        2
+    """
+    energies = singular_values(x) ** 2
+    total = energies.sum(-1, keepdim=True)
+    short = energies.cumsum(-1) < share * (1 - 1e-12) * total  # a partial sum may round to just under the share
+    return torch.where(total[..., 0] > 0, short.sum(-1) + 1, 0)
 
 
 def singular_values(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch rank"]:

@@ -20,7 +20,7 @@ from tl_posgen.models.session import session_of
 from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import points
 from tl_posgen.rope.rotation import rotate
-from tl_posgen.rope.spectra import rank_one, rank_one_share
+from tl_posgen.rope.spectra import rank_of_share, rank_one, rank_one_share
 from tl_posgen.slash.head_groups import TITLES, group_mean, group_table, in_groups, mean_over_group, n_heads
 from tl_posgen.slash.layer_means import (
     PER_HEAD,
@@ -41,9 +41,10 @@ PER_LAYER, SIDES = ("tokens", "layer"), ("tokens", "side", *HEAD)
 
 @dataclass(frozen=True)
 class Cone(Dominance):
-    r"""r1 = s_1^2 / sum s^2 of Q and K before RoPE, beside that of H, the inputs of W_Q and W_K, and their cone.
+    r"""r1 = s_1^2 / sum s^2 and R.95 of Q and K before RoPE, beside r1 of H, the inputs of W_Q and W_K, and their cone.
 
     r1 is the share of the first singular value in the energy of Q or K before RoPE, nothing centred; 1 is rank one.
+    R.95 is how many singular values hold 95 % of it.
     The axis is the top right-singular vector of what enters W_Q and W_K; gain compares it with a random direction. The
     slash score is then made anew from the axis part alone, and from the rest.
 
@@ -73,6 +74,7 @@ class Cone(Dominance):
     rows = PER_HEAD
     variables = {
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of what enters RoPE, after qk-norm", SIDES, **SHARE),
+        "rank95": Variable("R.95 of Q and K", "", "min{K: s_1^2 + .. + s_K^2 >= .95 sum s^2}", SIDES, interval=True),
         "bias_share": Variable(
             "share of the bias", "", "|b|^2 / (|H W|^2 + |b|^2); a bias alone has r1 = 1", SIDES, **SHARE
         ),
@@ -96,8 +98,9 @@ class Cone(Dominance):
         "r1_h": Variable("r1 of the inputs", "", "s_1^2 / sum s^2 of H", PER_LAYER, **SHARE),
     }
     legend = (
-        "r1: s_1^2 / sum s^2 of Q, K before RoPE; gain: how much W_Q, W_K amplify the axis of the inputs; slash: "
-        "highest slash score; axis only, off axis: with that part of the inputs alone."
+        "r1: s_1^2 / sum s^2 of Q, K before RoPE; R.95: how many directions hold 95 % of it; gain: how much W_Q, W_K "
+        "amplify the axis of the inputs; slash: highest slash score; axis only, off axis: with that part of the inputs "
+        "alone."
     )
     caveats = {
         "absolute": "nothing turns q and k, so rank one alone makes no slash: ranks, gains and the axis are of the "
@@ -176,7 +179,9 @@ class Cone(Dominance):
         biases = f" Biases, which alone have r1 = 1, hold up to {share:.0%} of their energy." if share > 0 else ""
         lines = [
             f"Q and K before RoPE have in their first singular direction a share r1 of {in_groups(own, 'r1')}{nulls}: "
-            f"1 is rank one. Over heads r1 has with the slash score a rank correlation of {rank}.{biases}",
+            f"1 is rank one. 95 % of the energy takes {own('rank95', side='q'):.1f} directions of Q and "
+            f"{own('rank95', side='k'):.1f} of K. Over heads r1 has with the slash score a rank correlation of "
+            f"{rank}.{biases}",
             f"Attention inputs have mean cosine {own('cosine'):.2f} with their axis. r1 of the inputs is "
             f"{own('r1_h'):.2f}; W_Q amplifies the axis {own('gain', side='q'):.2f} times, W_K "
             f"{own('gain', side='k'):.2f} times.",
@@ -209,6 +214,7 @@ class Cone(Dominance):
     def table(self, own: Numbers) -> pd.DataFrame:
         data = own.dataset
         columns = {f"r1 {side.upper()}": data["r1"].sel(side=side) for side in "qk"}
+        columns |= {f"R.95 {side.upper()}": data["rank95"].sel(side=side) for side in "qk"}
         columns |= {f"gain {side.upper()}": data["gain"].sel(side=side) for side in "qk"}
         headings = zip(("slash", "axis only", "off axis"), INPUTS, strict=True)
         return group_table(own, columns | {name: data["best_score"].sel(input=part) for name, part in headings})
@@ -230,9 +236,9 @@ def _from_token(layer: LayerCapture, first: int) -> dict[str, Tensor]:
         weight, bias = (getattr(projections, f"{kind}_{side}") for kind in "wb")
         weight = projections.per_query_head(weight)[heads]
         bias = None if bias is None else projections.per_query_head(bias)[heads]
-        r1 = rank_one_share(getattr(layer, side)[:, first:])
-        share = bias_share(inputs, weight, bias)
-        sides.append({"r1": r1, "bias_share": share, "gain": axis_gain(cone.axis, weight)})
+        x, share = getattr(layer, side)[:, first:], bias_share(inputs, weight, bias)
+        ranks = {"r1": rank_one_share(x), "rank95": rank_of_share(x).to(share)}
+        sides.append(ranks | {"bias_share": share, "gain": axis_gain(cone.axis, weight)})
     q, k = sides
     return {
         **{name: torch.stack([q[name], k[name]]) for name in q},
