@@ -75,7 +75,7 @@ def test_it_is_named_after_the_model_and_carries_steps_and_loss(per_head, of_cou
 
 def test_nulls_are_random_models_with_their_seeds_in_the_label(of_coupling):
     labels = of_coupling.dataset["init_label"].values.tolist()
-    assert labels == ["some_model", "random init (seed 0)", "random init (seed 1)"]
+    assert labels == ["some_model", "random init (seed 0)", "random init (seed 1)", "shuffled weights (seed 0)"]
     for null in of_coupling.nulls:
         coupling = null["coupling_coupling"].sel(ALIGNED)
         assert np.isfinite(coupling).all()
@@ -111,8 +111,12 @@ def test_words_and_table_have_both_ends_with_intervals_the_null_and_random_bases
         assert ends in result.findings()[sentence]
         assert result.table()["checkpoint"].tolist() == ["step0", "step10"]
         np.testing.assert_allclose(result.table()["loss"], result.own["loss"].mean("prompt"))
-    nulls = [float(null["coupling_coupling"].sel(ALIGNED).isel(checkpoint=0).mean()) for null in of_coupling.nulls]
-    assert f"{last.null:.3f}" == f"random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f}"
+    *nulls, shuffled = [
+        float(null["coupling_coupling"].sel(ALIGNED).isel(checkpoint=0).mean()) for null in of_coupling.nulls
+    ]
+    assert (
+        f"{last.null:.3f}" == f"random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f}, shuffled {shuffled:.3f}"
+    )
     values = of_coupling.own["coupling_coupling"].sel(ALIGNED).isel(checkpoint=-1).values
     half = 3.182446 * values.std(ddof=1) / 2
     assert last.high - last.low == pytest.approx(2 * half, rel=0.1)

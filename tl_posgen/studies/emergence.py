@@ -19,7 +19,7 @@ from tl_posgen.core.engine import Measures, analyze, drawn
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.null_models import NullModels, check_seed, check_seeds
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import TRAINED, Numbers, intervals_of, mean_of
+from tl_posgen.core.numbers import SHUFFLED, TRAINED, Numbers, intervals_of, mean_of
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
@@ -243,7 +243,7 @@ def emergence(
         backend, dtype, device: as in `load_model`.
         length, n_prompts, consecutive, seed: as in `analyze`.
         null_seeds: of randomly initialised models of the last checkpoint's shape; () for none. A run's step 0 should
-            measure as they do.
+            measure as they do. With one, the last checkpoint's shuffled weights are a null model too.
         keep: directory for finished checkpoints, as in `analyze`.
 
     Raises:
@@ -272,23 +272,24 @@ def emergence(
     session = session_of(last)
     check_numbers(session, length, n_prompts)
     tokens = prompts_of_one_length(session, prompts, length, n_prompts, consecutive=consecutive)
-    provenance = provenance_of(session, list(tokens), null_seeds, seed=seed)
+    nulls = NullModels(last, null_seeds, None)
+    provenance = provenance_of(session, list(tokens), null_seeds, nulls.shuffled, seed)
     options = {measure.name: measure.options() for measure in asked}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
     provenance |= drawn(length, n_prompts, consecutive)
-    random_inits = NullModels(last, null_seeds)
     with Parts.kept_in(keep) as parts:
         measured = partial(_numbers_of_model, tokens=tokens, measures=asked, seed=seed, parts=parts)
-        nulls = [measured(model) for _, model in random_inits.models(in_place=True)]
-        random_inits.free_memory()
+        models = nulls.models(in_place=True)
+        of_null = {label: measured(model) for label, (_, model) in zip(nulls, models, strict=True)}
+        nulls.free_memory()
         release(last)
         rows = [measured(one) for one in tqdm(run.models, desc="emergence", unit="checkpoint", disable=not progress)]
     own: Any = xr.concat(rows, xr.Variable("checkpoint", np.array(run.names)), combine_attrs="override")
-    inits = [own, *(null.expand_dims(checkpoint=run.names) for null in nulls)]  # the same beside every checkpoint
-    labels = xr.Variable("init", np.array([TRAINED, *map(str, null_seeds)]))
-    data: Any = xr.concat(inits, labels, combine_attrs="override")
+    labels = sorted(of_null, key=lambda label: label.startswith(SHUFFLED))
+    inits = [own, *(of_null[label].expand_dims(checkpoint=run.names) for label in labels)]  # alike at all steps
+    data: Any = xr.concat(inits, xr.Variable("init", np.array([TRAINED, *labels])), combine_attrs="override")
     data = data.assign(step=("checkpoint", run.steps)).assign_attrs(measures=list(options))
-    data = data.assign_coords(init_label=("init", [run.label, *map(null_label, null_seeds)]))
+    data = data.assign_coords(init_label=("init", [run.label, *map(null_label, labels)]))
     measure = Emergence(per_head="head" in data.dims)
     return Result(measure, measure.describe(data), provenance | {"options": measure.options()})
 
