@@ -38,12 +38,6 @@ result.plot("trajectories")
 result.plot("growth")
 
 # %% [markdown]
-# Which tokens take a straight path? Red: less straight than the median token of the prompt.
-
-# %%
-result.show()
-
-# %% [markdown]
 # ## The numbers by themselves
 #
 # Jacobians are plain objects; so are the numbers, which know no model.

@@ -13,7 +13,8 @@ import tl_posgen
 from tl_posgen.core.numbers import interval_of, intervals_of
 from tl_posgen.core.report import Report
 from tl_posgen.errors import InputError
-from tl_posgen.models.tokens import bundled_text
+from tl_posgen.models.tokens import bundled_text, to_prompts
+from tl_posgen.position import ThreeAxis
 from tl_posgen.rules import Rules
 
 pytestmark = pytest.mark.slow
@@ -28,12 +29,17 @@ def intact():
 
 
 @pytest.fixture(scope="module")
-def ablated():
+def ablated_model():
     """The attention of layer 1 writes nothing: layers 2 and 3 see other inputs."""
     model = tl_posgen.load_model("mini")
     with torch.no_grad():
         model.blocks[1].attn.W_O.zero_()
-    return tl_posgen.analyze(model, bundled_text(), **QUICK)
+    return model
+
+
+@pytest.fixture(scope="module")
+def ablated(ablated_model):
+    return tl_posgen.analyze(ablated_model, bundled_text(), **QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +73,17 @@ def test_differences_are_those_of_the_reports(intact, ablated):
     assert float(abs(change.sel(layer=[0, 1])).max()) == 0  # the ablation comes after them
 
 
-def test_paired_intervals_are_those_of_the_difference_prompt_by_prompt(intact, ablated):
+def test_paired_intervals_are_those_of_the_difference_prompt_by_prompt(mini, intact, ablated_model, ablated):
     result = compared(intact, ablated)
     value = result.dataset["value"].sel(init="trained", number="three_axis.r")
     _, low, high = result.measure.change(result.numbers, value)
-    sides = (one["three_axis"].own["r_per_prompt"].sel(tokens="all") for one in (ablated, intact))
-    change = np.subtract(*(side.transpose("prompt", "layer", "head").values for side in sides))
+    prompts, alone = to_prompts(mini, bundled_text(), length=24, n_prompts=5), {"null_seeds": (), "progress": False}
+    change = np.stack(
+        [
+            np.subtract(*(ThreeAxis()(model, [one], **alone).sel(tokens="all")["r"] for model in (ablated_model, mini)))
+            for one in prompts
+        ]
+    )
     half = 2.7764 * change.std(0, ddof=1) / np.sqrt(5)  # Student's interval: r is a mean over prompts
     np.testing.assert_allclose(low.transpose("layer", "head"), change.mean(0) - half, atol=1e-5)
     np.testing.assert_allclose(high.transpose("layer", "head"), change.mean(0) + half, atol=1e-5)

@@ -66,7 +66,6 @@ def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypat
     """What is held beyond those matrices about doubles from one length to twice that: none of it is a matrix."""
     bounds = (
         (residual, "ENTRIES", 1),
-        (residual, "SPECTRUM_CROP", 128),
         (pair_moments, *ROWS),
         (rules, "BLOCK", 8),
         (fused, "SCORES_AT_ONCE", 2**16),

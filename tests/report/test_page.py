@@ -75,7 +75,7 @@ def test_the_panel_has_the_token_maps_of_its_head_and_gives_them_back(page):
     page.locator("#open").click()
     page.locator("#head").select_option(head)
     shown = page.locator("#panel #maps .view")
-    assert shown.count() == 3  # attention, key part, query part
+    assert shown.count() == 1
     assert page.locator("#nomaps").is_hidden()
     page.locator("#close").click()
     assert page.locator("section#attention_examples .view").count() == n_views
@@ -113,7 +113,7 @@ def test_the_order_of_heads_is_that_of_the_measure(page):
 
 
 def test_token_views_show_the_tokens_as_text(page):
-    assert page.locator(".view").count() == 6  # two heads: attention, key part, query part
+    assert page.locator(".view").count() == 2  # two heads
     assert page.locator(".view").first.locator("text=additive").count() > 0
     assert page.locator("b:text('bold')").count() == 0
 
