@@ -175,11 +175,12 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         return [row for row in result(part, "claims").rows if row["claim"].startswith(paper)]
 
     def claim_says(part: str, claim: str, pattern: str) -> str:
-        """Return what a pattern finds in the numbers of a claim."""
+        """Return what a pattern finds in the numbers of a claim, or behind them in those of its null models."""
         (row,) = [row for row in claim_rows(part, claim) if row["claim"] == claim]
-        found = re.search(pattern, row["measured"])
+        said = f"{row['measured']}; {row['null']}"
+        found = re.search(pattern, said)
         if found is None:
-            raise ValueError(f"{part}, {claim}: {pattern!r} is not in {row['measured']!r}")
+            raise ValueError(f"{part}, {claim}: {pattern!r} is not in {said!r}")
         return found[1]
 
     made.globals |= {
