@@ -249,7 +249,7 @@ class Session:
 
 
 def session_of(model: Model | Session) -> Session:
-    """Return `model` with everything that is known of it; one that is session already as it is.
+    """Return the session of a model, with everything that is known of it; a session as it is.
 
     Raises:
         InputError: it is not a model of TransformerLens, or some of its weights are on the device meta.
