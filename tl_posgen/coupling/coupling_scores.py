@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import torch
 import xarray as xr
 from tqdm.auto import tqdm
 
@@ -42,7 +41,6 @@ from tl_posgen.report.figures import (
     sides,
 )
 from tl_posgen.report.kinds import bars, lines
-from tl_posgen.stats.partial_correlation import regression_line
 
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
 QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Coupling`, and its labels
@@ -89,9 +87,9 @@ def _scatter(result: Any) -> go.Figure:
         points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>")
         panels.add(place, points.update(error_x=error_bars(*ends_of(found))))
         if len(x) >= FEWEST and np.isfinite(x).all():
-            ends, fit = np.array([x.min(), x.max()]), regression_line(torch.tensor(x), torch.tensor(y))
-            line_y = float(fit.intercept) + float(fit.slope) * ends
-            panels.add(place, line(ends, line_y, "regression line", NULL_COLOUR, dash="dash", showlegend=False))
+            ends = np.array([x.min(), x.max()])
+            fitted = np.polyval(np.polyfit(x, y, 1), ends)
+            panels.add(place, line(ends, fitted, "regression line", NULL_COLOUR, dash="dash", showlegend=False))
         row, column = divmod(place, len(shown))
         top = f", top {result.measure.k}" if name in ("coupling", "trace") else ""
         panels.figure.update_xaxes(title_text=f"{label}{top}", row=row + 1, col=column + 1)

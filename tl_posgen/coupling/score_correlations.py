@@ -11,10 +11,14 @@ from torch import Tensor
 
 from tl_posgen.core.measure import ENDS
 from tl_posgen.coupling.score_table import CONTROLS, SIZES
-from tl_posgen.stats.agreement import pearson, ranks
-from tl_posgen.stats.correlation_excess import correlation_excess
-from tl_posgen.stats.partial_correlation import correlation, partial_correlation
-from tl_posgen.stats.rank_correlation import rank_correlation
+from tl_posgen.stats.correlations import (
+    correlation,
+    correlation_excess,
+    partial_correlation,
+    pearson,
+    rank_correlation,
+    ranks,
+)
 
 FEWEST = 4  # models for an interval of r; each control needs one more
 FEWEST_GIVEN_SIZE = FEWEST + len(CONTROLS)
