@@ -413,7 +413,8 @@ def sweep(
     from tl_posgen.studies.sweep import sweep as run
 
     if list:
-        print(*(f"{state:10} {job}" for job, state in states(study, out).items()), sep="\n")
+        known = states(study, out)
+        print(*(f"{job:{max(map(len, known))}}  {state}" for job, state in known.items()), sep="\n")
         return 0
     swept = run(study, out=out, workers=workers, ray=ray)
     if swept.finished:
