@@ -34,8 +34,13 @@ def test_half_of_the_change_is_found_first_and_for_good(values, expected):
 
 
 def test_numbers_over_steps_are_means_over_heads_and_have_the_interval_of_their_prompts():
-    values = {"a_r": (("layer", "head"), np.arange(12.0).reshape(2, 2, 3)), "a_x": (("prompt",), [[1.0, 2, 3, 4], [5] * 4])}
-    arrays = {name: (("init", "checkpoint", *dims), [array], {"measure": "a"}) for name, (dims, array) in values.items()}
+    values = {
+        "a_r": (("layer", "head"), np.arange(12.0).reshape(2, 2, 3)),
+        "a_x": (("prompt",), [[1.0, 2, 3, 4], [5] * 4]),
+    }
+    arrays = {
+        name: (("init", "checkpoint", *dims), [array], {"measure": "a"}) for name, (dims, array) in values.items()
+    }
     arrays["step"] = (("checkpoint",), [0, 10])
     own = Numbers(Emergence(), xr.Dataset(arrays, {"init": ["trained"]}, {"measures": ["a"]}))
     first, last = (own.measure.at_steps(own, "a_r")[step] for step in (0, 10))

@@ -311,7 +311,7 @@ def toy(*, setup: Setup, distance: int = 3, planes: str = "all", seeds: int = 3,
     setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
 
 
-@command(without=("model", "revision", "prompt", "shuffled_seeds"), length=64)
+@command(without=("model", "revision", "prompt"), length=64)
 def coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: int = 10) -> None:
     """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?
 

@@ -42,8 +42,8 @@ def open_study(out: str | os.PathLike) -> xr.Dataset:
     A number of a measure is "<measure>_<variable>", such as three_axis_r [init, group, model, revision, text, tokens,
     layer, head]: select init="trained", the seed of a random init, or "shuffled 0"; group="all", tokens="all". NaN
     stands where a model has fewer layers or heads than another, where a job is not finished, and where a measure could
-    not be had. Beside them `step` [model, revision], the number in a revision's name, `parameters` [model] and `finished` [model,
-    revision, text].
+    not be had. Beside them `step` [model, revision], the number in a revision's name, `parameters` [model] and
+    `finished` [model, revision, text].
 
     Args:
         out: the directory of `sweep`.
