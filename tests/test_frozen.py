@@ -84,6 +84,10 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
         old["three_axis_share"],
         new["share"].sel(group="all", part=["q", "k", "d"]).sum("part", skipna=False),
     ),
+    **{  # "edge", the lift above the diagonals beside the best one, is no question of the paper
+        ("slash_planes", name): lambda old, new, name=name: (old[name].drop_sel(at="edge"), new[name])
+        for name in ("contribution", "bands")
+    },
     ("planes", "additive"): lambda old, new: (old["additive"].sel(eps=0.5, drop=True), new["additive"]),
 }
 

@@ -18,20 +18,35 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.report.kinds import bars
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.ablation_hooks import ablate_bands
-from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 from tl_posgen.slash.layer_means import Dominance, statistics_of
 from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Scheme, ablations
 
 SCHEMES = {"thirds": "A third of the planes", "wavelength": "A band by wavelength"}
-OF_PROMPTS = {
+_OF_PROMPTS = {
     "profile": Variable("", dims=(*HEAD, "distance")),
     "uniform": Variable("", dims=("layer", "distance")),
     "score": Variable("", dims=("prompt", *HEAD)),
 }
+
+
+def mean_of_slash_heads(data: xr.Dataset, name: str = "score") -> xr.DataArray:
+    """Return the mean of a slash score over the heads that are dominant unchanged; over all where none is."""
+    before = data["dominant"].sel(condition="unchanged", drop=True).astype(bool).any("short_distance")
+    return data[name].where(before | ~before.any(HEAD)).mean(HEAD)
+
+
+def n_slash_heads(data: xr.Dataset) -> xr.DataArray:
+    """Return how many heads are dominant at one of the distances."""
+    return data["dominant"].astype(bool).any("short_distance").sum(HEAD)
+
+
+def n_slash_heads_kept(data: xr.Dataset) -> xr.DataArray:
+    """Return how many heads are dominant at a distance where they are unchanged."""
+    dominant = data["dominant"].astype(bool)
+    return (dominant & dominant.sel(condition="unchanged", drop=True)).any("short_distance").sum(HEAD)
 
 
 @dataclass(frozen=True)
@@ -82,22 +97,6 @@ class BandAblation(Dominance, Interventions):
         "n_planes": Variable("planes in the band", "", "", ("condition", "model_layer")),
     }
     legend = "score: mean slash score of the heads that are slash-dominant unchanged; kept: how many of them still are."
-    figures = {
-        **Interventions.figures,
-        "slash": bars(
-            {
-                "mean slash score of the slash heads": [("score", lambda own: mean_of_slash_heads(own.dataset))],
-                "slash heads": [
-                    ("slash-dominant", lambda own: n_slash_heads(own.dataset)),
-                    ("of those before", lambda own: n_slash_heads_kept(own.dataset)),
-                ],
-            },
-            "condition",
-            title="Slash heads without a band of RoPE",
-            subtitle="each head at its own distance; dominant: a score of {kappa} at one of the distances {distances}",
-            form=".3g",
-        ),
-    }
 
     def requires(self, model: Any) -> None:
         if not any(geometry.rope.rotary_dim for geometry in geometry_of(model)):
@@ -115,7 +114,7 @@ class BandAblation(Dominance, Interventions):
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss, and slash scores at each head's own distance, with one condition in all layers."""
-        sums, place = Sums(OF_PROMPTS), run.found(Slash)["best_distance"]
+        sums, place = Sums(_OF_PROMPTS), run.found(Slash)["best_distance"]
 
         def consumer(layer: LayerCapture) -> None:
             found = statistics_of(layer)

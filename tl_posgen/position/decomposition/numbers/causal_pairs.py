@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -128,17 +128,12 @@ class CausalPairs:
         return float(self.counts()[1].sum())
 
     def weights(self, device: torch.device | str) -> Float[Tensor, " size"]:
-        """Return w by distance, beginning with the first distance that counts; 0 beyond the window."""
-        *near, far = self.own_weights
-        rest = torch.full((self.width - len(near),), far, dtype=DOUBLE, device=device)
-        given = torch.cat([torch.tensor(near, dtype=DOUBLE, device=device), rest]) if near else rest
-        return pad(given, (0, self.size - self.width))
+        """Return w by distance, beginning with the first distance that counts; 0 beyond the window. Read only."""
+        return _tables(self, torch.device(device))[0]
 
     def counts(self, device: torch.device | str = "cpu") -> Float[Tensor, "axis=3 1 size"]:
-        """Return the summed weight of the pairs at every index of every axis, in corner coordinates."""
-        weights = self.weights(device)
-        at_tokens = weights.cumsum(0).flip(0)
-        return torch.stack([weights * torch.arange(self.size, 0, -1, device=device), at_tokens, at_tokens])[:, None]
+        """Return the summed weight of the pairs at every index of every axis, in corner coordinates. Read only."""
+        return _tables(self, torch.device(device))[1]
 
     def over_band(self, x: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows size"]:
         """sum_{j <= i} w_{i-j} x_j at every i: a cumulative sum without weights, else by FFT."""
@@ -164,21 +159,14 @@ class CausalPairs:
         at_tokens = self.over_band(x[1:]).flip(0, -1) + (weights * x[0]).cumsum(-1).flip(-1)
         return torch.cat([at_distances[None], at_tokens]).addcmul_(counts, x)
 
-    def consistent(
-        self, sums: Float[Tensor, "axis=3 head size"], counts: Float[Tensor, "axis=3 1 size"]
-    ) -> Float[Tensor, "axis=3 head size"]:
+    def consistent(self, sums: Float[Tensor, "axis=3 head size"]) -> Float[Tensor, "axis=3 head size"]:
         """Project sums onto those of one matrix: equal totals on the three axes, and mean distance + s + key = n - 1.
 
         Rounding adds a part along the three free directions; it is removed in proportion to the counts.
         """
-        t = torch.arange(self.size, dtype=counts.dtype, device=counts.device) / self.size
-        one = torch.ones_like(t)
-        free = torch.stack(
-            [torch.cat(line) for line in ([one, -one, 0 * one], [one, 0 * one, -one], [t - t[-1], t, t])]
-        )
-        weighted = free * counts.flatten()
-        excess = sums.transpose(0, 1).flatten(1) @ free.T @ torch.linalg.pinv(free @ weighted.T, hermitian=True)
-        return sums - (excess @ weighted).unflatten(1, (3, -1)).transpose(0, 1)
+        _, _, free, weighted = _tables(self, sums.device)
+        flat = sums.transpose(0, 1).flatten(1)
+        return torch.addmm(flat, flat @ free, weighted, alpha=-1).unflatten(1, (3, -1)).transpose(0, 1)
 
     def mask(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Bool[Tensor, "query key"]:
         """Return whether query i paired with key j counts, for tokens numbered as in the text."""
@@ -196,6 +184,25 @@ class CausalPairs:
             for part, start in zip((x[0, :, : self.width], x[1].flip(-1), x[2]), starts, strict=True)
         )
         return distance, query, key
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def _tables(pairs: CausalPairs, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return weights, counts, and the free directions that `consistent` removes: how much of each sums have, and each
+    one times the counts."""
+    *near, far = pairs.own_weights
+    given = torch.tensor([*near, *[far] * (pairs.width - len(near))], dtype=DOUBLE, device="cpu")
+    weights, size = pad(given, (0, pairs.size - pairs.width)), pairs.size
+    at_tokens = weights.cumsum(0).flip(0)
+    counts = torch.stack([weights * torch.arange(size, 0, -1, device="cpu"), at_tokens, at_tokens])[:, None]
+    t = torch.arange(size, dtype=DOUBLE, device="cpu") / size
+    one = torch.ones_like(t)
+    free = torch.stack([torch.cat(line) for line in ([one, -one, 0 * one], [one, 0 * one, -one], [t - t[-1], t, t])])
+    weighted = free * counts.flatten()
+    found = weights, counts, free.T @ torch.linalg.pinv(free @ weighted.T, hermitian=True), weighted
+    weights, counts, free, weighted = (x.to(device) for x in found)
+    return weights, counts, free, weighted
 
 
 def normal_blocks(
