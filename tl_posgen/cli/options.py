@@ -202,7 +202,7 @@ def option(
     name: str, annotation: Any, default: Any, words: str, *, of_measure: bool = False, **more: Any
 ) -> inspect.Parameter:
     """Return an option with its help; lists are written with commas, and a flag of a measure can be switched off."""
-    shown = False if default is None or default == () or default is False else _as_words
+    shown = False if default is None or default == () or default is False else as_words
     kinds = _alternatives(annotation)
     if float in kinds:
         # of int | float cyclopts would read 0.5 as the whole number 0
@@ -285,11 +285,11 @@ def _convert_list(kinds: Sequence[Any], _: Any, tokens: Sequence[Any]) -> Any:
     return [int(one) if abs(one) < sys.maxsize and one == int(one) else one for one in numbers]
 
 
-def _as_words(value: Any) -> str:
+def as_words(value: Any) -> str:
     """Return a default as a command line would give it: 0,0.05,0.5."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    return ",".join(_as_words(one) for one in value)
+    return ",".join(as_words(one) for one in value)
 
 
 def parse_indices(words: str | None, name: str) -> list[int] | None:
