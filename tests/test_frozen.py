@@ -42,7 +42,11 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     ),
     "three_axis": ("r_per_prompt", "r_pooled", "n_distance"),  # no page and no claim reads them
     "variance": ("variance",),  # of W with its row means, which softmax does not see: `size` without
-    "rules": ("plan_recall", "plan_rise", "reads", "group_recall", "kept"),  # heads keep their own keys: see `recall`
+    "rules": (
+        *("plan_recall", "plan_rise", "reads", "group_recall", "kept"),  # heads keep their own keys: see `recall`
+        *("mass", "r2"),  # recall tells how a rule ranks, and the loss what it costs
+        "n_distances",  # the length of prompts, an attribute
+    ),
     "slash": (
         *("relative_entropy", "previous_token", "rank95"),  # the score at distance 1; rank by r1
         *(
@@ -88,6 +92,11 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
         ("slash_planes", name): lambda old, new, name=name: (old[name].drop_sel(at="edge"), new[name])
         for name in ("contribution", "bands")
     },
+    ("rules", "recall"): lambda old, new: (old["recall"].isel(budget=0, drop=True), new["recall"]),
+    ("rules", "loss"): lambda old, new: (
+        old["loss"].isel(budget=0, drop=True),
+        new["loss"].sel(condition="unchanged"),
+    ),
     ("planes", "additive"): lambda old, new: (old["additive"].sel(eps=0.5, drop=True), new["additive"]),
 }
 
