@@ -58,7 +58,7 @@ REFUSED = {
     "a prompt beside a text": (["analyze", "--prompt", "Down"], "--prompt is taken whole"),
     "too many layers": (["analyze", "--layers", "0-99999999999"], "write a shorter range"),
     "a share that stands twice": (
-        ["key-cut", "--shares", "0.5,0.5"],
+        ["cut-keys", "--shares", "0.5,0.5"],
         "--shares 0.5,0.5: give a list of one at least, each once",
     ),
     "a null seed that stands twice": (["slash", "--null-seeds", "0,0-1"], "each seed may stand only once"),
