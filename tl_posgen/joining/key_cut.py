@@ -223,7 +223,7 @@ class KeyCut(Interventions):
         }
         return xr.Dataset(found)
 
-    def less_control(self, own: Numbers, share: float) -> Number:
+    def less_control(self, own: Numbers, share: int | float) -> Number:
         """Return the rise by the mean direction less that by random ones, prompt by prompt."""
         rise = self.rise_of(own)
         mean, random = (rise.sel(condition=f"{cut} direction, {share:g}", drop=True) for cut in ("mean", "random"))
