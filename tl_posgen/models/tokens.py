@@ -16,9 +16,9 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.capture.padding import PadToken, ids_and_mask, spans_of_mask, texts_of
+from tl_posgen.models.conversion.files import MINI
 from tl_posgen.models.conversion.hugging_face import load_tokenizer
 from tl_posgen.models.conversion.quiet import quiet
-from tl_posgen.models.conversion.source import MINI
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits
