@@ -56,7 +56,7 @@ LABELS = {
 _CONTROLS = ("d_model", "parameters")  # held fixed
 _FEWEST = 4  # models for an interval of r; each control needs one more
 _BY = {"values": correlation, "ranks": rank_correlation}  # label -> correlation of two columns with its interval
-_SHARED = ("backend", "dtype", "length", "prompts", "seed", "null_seeds", "versions")  # provenance of all models
+_SHARED = "backend dtype length prompts seed null_seeds shuffled_seeds versions".split()  # provenance of all models
 _WITHIN: dict[str, Any] = {"bounds": (-1, 1)}
 _GIVEN = "ln d_model and ln parameters"
 _INTERVAL = "Fisher's 95% interval"
@@ -260,6 +260,7 @@ def coupling_scores(
     consecutive: bool = False,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
+    shuffled_seeds: Sequence[int] | None = None,
     keep: str | os.PathLike | Parts | None = None,
     progress: bool = True,
 ) -> Result:
@@ -270,7 +271,8 @@ def coupling_scores(
     correlates than each has an interval of its own, as both are of the same scores. Width and size are held fixed
     because they can make the whole correlation: at a K that grows with d_model the trace normalisation gives
     1 - 1/sqrt(K) for random Jacobians (part of the result), and wider models score higher for reasons that have nothing
-    to do with coupling. The null: randomly initialised models of the same shapes, against the same scores.
+    to do with coupling. The nulls: random inits of the same shapes, and models of shuffled weights, against the same
+    scores.
 
     Args:
         scores: CSV file or table. Columns: model (a name, a directory or "mini", as `load_model` takes), the score, and
@@ -281,6 +283,7 @@ def coupling_scores(
         k: number of top singular vectors.
         backend, dtype, device: as in `load_model`; float32 at least where no dtype is given.
         length, n_prompts, consecutive, seed, null_seeds: as in `analyze`.
+        shuffled_seeds: of the models of shuffled weights; one beside random inits if left out, () for none.
         widths: of the random Jacobians.
         keep: directory for finished models, as in `analyze`.
 
@@ -302,7 +305,8 @@ def coupling_scores(
         {"norm": list(NORMS), "width": list(widths)},
     )
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    cut |= {"seed": seed, "null_seeds": null_seeds, "shuffled_seeds": ()}
+    shuffled = null_seeds[:1] and [0] if shuffled_seeds is None else check_seeds(shuffled_seeds, "shuffled_seeds")
+    cut |= {"seed": seed, "null_seeds": null_seeds, "shuffled_seeds": shuffled}
     names = tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress)
     with Parts.kept_in(keep) as parts:
         models = (Pretrained(name, backend, dtype, device, tokenizer=tokenizer) for name in names)
@@ -315,11 +319,11 @@ def coupling_scores(
     sizes = pd.DataFrame([found.own.attrs for found in each], columns=list(SIZES))
     sides = {
         init: dataset_of(table, [measured(found, init) for found in each], sizes, score)
-        for init in (TRAINED, *map(str, null_seeds))
+        for init in (TRAINED, *each[0].numbers.nulls)
     }
     sides[TRAINED] = sides[TRAINED].merge(by_width, combine_attrs="override")
     label = f"{len(table)} models"
-    dataset = joined(measure, sides, [label, *map(null_label, null_seeds)])
+    dataset = joined(measure, sides, [label, *map(null_label, each[0].numbers.nulls)])
     shared = {name: each[-1].provenance[name] for name in _SHARED} | drawn(length, n_prompts, consecutive)
     own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
     return Result(measure, dataset, shared | own)
