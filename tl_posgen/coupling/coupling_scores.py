@@ -32,10 +32,14 @@ from tl_posgen.models.provenance import null_label
 from tl_posgen.models.tokens import check_counts
 from tl_posgen.report.figures import MARKS, NULL_COLOUR, Panels, ends_of, error_bars, line, model_label, plain, sides
 from tl_posgen.report.kinds import lines
-from tl_posgen.stats.agreement import pearson, ranks
-from tl_posgen.stats.correlation_excess import correlation_excess
-from tl_posgen.stats.partial_correlation import correlation, partial_correlation, regression_line
-from tl_posgen.stats.rank_correlation import rank_correlation
+from tl_posgen.stats.correlations import (
+    correlation,
+    correlation_excess,
+    partial_correlation,
+    pearson,
+    rank_correlation,
+    ranks,
+)
 
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
 QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Coupling`, and its labels
@@ -56,7 +60,7 @@ LABELS = {
 _CONTROLS = ("d_model", "parameters")  # held fixed
 _FEWEST = 4  # models for an interval of r; each control needs one more
 _BY = {"values": correlation, "ranks": rank_correlation}  # label -> correlation of two columns with its interval
-_SHARED = "backend dtype length prompts seed null_seeds shuffled_seeds versions".split()  # provenance of all models
+_SHARED = ["backend", "dtype", "length", "prompts", "seed", "null_seeds", "shuffled_seeds", "versions"]
 _WITHIN: dict[str, Any] = {"bounds": (-1, 1)}
 _GIVEN = "ln d_model and ln parameters"
 _INTERVAL = "Fisher's 95% interval"
@@ -84,9 +88,9 @@ def _scatter(result: Any) -> go.Figure:
         points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>")
         panels.add(place, points.update(error_x=error_bars(*ends_of(found))))
         if len(x) >= _FEWEST and np.isfinite(x).all():
-            ends, fit = np.array([x.min(), x.max()]), regression_line(torch.tensor(x), torch.tensor(y))
-            line_y = float(fit.intercept) + float(fit.slope) * ends
-            panels.add(place, line(ends, line_y, "regression line", NULL_COLOUR, dash="dash", showlegend=False))
+            ends = np.array([x.min(), x.max()])
+            fitted = np.polyval(np.polyfit(x, y, 1), ends)
+            panels.add(place, line(ends, fitted, "regression line", NULL_COLOUR, dash="dash", showlegend=False))
         row, column = divmod(place, len(shown))
         top = f", top {result.measure.k}" if name in ("coupling", "trace") else ""
         panels.figure.update_xaxes(title_text=f"{label}{top}", row=row + 1, col=column + 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.coupling.numbers.lanczos import Product, SingularTriplets, dense_triplets
 from tl_posgen.errors import InputError
-from tl_posgen.stats.partial_correlation import regression_line
+from tl_posgen.stats.correlations import pearson
 
 Norm = Literal["frobenius", "trace"]
 Side = Literal["aligned", "swapped", "chance"]
@@ -157,5 +157,5 @@ def width_alone(
         pairs = every_pair([jacobian.matmul for jacobian in jacobians], triplets, chance_samples, generator)
         found.append(torch.stack([double(off_diagonal_mean(pairs.coupling(k, norm))) for norm in NORMS]))
     couplings, inverse_root = torch.stack(found, 1), torch.tensor(widths, dtype=DOUBLE) ** -0.5
-    r2 = [regression_line(inverse_root, row).r2 if len(widths) > 2 else torch.nan for row in couplings]
-    return WidthAlone(couplings, torch.tensor(ks), torch.tensor(r2, dtype=DOUBLE))
+    r2 = pearson(inverse_root.expand_as(couplings), couplings) ** 2 if len(widths) > 2 else couplings[:, 0] * torch.nan
+    return WidthAlone(couplings, torch.tensor(ks), r2)
