@@ -22,9 +22,9 @@ from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES, fewer_of_inits
 from tl_posgen.position.substitution.substitution_figures import WORDS
 from tl_posgen.rope.frequency_bands import BANDS
-from tl_posgen.slash.band_ablation import SCHEMES
+from tl_posgen.slash.band_ablation import SCHEMES, mean_of_slash_heads
 from tl_posgen.slash.cone import INPUTS
-from tl_posgen.slash.head_groups import count, group_mean, in_groups, mean_of_slash_heads, n_heads
+from tl_posgen.slash.head_groups import count, group_mean, in_groups, n_heads
 from tl_posgen.slash.numbers.slash_scores import LONG, long_distances
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS
 from tl_posgen.slash.slash_toy import FEATURES

@@ -171,8 +171,8 @@ class Session:
 
     @contextmanager
     def under(self, hooks: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-        """While the block runs, hooks are at work, as in `model.hooks(fwd_hooks=hooks)`, where a bridge works out all of
-        its hook points anew for every hook: as long as a short pass."""
+        """While the block runs, hooks are at work, as in `model.hooks(fwd_hooks=hooks)`, where a bridge works all of
+        its hook points out anew for every hook: as long as a short pass."""
         model: Any = self.model
         points, touched = model.hook_dict if hooks else {}, list[Any]()
         model.context_level += 1

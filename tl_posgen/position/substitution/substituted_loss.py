@@ -35,7 +35,7 @@ from tl_posgen.position.substitution.hooks import (
 )
 from tl_posgen.position.substitution.numbers.splits import attention_kl, point_mass, triangle, uniform
 from tl_posgen.report.circuits import CROP
-from tl_posgen.stats.agreement import pearson, spearman
+from tl_posgen.stats.correlations import pearson, spearman
 
 SHARES = (0.25, 0.5, 0.75)  # shares of the residual between the condition itself (0) and the unchanged model (1)
 N_DOSES = 2 * len(SHARES)  # of two stand-ins
