@@ -69,7 +69,7 @@ REFUSED = {
     ),
     "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "give --tokenizer"),
     "a model without a tokenizer": (["analyze", "--model", CHECKPOINT], "no tokenizer; give --tokenizer, a directory"),
-    "coupling between one token": (["coupling", "--between-tokens", "--tokens", "3"], "give two positions"),
+    "coupling between one token": (["token-coupling", "--tokens", "3"], "give two positions"),
 }
 
 
@@ -78,6 +78,22 @@ REFUSED = {
 def test_bad_words_get_one_line_that_names_them(refused, cut, case):
     words, named = REFUSED[case]
     assert named in refused(*words, *cut(48, 2)).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("toy --seeds 0", 'Invalid value "0" for --seeds. Must be >= 1.'),
+        ("analyze --consecutive false", "--consecutive takes no value, and 'false' follows it"),
+        ("analyze more", "'more' is one word too many"),
+        ("analyze --length", "--length needs a value (Tokens per prompt)"),
+        ("sweep", "STUDY needs a value (TOML: models, revisions, texts, measures)"),
+        ("analyze --null-seeds 4-2", "--null-seeds '4-2': a range counts up; write 2-4"),
+    ],
+)
+def test_words_that_do_not_fit_their_command_are_named(command, words, said):
+    code, _, error = command(*words.split())
+    assert (code, error.startswith(f"error: {said}")) == (2, True), error
 
 
 @pytest.mark.parametrize("option", ["text", "out"])

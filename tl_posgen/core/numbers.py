@@ -16,7 +16,7 @@ from tl_posgen.core.formatting import in_ranges
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS
 from tl_posgen.core.number import NULLS, AtHead, Number, mean_of_nulls
 from tl_posgen.errors import InputError
-from tl_posgen.stats.agreement import fisher_interval, pearson, spearman
+from tl_posgen.stats.correlations import fisher_interval, pearson, spearman
 from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
 if TYPE_CHECKING:
@@ -87,9 +87,11 @@ class Numbers:
             return self.shown().to_html(index=False, border=0)
 
     def bounds_of(self, name: str) -> Bounds | None:
-        """Return the range of a variable's values; None where it declares none."""
-        variable = self.measure.variables.get(name)
-        return variable.bounds if variable else None
+        """Return the range of a variable's values, declared or in its attribute `range`; None where it has none."""
+        if name in self.measure.variables:
+            return self.measure.variables[name].bounds
+        low, high = [*map(float, np.atleast_1d(self.dataset[name].attrs.get("range", ()))), np.nan, np.nan][:2]
+        return None if high != high else (low, high)
 
     @property
     def nulls(self) -> list[str]:

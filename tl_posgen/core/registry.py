@@ -163,6 +163,6 @@ def none_such(kind: str, name: str, known: Sequence[str]) -> str:
         >>> none_such("measure", "slah", ["cone", "slash"])
         "no measure 'slah'; did you mean 'slash'? known: cone, slash"
     """
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name, known, n=1, cutoff=0.7)
     meant = f"did you mean {near[0]!r}? " if near else ""
     return f"no {kind} {name!r}; {meant}known: {', '.join(known)}"

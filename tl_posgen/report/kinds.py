@@ -88,9 +88,10 @@ def _heading(title: str, result: Any) -> str:
 
 
 def lines(
-    panels: Mapping[str, Sequence[Curve]],
+    panels: Mapping[str, Sequence[Curve]] | Callable[[Any], Mapping[str, Sequence[Curve]]],
     along: str = "layer",
     *,
+    x: str = "",
     title: str,
     subtitle: Words = "",
     x_title: str = "",
@@ -101,24 +102,27 @@ def lines(
     """Return a figure of curves along a dim: means over the other dims with intervals, the null models' broken.
 
     Args:
-        panels: title -> curves.
+        panels: title -> curves, or a function of the result that returns this.
+        x: a variable of that dim, in the place of its labels; on a logarithmic axis, over itself + 1.
         subtitle: may name options: "at distance {d0:g}".
         log_x: on a logarithmic axis.
     """
 
     def figure(result: Any) -> go.Figure:
-        drawn = Panels(list(panels), columns=columns, row_height=280)
-        x = result.own[along].values.tolist()
-        for one in _drawn(result, panels, along):
-            drawn.add(one.panel, line_with_intervals(x, one.ends, one.name, one.colour))
+        known = panels(result) if callable(panels) else panels
+        drawn = Panels(list(known), columns=columns, row_height=280)
+        at = (result.own[x].values + log_x if x else result.own[along].values).tolist()
+        for one in _drawn(result, known, along):
+            drawn.add(one.panel, line_with_intervals(at, one.ends, one.name, one.colour))
             for kind, values in one.nulls.items():
                 look: dict[str, Any] = {"dash": DASHES[kind], "width": 1, "showlegend": False}
-                drawn.add(one.panel, line(x, values, f"{one.name}, {kind}", one.colour, **look))
+                drawn.add(one.panel, line(at, values, f"{one.name}, {kind}", one.colour, **look))
         over = "mean over heads, " if along == "layer" else ""
         words = {"dash": "dashed", "dot": "dotted"}
         broken = [f"{words[DASHES[kind]]}: {kind}" for kind in result.numbers.by_null]
         told = "; ".join(filter(None, [_said(subtitle, result), f"{over}{INTERVALS}", *broken]))
-        return drawn.axes(x_title or along, y_title, log_x=log_x).finish(_heading(title, result), told)
+        across = x_title or (f"{x} + 1" if x and log_x else x or along)
+        return drawn.axes(across, y_title, log_x=log_x).finish(_heading(title, result), told)
 
     return figure
 

@@ -16,7 +16,7 @@ from joblib import Parallel, delayed, parallel_config
 from tqdm.auto import tqdm
 
 from tl_posgen.core.engine import analyze
-from tl_posgen.core.files import require_writable
+from tl_posgen.core.files import require_writable, write_files
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report, load_provenance
 from tl_posgen.core.store import Parts, read_part, write_part
@@ -25,6 +25,7 @@ from tl_posgen.models.conversion.files import drop_from_cache, first_line
 from tl_posgen.studies.study import Job, Study
 
 JOBS = "jobs"  # the directory of their files
+FAILED = ".failed"  # suffix of a file with the error of a job, beside where its own would be
 STARTS = 4  # a local Ray gives itself 30 s, in which a busy machine has not even loaded it
 
 
@@ -100,6 +101,10 @@ def sweep(
             for name, error in _outcomes(groups, partial(_measure, out=out), how, bar):
                 if not files[name].is_file():
                     failed[name] = error
+                    write_files(
+                        files[name].parent,
+                        {files[name].with_suffix(FAILED).name: error.encode(errors="backslashreplace")},
+                    )
                     bar.write(f"{name} failed: {error}", file=sys.stderr)
         except (KeyboardInterrupt, SystemExit):
             n = sum(path.is_file() for path in files.values())
@@ -160,11 +165,12 @@ def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
             if len(jobs) > 1 and model is weights.pretrained:
                 model = model.load(precise=any(measure.precise for measure in study.asked))
             several = len(study.measures) > 1
-            how = {"measures": study.asked, "shuffled_seeds": (), "skip_unsupported": several, "progress": False}
+            how = {"measures": study.asked, "skip_unsupported": several, "progress": False}
             report = analyze(model, job.text.words, keep=parts, **how, **study.cut)
             of_job = {"job": list(job.place), "study": study.settings, "identity": job.identity}
             write_part(path, Report(report, report.provenance | of_job).as_bytes())
             parts.discard()
+            path.with_suffix(FAILED).unlink(missing_ok=True)
         except OutputError:
             raise
         except Exception as error:
@@ -207,9 +213,15 @@ def _executor(workers: int, ray: str | None) -> Iterator[dict[str, Any]]:
 
 
 def states(study: Study | Mapping[str, Any] | str | os.PathLike, out: str | os.PathLike) -> dict[str, str]:
-    """Return "finished" or "to do" of every job of a study; asks no network, loads nothing."""
-    jobs = Study.read(study).jobs()
-    return {job.name: "finished" if Path(out, JOBS, job.file).is_file() else "to do" for job in jobs}
+    """Return "finished", "failed: ..." (the next run tries it again) or "to do" of every job of a study; asks no
+    network, loads nothing."""
+    found = {}
+    for job in Study.read(study).jobs():
+        path = Path(out, JOBS, job.file)
+        failed = path.with_suffix(FAILED)
+        error = failed.read_text(encoding="utf-8", errors="replace") if failed.is_file() else ""
+        found[job.name] = "finished" if path.is_file() else f"failed: {error}" if error else "to do"
+    return found
 
 
 def finished_jobs(out: Path, jobs: Sequence[Job] = ()) -> dict[tuple[str, ...], Path]:

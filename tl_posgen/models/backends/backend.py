@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -102,6 +102,10 @@ class Backend(ABC):
     def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
         """Return keyword arguments of a forward pass on prompts without padding."""
         return {}
+
+    def ending_behind(self, layer: int | None) -> AbstractContextManager[None]:
+        """While the block runs, `stop_at_layer=layer` ends passes there behind the last block too, without the head."""
+        return nullcontext()
 
     @abstractmethod
     def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:

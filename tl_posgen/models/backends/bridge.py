@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -27,6 +28,10 @@ from tl_posgen.models.model import Model
 from tl_posgen.rope.rotation import Pairing, Rope
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
+
+
+def _end_pass(_block: Any, _args: Any, output: Any) -> None:
+    raise StopAtLayerException(output[0] if isinstance(output, tuple) else output)
 
 
 class Bridge(Backend):
@@ -49,6 +54,17 @@ class Bridge(Backend):
             why = "beyond it the frequencies depend on the length (dynamic NTK: docs/models.md says how to fix them)"
             return ContextLimit(rotary.original_max_seq_len, why)
         return ContextLimit()
+
+    @contextmanager
+    def ending_behind(self, layer: int | None) -> Iterator[None]:
+        if layer != len(self.model.blocks):
+            yield
+            return
+        handle = self.model.blocks[-1].register_forward_hook(_end_pass)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def hf_attention(self, layer: int) -> Any:
         return self.model.blocks[layer].attn.original_component

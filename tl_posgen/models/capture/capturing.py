@@ -119,10 +119,10 @@ def run_capture(
             capture.pad = PadToken()
         options: dict[str, Any] = {"return_type": "logits"}
         if "logits" not in needs:
-            behind = max(capture.heads) + 1
-            options = {"return_type": None, "stop_at_layer": behind if behind < session.model.cfg.n_layers else None}
+            options = {"return_type": None, "stop_at_layer": max(capture.heads) + 1}
         count(len(tokens))
-        with torch.no_grad(), session.exclusive(capture), capture.attached():
+        ending = session.backend.ending_behind(options.get("stop_at_layer"))
+        with torch.no_grad(), session.exclusive(capture), capture.attached(), ending:
             predicted = session.backend.model(tokens, **options, **session.backend.options(tokens))
     if silent := [layer for layer in capture.heads if layer not in capture.fired]:
         raise UnsupportedModelError(
