@@ -127,28 +127,6 @@ def test_the_null_is_the_same_difference_between_random_inits(intact, elsewhere)
     assert mean.inits == pytest.approx((float(sides[1].mean() - sides[0].mean()),))
 
 
-def test_the_table_of_the_null_is_that_of_the_random_inits(intact, elsewhere):
-    result = compared(intact, elsewhere)
-    own, null = (result.table(of).set_index("number") for of in ("trained", "random init"))
-    assert list(own.columns[:2]) == ["mini (first)", "mini (second)"]  # alike but for their texts
-    sides = [of_report(one, "variance.position").sel(init="0", group="all") for one in (intact, elsewhere)]
-    label = str(result.own["label"].sel(number="variance.position").values)
-    assert null.loc[label, "difference"] == pytest.approx(float((sides[1] - sides[0]).mean()))
-    assert not np.allclose(own["difference"], null["difference"])
-
-
-def test_numbers_without_groups_of_prompts_stand_beside_those_that_have_them(mini):
-    cut = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
-    reports = [tl_posgen.analyze(mini, bundled_text()[at:], measures=["slash", "planes"], **cut) for at in (0, 9000)]
-    result = compared(*reports)
-    numbers = {str(one) for one in result.own["number"].values}
-    assert {"slash.best_distance", "slash.best_score"} <= numbers
-    assert len(numbers) < 60  # no plane is a number of its own
-    place, score = (result.numbers("mean_change", number=f"slash.best_{name}") for name in ("distance", "score"))
-    assert place.low != place.low
-    assert score.low <= score.value <= score.high
-
-
 def test_the_recall_of_every_rule_is_compared_head_by_head(mini, alice):
     rules = Rules(rules=["window", "vertical"], budget=6)
     changed = copy.deepcopy(mini)
@@ -239,12 +217,6 @@ def test_single_prompts_have_differences_without_intervals():
     assert float(abs(result.own["change"]).max()) == 0
     number = result.numbers("mean_change", number="variance.position")
     assert (number.value, number.low) == (0, pytest.approx(np.nan, nan_ok=True))
-
-
-def test_reports_of_one_model_are_named_by_what_differs(intact):
-    shorter = tl_posgen.analyze("mini", bundled_text(), measures="variance", length=16, n_prompts=4, null_seeds=())
-    attrs = compared(intact, shorter).own.attrs
-    assert (attrs["first"], attrs["second"]) == ("mini (length 24)", "mini (length 16)")
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "a"), ("a", "b", "c"), ("", "b")])

@@ -258,21 +258,18 @@ def judged(
     label: str,
     provenance: Mapping[str, Any],
     reasons: Mapping[str, str] | None = None,
-    again: Mapping[str, str] | None = None,
 ) -> Result:
     """Return every claim as a row of a Result named "claims", all of it words.
 
     Args:
         label: name of the model.
         reasons: why a measure could not be had.
-        again: the verdicts at other numbers of prompts, by the claim's name.
     """
     rows = [
         {"says": claim.says, "criterion": claim.criterion, **judge(claim, results, reasons)._asdict()}
-        | ({} if again is None else {"again": again.get(claim.name, "no prompts")})
         for claim in claims
     ]
-    data = {name: ("claim", [row[name] for row in rows]) for name in Claims.variables if name in rows[0]}
+    data = {name: ("claim", [row[name] for row in rows]) for name in Claims.variables}
     coords = {"claim": [claim.name for claim in claims], "init": [TRAINED], "init_label": ("init", [label])}
     known = {name: value for name, value in provenance.items() if name != "options"}
     return Result(Claims(), Claims().describe(xr.Dataset(data, coords)), known)
@@ -284,8 +281,8 @@ class Claims(Measure):
 
     A row a claim, in our words: the verdict, how far the deciding number is from the nearest threshold and from the
     null that is hardest to exceed, the numbers it rests on, and the same numbers of null models: random inits and, for
-    what a single pass gives, shuffled weights. Where one of them does as well, the claim is not held. Where it was
-    asked for, the verdicts at half and at twice the prompts. The criteria are ours and stand beside the verdicts.
+    what a single pass gives, shuffled weights. Where one of them does as well, the claim is not held. The criteria
+    are ours and stand beside the verdicts.
 
     Source: the claims: the papers; how each is measured and judged: ours
     """
@@ -297,7 +294,6 @@ class Claims(Measure):
         "says": Variable("claim", "", "in our words", ("claim",), "says"),
         "verdict": Variable("verdict", "", "held, partly, detectable, not held, or open", ("claim",), "verdict"),
         "margin": Variable("margin", "", "of what decides, from threshold and null", ("claim",), "margin"),
-        "again": Variable("again", "", "verdicts at half, at twice the prompts", ("claim",), "again"),
         "measured": Variable("measured", "", "the numbers it rests on", ("claim",), "measured"),
         "null": Variable("null models", "", "the same numbers of null models", ("claim",), "null"),
         "criterion": Variable("criterion", "", "from when on we say it held; ours", ("claim",), "criterion"),
