@@ -76,13 +76,6 @@ class Criterion:
         end = number.high if how.get("sign") == -1 else number.low
         return cls(quantity, number.value, held, **{"beyond": number.by_null, "end": end, **how})
 
-    @classmethod
-    def of_low_end(
-        cls, quantity: str, number: Number, held: float, partly: float | None = None, **how: Any
-    ) -> "Criterion":
-        """Return the criterion of the lower end of a number's interval, which thresholds are for too."""
-        return cls(quantity, number.low, held, partly, **{"beyond": number.by_null, **how})
-
     @cached_property
     def null(self) -> tuple[str, float]:
         """Name and value of the null that is hardest to exceed; NaN of none or an undefined one."""
@@ -91,16 +84,12 @@ class Criterion:
         return max(undefined or nulls, key=lambda one: self.sign * one[1], default=("null models", math.nan))
 
     @property
-    def reached(self) -> float:
-        """What has to exceed every null."""
-        return self.value if self.end is None else self.end
-
-    @property
     def is_beyond(self) -> bool | None:
         """Whether the number exceeds every null; None where that is not asked, or not defined."""
-        if self.beyond is None or math.isnan(self.reached) or math.isnan(self.null[1]):
+        reached = self.value if self.end is None else self.end
+        if self.beyond is None or math.isnan(reached) or math.isnan(self.null[1]):
             return None
-        return self.sign * self.reached > self.sign * self.null[1]
+        return self.sign * reached > self.sign * self.null[1]
 
     @property
     def verdict(self) -> Verdict:
@@ -130,8 +119,8 @@ class Criterion:
             words += f", {self.value - nearest:+{form}} from {nearest:{form}}"
         if self.beyond is None:
             return words
-        name, null = self.null
-        beside = f"{self.reached - null:+{form}} from {name} {null:{form}}"
+        (name, null), reached = self.null, self.value if self.end is None else self.end
+        beside = f"{reached - null:+{form}} from {name} {null:{form}}"
         if not math.isfinite(null):
             beside = "no null model has any" if null == null else f"{name} not defined"
         if self.end is None:
