@@ -15,7 +15,7 @@ from tl_posgen.claims import Claims
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.result import Result
 from tl_posgen.report.tables import cell, compact, print_frame, short
-from tl_posgen.report.terminal import MOST_LINES, flat_null, print_claims, print_heads, print_measures, print_report
+from tl_posgen.report.terminal import MOST_LINES, print_claims, print_heads, print_measures, print_report
 from tl_posgen.slash import slash_heads
 
 WIDTHS = (60, 80, 120)
@@ -178,15 +178,6 @@ def test_many_heads_by_default_are_those_of_the_highest_headline(capsys, monkeyp
     assert f"{n} heads, the" in text
     rows = [line.split()[2] for line in text.splitlines() if re.match(r" +\d+ +\d+ ", line)]
     assert rows == [short(rank / n) for rank in ranks.ravel() if rank >= n - len(rows)]  # the highest, layer by layer
-
-
-def test_a_null_that_says_nothing_is_one_sentence(capsys, monkeypatch, report):
-    text = printed(capsys, monkeypatch, 120, partial(print_measures, full=True), report)
-    own = pd.DataFrame({"condition": ["a", "b"], "loss": [3.0, 4.0], "r": [float("nan")] * 2})
-    assert flat_null(own, own.assign(loss=[7.0, 7.001])) == "loss 7.000 to 7.001 in all 2 rows."
-    assert flat_null(own, own.assign(loss=[7.0, 7.1])) == ""
-    assert flat_null(own, own.iloc[:1]) == ""
-    assert text.count(": random init (seed 0)") == len([one for one in report.values() if one.nulls])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
