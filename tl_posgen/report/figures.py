@@ -158,7 +158,7 @@ class Panels:
 
     def finish(self, title: str, subtitle: str = "") -> go.Figure:
         """Return the figure with title, subtitle and shared layout."""
-        if not any(has_numbers(trace) for trace in self.figure.data):
+        if not any(_has_numbers(trace) for trace in self.figure.data):
             place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 14}}
             self.figure.add_annotation(text=NOTHING, **place)
         height = 140 + self.row_height * self.n_rows
@@ -168,7 +168,7 @@ class Panels:
         return finish(self.figure, title, subtitle, height=height)
 
 
-def has_numbers(trace: Any) -> bool:
+def _has_numbers(trace: Any) -> bool:
     """Tell whether any value of a trace is a finite number; of a curve, any y (or r), of horizontal bars, any x."""
     names = ("x",) if "orientation" in trace and trace["orientation"] == "h" else ("z", "r", "y", "x")
     values = next((trace[name] for name in names if name in trace and trace[name] is not None), ())

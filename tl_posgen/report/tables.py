@@ -17,7 +17,7 @@ from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.result import Result
 
 MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row per layer
-MOST_COLUMNS = 9  # of numbers there
+_MOST_COLUMNS = 9  # of numbers there
 NO_NUMBER = "-"  # in a cell; sentences say "not defined"
 
 
@@ -32,7 +32,7 @@ def compact(result: Result, of: str = TRAINED) -> pd.DataFrame:
     frame = labelled(result, result.frame(init=result.numbers.by_null[of].labels[0] if of != TRAINED else TRAINED))
     if tuple(frame.columns[:2]) == HEAD and len(frame) > MOST_HEADS:
         frame = pd.DataFrame(frame.groupby("layer", as_index=False).mean()).assign(head="all")
-    return frame.iloc[:, : MOST_COLUMNS + len(result.measure.rows)]
+    return frame.iloc[:, : _MOST_COLUMNS + len(result.measure.rows)]
 
 
 def short_table(result: Result, of: str = TRAINED) -> pd.DataFrame | None:
