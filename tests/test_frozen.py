@@ -32,7 +32,9 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
         *("score", "planes_met"),
     ),
     "band_ablation": ("score_alone", "best_distance", "best_uniform"),  # those of `slash_ablation` and `slash`
-    "coupling": ("alignment", "singular_value", "token_text"),  # `residual_jacobians` and `alignment` give these
+    "coupling": (  # functions of `coupling` give these; of paths, the medians over tokens are told
+        *("alignment", "singular_value", "token_text", "path"),
+    ),
     "profiles": ("rho", "cost", "joint_cost", "rank95"),  # over-read one model: see `scatter`
     "residual": (  # no paper and no page asks where it sits: its size and its top direction are told
         *("effective_rank", "spectrum", "energy_share", "energy_ratio", "abs_residual"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.conversion.files import MINI
 
 CHECKPOINT = Path(__file__).parents[2] / "examples" / "mini_model" / "checkpoints" / "step00000"
 
@@ -23,7 +23,7 @@ def copy_of_mini(tmp_path):
     ("words", "message"),
     [
         (["--dtype", "int8"], "give a floating-point one: auto, float32"),
-        (["--device", "meta"], "--device 'meta' cannot be used (it holds no numbers); give 'cpu'"),
+        (["--device", "meta"], "--device 'meta' cannot be used (Tensor.item() cannot be called on meta"),
         (["--device", "cuda:99"], "--device 'cuda:99' cannot be used ("),
         (["--device", "gpu"], "--device 'gpu' cannot be used (torch knows no device of that name)"),
         (["--layers", "9"], "layer 9 does not exist"),

@@ -15,8 +15,7 @@ from tl_posgen.coupling import coupling_scores
 from tl_posgen.coupling.coupling_scores import LABELS, QUANTITIES, dataset_of
 from tl_posgen.coupling.score_table import SIZES
 from tl_posgen.errors import InputError
-from tl_posgen.stats.partial_correlation import correlation
-from tl_posgen.stats.rank_correlation import rank_correlation
+from tl_posgen.stats.correlations import correlation, rank_correlation
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import pytest
 
 import tl_posgen
 from tl_posgen.core import registry
-from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.conversion.files import MINI
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 
 pytestmark = pytest.mark.soak  # every measure on one page: a minute or more

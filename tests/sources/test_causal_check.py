@@ -10,7 +10,7 @@ from tl_posgen.models.layers.capture import scores_from
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.sources import Sources
-from tl_posgen.stats.rank_correlation import rank_correlation
+from tl_posgen.stats.correlations import rank_correlation
 
 pytestmark = pytest.mark.longer
 

@@ -16,7 +16,7 @@ from tl_posgen.core.formatting import in_ranges
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS
 from tl_posgen.core.number import NULLS, AtHead, Number, mean_of_nulls
 from tl_posgen.errors import InputError
-from tl_posgen.stats.agreement import fisher_interval, pearson, spearman
+from tl_posgen.stats.correlations import fisher_interval, pearson, spearman
 from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
 if TYPE_CHECKING:

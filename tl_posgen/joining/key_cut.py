@@ -14,11 +14,11 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.null_models import check_seed
 from tl_posgen.core.numbers import Numbers, intervals_of
 from tl_posgen.core.options import Count, Each, Share, require
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
+from tl_posgen.errors import check_seed
 from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, replace_scores, scores_with
 from tl_posgen.joining.numbers import mean_direction, share_of_equal_energy, shrink_rest

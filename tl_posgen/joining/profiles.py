@@ -34,7 +34,7 @@ from tl_posgen.position.decomposition.variance import Variance
 from tl_posgen.report.figures import Panels, model_label, sides
 from tl_posgen.rope.rotation import rotate, to_planes
 from tl_posgen.slash.slash import Slash
-from tl_posgen.stats.rank_correlation import rank_correlation
+from tl_posgen.stats.correlations import rank_correlation
 
 PERIOD = 50
 SINK = 0.3  # attention to the first token from which a query counts as sunk

@@ -1,7 +1,7 @@
 """A session with a model: its origin, the geometry of its layers, its backend, and what an analysis chose for it."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,6 +168,26 @@ class Session:
         finally:
             self._memory.owner = before
             self._memory.lock.release()
+
+    @contextmanager
+    def under(self, hooks: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+        """While the block runs, hooks are at work, as in `model.hooks(fwd_hooks=hooks)`, where a bridge works all of
+        its hook points out anew for every hook: as long as a short pass."""
+        model: Any = self.model
+        points, touched = model.hook_dict if hooks else {}, list[Any]()
+        model.context_level += 1
+        level = model.context_level
+        try:
+            for where, hook in hooks:
+                chosen = [points[where]] if isinstance(where, str) else [points[one] for one in points if where(one)]
+                for point in {id(point): point for point in chosen}.values():
+                    point.add_hook(hook, level=level)
+                    touched.append(point)
+            yield
+        finally:
+            for point in touched:
+                point.remove_hooks(level=level)
+            model.context_level -= 1
 
     def found(self, *, again: bool = False) -> tuple[Found, ...]:
         """Return every layer as the probe found it, supported or not; probed once, and again for another dtype."""

@@ -23,7 +23,7 @@ from tl_posgen.rope.planes import along_distances
 from tl_posgen.rope.rotation import complex_planes, rotate
 from tl_posgen.slash.layer_means import statistics_from_qk
 from tl_posgen.sources.source_sums import Letter, SourcedSide, SourceSums, folded, read_prompts
-from tl_posgen.stats.rank_correlation import rank_correlation
+from tl_posgen.stats.correlations import rank_correlation
 
 # Curves over distance of the strongest pairs of a query source and a key source
 

@@ -26,7 +26,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.loading.checkpoints import steps_of
 from tl_posgen.models.provenance import null_label
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, plain, sides
-from tl_posgen.stats.partial_correlation import correlation
+from tl_posgen.stats.correlations import correlation
 from tl_posgen.studies.curves import Curve, followed, numbers_of
 from tl_posgen.studies.study import MAIN
 from tl_posgen.studies.sweep import finished_jobs

@@ -46,7 +46,7 @@ from tl_posgen.report.head_figures import head_map, thinned
 from tl_posgen.rope.planes import mean_curves
 from tl_posgen.rope.rotation import complex_planes, rotate
 from tl_posgen.rope.scores_at import unturned
-from tl_posgen.stats.agreement import pearson
+from tl_posgen.stats.correlations import pearson
 
 TABLE = ("example", "query_shown", "table_distance", "key")
 LIMITS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -35,7 +35,7 @@ from tl_posgen.position.substitution.hooks import (
 )
 from tl_posgen.position.substitution.numbers.splits import attention_kl, point_mass, triangle, uniform
 from tl_posgen.report.circuits import CROP
-from tl_posgen.stats.agreement import pearson, spearman
+from tl_posgen.stats.correlations import pearson, spearman
 
 SHARES = (0.25, 0.5, 0.75)  # shares of the residual between the condition itself (0) and the unchanged model (1)
 N_DOSES = 2 * len(SHARES)  # of two stand-ins
@@ -116,7 +116,7 @@ def _losses_and_kl(
             unchanged = logits_of(session, row)
             wanted = double(unchanged).log_softmax(-1)
             for hooks in conditions:
-                with session.model.hooks(fwd_hooks=hooks):
+                with session.under(hooks):
                     logits = logits_of(session, row) if hooks else unchanged
                 losses.append(judged(session, logits, row).cpu())
                 kl.append((wanted.exp() * (wanted - double(logits).log_softmax(-1))).sum(-1).mean(1).cpu())
