@@ -10,7 +10,7 @@ from tl_posgen.core.measure import Measure
 from tl_posgen.core.options import require
 from tl_posgen.errors import InputError
 
-_GROUP = "tl_posgen.measures"  # entry point group; an entry's name is the measure's
+GROUP = "tl_posgen.measures"  # entry point group; an entry's name is the measure's
 _DEFAULT = ("variance", "three_axis", "mean_key", "attention_examples")
 BUILT_IN = {  # name -> module:Class
     "three_axis": "tl_posgen.position.decomposition.three_axis:ThreeAxis",
@@ -60,7 +60,7 @@ def measurable() -> list[str]:
 
 def plug_ins() -> list[Any]:
     """Return the entry points of other distributions; a built-in measure's name is never theirs."""
-    return [point for point in entry_points(group=_GROUP) if point.name not in BUILT_IN]
+    return [point for point in entry_points(group=GROUP) if point.name not in BUILT_IN]
 
 
 def find(name: str) -> type[Measure] | None:
