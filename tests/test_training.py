@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.conversion.files import MINI
 from tl_posgen.training import PositionCallback, analyze_in_training, headline_means
 
 TEXT = "Down, down, down. Would the fall never come to an end? " * 4

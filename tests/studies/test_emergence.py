@@ -12,7 +12,7 @@ from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.report import load
 from tl_posgen.coupling import Coupling
 from tl_posgen.errors import InputError
-from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.conversion.files import MINI
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.studies.curves import ALIGNED

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tl_posgen.core.report import Report
 from tl_posgen.core.store import write_part
 from tl_posgen.errors import InputError
-from tl_posgen.models.conversion.source import drop_from_cache
+from tl_posgen.models.conversion.files import drop_from_cache
 from tl_posgen.studies.overview import open_study
 from tl_posgen.studies.study import Study, Text, digest_of
 from tl_posgen.studies.sweep import JOBS, finished_jobs, sweep

@@ -16,7 +16,7 @@ from tl_posgen.arithmetic import full_precision
 from tl_posgen.core import registry
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import NullModels, check_seed, check_seeds, null_models_of
+from tl_posgen.core.null_models import NullModels, check_seeds, null_models_of
 from tl_posgen.core.numbers import SHUFFLED, TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
@@ -31,12 +31,12 @@ from tl_posgen.core.store import (
     require_options,
     require_same,
 )
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.hooks.given import Hooks, check_hooks, under
 from tl_posgen.models import open_model
-from tl_posgen.models.conversion.weights import release
 from tl_posgen.models.loading.load import is_ours
 from tl_posgen.models.loss import require_context, require_one_length
+from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
 from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.selection import head_name, select_heads

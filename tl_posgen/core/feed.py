@@ -14,8 +14,8 @@ from tl_posgen.core.measure import Measure, stacked
 from tl_posgen.core.sums import PromptGroups
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import TRIMMED, run_capture
-from tl_posgen.models.conversion.weights import trim
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
+from tl_posgen.models.memory import trim
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import token_strings

@@ -1,8 +1,11 @@
-"""Estimates of memory, made before anything runs, as a process that exceeds its memory is killed."""
+"""Estimates of memory, made before anything runs, as a process that exceeds its memory is killed; and memory given
+back."""
 
+import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -51,8 +54,8 @@ def fits_pass(model: Any, n: int, **how: Any) -> bool:
 def require_pass_fits(model: Any, n: int, *, is_streamed: bool, matrices: int = 0) -> None:
     """Refuse prompts of n tokens whose forward pass, or what is measured of it, cannot fit: see `need_of_pass`."""
     cfg, weight = model.cfg, next(model.parameters())
-    held, how = memory_of(weight.device), {"is_streamed": is_streamed, "matrices": matrices}
-    what, each, power = need_of_pass(cfg.n_heads, cfg.d_vocab + cfg.d_model, weight.element_size(), **how)
+    held, width, size = memory_of(weight.device), cfg.d_vocab + cfg.d_model, weight.element_size()
+    what, each, power = need_of_pass(cfg.n_heads, width, size, is_streamed=is_streamed, matrices=matrices)
     if held is not None and each * n**power > held:
         raise InputError(
             f"prompts of {n} tokens: {what} {each * n**power / 1e9:.0f} GB, and there are {held / 1e9:.0f} GB of "
@@ -80,3 +83,29 @@ def need_of_pass(
     if per_pair := max(matrices * max(itemsize, 4), 0 if is_streamed else _MATRICES * itemsize):
         return f"attention of one layer ({n_heads} heads) needs", per_pair * n_heads, 2
     return "the logits need", itemsize * width, 1
+
+
+def release(model: Any) -> None:
+    """Give the memory of all weights back. The model is of no use afterwards: only for one that is ours."""
+    for weight in model.parameters():
+        weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
+    trim()
+
+
+def is_released(model: Any) -> bool:
+    """Tell whether `release` has been called on this model."""
+    return not any(weight.numel() for weight in model.parameters())
+
+
+_trimmed = 0.0  # when that was last done
+
+
+def trim(every: float = 0.0) -> None:
+    """Hand freed memory to the system: glibc keeps blocks below 32 MB, most weights and scores among them, for itself.
+    It takes 5 to 30 ms: with `every` once in so many seconds at most."""
+    global _trimmed
+    if every and monotonic() - _trimmed < every:
+        return
+    _trimmed = monotonic()
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

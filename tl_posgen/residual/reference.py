@@ -224,7 +224,7 @@ def _reference_prompts(session: Session, text: Any, length: int | None, n_prompt
     """Return the prompts of a reference text, spread over it; the text as it is, where it is shorter than one."""
     if length is None:
         length = session.limit.cut(USUAL_LENGTH)
-        if isinstance(text, str) and len(text_ids(session.model.tokenizer, text, length)) < length:
+        if isinstance(text, str) and len(text_ids(session.model.tokenizer, text)) < length:
             return to_prompts(session, text)
     return spread(to_prompts(session, text, length), n_prompts)
 

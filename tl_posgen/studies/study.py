@@ -12,10 +12,10 @@ from typing import Any, TypeVar, get_type_hints
 
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import check_seed, check_seeds
+from tl_posgen.core.null_models import check_seeds
 from tl_posgen.core.options import require
 from tl_posgen.core.store import in_file_name
-from tl_posgen.errors import InputError, PosgenError
+from tl_posgen.errors import InputError, PosgenError, check_seed
 from tl_posgen.models.loading.load import Pretrained
 from tl_posgen.models.provenance import versions
 from tl_posgen.models.tokens import bundled_text, read_text

@@ -21,7 +21,7 @@ from tl_posgen.core.options import require
 from tl_posgen.core.report import Report, load_provenance
 from tl_posgen.core.store import Parts, read_part, write_part
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.models.conversion.source import drop_from_cache, first_line
+from tl_posgen.models.conversion.files import drop_from_cache, first_line
 from tl_posgen.studies.study import Job, Study
 
 JOBS = "jobs"  # the directory of their files

@@ -46,12 +46,6 @@ class Hooked(Backend):
         lifted_as = "bridge" if cfg.positional_embedding_type == "rotary" else None
         return ContextLimit(cfg.n_ctx, "its context (cfg.n_ctx)", lifted_as)
 
-    def count_parameters(self) -> int:
-        # W_E and W_U are two tensors where embeddings are tied
-        embed, unembed = self.model.W_E.detach(), self.model.W_U.detach()
-        tied = embed.shape == unembed.T.shape and torch.equal(embed, unembed.T)
-        return sum(weight.numel() for weight in self.model.parameters()) - tied * unembed.numel()
-
     def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
         # with a tokenizer that pads on the left, leading tokens pass for padding unless it is told otherwise
         tokenizer = self.model.tokenizer
@@ -116,20 +110,22 @@ class Hooked(Backend):
         if origin.config is not None:
             what = origin.config, self.model.tokenizer, origin.name, self.model, self.name, origin.trust_remote_code
             return build_random(*what, moved=moved)
-        cfg = copy.deepcopy(self.model.cfg)
-        cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, True  # a seed there would seed everything
-        made = hooked_parts()[0](cfg).eval()
-        made.tokenizer, cfg.tokenizer_name = self.model.tokenizer, self.model.cfg.tokenizer_name
-        return made, f"HookedTransformer, init_mode {cfg.init_mode}"
+        made = self._anew(init_weights=True)
+        return made, f"HookedTransformer, init_mode {made.cfg.init_mode}"
 
     def copy(self, origin: Origin) -> Model:
-        cfg = copy.deepcopy(self.model.cfg)  # a deep copy of the model would hold what its hooks hold
-        cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, False
-        made = hooked_parts()[0](cfg).eval()
+        made = self._anew(init_weights=False)
         made.load_state_dict(self.model.state_dict())
         places = {name: one.device for name, one in chain(self.model.named_parameters(), self.model.named_buffers())}
         for name, one in chain(made.named_parameters(), made.named_buffers()):
             one.data = one.data.to(places[name])  # TransformerLens spreads new layers over devices by its own rule
+        return made
+
+    def _anew(self, init_weights: bool) -> Any:
+        """Make a model of the same cfg; a deep copy of the model would hold what its hooks hold."""
+        cfg = copy.deepcopy(self.model.cfg)
+        cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, init_weights  # a seed there would seed everything
+        made = hooked_parts()[0](cfg).eval()
         made.tokenizer, cfg.tokenizer_name = self.model.tokenizer, self.model.cfg.tokenizer_name
         return made
 

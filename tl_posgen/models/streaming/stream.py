@@ -19,7 +19,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import rounding_unit
 from tl_posgen.errors import InputError, PosgenError, UnsupportedModelError
 from tl_posgen.models.backends.sites import is_hooked, take_row_edits
-from tl_posgen.models.conversion.source import first_line
+from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.geometry.pass_proof import checked_rows
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.probe import Probed
