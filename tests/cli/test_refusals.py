@@ -57,9 +57,9 @@ REFUSED = {
     "no null, and its seeds": (["analyze", "--no-null", "--null-seeds", "0"], "--no-null and --null-seeds contradict"),
     "a prompt beside a text": (["analyze", "--prompt", "Down"], "--prompt is taken whole"),
     "too many layers": (["analyze", "--layers", "0-99999999999"], "write a shorter range"),
-    "a budget that stands twice": (
-        ["rules", "--budgets", "3,3"],
-        "--budgets 3,3: give a list of one at least, each once",
+    "a share that stands twice": (
+        ["cut-keys", "--shares", "0.5,0.5"],
+        "--shares 0.5,0.5: give a list of one at least, each once",
     ),
     "a null seed that stands twice": (["slash", "--null-seeds", "0,0-1"], "each seed may stand only once"),
     "too many null seeds": (["analyze", "--null-seeds", "0-99999999999"], "write a shorter range"),

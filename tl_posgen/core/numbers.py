@@ -176,16 +176,18 @@ class Numbers:
         """Return the `number` at each label of a dim."""
         return self._numbers(array, (dim,), bounds)
 
-    def correlation(self, x: xr.DataArray, y: xr.DataArray, *, ranks: bool = False) -> Number:
+    def correlation(
+        self, x: xr.DataArray, y: xr.DataArray, *, ranks: bool = False, over: Sequence[str] = HEAD
+    ) -> Number:
         """Return Pearson's r over heads of two arrays [.., layer, head], or Spearman's of ranks, in each model over its
         own heads, with Fisher's 95 % interval of independent heads.
 
-        Heads without one of the values are left out; NaN where either is constant.
+        Heads without one of the values are left out; NaN where either is constant. `over` other dims, places are heads.
         """
 
         def of_model(init: str) -> tuple[Tensor, int]:
             heads = [mean_of(at_init(one, init)).reset_coords(drop=True) for one in (x, y)]
-            both = xr.Dataset(dict(zip("xy", heads, strict=True))).stack(place=HEAD).dropna("place")
+            both = xr.Dataset(dict(zip("xy", heads, strict=True))).stack(place=over).dropna("place")
             values = [torch.from_numpy(both[name].values.astype(float)) for name in "xy"]
             return (spearman if ranks else pearson)(*values), both.sizes["place"]
 
