@@ -293,8 +293,8 @@ def session_of(model: Model | Session) -> Session:
             f"{type(model).__name__} is not a model of TransformerLens; give a HookedTransformer, a TransformerBridge, "
             "or a name or directory for tl_posgen.load_model"
         )
-    require_weights(model)
     memory = vars(model).get(MEMORY)
     if memory is None:
+        require_weights(model)
         memory = vars(model)[MEMORY] = _Memory(Origin(str(model.cfg.model_name), kind.name))
     return Session(model, kind(model), memory)
