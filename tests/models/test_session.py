@@ -48,6 +48,38 @@ def test_what_is_found_out_is_found_out_once(model, backend):
     assert len(passes) == (3 if backend == "bridge" else 2)  # a bridge is also held against the plain model
 
 
+def test_hooks_at_work_are_those_of_transformer_lens_and_go_afterwards(llama):
+    session, seen = session_of(llama), []
+    hooks = [
+        ("blocks.1.attn.hook_z", lambda z, hook: 0 * z),
+        (lambda name: name.endswith("hook_resid_pre"), lambda x, hook: seen.append(hook.name)),
+    ]
+    users = [("blocks.0.hook_resid_pre", lambda x, hook: 2 * x)]
+    with llama.hooks(fwd_hooks=users):
+        with llama.hooks(fwd_hooks=hooks):
+            expected = llama(TOKENS)
+        names, before = sorted(seen), [len(point._forward_hooks) for point in llama.hook_dict.values()]
+        seen.clear()
+        with session.under(hooks):
+            assert torch.equal(llama(TOKENS), expected)
+        assert sorted(seen) == names
+        assert len(names) == 2
+        assert [len(point._forward_hooks) for point in llama.hook_dict.values()] == before
+    assert llama.context_level == 0
+
+
+def test_a_pass_without_logits_runs_no_head(llama):
+    ran = []
+    llama.unembed.register_forward_hook(lambda *_: ran.append(1))
+    session_of(llama).found()
+    ran.clear()
+    assert run_capture(llama, TOKENS, lambda capture: None) is None
+    assert not ran
+    assert run_capture(llama, TOKENS, lambda capture: None, {"logits"}) is not None
+    assert ran
+    assert torch.isfinite(llama(TOKENS)).all()
+
+
 def test_another_dtype_is_proved_anew(model):
     single = session_of(model).found()
     model.to(torch.float64)

@@ -139,7 +139,7 @@ def reference_of(
         raise InputError(f"distances {distances!r}: choose uniform, causal or attention")
     session, given = session_of(open_model(model)), bundled_text() if text is None else text
     usual, tokenizer = session.limit.cut(USUAL_LENGTH), session.model.tokenizer
-    if length is None and isinstance(given, str) and len(text_ids(tokenizer, given, usual)) < usual:
+    if length is None and isinstance(given, str) and len(text_ids(tokenizer, given)) < usual:
         rows = to_prompts(session, given)  # one, as it is
     else:
         rows = spread(to_prompts(session, given, usual if length is None else length), n_prompts)

@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.null_models import check_seed
 from tl_posgen.core.options import require
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores, scores_with
 from tl_posgen.models.geometry.plain_proof import without_hooks

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -20,13 +20,7 @@ NORMS: dict[Norm, int] = {"frobenius": 2, "trace": 1}
 
 
 def alignment(left: Float[Tensor, "*batch d k"], image: Float[Tensor, "*batch d k"]) -> Float[Tensor, "*batch k k"]:
-    r"""A = U2' (J1 V2): the first Jacobian in the top-K singular bases of the second.
-
-    Args:
-        left: U2, left singular vectors of the second Jacobian.
-        image: J1 V2, the first Jacobian applied to the right singular vectors of the second.
-
-    For the swapped version V2' J1 U2 give V2 and J1 U2. A for K' < K vectors is the leading K' x K' corner.
+    r"""A = U2' (J1 V2): the first Jacobian in the top-K singular bases of the second; for V2' J1 U2 give V2 and J1 U2.
 
     Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810 (definition).
 
@@ -36,7 +30,7 @@ def alignment(left: Float[Tensor, "*batch d k"], image: Float[Tensor, "*batch d 
         >>> alignment(basis, jacobian @ basis).tolist()
         [[3.0, 0.0], [0.0, 2.0]]
     """
-    return einsum(left, image, "... d row, ... d column -> ... row column")
+    return left.mT @ image
 
 
 def misalignment(
@@ -65,8 +59,6 @@ def misalignment(
         >>> round(misalignment(torch.zeros(2, 2), values, "trace").item(), 3)  # sqrt(13) / 5
         0.721
     """
-    if norm not in NORMS:
-        raise ValueError(f"norm {norm!r}; choose one of {', '.join(NORMS)}")
     difference = (aligned if signed else aligned.abs()) - torch.diag_embed(values)
     return difference.flatten(-2).norm(dim=-1) / values.norm(p=NORMS[norm], dim=-1)
 

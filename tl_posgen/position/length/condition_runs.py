@@ -58,7 +58,7 @@ class ConditionRun:
         session = self.run.session
         for number, prompt in enumerate(self.run.rows):
             tokens = prompt[None].to(session.device)
-            with session.model.hooks(fwd_hooks=hooks):
+            with session.under(hooks):
                 logits = run_capture(session, tokens, partial(self.add_layer, number), needs, **self.run.where)
             assert logits is not None
             self.losses.append(judged(session, logits, tokens)[0].cpu().numpy())

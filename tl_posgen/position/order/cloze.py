@@ -140,7 +140,7 @@ def score_items(
 
     def score(rows: Sequence[Row], hooks: HookList) -> None:
         tokens = torch.stack([row.tokens for row in rows]).to(session.device)
-        with session.exclusive(session.owner), torch.no_grad(), session.model.hooks(fwd_hooks=list(hooks)):
+        with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
             logits = [one for some in tokens.split(AT_ONCE) for one in logits_of(session, some)]
         for row, of_row in zip(rows, logits, strict=True):
             for choice in row.choices:

@@ -116,7 +116,7 @@ def _losses_and_kl(
             unchanged = logits_of(session, row)
             wanted = double(unchanged).log_softmax(-1)
             for hooks in conditions:
-                with session.model.hooks(fwd_hooks=hooks):
+                with session.under(hooks):
                     logits = logits_of(session, row) if hooks else unchanged
                 losses.append(judged(session, logits, row).cpu())
                 kl.append((wanted.exp() * (wanted - double(logits).log_softmax(-1))).sum(-1).mean(1).cpu())
