@@ -45,6 +45,9 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     ),
     "three_axis": ("r_per_prompt", "r_pooled", "n_distance"),  # no page and no claim reads them
     "variance": ("variance",),  # of W with its row means, which softmax does not see: `size` without
+    "sources": (  # no page and no claim reads pairs of sources, a prompt of mean tokens, a second size
+        *("curve", "whole_curve", "pair_share", "pair_sources", "of_mean_token", "energy"),
+    ),
     "rules": (
         *("plan_recall", "plan_rise", "reads", "group_recall", "kept"),  # heads keep their own keys: see `recall`
         *("mass", "r2"),  # recall tells how a rule ranks, and the loss what it costs
@@ -108,6 +111,7 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
         ("slash_planes", name): lambda old, new, name=name: (old[name].drop_sel(at="edge"), new[name])
         for name in ("contribution", "bands")
     },
+    ("sources", "rho"): lambda old, new: (old["rho"].sel(predictor=new["predictor"].values), new["rho"]),
     ("key_cut", "loss"): lambda old, new: (old["loss"], new["loss"].sel(condition="unchanged")),
     **{("key_cut", name): _cut(name) for name in ("rise", "slash_score", "interaction", "energy_taken")},
     ("rules", "recall"): lambda old, new: (old["recall"].isel(budget=0, drop=True), new["recall"]),

@@ -111,10 +111,6 @@ def test_a_whole_prompt_is_not_cut(run, tmp_path, option):
     assert "--text and --prompt contradict" in run("analyze", "--prompt", "Down", "--text", "a.txt")[2]
 
 
-def test_a_text_too_short_for_four_times_the_length_is_refused(refused, text):
-    assert "461 tokens" in refused("length", "--text", text)
-
-
 @pytest.mark.parametrize("content", [b"", b"   \n", b"a", b"\xff\xfe\x00\x01\x80", b"text\x00with\x00nulls" * 50])
 def test_an_empty_text_one_of_one_token_and_a_file_that_is_no_text_are_refused(refused_at_once, tmp_path, content):
     (tmp_path / "picture.png").write_bytes(content)
