@@ -114,14 +114,6 @@ def test_additive_scores_are_fitted_exactly(pairs):
     np.testing.assert_allclose(fitted_entries(fit, pairs), entries(scores, pairs), atol=1e-7)
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_two_tokens_or_fewer_are_fitted_exactly(n):
-    q, k = random_qk(n)
-    fit = three_axis_from_qk(q, k)
-    np.testing.assert_allclose(fitted_entries(fit, CausalPairs(n)), entries(q @ k.mT, CausalPairs(n)), rtol=1e-5)
-    assert fit.r.isnan().all()  # any two scores would be
-
-
 # Gauges
 
 
@@ -154,14 +146,6 @@ def test_axes_say_where_no_pair_is():
         assert torch.equal(part.isnan(), (count == 0).expand_as(part))
 
 
-def test_shifting_rows_raises_r_and_leaves_r_within_rows():
-    scores = noise(1, 60, 60, seed=5)
-    plain, shifted = (three_axis_from_scores(scores + x) for x in (0, 10 * noise(1, 60, 1)))
-    assert plain.r < 0.5
-    assert shifted.r > 0.9
-    torch.testing.assert_close(shifted.r_within_rows, plain.r_within_rows, atol=1e-5, rtol=0)
-
-
 # Nulls
 
 
@@ -171,21 +155,6 @@ def test_iid_r_is_what_gaussian_noise_reaches(pairs):
     assert math.sqrt(fit.r.square().mean()) == pytest.approx(fit.pairs.iid_r, rel=0.02)
     within = math.sqrt((pairs.rank - pairs.size) / (pairs.n_pairs - pairs.size))
     assert math.sqrt(fit.r_within_rows.square().mean()) == pytest.approx(within, rel=0.02)
-
-
-def test_iid_r_of_few_tokens_is_nearly_one():
-    assert math.isnan(CausalPairs(1).iid_r)  # one pair has no correlation
-    pairs = [CausalPairs(2, window=1), *(CausalPairs(n) for n in (3, 4, 10, 20, 100, 256, 512))]
-    assert [round(some.iid_r, 3) for some in pairs] == [1, 1, 0.943, 0.694, 0.518, 0.242, 0.152, 0.108]
-
-
-def test_a_first_token_that_everybody_attends_to_fakes_a_fit():
-    scores = noise(20, 128, 128, seed=7)
-    scores[:, :, 0] += 6
-    moments = pair_moments_from_scores(scores)
-    with_first, without = fit_three_axis(moments), fit_three_axis(moments.without_first_token)
-    assert 0.5 < with_first.r.mean() < 0.8
-    assert without.r.mean() == pytest.approx(without.pairs.iid_r, abs=0.01)
 
 
 @pytest.mark.parametrize("constant", [0.0, 7.3])
