@@ -10,7 +10,6 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import BandAblation, ablate_bands
-from tl_posgen.slash.band_ablation import mean_of_slash_heads, n_slash_heads_kept
 
 pytestmark = pytest.mark.longer
 
@@ -59,16 +58,6 @@ def test_scores_are_those_of_slash_and_of_slash_ablation_until_what_went_before_
     away = abs(running - ablated["best_score"].sel(condition=data.condition))
     assert away.sel(layer=0).max() < 1e-5
     assert away.sel(layer=3, condition="no_rope").max() > 1e-4
-
-
-def test_slash_heads_are_those_dominant_before_or_all_where_none_was(result):
-    data = result.own
-    before = data["dominant"].sel(condition="unchanged").any("short_distance")
-    expected = data["score"].where(before).mean(("layer", "head"))
-    np.testing.assert_allclose(mean_of_slash_heads(data), expected)
-    np.testing.assert_allclose(mean_of_slash_heads(result.null), result.null["score"].mean(("layer", "head")))
-    still = [int((one & data["dominant"][0]).any("short_distance").sum()) for one in data["dominant"]]
-    np.testing.assert_array_equal(n_slash_heads_kept(data), still)
 
 
 @pytest.mark.slow

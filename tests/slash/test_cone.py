@@ -11,7 +11,6 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.slash import Cone
-from tl_posgen.slash.head_groups import group_mean
 
 pytestmark = pytest.mark.longer
 
@@ -84,25 +83,6 @@ def test_the_counterfactual_is_attention_from_a_part_of_the_inputs(result, layer
         np.testing.assert_allclose(data["score"].sel(input=kept, distance=distance), expected, atol=1e-5)
     at_best = data["score"].sel(input=kept).sel(distance=data["best_distance"])
     np.testing.assert_allclose(data["best_score"].sel(input=kept), at_best)
-
-
-def test_intervals_are_of_the_mean_of_a_group_of_heads(mini, alice):
-    found = Cone()(mini, alice, length=64, n_prompts=4, null_seeds=(), progress=False)
-    own, data = found.numbers, found.dataset.sel(init="trained", tokens="all")
-    r1 = group_mean(own, "r1", "dominant", side="q")
-    without = data["r1"].sel(side="q").where(data["dominant"]).mean(("layer", "head")).drop_sel(group="all").values
-    each = without.sum() - 3 * without  # of groups of one prompt each: the mean of prompt g alone
-    half = 3.1824 * each.std(ddof=1) / 2
-    assert r1.value == pytest.approx(each.mean())
-    assert r1.low == pytest.approx(r1.value - half, abs=1e-4)
-    above = data["best_score"] - data["best_uniform"]
-    alone, measured = (
-        above.sel(group="all", input=one).where(data["dominant"]).sum() for one in ("axis only", "measured")
-    )
-    share = found.measure.ratio_above_uniform(own, "axis only")
-    assert share.value == pytest.approx(float(alone / measured))
-    assert share.low < share.value < share.high
-    assert f"{r1.with_interval:.3f} and " in found.findings()[0]
 
 
 @pytest.mark.parametrize(("measured", "share"), [(0.35, 0.5), (0.255, None), (0.25, None), (0.2, None)])

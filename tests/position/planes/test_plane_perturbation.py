@@ -76,14 +76,6 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
         np.testing.assert_allclose(one, token_losses(mini, tokens, hooks).mean(-1), atol=1e-6)
 
 
-def test_the_difference_is_taken_prompt_by_prompt(result):
-    loss = result.own["loss"].sel(condition="phase_noise")
-    gap = loss.sel(cost="edit") - loss.sel(cost="control")
-    found = result.measure.less_control(result.numbers, "phase_noise")
-    half = stats.t.ppf(0.975, len(gap) - 1) * float(gap.std(ddof=1)) / len(gap) ** 0.5
-    np.testing.assert_allclose([found.low, found.high], [gap.mean() - half, gap.mean() + half], rtol=1e-4, atol=1e-6)
-
-
 def test_prompts_of_several_batches_are_those_of_one(mini, alice, monkeypatch):
     measure = PlanePerturbation(edits=["mean_phase"], strengths=[1], map_edits=[])
     whole = measure(mini, alice, null_seeds=(), **CUT).own["loss"]
