@@ -91,8 +91,8 @@ def test_what_cannot_be_measured_is_refused_before_training(tmp_path):
             PositionCallback(trainer, TEXT, at=at)
     for settings, said in (
         ({"lenght": 16}, "lenght"),
-        ({"length": -3}, "length -3"),
-        ({"n_prompts": 0}, "n_prompts 0"),
+        ({"length": -3}, "length=-3"),
+        ({"n_prompts": 0}, "n_prompts=0"),
     ):
         with pytest.raises(InputError, match=said):
             PositionCallback(trainer, TEXT, **settings)

@@ -26,21 +26,18 @@ def memory_of(device: torch.device) -> int | None:
 
 def control_group_limits(root: Path = Path("/")) -> list[int]:
     """Return the bytes that each control group of Linux (a container, a scheduler) allows this process."""
-    groups, found = root / "proc/self/cgroup", []
-    for line in groups.read_text().splitlines() if groups.is_file() else ():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        elif not controllers:  # version 2
-            top, name = root / "sys/fs/cgroup", "memory.max"
-        else:
-            continue
-        below = top / path.strip("/")
-        for directory in (below, *(parent for parent in below.parents if parent.is_relative_to(top))):
-            limit = directory / name
-            if limit.is_file() and (value := limit.read_text().strip()).isdigit():  # "max" where there is none
-                found.append(int(value))
-    return found
+    groups, top = root / "proc/self/cgroup", root / "sys/fs/cgroup"
+    lines = groups.read_text().splitlines() if groups.is_file() else []
+    places = [(top, line[3:], "memory.max") for line in lines if line.startswith("0::")]
+    places += [(top / "memory", *line.split(":")[2:], "memory.limit_in_bytes") for line in lines if ":memory:" in line]
+    files = [
+        directory / name
+        for above, path, name in places
+        for directory in ((above / path.strip("/") / "-").parents)
+        if directory.is_relative_to(above)
+    ]
+    held = [file.read_text().strip() for file in files if file.is_file()]
+    return [int(value) for value in held if value.isdigit()]  # "max" where there is none
 
 
 def fits_pass(model: Any, n: int, **how: Any) -> bool:

@@ -28,7 +28,7 @@ else:
 MEASURES = ("three_axis", "variance", "mean_key")
 BUNDLED = "bundled"
 MAIN = "main"  # the revision of a model that a study names none of
-IDENTITY = (".json", ".safetensors", ".gguf", ".model", ".txt", ".jinja")  # files that make a model or a tokenizer
+_IDENTITY = (".json", ".safetensors", ".gguf", ".model", ".txt", ".jinja")  # files that make a model or a tokenizer
 _Made = TypeVar("_Made")
 
 
@@ -309,7 +309,7 @@ def digest_of(name: str) -> str:
         return name
     digest = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(path.iterdir()):
-        if file.is_file() and file.suffix in IDENTITY:
+        if file.is_file() and file.suffix in _IDENTITY:
             digest.update(f"{file.name} {file.stat().st_size} ".encode())
             with file.open("rb") as opened:
                 while part := opened.read(2**20):

@@ -21,7 +21,6 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin
 from tl_posgen.models.backends.fused_bridge import attention_scale, fused_bridge
 from tl_posgen.models.backends.sites import Sites, hook_names, split_heads
-from tl_posgen.models.conversion.convert import build_random, spread_of
 from tl_posgen.models.layers.fused import Attention
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.model import Model
@@ -170,9 +169,9 @@ class Bridge(Backend):
         return getattr(self.model.original_model.config, "_attn_implementation", None)
 
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
-        hf_model, trust = self.model.original_model, origin.trust_remote_code
-        config, how = origin.config or hf_model.config, {"moved": moved, "spread": spread_of(hf_model)}
-        return build_random(config, self.model.tokenizer, origin.name, self.model, self.name, trust, **how)
+        hf_model = self.model.original_model
+        self.device_map = getattr(hf_model, "hf_device_map", None)
+        return super().random_init(replace(origin, config=origin.config or hf_model.config), moved=moved)
 
     def copy(self, origin: Origin) -> Model:
         # a deep copy of a bridge can go on using the original's weights: adapters replace methods by closures over them

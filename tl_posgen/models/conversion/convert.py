@@ -148,7 +148,8 @@ def _as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
     from transformer_lens.model_bridge import TransformerBridge
 
     hf_model.config.architectures = hf_model.config.architectures or [type(hf_model).__name__]
-    place: dict[str, Any] = {} if spread_of(hf_model) else {"device": device}
+    spread = hasattr(hf_model, "hf_device_map")  # accelerate's
+    place: dict[str, Any] = {} if spread else {"device": device}
     how = {"tokenizer": copy.deepcopy(tokenizer), "dtype": next(hf_model.parameters()).dtype, **place}
     try:
         hf_model = hf_model.to(device) if place else hf_model
@@ -162,50 +163,6 @@ def _as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
         # the bridge has given its copy an end-of-text token that the model has no embedding for, and texts can hold it
         bridge._tokenizer = tokenizer
     return bridge.eval()
-
-
-def spread_of(hf_model: Any) -> dict[str, Any] | None:
-    """Return the device of each module, where accelerate has spread the model over devices."""
-    return getattr(hf_model, "hf_device_map", None)
-
-
-def build_random(
-    config: Any,
-    tokenizer: Any,
-    name: str,
-    like: Model,
-    backend: str,
-    trust_remote_code: bool,
-    *,
-    moved: bool = False,
-    spread: dict[str, Any] | None = None,
-) -> tuple[Model, str]:
-    """Make a model of a Hugging Face config, initialised by transformers, in the dtype and on the device of `like` or
-    as `spread_of` says; and the rule that made its weights.
-
-    With `moved`, every weight is moved off its initial value, so that a forgotten norm or bias shows.
-    """
-    from transformers import AutoModelForCausalLM
-
-    weight, rules = next(like.parameters()), []
-
-    def make() -> Any:
-        options = {"attn_implementation": "eager", "trust_remote_code": trust_remote_code}
-        hf_model = AutoModelForCausalLM.from_config(copy.deepcopy(config), **options).eval()
-        rules.append(f"transformers, {type(hf_model).__name__}")
-        if moved:
-            with torch.no_grad():
-                for parameter in hf_model.parameters():
-                    noise = torch.randn_like(parameter)
-                    parameter.add_(0.3 * noise if parameter.ndim == 1 else noise * parameter.shape[-1] ** -0.5)
-        hf_model = hf_model.to(weight.dtype)
-        if spread:
-            from accelerate import dispatch_model
-
-            hf_model = dispatch_model(hf_model, spread)
-        return hf_model
-
-    return build(make, tokenizer, name, str(weight.device), backend), rules[0]
 
 
 def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
