@@ -23,7 +23,6 @@ import xarray as xr
 
 from tl_posgen.core.measure import HEAD, in_words
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import KEPT
 from tl_posgen.report.figures import (
     AT_START,
     COLOURS,
@@ -229,8 +228,8 @@ def heat_maps(
     diagonal: bool = True,
     row_height: int = 300,
 ) -> Figure:
-    """Return a figure of maps of a variable over two dims, means over prompts: a row for each label of the dims `per`,
-    a column for the model and each kind of null models, all on one colour scale.
+    """Return a figure of maps of a variable over two dims, means over the others: a row for each label of the dims
+    `per`, a column for the model and each kind of null models, all on one colour scale.
 
     Args:
         at: labels of other dims.
@@ -246,7 +245,7 @@ def heat_maps(
         for row, (kind, (side, data, _)) in product(rows, zip(result.sides, shown, strict=True)):
             labels = dict(zip(per, row, strict=True))
             array = at_labels(result, data[name], {**(at or {}), **labels})
-            array = array.mean([dim for dim in array.dims if dim in KEPT]).transpose(down, across)
+            array = array.mean([dim for dim in array.dims if dim not in (down, across)]).transpose(down, across)
             maps.append(array if diagonal else array.where(~np.eye(*array.shape, dtype=bool)))
             where = "".join(f", {dim} = {label}" for dim, label in labels.items())
             titles.append(panel_title(result, kind, labels) if panel_title else f"{side}{where}")

@@ -80,7 +80,6 @@ def test_axes_without_variance_are_never_kept():
 def test_no_drift_stays_at_the_noise_level_and_the_inside_is_at_none():
     drift, itself = (output_drift(halves(), beyond) for beyond in ((moments(2), moments(3)), halves()))
     assert (drift["frechet"] < 3 * drift["noise_level"]).all()
-    assert (drift["off_axes"] < 0.06).all()
     for name, known in {"mahalanobis": 1.0, "norm_ratio": 1.0}.items():
         torch.testing.assert_close(drift[name], torch.full((2,), known).double(), rtol=0.05, atol=0)
         torch.testing.assert_close(itself[name], torch.full((2,), known).double())
@@ -110,13 +109,6 @@ def test_mahalanobis_is_the_root_mean_square_over_the_outputs():
     expected = (away.square() / axes.variance[:, None, :3]).sum(-1).mean(-1)
     found = output_drift(inside, in_halves(beyond))
     torch.testing.assert_close(found["mahalanobis"], (expected / 3).sqrt())
-
-
-def test_outputs_off_the_axes_are_noticed():
-    o = outputs(4000, 2)
-    o[..., 5] += 50
-    drift = output_drift(halves(), in_halves(o))
-    assert (drift["off_axes"] > 0.95).all()
 
 
 def test_frechet_is_between_one_half_beyond_and_the_other_inside():

@@ -98,8 +98,7 @@ def output_drift(
     frechet: Frechet distance between the Gaussian of one half beyond and that of the other half inside, over the
     variance inside, mean of both ways; noise_level: that between the two halves inside. mahalanobis: root mean square
     Mahalanobis distance beyond over that inside (the root of the number of axes), along the principal axes inside.
-    norm_ratio: mean |o| beyond over that inside. off_axes: share of the mean square about the mean inside that lies
-    outside the axes.
+    norm_ratio: mean |o| beyond over that inside.
 
     A Frechet distance between samples grows as they shrink, and neighbouring positions of one prompt are similar: both
     distances compare as many prompts of one half with as many of the other, in all directions, so that without drift
@@ -119,7 +118,6 @@ def output_drift(
         "noise_level": between(*halves) / variance,
         "mahalanobis": ((along * inverse).sum(-1) / axes.kept).sqrt(),
         "norm_ratio": (beyond.norm / beyond.n) / (inside.norm / inside.n),
-        "off_axes": 1 - along.sum(-1) / square.diagonal(dim1=-2, dim2=-1).sum(-1),
     }
 
 
