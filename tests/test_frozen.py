@@ -66,7 +66,7 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     ),
     "dummy_distance": (
         *("a", "slope", "a_slope", "curve_r"),  # `three_axis` has a; the others are expressions of it and `curve`
-        *("table", "example_head"),  # of one prompt: `distance_table` makes them
+        *("table", "example_head"),  # of one prompt, for a picture
     ),
     "length_extrapolation": ("off_axes", "plane_offset", "plane_noise"),  # no paper names them
     "substitution": ("dose_loss", "cost"),  # `substitute(residual=, heads=)`: no page and no claim reads them

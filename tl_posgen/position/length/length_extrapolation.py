@@ -23,7 +23,7 @@ from tl_posgen.models.memory import fits_pass
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import session_of
 from tl_posgen.position.distance.hooks import require_distances
-from tl_posgen.position.length.condition_runs import BINS_INSIDE, ConditionRun
+from tl_posgen.position.length.condition_runs import BINS_INSIDE, DRIFT, ConditionRun
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.report.figures import Panels, line, model_label, sides
 from tl_posgen.report.kinds import lines
@@ -64,19 +64,22 @@ def within_noise(frechet: xr.DataArray, noise_level: xr.DataArray) -> xr.DataArr
     return (frechet - noise_level <= TOLERATED).where(frechet.notnull()).mean(HEAD)
 
 
-def _by_condition(**panels: tuple[str, Callable[[Numbers, str], xr.DataArray]]) -> Callable[[Any], dict[str, Any]]:
-    """Return a function of a result to panels with a curve a condition.
+def _by_condition(**titles: str) -> Callable[[Any], dict[str, Any]]:
+    """Return a function of a result to panels with a curve a condition, from the names of variables to titles; of the
+    drift of outputs the median over heads, of their distance as a multiple of the noise level."""
 
-    Args:
-        panels: title, and the function of numbers and condition to an array; the names only tell them apart.
-    """
+    def drawn(own: Numbers, name: str, condition: str) -> xr.DataArray:
+        array = own.array(name, condition=condition)
+        if name == "frechet":
+            array = array / own.array("noise_level")
+        return array.median(HEAD) if name in DRIFT else array
 
     def of_result(result: Any) -> dict[str, Any]:
         conditions = result.own["condition"].values.tolist()
-        return {
-            title: [(WORDS[one], partial(array, condition=one)) for one in conditions]
-            for title, array in panels.values()
+        curves = {
+            name: [(WORDS[one], partial(drawn, name=name, condition=one)) for one in conditions] for name in titles
         }
+        return {title: curves[name] for name, title in titles.items()}
 
     return of_result
 
@@ -208,7 +211,7 @@ class LengthExtrapolation(Measure):
     words = WORDS
     figures = {
         "loss": lines(
-            _by_condition(loss=("loss, nats per token", lambda own, condition: own.array("loss", condition=condition))),
+            _by_condition(loss="loss, nats per token"),
             "bin",
             title="Loss beyond the training length",
             subtitle=_length,
@@ -216,20 +219,9 @@ class LengthExtrapolation(Measure):
         ),
         "drift": lines(
             _by_condition(
-                frechet=(
-                    "Frechet distance / noise level",
-                    lambda own, condition: (
-                        own.array("frechet", condition=condition) / own.array("noise_level")
-                    ).median(HEAD),
-                ),
-                mahalanobis=(
-                    "Mahalanobis, of the inside's",
-                    lambda own, condition: own.array("mahalanobis", condition=condition).median(HEAD),
-                ),
-                norm_ratio=(
-                    "norm, of the inside's",
-                    lambda own, condition: own.array("norm_ratio", condition=condition).median(HEAD),
-                ),
+                frechet="Frechet distance / noise level",
+                mahalanobis="Mahalanobis, of the inside's",
+                norm_ratio="norm, of the inside's",
             ),
             "segment",
             title="Drift of the outputs",
@@ -238,13 +230,7 @@ class LengthExtrapolation(Measure):
         ),
         "outputs": _draw_outputs,
         "attention": lines(
-            _by_condition(
-                entropy=("entropy, nats", lambda own, condition: own.array("entropy", condition=condition)),
-                normaliser=(
-                    "normaliser, ln sum exp",
-                    lambda own, condition: own.array("normaliser", condition=condition),
-                ),
-            ),
+            _by_condition(entropy="entropy, nats", normaliser="normaliser, ln sum exp"),
             "bin",
             title="Attention beyond the training length",
             subtitle=_length,
