@@ -15,7 +15,7 @@ OPTIONS = {
     "key_cut": {"shares": (0.0, 0.5), "controls": 2},
     "profiles": {"n_repeated": 2, "period": 4, "metrics": "literature"},
     "sources": {"terms": ("position", "content"), "check": True},
-    "rules": {"rules": ("window", "position_and_content"), "budgets": (4,)},
+    "rules": {"rules": ("window", "position_and_content"), "budget": 4},
     "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
     "token_coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
 }

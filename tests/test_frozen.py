@@ -39,6 +39,7 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     "coupling": (  # functions of `coupling` give these; of paths, the medians over tokens are told
         *("alignment", "singular_value", "token_text", "path"),
     ),
+    "key_cut": ("layer_rise",),  # `cut_keys` takes layers
     "profiles": ("rho", "cost", "joint_cost", "rank95"),  # over-read one model: see `scatter`
     "residual": (  # no paper and no page asks where it sits: its size and its top direction are told
         *("effective_rank", "spectrum", "energy_share", "energy_ratio", "abs_residual"),
@@ -48,7 +49,14 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     ),
     "three_axis": ("r_per_prompt", "r_pooled", "n_distance"),  # no page and no claim reads them
     "variance": ("variance",),  # of W with its row means, which softmax does not see: `size` without
-    "rules": ("plan_recall", "plan_rise", "reads", "group_recall", "kept"),  # heads keep their own keys: see `recall`
+    "sources": (  # no page and no claim reads pairs of sources, a prompt of mean tokens, a second size
+        *("curve", "whole_curve", "pair_share", "pair_sources", "of_mean_token", "energy"),
+    ),
+    "rules": (
+        *("plan_recall", "plan_rise", "reads", "group_recall", "kept"),  # heads keep their own keys: see `recall`
+        *("mass", "r2"),  # recall tells how a rule ranks, and the loss what it costs
+        "n_distances",  # the length of prompts, an attribute
+    ),
     "slash": (
         *("relative_entropy", "previous_token", "rank95"),  # the score at distance 1; rank by r1
         *(
@@ -119,6 +127,19 @@ def _at_distances(name: str, dim: str, words: str) -> Callable[..., tuple[xr.Dat
     return losses
 
 
+def _cut(name: str) -> Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataArray, xr.DataArray]]:
+    """Return a function to numbers of cut keys, before by cut and share, now by a condition that names both."""
+
+    def arrays(before: xr.Dataset, now: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
+        old = before["rise"] + before["loss"] if name == "rise" else before[name]
+        old = old.stack(condition=("cut", "share"))
+        names = [f"{cut} direction, {share:g}" for cut, share in old["condition"].values]
+        old = old.drop_vars(["condition", "cut", "share"]).assign_coords(condition=names)
+        return old, now["loss" if name == "rise" else name].sel(condition=names)
+
+    return arrays
+
+
 RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataArray, xr.DataArray]]] = {
     # (measure, variable) -> function of the frozen and of the new dataset to the two arrays that must be equal
     ("plane_perturbation", "loss"): lambda old, new: (old["loss"], new["loss"].sel(condition="unchanged", cost="edit")),
@@ -138,6 +159,14 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
         ("slash_planes", name): lambda old, new, name=name: (old[name].drop_sel(at="edge"), new[name])
         for name in ("contribution", "bands")
     },
+    ("sources", "rho"): lambda old, new: (old["rho"].sel(predictor=new["predictor"].values), new["rho"]),
+    ("key_cut", "loss"): lambda old, new: (old["loss"], new["loss"].sel(condition="unchanged")),
+    **{("key_cut", name): _cut(name) for name in ("rise", "slash_score", "interaction", "energy_taken")},
+    ("rules", "recall"): lambda old, new: (old["recall"].isel(budget=0, drop=True), new["recall"]),
+    ("rules", "loss"): lambda old, new: (
+        old["loss"].isel(budget=0, drop=True),
+        new["loss"].sel(condition="unchanged"),
+    ),
     ("planes", "additive"): lambda old, new: (old["additive"].sel(eps=0.5, drop=True), new["additive"]),
 }
 

@@ -78,6 +78,12 @@ def plane_perturbation(result: Any) -> Iterator[Entry]:
             yield "rho", at, measure.rho(own, edit, "position", cost)
 
 
+def rules(result: Any) -> Iterator[Entry]:
+    """Yield the rise of the loss under each rule."""
+    for rule, rise in result.measure.rises(result.numbers).items():
+        yield "rise", {"rule": rule}, rise
+
+
 def slash(result: Any) -> Iterator[Entry]:
     """Yield how many heads there are."""
     yield n_heads(result.numbers, "best_score")
@@ -203,6 +209,7 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
         band_ablation,
         planes,
         plane_perturbation,
+        rules,
         sources,
         substitution,
     )

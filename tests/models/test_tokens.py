@@ -6,8 +6,6 @@ import shutil
 import pytest
 import torch
 from families import VOCAB, tokenizer
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError
@@ -15,7 +13,7 @@ from tl_posgen.models import memory
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import Choices, session_of
-from tl_posgen.models.tokens import bundled_text, read_text, text_ids, to_prompts, token_strings
+from tl_posgen.models.tokens import bundled_text, read_text, to_prompts, token_strings
 
 TEXT = "the cat sat on the mat. " * 400
 
@@ -107,37 +105,6 @@ def test_ids_are_taken_as_they_are(llama):
     assert [prompt.tolist() for prompt in to_prompts(llama, torch.arange(6), length=3)] == [[0, 1, 2], [3, 4, 5]]
 
 
-@given(wanted=st.integers(1, 60), words=st.lists(st.sampled_from(["a", "cat", "the-mat"]), min_size=70, max_size=90))
-@settings(max_examples=25, deadline=None)
-def test_the_first_tokens_of_a_long_text_do_not_depend_on_where_it_is_cut(wanted, words):
-    text = " ".join(words) * 20
-    assert text_ids(tokenizer(), text, wanted)[:wanted] == own(text)[1 : wanted + 1]
-
-
-def test_only_a_beginning_of_a_long_text_is_tokenised(llama, monkeypatch):
-    lengths, real = [], llama.tokenizer
-    monkeypatch.setattr(
-        llama, "_tokenizer" if hasattr(llama, "_tokenizer") else "tokenizer", spy := _Spy(real, lengths)
-    )
-    assert spy.bos_token_id == 0
-    to_prompts(llama, TEXT * 50, length=20, n_prompts=2, consecutive=True)
-    assert sum(lengths) < len(TEXT)
-
-
-class _Spy:
-    """A tokenizer that notes how long the texts are."""
-
-    def __init__(self, real, lengths):
-        self.real, self.lengths = real, lengths
-
-    def __call__(self, text, **options):
-        self.lengths.append(len(text))
-        return self.real(text, **options)
-
-    def __getattr__(self, name):
-        return getattr(self.real, name)
-
-
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
@@ -148,8 +115,8 @@ class _Spy:
         (torch.tensor([[5]]), {}, "only 1 token"),
         ("abc", {"length": 10, "n_prompts": 1}, r"there are 3 tokens in 1 text\(s\), .* 1 prompts of 10 tokens"),
         ("abc", {"n_prompts": 2}, "2 prompts"),
-        (TEXT, {"length": 1}, "length 1"),
-        (TEXT, {"length": 8, "n_prompts": 0}, "n_prompts 0"),
+        (TEXT, {"length": 1}, "length=1: give a whole number, 2 or more"),
+        (TEXT, {"length": 8, "n_prompts": 0}, "n_prompts=0: give a whole number, 1 or more"),
         (torch.tensor([[1, VOCAB]]), {}, "token id 64 is outside the vocabulary of 64"),
         ([-1, 2], {}, "token id -1"),
         (torch.tensor([[0.5, 1.0]]), {}, "must be integers, not torch.float32"),

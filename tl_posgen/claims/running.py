@@ -16,12 +16,12 @@ from tl_posgen.claims.table import PAPERS
 from tl_posgen.core import registry
 from tl_posgen.core.engine import analyze, planned, refusals
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import NullModels, check_seed
+from tl_posgen.core.null_models import NullModels
 from tl_posgen.core.options import fits, require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
-from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
+from tl_posgen.errors import InputError, ModelError, UnsupportedModelError, check_seed
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.checkpoints import Checkpoints
 from tl_posgen.models.loading.load import without_context_limit

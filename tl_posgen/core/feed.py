@@ -14,8 +14,8 @@ from tl_posgen.core.measure import Measure, stacked
 from tl_posgen.core.sums import PromptGroups
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import TRIMMED, run_capture
-from tl_posgen.models.conversion.weights import trim
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
+from tl_posgen.models.memory import trim
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import token_strings
@@ -146,12 +146,12 @@ class Feed:
             data = self._groups[measure.name].dataset().assign_attrs(attrs)
             if self._edited_patterns and "pattern" in measure.needs:
                 data = data.assign_attrs(edited_patterns=sorted(self._edited_patterns))
-            found[measure.name] = with_token_texts(data, model)
+            found[measure.name] = _with_token_texts(data, model)
             trim(every=TRIMMED)
         return found
 
 
-def with_token_texts(data: xr.Dataset, model: Any) -> xr.Dataset:
+def _with_token_texts(data: xr.Dataset, model: Any) -> xr.Dataset:
     """Return the dataset with the text of the tokens for each variable that holds token ids: `<name>_text`."""
     texts: dict[str, tuple] = {}
     for name, array in data.variables.items():

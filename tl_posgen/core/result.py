@@ -20,7 +20,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.models.selection import head_name
 
-MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
+_MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,15 @@ class Result:
     def warnings(self) -> list[str]:
         """Warnings about edited scores or patterns, hooks, a missing proof, a random init with the model's weights."""
         attrs, found = self.dataset.attrs, []
-        if layers := listed(attrs.get("edited_layers", [])):
-            found.append(f"measured from scores that are not those of q and k, in layer {layers}. {attrs['edited']}")
-        if layers := listed(attrs.get("edited_patterns", [])):
+        edited, patterns = (  # a file gives them back as an array or a single number
+            ", ".join(str(int(layer)) for layer in np.atleast_1d(attrs.get(name, [])))
+            for name in ("edited_layers", "edited_patterns")
+        )
+        if edited:
+            found.append(f"measured from scores that are not those of q and k, in layer {edited}. {attrs['edited']}")
+        if patterns:
             found.append(
-                f"measured from patterns that are not the softmax of the scores, in layer {layers}: hooks edit them."
+                f"measured from patterns that are not the softmax of the scores, in layer {patterns}: hooks edit them."
             )
         if attrs.get("unproved"):
             found.append(
@@ -162,9 +166,9 @@ class Result:
         every = (self.measure.whole_rows if every is None else every) or not headlines
         columns: dict[str, xr.DataArray] = {}
         for name in sorted(data.data_vars, key=lambda name: [*headlines, name].index(name)):
-            array = over_draws(data[name], rows)
+            array = _over_draws(data[name], rows)
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
-            few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
+            few = all(array.sizes[dim] <= _MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or name in headlines):
                 one = array if set(SAMPLED) & set(rows) else mean_of(array)
                 found = columns_of(one, str(name), rows, chosen)
@@ -185,8 +189,7 @@ class Result:
         """Return the ends of the intervals of a variable of the model as columns over `rows`."""
         at = {dim: label for dim, label in chosen.items() if dim in self.dataset[name].dims and dim not in rows}
         array = self.numbers.array(name, **dict.fromkeys(set(self.measure.usual()) & set(rows)), **at)
-        variable = self.measure.variables.get(name)
-        ends = intervals_of(over_draws(array, rows), variable.bounds if variable else None)
+        ends = intervals_of(_over_draws(array, rows), self.numbers.bounds_of(name))
         found = {end: columns_of(ends[end], name, rows, {}) for end in ("low", "high")}
         known = [column for column, low in found["low"].items() if low.notnull().any()]
         return {f"{column}, {end}": found[end][column] for column in known for end in found}
@@ -331,7 +334,7 @@ class Result:
         return f"Result({self.name}; {self.own.attrs.get('model', 'model')})"
 
 
-def over_draws(array: xr.DataArray, rows: Sequence[str]) -> xr.DataArray:
+def _over_draws(array: xr.DataArray, rows: Sequence[str]) -> xr.DataArray:
     """Return the mean over random draws, unless each has a row of its own."""
     is_drawn = "draw" in array.dims and "draw" not in rows and array.dtype.kind in "fiub"
     return array.mean("draw") if is_drawn else array
@@ -397,8 +400,3 @@ def contiguous(data: xr.Dataset) -> xr.Dataset:
     """Return the dataset with every array stored in the order of its dims, as a file gives it back: sums of both then
     round alike."""
     return data.assign({name: one.copy(data=np.asarray(one.values, order="C")) for name, one in data.data_vars.items()})
-
-
-def listed(layers: Any) -> str:
-    """Return "0, 2" of an attribute, which a file gives back as an array or a single number."""
-    return ", ".join(str(int(layer)) for layer in np.atleast_1d(layers))

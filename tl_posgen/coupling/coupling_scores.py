@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from tl_posgen.core.engine import drawn
 from tl_posgen.core.formatting import format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
-from tl_posgen.core.null_models import check_seed, check_seeds
+from tl_posgen.core.null_models import check_seeds
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers, intervals_of
 from tl_posgen.core.options import Count, Each, require
@@ -27,6 +27,7 @@ from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
 from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 from tl_posgen.coupling.score_table import SIZES, score_table
+from tl_posgen.errors import check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.models.tokens import check_counts

@@ -52,8 +52,13 @@ class Choices:
 
 @dataclass
 class _Memory:
-    """Everything found out about a model, and chosen for it: an attribute of the model. A copy begins with its origin
-    alone."""
+    """Everything found out about a model, and chosen for it.
+
+    It is an attribute of the model, and not of a session, because one model has many sessions: every public function
+    that is given the model makes one, hooks and measures inside an analysis too. What the outer one has proved and
+    chosen (how passes are run, the metric, who owns them) holds for them all, and ends with the user's object. A copy
+    of the model begins with its origin alone.
+    """
 
     origin: Origin
     dtype: torch.dtype | None = None
@@ -288,8 +293,8 @@ def session_of(model: Model | Session) -> Session:
             f"{type(model).__name__} is not a model of TransformerLens; give a HookedTransformer, a TransformerBridge, "
             "or a name or directory for tl_posgen.load_model"
         )
-    require_weights(model)
     memory = vars(model).get(MEMORY)
     if memory is None:
+        require_weights(model)
         memory = vars(model)[MEMORY] = _Memory(Origin(str(model.cfg.model_name), kind.name))
     return Session(model, kind(model), memory)

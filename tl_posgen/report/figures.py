@@ -20,11 +20,11 @@ SCALE = "Viridis"
 MARKS = sample_colorscale(SCALE, [0.25, 0.4, 0.55, 0.7, 0.85])  # of lines and points: seen on white and on black
 DIVERGING = "RdBu"
 AT_START = {"textposition": "inside", "insidetextanchor": "start", "textangle": 0}  # of bars: no dotted line crosses it
-LINE = 20  # pixels from one name to the next
+_LINE = 20  # pixels from one name to the next
 NOTHING = "nothing to show: no number is defined here"
 MOST_NAMES = 8  # of layers or heads in a legend, along a colour bar, as columns of panels
 MOST_TICKS = 16  # numbers written along an axis
-COLOUR_BAR = 400  # pixels, the most: its ends are seen at once
+_COLOUR_BAR = 400  # pixels, the most: its ends are seen at once
 
 
 def plain(text: Any) -> str:
@@ -158,17 +158,17 @@ class Panels:
 
     def finish(self, title: str, subtitle: str = "") -> go.Figure:
         """Return the figure with title, subtitle and shared layout."""
-        if not any(has_numbers(trace) for trace in self.figure.data):
+        if not any(_has_numbers(trace) for trace in self.figure.data):
             place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 14}}
             self.figure.add_annotation(text=NOTHING, **place)
         height = 140 + self.row_height * self.n_rows
         if self.figure.layout.coloraxis.to_plotly_json():  # the page may make the figure taller
-            bar = {"lenmode": "pixels", "len": min(COLOUR_BAR, height - 140), "y": 1, "yanchor": "top"}
+            bar = {"lenmode": "pixels", "len": min(_COLOUR_BAR, height - 140), "y": 1, "yanchor": "top"}
             self.figure.update_layout(coloraxis_colorbar=bar)
         return finish(self.figure, title, subtitle, height=height)
 
 
-def has_numbers(trace: Any) -> bool:
+def _has_numbers(trace: Any) -> bool:
     """Tell whether any value of a trace is a finite number; of a curve, any y (or r), of horizontal bars, any x."""
     names = ("x",) if "orientation" in trace and trace["orientation"] == "h" else ("z", "r", "y", "x")
     values = next((trace[name] for name in names if name in trace and trace[name] is not None), ())
@@ -233,7 +233,7 @@ def named_points(
     x, y = points
     low, high = (float(end) for end in (min(0.0, *y), max(top, *y)))
     low, high = low - 0.05 * (high - low), high + 0.08 * (high - low)
-    edge, step = float(x.max() + 0.08 * ((np.ptp(x)) or 1.0)), (high - low) * LINE / height
+    edge, step = float(x.max() + 0.08 * ((np.ptp(x)) or 1.0)), (high - low) * _LINE / height
     places = np.sort(y).astype(float)
     for one in range(1, len(places)):  # up, until each line has its height
         places[one] = max(places[one], places[one - 1] + step)

@@ -44,10 +44,10 @@ from tl_posgen.report.head_figures import head_points
 Curve: TypeAlias = Sequence[Any]  # (name, variable or function of Numbers [, labels])
 Figure: TypeAlias = Callable[[Any], go.Figure]  # of a Result: an entry of `Measure.figures`
 Words: TypeAlias = str | Callable[[Any], str]  # a text, or a function of the result that gives it
-INTERVALS = "95 % intervals over prompts"
+_INTERVALS = "95 % intervals over prompts"
 DASHES = {"random init": "dash", "shuffled": "dot"}
-NULL_COLOURS = {"random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
-CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
+_NULL_COLOURS = {"random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
+_CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,11 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
             yield _Drawn(number, name, colours[name], own.along(array, along, bounds), known)
 
 
-def _said(words: Words, result: Any) -> str:
-    return words(result) if callable(words) else words.format(**{**result.own.attrs, **result.measure.options()})
-
-
-def _heading(title: str, result: Any) -> str:
-    return f"{title} · {model_label(result.own)}"
+def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *told: str) -> go.Figure:
+    """Return the figure under its title, with the model's name, and a subtitle that may name options."""
+    names = {**result.own.attrs, **result.measure.options()}
+    words = subtitle(result) if callable(subtitle) else subtitle.format(**names)
+    return panels.finish(f"{title} · {model_label(result.own)}", "; ".join(filter(None, [words, *told])))
 
 
 def lines(
@@ -119,9 +118,8 @@ def lines(
         over = "mean over heads, " if along == "layer" else ""
         words = {"dash": "dashed", "dot": "dotted"}
         broken = [f"{words[DASHES[kind]]}: {kind}" for kind in result.numbers.by_null]
-        told = "; ".join(filter(None, [_said(subtitle, result), f"{over}{INTERVALS}", *broken]))
-        across = x_title or (f"{x} + 1" if x and log_x else x or along)
-        return drawn.axes(across, y_title, log_x=log_x).finish(_heading(title, result), told)
+        drawn.axes(x_title or (f"{x} + 1" if x and log_x else x or along), y_title, log_x=log_x)
+        return _finished(drawn, result, title, subtitle, f"{over}{_INTERVALS}", *broken)
 
     return figure
 
@@ -157,7 +155,7 @@ def bars(
             bar = go.Bar(x=value, y=names, name=one.name, text=written, orientation="h", marker_color=one.colour)
             drawn.add(one.panel, bar.update(error_x=error_bars(value, low, high), **AT_START))
             for kind, values in one.nulls.items():
-                look: dict[str, Any] = {"orientation": "h", "marker_color": NULL_COLOURS[kind]}
+                look: dict[str, Any] = {"orientation": "h", "marker_color": _NULL_COLOURS[kind]}
                 drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **look))
             if mark is not None:
                 place: dict[str, Any] = {"row": 1, "col": one.panel + 1, "line_dash": "dot"}
@@ -165,8 +163,7 @@ def bars(
         drawn.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.25)
         marked = "" if mark is None else f"dotted: {in_words(mark, result.measure.words)}"
         has_ends = any(np.isfinite(one.ends[1:]).any() for one in every)
-        told = filter(None, [_said(subtitle, result), INTERVALS if has_ends else "", marked])
-        return drawn.finish(_heading(title, result), "; ".join(told))
+        return _finished(drawn, result, title, subtitle, _INTERVALS if has_ends else "", marked)
 
     return figure
 
@@ -206,8 +203,8 @@ def points(
             if equal:
                 drawn.add(panel, equality(tops[0]))
         drawn.figure.update_annotations(font_size=11)
-        words = "; ".join(filter(None, [_said(subtitle, result), "a point a head", "dotted: equal" if equal else ""]))
-        return drawn.axes(x_title, y_title).finish(_heading(title, result), words)
+        drawn.axes(x_title, y_title)
+        return _finished(drawn, result, title, subtitle, "a point a head", "dotted: equal" if equal else "")
 
     return figure
 
@@ -228,7 +225,7 @@ def heat_maps(
     diagonal: bool = True,
     row_height: int = 300,
 ) -> Figure:
-    """Return a figure of maps of a variable over two dims, means over the others: a row for each label of the dims
+    """Return a figure of maps of a variable over two dims, means over all others: a row for each label of the dims
     `per`, a column for the model and each kind of null models, all on one colour scale.
 
     Args:
@@ -250,12 +247,12 @@ def heat_maps(
             where = "".join(f", {dim} = {label}" for dim, label in labels.items())
             titles.append(panel_title(result, kind, labels) if panel_title else f"{side}{where}")
         drawn = Panels(titles, columns=len(shown), row_height=row_height)
-        text = "%{z:.2f}" if len(shown) * max((one.shape[1] for one in maps), default=0) <= CELLS_WRITTEN else None
+        text = "%{z:.2f}" if len(shown) * max((one.shape[1] for one in maps), default=0) <= _CELLS_WRITTEN else None
         for number, array in enumerate(maps):
             drawn.add(number, heat(array, texttemplate=text))
         drawn.figure.update_xaxes(type="category").update_yaxes(type="category", autorange="reversed")
         ends = limits or (min(float(one.min()) for one in maps), max(float(one.max()) for one in maps))
         drawn.figure.update_layout(coloraxis=colour_axis(*ends))
-        return drawn.axes(x_title or across, y_title or down).finish(_heading(title, result), _said(subtitle, result))
+        return _finished(drawn.axes(x_title or across, y_title or down), result, title, subtitle)
 
     return figure

@@ -14,16 +14,17 @@ from tqdm.auto import tqdm
 from tl_posgen.core import registry
 from tl_posgen.core.engine import Measures, analyze, drawn
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.null_models import NullModels, check_seed, check_seeds
+from tl_posgen.core.null_models import NullModels, check_seeds
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import SHUFFLED, TRAINED, Numbers, mean_of
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
-from tl_posgen.models.conversion.weights import release
+from tl_posgen.errors import check_seed
 from tl_posgen.models.loading.checkpoints import Checkpoints
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.loss import prompts_of_one_length
+from tl_posgen.models.memory import release
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.selection import head_name
@@ -217,7 +218,7 @@ def emergence(
     procedure is ours.
 
     Example:
-        >>> from tl_posgen.models.conversion.source import MINI
+        >>> from tl_posgen.models.conversion.files import MINI
         >>> from tl_posgen.models.tokens import bundled_text
         >>> cut = {"length": 16, "n_prompts": 1, "null_seeds": (), "progress": False}
         >>> found = emergence([MINI], bundled_text(), measures="three_axis", **cut)

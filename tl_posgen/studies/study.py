@@ -12,10 +12,10 @@ from typing import Any, TypeVar, get_type_hints
 
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import check_seed, check_seeds
+from tl_posgen.core.null_models import check_seeds
 from tl_posgen.core.options import require
 from tl_posgen.core.store import in_file_name
-from tl_posgen.errors import InputError, PosgenError
+from tl_posgen.errors import InputError, PosgenError, check_seed
 from tl_posgen.models.loading.load import Pretrained
 from tl_posgen.models.provenance import versions
 from tl_posgen.models.tokens import bundled_text, read_text
@@ -28,7 +28,7 @@ else:
 MEASURES = ("three_axis", "variance", "mean_key")
 BUNDLED = "bundled"
 MAIN = "main"  # the revision of a model that a study names none of
-IDENTITY = (".json", ".safetensors", ".gguf", ".model", ".txt", ".jinja")  # files that make a model or a tokenizer
+_IDENTITY = (".json", ".safetensors", ".gguf", ".model", ".txt", ".jinja")  # files that make a model or a tokenizer
 _Made = TypeVar("_Made")
 
 
@@ -309,7 +309,7 @@ def digest_of(name: str) -> str:
         return name
     digest = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(path.iterdir()):
-        if file.is_file() and file.suffix in IDENTITY:
+        if file.is_file() and file.suffix in _IDENTITY:
             digest.update(f"{file.name} {file.stat().st_size} ".encode())
             with file.open("rb") as opened:
                 while part := opened.read(2**20):

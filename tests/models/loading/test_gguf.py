@@ -10,7 +10,7 @@ from families import GROUPED, lively, with_sizes
 
 from tl_posgen import analyze, load_model
 from tl_posgen.errors import InputError, ModelError
-from tl_posgen.models.conversion.gguf_file import gguf_reader, quantisation_of
+from tl_posgen.models.conversion.hugging_face import quantisation_of
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.loading.nulls import random_like, shuffled_like
 from tl_posgen.models.provenance import provenance_of
@@ -177,7 +177,7 @@ def test_what_is_not_quantised_is_not_said_to_be_dequantised(tmp_path, kind, sai
 
 
 def test_without_a_file_type_it_is_the_type_of_most_weights(written):
-    reader = gguf_reader(written[0])
+    reader = gguf.GGUFReader(written[0])
     del reader.fields["general.file_type"]
     assert quantisation_of(reader) == "Q4_1"
 

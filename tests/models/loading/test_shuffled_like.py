@@ -8,7 +8,7 @@ from families import VOCAB
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.loading.nulls import copy_of, is_matrix, shuffled_like
+from tl_posgen.models.loading.nulls import is_matrix, shuffled_like
 from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
@@ -96,8 +96,13 @@ def test_its_origin_says_what_was_done(llama):
     assert "permuted" in origin.initialisation
 
 
+def copied(model):
+    session = session_of(model)
+    return session.backend.copy(session.origin)
+
+
 def test_it_starts_from_the_weights_in_memory(llama):
-    model = copy_of(session_of(llama))
+    model = copied(llama)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(2)
@@ -105,7 +110,7 @@ def test_it_starts_from_the_weights_in_memory(llama):
 
 
 def test_a_processed_bridge_is_refused(family_model):
-    bridge = copy_of(session_of(family_model("llama", "bridge")))
+    bridge = copied(family_model("llama", "bridge"))
     bridge.original_model.register_parameter("extra", torch.nn.Parameter(torch.ones(2)))
     with pytest.raises(InputError, match="load the model anew"):
         shuffled_like(bridge, seed=0)

@@ -27,13 +27,13 @@ from tl_posgen.models.capture.padding import (
     spans_of_mask,
     spans_of_pass,
 )
-from tl_posgen.models.conversion.weights import trim
 from tl_posgen.models.geometry.pass_proof import as_streamed, layer_capture, proved_capture
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import LayerAttention
 from tl_posgen.models.layers.projections import attention_inputs, projection_weights, prove_projections
+from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import Session, session_of
