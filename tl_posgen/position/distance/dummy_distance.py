@@ -147,6 +147,7 @@ class DummyDistance(Interventions):
         **Interventions.variables,
     }
     rows = HEAD
+    whole_rows = True
     curves = ("refit_r", "curve")
     by_head = frozenset({"refits", "curves"})
     legend = (
