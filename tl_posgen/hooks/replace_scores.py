@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.sites import begin_pass, is_hooked, offer_row_edit, plain_scores, spans_of_first_edit
 from tl_posgen.models.capture.padding import WITHOUT_CACHE, seen_by_scores, spans_of_mask, spans_of_rows
-from tl_posgen.models.geometry.pass_proof import as_used, layer_capture
+from tl_posgen.models.geometry.pass_proof import layer_capture, verify_capture
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
 from tl_posgen.models.layers.fused import Mask
@@ -236,7 +236,8 @@ class _PassEdit:
             rows, keys = slice(first - start, last - start), slice(span.start, last)
             begin = span.stop - whole.q.shape[1]
             capture, old = whole.of_rows(first - begin, last - begin), edited[prompt, :, rows, keys]
-            if self.cached and isinstance(used := as_used(capture, old, self.dtype), EditedCapture):
+            used = verify_capture(capture, old, None, self.dtype, all_scores=False) if self.cached else capture
+            if isinstance(used, EditedCapture):
                 raise InputError(  # stored keys that do not give the last query's scores
                     f"{used.why} With a KV cache, also: one that other passes filled than these hooks saw; "
                     f"{WITHOUT_CACHE}"

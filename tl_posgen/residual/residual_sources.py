@@ -250,7 +250,7 @@ def frozen_layer(session: Session, capture: LayerCapture, side: Side) -> FrozenM
     with torch.no_grad(), without_hooks(session.model):
         norm = _attention_norm(session, capture.layer, resid.to(inputs.device), inputs)
         raw = inputs.to(weight.dtype) @ weight + (0 if bias is None else bias[:, None])
-        behind = _norm_behind(partial(projections.finished, part), raw, session.dtype, capture.layer)
+        behind = _norm_behind(partial(projections.finish, part), raw, session.dtype, capture.layer)
     if part == "k":
         weight, bias = projections.per_query_head(weight), None if bias is None else projections.per_query_head(bias)
         if behind is not None:

@@ -7,7 +7,7 @@ from families import FAMILIES
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import captures_from_cache, capturing, needed_names
-from tl_posgen.models.capture.padding import PadToken, texts_of
+from tl_posgen.models.capture.padding import NO_PADDING, texts_of
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.streaming.stream import streaming
@@ -183,15 +183,6 @@ def test_a_hook_that_hides_a_token_is_not_taken_for_padding(llama, what, layers)
         llama(torch.arange(2, 22)[None])
 
 
-def test_padding_is_cut_beside_other_hooks(padding_model):
-    model, (tokens, mask) = padding_model("llama"), padded("left")
-    seen = []
-    hooks = [("blocks.0.attn.hook_attn_scores", lambda scores, hook: seen.append(1))]
-    captures = captures_of(model, tokens, hooks=hooks, attention_mask=mask)
-    assert seen
-    assert_as_alone(model, captures)
-
-
 def test_batches_of_several_widths_are_cut_each_by_itself(padding_model):
     model, (tokens, _) = padding_model("llama"), padded("right")
     given = to_prompts(model, [tokens, tokens[:2, :30], tokens[3, :9]])
@@ -214,7 +205,7 @@ def test_tokens_are_those_of_the_pass(padding_model, backend):
     assert captures[-1].tokens is None
 
 
-OWN, SHARED = PadToken(63), PadToken(0, is_text=True)  # a token of its own, and one that also begins or ends texts
+OWN, SHARED = (63, False), (0, True)  # a token of its own, and one that also begins or ends texts
 
 
 @pytest.mark.parametrize(
@@ -224,7 +215,7 @@ OWN, SHARED = PadToken(63), PadToken(0, is_text=True)  # a token of its own, and
         ([[63, 63, 5, 6], [5] * 4], OWN, slice(2, 4)),
         ([[5, 63, 6], [5] * 3], OWN, slice(0, 3)),
         ([[5, 6, 63]], OWN, slice(0, 2)),
-        ([[5, 6, 0], [5] * 3], PadToken(), slice(0, 3)),
+        ([[5, 6, 0], [5] * 3], NO_PADDING, slice(0, 3)),
         ([[5, 6, 0]], SHARED, slice(0, 3)),  # by itself a prompt is padded to nothing
         ([[0]], SHARED, slice(0, 1)),
         ([[0, 5, 6], [0, 7, 6]], SHARED, slice(0, 3)),  # padding leaves the longest text as it is

@@ -21,11 +21,12 @@ from torch import Tensor
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.sites import FORMED, PARTS, checked_needs, hook_points
 from tl_posgen.models.capture.padding import (
+    NO_PADDING,
     REMEDY,
-    PadToken,
     ids_and_mask,
     mask_of_pass,
     mask_of_scores,
+    pad_token,
     require_mask,
     require_whole,
     seen_by_scores,
@@ -122,7 +123,7 @@ def run_capture(
     with streaming_by_policy(session, tokens.shape[1]):
         capture = _PassCapture(session, consumer, needs - {"logits"}, layers, heads, tokens)
         if len(tokens) == 1:  # one prompt is padded to nothing, whatever its tokens
-            capture.pad = PadToken()
+            capture.pad = NO_PADDING
         options: dict[str, Any] = {"return_type": "logits"}
         if "logits" not in needs:
             behind = max(capture.heads) + 1
@@ -160,7 +161,7 @@ class _PassCapture:
         self.layers = [session.layer(index) for index in self.heads]
         self.tokens, self.embeds_tokens = tokens, tokens is None
         self.embedded: Tensor | None = None  # by the pass that begins
-        self.pad = PadToken.of_tokenizer(session.model.tokenizer)
+        self.pad = pad_token(session.model.tokenizer)
         self.parts: dict[str, Tensor] = {}
         self.last = "pattern" if "pattern" in self.needs else "attn_scores"  # to fire of what is captured of a layer
         self.spans: list[slice] = []  # the text of each prompt
@@ -419,7 +420,7 @@ def captures_from_cache(
             f"tokens {list(ids.shape)}: the cache holds {batch} prompts of {length} tokens; give the ids that were "
             "run, [batch, pos]"
         )
-    pad = PadToken.of_tokenizer(session.model.tokenizer)
+    pad = pad_token(session.model.tokenizer)
     spans = spans_of_tokens(batch, length, ids, pad) if mask is None else spans_of_mask(mask)
     seen = torch.ones(batch, length, dtype=torch.bool)
     if known := "attn_scores" in first:

@@ -1,8 +1,7 @@
 """Telling text from padding: by the attention mask that a pass used, by one that is given, or by the padding token."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,24 +21,16 @@ REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class PadToken:
-    """Token that a tokenizer pads with.
+PadToken: TypeAlias = tuple[int | None, bool]
+NO_PADDING: PadToken = (None, False)
 
-    Attributes:
-        index: its id, None where there is none.
-        is_text: whether it is also the token that begins or ends a text, so that only a mask can tell.
-    """
 
-    index: int | None = None
-    is_text: bool = False
-
-    @classmethod
-    def of_tokenizer(cls, tokenizer: Any) -> "PadToken":
-        index = getattr(tokenizer, "pad_token_id", None)
-        if index is None:
-            return cls()
-        return cls(index, index in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id))
+def pad_token(tokenizer: Any) -> PadToken:
+    """Return the id of the token that a tokenizer pads with, None where there is none, and whether it is also the token
+    that begins or ends a text, so that only a mask can tell."""
+    index = getattr(tokenizer, "pad_token_id", None)
+    known = () if index is None else (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
+    return index, index in known
 
 
 def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
@@ -49,21 +40,22 @@ def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
     Raises:
         InputError: the padding token also begins or ends texts, and stands at an end of some of them only, or twice.
     """
-    if pad.index is None:
+    token, is_text = pad
+    if token is None:
         return [slice(0, len(row)) for row in rows]
-    begun, ended = (pad.is_text and all(row[end] == pad.index for row in rows) for end in (0, -1))
+    begun, ended = (is_text and all(row[end] == token for row in rows) for end in (0, -1))
     spans = []
     for prompt, ids in enumerate(rows):
-        text = [at for at, index in enumerate(ids) if index != pad.index]
+        text = [at for at, index in enumerate(ids) if index != token]
         if not text and len(ids) > begun + ended:
-            raise InputError(f"prompt {prompt}: nothing but the padding token {pad.index}")
+            raise InputError(f"prompt {prompt}: nothing but the padding token {token}")
         first, last = (text[0], text[-1]) if text else (begun, len(ids) - 1 - ended)
         left, right = first - begun, len(ids) - 1 - last - ended
-        if (left or right) and (pad.is_text or len(text) <= last - first):
-            also = "also begins or ends texts" if pad.is_text else "also stands inside it"
+        if (left or right) and (is_text or len(text) <= last - first):
+            also = "also begins or ends texts" if is_text else "also stands inside it"
             n, where = max((left, "start"), (right, "end"))
             raise InputError(
-                f"prompt {prompt} of {len(rows)}: {n} tokens at its {where} are {pad.index}, which pads and {also}, so "
+                f"prompt {prompt} of {len(rows)}: {n} tokens at its {where} are {token}, which pads and {also}, so "
                 f"padding cannot be told from text; {REMEDY}"
             )
         spans.append(slice(left, len(ids) - right))
@@ -200,7 +192,7 @@ def spans_of_pass(
 
 def spans_of_tokens(batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken) -> list[slice]:
     """Find the text of every prompt by the padding token; several prompts without ids are refused."""
-    if tokens is None and batch > 1 and pad.index is not None:
+    if tokens is None and batch > 1 and pad[0] is not None:
         raise InputError(
             f"{batch} prompts in one pass, no mask and no token ids: padding cannot be told from text; give tokens=, "
             "or one prompt at a time"

@@ -73,55 +73,42 @@ def verify_capture(
     all_patterns: bool = True,
     mask_holds: Bool[Tensor, ""] | None = None,
 ) -> LayerCapture:
-    """Return `as_used` by what is known of the pass: its scores, else its pattern, else nothing to compare with. Hooks
-    may have edited some row where all are compared."""
-    heads, n, sinks = torch.as_tensor(list(capture.heads), device="cpu"), capture.length, capture.geometry.sinks
-    if attn_scores is not None:
-        used = as_used(capture, attn_scores, dtype, every_row=all_scores, mask_holds=mask_holds)
-        if pattern is not None:
-            some = heads[:, None], checked_rows(n, n if all_patterns else ROWS)
-            own = plain_scores(summable(attn_scores[some]), dtype)
-            used.edited_pattern = not is_softmax(own, summable(pattern[some]), pattern.dtype, sinks=sinks)
-        return used
-    if pattern is None:
-        capture.proved = False
-        return capture
-    if is_softmax(capture.scores(), summable(pattern[heads]), dtype, sinks=sinks):
-        return capture
-    why = (
-        f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k give "
-        "(edited by a hook, or of another model?); add hook_attn_scores to the cache to measure those."
-    )
-    return EditedCapture(capture, None, why)
-
-
-def as_used(
-    capture: LayerCapture,
-    attn_scores: Float[Tensor, "model_head query key"],
-    dtype: torch.dtype,
-    *,
-    every_row: bool = False,
-    mask_holds: Bool[Tensor, ""] | None = None,
-) -> LayerCapture:
-    """Return the capture, or an `EditedCapture` where the pass used other scores than its q and k give.
+    """Return the capture, or an `EditedCapture` where the pass used other scores than its q and k give, by what is
+    known of it: its scores, else its pattern, else nothing to compare with.
 
     Compared are 64 rows of every chosen head, or all, and which keys they see. ALiBi is compared up to a constant per
     row. `dtype` is the model's. Where `mask_holds` is false, which is looked at together with the scores, an
     `EditedCapture` comes too. The host waits once.
+
+    Args:
+        all_scores, all_patterns: whether hooks may have edited any row, so that all are compared.
     """
-    n = capture.q.shape[1]
-    rows = checked_rows(n, n if every_row else ROWS)
-    heads = torch.as_tensor(list(capture.heads), device=attn_scores.device)
-    used = plain_scores(attn_scores[heads[:, None], rows.to(heads.device)].to(capture.device), dtype)
-    why, masked = _difference(capture, used, rows, dtype, mask_holds)
-    if not why:
+    heads, geometry = torch.as_tensor(list(capture.heads), device="cpu"), capture.geometry
+    if attn_scores is None:
+        if pattern is None:
+            capture.proved = False
+        elif not is_softmax(capture.scores(), summable(pattern[heads]), dtype, sinks=geometry.sinks):
+            why = (
+                f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k "
+                "give (edited by a hook, or of another model?); add hook_attn_scores to the cache to measure those."
+            )
+            return EditedCapture(capture, None, why)
         return capture
-    if masked:
-        return EditedCapture(capture, None, why)
-    whole = plain_scores(attn_scores[heads].to(capture.device), dtype)
-    return EditedCapture(
-        capture, without_row_offsets(whole, capture.rotated_q, capture.rotated_k, capture.geometry), why
-    )
+    n, of_heads = capture.q.shape[1], heads.to(attn_scores.device)
+    rows = checked_rows(n, n if all_scores else ROWS)
+    used = plain_scores(attn_scores[of_heads[:, None], rows.to(of_heads.device)].to(capture.device), dtype)
+    why, masked = _difference(capture, used, rows, dtype, mask_holds)
+    if why:
+        whole = None
+        if not masked:
+            whole = plain_scores(attn_scores[of_heads].to(capture.device), dtype)
+            whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry)
+        capture = EditedCapture(capture, whole, why)
+    if pattern is not None:
+        some = heads[:, None], checked_rows(n, n if all_patterns else ROWS)
+        own = plain_scores(summable(attn_scores[some]), dtype)
+        capture.edited_pattern = not is_softmax(own, summable(pattern[some]), pattern.dtype, sinks=geometry.sinks)
+    return capture
 
 
 def as_streamed(
@@ -133,8 +120,8 @@ def as_streamed(
 ) -> StreamedCapture:
     """Return the capture of a pass that formed no scores; UnsupportedModelError where q and k do not give its scores.
 
-    A few rows are compared, as in `as_used`. That the pass summed the values by these scores is proved as it runs
-    (`tl_posgen.models.streaming.stream`).
+    A few rows are compared, as in `verify_capture`. That the pass summed the values by these scores is proved as it
+    runs (`tl_posgen.models.streaming.stream`).
     """
     rows = checked_rows(capture.length, _STREAMED_ROWS)
     on_device = rows.to(capture.q.device)
