@@ -34,7 +34,7 @@ def write_model(name: str, directory: Path) -> None:
     """Write a Llama of this shape with random weights, and the bundled tokenizer."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from tl_posgen.models.conversion.source import MINI
+    from tl_posgen.models.conversion.files import MINI
 
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(LlamaConfig(**MODELS[name], dtype=torch.bfloat16))

@@ -50,7 +50,7 @@ def write_model(size: str, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from tl_posgen.models.conversion.source import MINI
+    from tl_posgen.models.conversion.files import MINI
 
     more = {"vocab_size": VOCABULARY[size], "num_key_value_heads": KEY_HEADS[size], "max_position_embeddings": 2048}
     torch.manual_seed(1)

@@ -76,13 +76,13 @@ def _long_texts_are_tokenised_once():
 
     made, text_ids = WeakKeyDictionary(), tokens.text_ids
 
-    def text_ids_once(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
-        if len(text) < LONG or wanted is not None:
-            return text_ids(tokenizer, text, wanted)
+    def text_ids_once(tokenizer: Any, text: str) -> list[int]:
+        if len(text) < LONG:
+            return text_ids(tokenizer, text)
         key = text, len(tokenizer), repr(getattr(tokenizer, "backend_tokenizer", None))
         known = made.setdefault(tokenizer, {})
         if key not in known:
-            known[key] = text_ids(tokenizer, text, wanted)
+            known[key] = text_ids(tokenizer, text)
         return [*known[key]]
 
     with pytest.MonkeyPatch.context() as patch:

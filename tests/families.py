@@ -206,7 +206,7 @@ def save_config(config: Any, directory: str | Path, seed: int = 0) -> Path:
 
 def save_small(directory: str | Path, seed: int = 0) -> Path:
     """Write a lively Llama of 2 layers with the bundled model's tokenizer, for what needs words."""
-    from tl_posgen.models.conversion.source import MINI
+    from tl_posgen.models.conversion.files import MINI
 
     config = with_sizes("LlamaConfig", GROUPED, head_dim=8, vocab_size=2048, max_position_embeddings=512)()
     directory = save_config(config, directory, seed)

@@ -45,7 +45,7 @@ MODELS = {
 }
 # options that take less time than the usual ones
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "substitution": {"widths": (4,), "dummy_distances": (8,), "head_costs": True},
+    "substitution": {"widths": (4,), "dummy_distances": (8,)},
     "slash_ablation": {"schemes": ("thirds",)},
     "band_ablation": {"schemes": ("thirds",)},
     "perturbation": {"ratios": (0, 0.2), "reaches": ("uniform",), "n_draws": 1, "n_cloze": 0},
@@ -55,7 +55,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "key_cut": {"shares": (0.0, 0.5), "controls": 2},
     "profiles": {"n_repeated": 2, "period": 4},
     "sources": {"check": True},
-    "rules": {"budgets": (4,)},
+    "rules": {"budget": 4},
     "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
     "token_coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
 }

@@ -16,7 +16,7 @@ from tl_posgen.position.order.hooks import permute_positions
 from tl_posgen.position.planes import perturb_planes
 from tl_posgen.residual.reference import Reference, reference_of
 from tl_posgen.rules import Rules, apply_rules
-from tl_posgen.rules.hooks import REFERENCES
+from tl_posgen.rules.rules import REFERENCES
 from tl_posgen.slash import ablate_bands
 from tl_posgen.sources import remove_source
 
@@ -51,7 +51,7 @@ def reference(model) -> Reference:
 def rules(model, name: str):
     """A rule in every head, calibrated on one prompt."""
     tokens, measured = torch.stack([torch.arange(3, 3 + N)] * 2), "window" if name in REFERENCES else name
-    result = Rules(rules=[measured], budgets=[6])(model, tokens, null_seeds=(), progress=False)
+    result = Rules(rules=[measured], budget=6)(model, tokens, null_seeds=(), progress=False)
     return apply_rules(model, result, name)
 
 

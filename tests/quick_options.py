@@ -5,7 +5,7 @@ from tl_posgen.core import registry
 KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
 NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
 OPTIONS = {
-    "substitution": {"widths": (4,), "dummy_distances": (), "head_costs": True},
+    "substitution": {"widths": (4,), "dummy_distances": ()},
     "slash_ablation": {"schemes": ("thirds",)},
     "band_ablation": {"schemes": ("thirds",)},
     "perturbation": {"ratios": (0, 0.2), "reaches": ("uniform",), "n_draws": 1, "n_cloze": 2},
@@ -15,7 +15,7 @@ OPTIONS = {
     "key_cut": {"shares": (0.0, 0.5), "controls": 2},
     "profiles": {"n_repeated": 2, "period": 4, "metrics": "literature"},
     "sources": {"terms": ("position", "content"), "check": True},
-    "rules": {"rules": ("window", "position_and_content"), "budgets": (4,)},
+    "rules": {"rules": ("window", "position_and_content"), "budget": 4},
     "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
     "token_coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
 }

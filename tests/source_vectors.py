@@ -6,11 +6,11 @@ from tl_posgen.residual.residual_sources import frozen_layer, residual_sources
 
 
 def source_vectors(model, row, layer, *sides):
-    """The capture of a layer, and for each side ("query", "key") source -> its vectors [head, pos, d_head]."""
+    """The capture of a layer, and for each side ("q", "k") source -> its vectors [head, pos, d_head]."""
     captures, written = [], residual_sources(model, row, layer)
     run_capture(model, row[None], captures.append, {"resid", "inputs"}, layers=[layer])
     frozen = [frozen_layer(session_of(model), captures[0], side) for side in sides]
-    vectors = [dict(zip(one.names(written.names), one.vectors(written.values), strict=True)) for one in frozen]
+    vectors = [dict(zip((*written.names, *one.constants), one.vectors(written.values), strict=True)) for one in frozen]
     return captures[0], *vectors
 
 

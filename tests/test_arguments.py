@@ -25,7 +25,7 @@ from tl_posgen.core.options import annotations_of
 from tl_posgen.coupling.jacobians import residual_jacobians
 from tl_posgen.errors import InputError
 from tl_posgen.joining import cut_keys
-from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.conversion.files import MINI
 from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
 from tl_posgen.sources import remove_source
 from tl_posgen.studies.emergence import emergence

@@ -15,7 +15,7 @@ from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_ax
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, interaction_share, variance_shares
 from tl_posgen.position.distance.numbers.distance_table import key_agreement
 from tl_posgen.position.substitution.numbers.splits import positional_profile, running_mean_key
-from tl_posgen.rope import bilinear_sums
+from tl_posgen.rope.bilinear_sums import sums_over_band
 from tl_posgen.rope.frequency_bands import bands_by_wavelength
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_frequencies, inverse_frequencies, rotate
@@ -31,8 +31,8 @@ OF_SHAPES = {
     "turning factors": lambda q: turning_factors(torch.arange(20, device=q.device), ROPE, 8),
     "scores at a distance": lambda q: scores_at(q, q, ROPE, 0.3, 2.5),
     "scores frozen": lambda q: scores_frozen_beyond(q, q, ROPE, 0.3, 3),
-    "sums over a window, short": lambda q: bilinear_sums.sums_over_band(q, q, 5),
-    "sums over a window, long": lambda q: bilinear_sums._long_sums(q, q, 5),
+    "sums over a window, short": lambda q: sums_over_band(q, q, 5),
+    "sums over a window, long": lambda q: sums_over_band(q.repeat(1, 30, 1), q.repeat(1, 30, 1), 5),
     "key agreement": lambda q: key_agreement(q, q, ROPE, torch.arange(4, device=q.device)),
     "rank_one_share": lambda q: rank_one_share(q),
     "rank one": lambda q: rank_one(q),

@@ -22,12 +22,6 @@ def content(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_a_file_is_written_and_replaced(tmp_path):
-    path = write_whole(tmp_path / "a", b"old a")
-    write_whole(path, b"new a")
-    assert content(tmp_path) == {"a": b"new a"}
-
-
 def test_files_have_the_usual_permissions(tmp_path):
     (tmp_path / "usual").touch()
     path = write_whole(tmp_path / "a", b"")

@@ -147,17 +147,6 @@ def test_files_are_each_old_or_new_after_a_kill(tmp_path, step, when):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == NEW
 
 
-@pytest.mark.slow
-def test_a_command_that_is_killed_while_it_writes_leaves_whole_files(mini, tmp_path):
-    """Over an older report, at its second renaming of the page's files."""
-    options = {"measures": "mean_key", "length": 32, "n_prompts": 1, "null_seeds": (), "progress": False}
-    tl_posgen.analyze(mini, bundled_text(), **options).write(tmp_path / "report")
-    words = [*words_of("analyze", tmp_path), "--force"]
-    assert exit_code(start(words, at_step(Path, "replace", 3))) == -signal.SIGKILL
-    names = sorted(path.name for path in finished(tmp_path / "report"))
-    assert names == ["index.html", "results.nc", "summary.json"]
-
-
 @pytest.fixture(scope="module")
 def seconds(mini, tmp_path_factory):
     """How long a command takes that nothing ends."""

@@ -44,7 +44,7 @@ def request_of(name, n):
         "length_extrapolation": LengthExtrapolation(inside=n // 2, times=2),
         "profiles": Profiles(metrics="literature"),
         "key_cut": KeyCut(shares=[0], controls=1),
-        "rules": Rules(rules=["slashes_and_vertical", "position_and_content"], budgets=[32]),
+        "rules": Rules(rules=["slashes_and_vertical", "position_and_content"], budget=32),
     }
     return registry.measure_from(options.get(name, name))
 

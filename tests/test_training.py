@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.conversion.files import MINI
 from tl_posgen.training import PositionCallback, analyze_in_training, headline_means
 
 TEXT = "Down, down, down. Would the fall never come to an end? " * 4
@@ -91,8 +91,8 @@ def test_what_cannot_be_measured_is_refused_before_training(tmp_path):
             PositionCallback(trainer, TEXT, at=at)
     for settings, said in (
         ({"lenght": 16}, "lenght"),
-        ({"length": -3}, "length -3"),
-        ({"n_prompts": 0}, "n_prompts 0"),
+        ({"length": -3}, "length=-3"),
+        ({"n_prompts": 0}, "n_prompts=0"),
     ):
         with pytest.raises(InputError, match=said):
             PositionCallback(trainer, TEXT, **settings)

@@ -64,23 +64,20 @@ def test_of_a_single_key_softmax_sees_nothing_vary(alone, of_window):
     planes = alone["slash_planes"].dataset
     for name in ("correlation", "chance_correlation"):
         assert bool(planes[name].isnull().all())
-    assert bool(planes["contribution"].sel(at=["edge", "1", "4"]).isnull().all())
+    assert bool(planes["contribution"].sel(at=["1", "4"]).isnull().all())
     assert bool((alone["slash"].dataset["score"].sel(distance=0) == 1).all())
 
 
 def test_what_a_window_hides_is_in_no_lift_and_no_prediction(pairs):
     data = pairs["slash_planes"].dataset
     assert bool(data["contribution"].sel(at=["2", "3", "4"]).isnull().all())
-    assert bool(data["contribution"].sel(at=["0", "1", "edge"]).notnull().all())
+    assert bool(data["contribution"].sel(at=["0", "1", "best"]).notnull().all())
     for name in ("score", "predicted"):
         inside, outside = data[name].sel(distance=[0, 1]), data[name].sel(distance=slice(2, None))
         assert float(abs(outside.sel(tokens="all")).max()) == 0
         # both distances share all attention but that of the first token, whose row has one
         whole = inside.sel(tokens="all").isel(distance=0) * N + inside.sel(tokens="all").isel(distance=1) * (N - 1)
         np.testing.assert_allclose(whole, N, rtol=1e-5)
-    edge = data["contribution"].sel(at="edge").sum("plane")
-    near = abs(data["contribution"].sel(at="0").sum("plane") - data["contribution"].sel(at="1").sum("plane"))
-    np.testing.assert_allclose(abs(edge), near, rtol=1e-6)
 
 
 def test_the_score_of_a_profile_in_a_window_is_its_softmax():

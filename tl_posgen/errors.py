@@ -36,6 +36,16 @@ def check_whole(place: str, least: int, /, **values: Any) -> None:
             raise InputError(f"{place}: {name}={value!r}: give a whole number, {least} or more")
 
 
+MOST_SEEDS = 2**32  # torch generators read 32 bits of a seed: larger ones would share their draws
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed of draws; InputError for anything else than a whole number, 0 to 2^32 - 1."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < MOST_SEEDS:
+        raise InputError(f"seed = {seed!r}: give a whole number, 0 or more, below 2^32")
+    return int(seed)
+
+
 def check_share(name: str, value: Any) -> None:
     """Refuse a value that is not a number from 0 to 1."""
     if not is_number(value) or value > 1:

@@ -52,7 +52,7 @@ OPTIONS = {
     "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_draws=2, n_cloze=100, cloze_conditions=None),
     "perturbed planes": PlanePerturbation(edits=EDITS, strengths=(0.1, 0.3, 1.0)),
     "checked sources": Sources(check=True),
-    "writers": Sources(sides=("k", "q"), by="head"),
+    "writers": Sources(by="head"),
     "places": Variance(absolute=True),
 }
 

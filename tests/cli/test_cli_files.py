@@ -50,15 +50,6 @@ def test_results_that_cannot_be_written_are_shown(command, monkeypatch, tmp_path
     assert not (tmp_path / "report").exists()
 
 
-def test_tables_that_cannot_be_printed_come_after_the_page(command, monkeypatch, tmp_path):
-    def closed(report, **_):
-        raise BrokenPipeError(32, "Broken pipe")
-
-    monkeypatch.setattr("tl_posgen.report.terminal.print_report", closed)
-    command("analyze", *SHORT, "--out", tmp_path / "report")
-    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == FILES
-
-
 def test_a_terminal_that_lacks_characters_shows_others(command, monkeypatch, tmp_path):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
@@ -158,21 +149,6 @@ def test_the_command_leaves_the_handlers_of_its_process_alone(command):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     command("--help")
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-def test_a_report_of_another_run_is_replaced_only_by_force(command, tmp_path):
-    out = tmp_path / "report"
-    assert command("analyze", *SHORT, "--out", out)[0] == 0
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    longer = [*SHORT, "--seed", "1"]
-    code, _, error = command("analyze", *longer, "--out", out)
-    assert code == 2
-    error = error.strip().splitlines()[-1]
-    assert error.startswith(f"error: {out}: holds another run's index.html")
-    assert "--force" in error
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    assert command("analyze", *longer, "--out", out, "--force")[0] == 0
-    assert load(out).provenance["seed"] == 1
 
 
 def test_every_command_has_a_place_of_its_own():

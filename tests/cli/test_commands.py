@@ -9,7 +9,6 @@ import tl_posgen
 from tl_posgen.cli.commands import name_options
 from tl_posgen.cli.options import parse_indices
 from tl_posgen.errors import InputError
-from tl_posgen.report.tables import short
 
 MEASURES = {
     "substitute": [],
@@ -62,15 +61,6 @@ def test_check_prints_every_layer(run):
     assert "rotary" in printed
 
 
-@pytest.mark.longer
-def test_the_dtype_is_obeyed_and_kept_in_the_results(done, cut, tmp_path):
-    import tl_posgen
-
-    place = ["--dtype", "bfloat16", "--device", "cpu"]
-    done("analyze", "--measures", "mean_key", *place, "--no-null", *cut(32, 1))
-    assert tl_posgen.load(tmp_path / "report").provenance["dtype"] == "bfloat16"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_command_prints_its_table_and_writes_its_report(done, small, cut, name):
@@ -110,35 +100,6 @@ def test_seeds_of_shuffled_weights_are_those_of_the_command_line(done, cut, tmp_
     assert result.numbers.inits == ["0"]
 
 
-@pytest.mark.longer
-def test_several_null_seeds_are_all_measured(done, small, cut):
-    words = ["--model", small, "--measures", "mean_key", *cut(24, 1), "--null-seeds", "0-2"]
-    printed, summary = done("analyze", *words)
-    assert {len(number["inits"]) for number in summary["measures"]["mean_key"]} == {3}
-    assert "±" in printed
-
-
-def test_measures_lists_every_name_that_analyze_takes(run):
-    code, printed, _ = run("measures", out=None)
-    assert code == 0
-    for name in ("three_axis", "band_ablation", "coupling"):
-        assert name in printed
-    assert "slash_toy" not in printed
-
-
-@pytest.mark.longer
-def test_length_runs_beyond_the_training_length_without_being_told_how(done, small, text, tmp_path):
-    import tl_posgen
-
-    done("length", "--model", small, "--text", text, "--inside", 16, "--times", 3, "--prompts", 2, "--no-null")
-    result = tl_posgen.load(tmp_path / "report")["length_extrapolation"]
-    assert (result.measure.inside, result.measure.times, result.nulls) == (16, 3, ())
-
-
-def test_a_checkpoint_takes_the_tokenizer_that_is_given(done, checkpoints, cut):
-    done("analyze", "--measures", "mean_key", "--model", checkpoints[0], "--tokenizer", "mini", *cut(24, 2))
-
-
 @pytest.mark.slow
 def test_emergence_takes_checkpoints_in_order(done, checkpoints, cut):
     printed, _ = done("emerge", *checkpoints, "--tokenizer", "mini", "--coupling", *cut(24, 2))
@@ -171,13 +132,6 @@ def test_claims_go_on_from_finished_parts(done, small, tmp_path, cut):
     assert sorted(name.split("-")[0] for name in before) == of_each
     done(*words, "--force")
     assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()} == before
-
-
-@pytest.mark.longer
-def test_a_prompt_stands_in_the_place_of_a_text(done, tmp_path):
-    words = "Down, down, down. Would the fall never come to an end?"
-    done("analyze", "--measures", "three_axis", "--prompt", words)
-    assert tl_posgen.load(tmp_path / "report").provenance["prompts"] == 1
 
 
 @pytest.mark.parametrize(
@@ -213,11 +167,6 @@ def test_indices_are_read_as_written():
     assert parse_indices(None, "--layers") is None
     with pytest.raises(InputError, match="--heads"):
         parse_indices("x", "--heads")
-
-
-def test_numbers_are_shortened_without_losing_a_digit():
-    shown = [short(x) for x in (0.917, -0.5, 10.25, 0.0, 1.0, 100.0004)]
-    assert shown == [".917", "-.500", "10.250", ".000", "1.000", "100.000"]
 
 
 def test_the_version_is_that_of_the_package(run):

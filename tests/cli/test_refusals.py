@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.conversion.files import MINI
 
 CHECKPOINT = Path(__file__).parents[2] / "examples" / "mini_model" / "checkpoints" / "step00000"
 
@@ -23,7 +23,7 @@ def copy_of_mini(tmp_path):
     ("words", "message"),
     [
         (["--dtype", "int8"], "give a floating-point one: auto, float32"),
-        (["--device", "meta"], "--device 'meta' cannot be used (it holds no numbers); give 'cpu'"),
+        (["--device", "meta"], "--device 'meta' cannot be used (Tensor.item() cannot be called on meta"),
         (["--device", "cuda:99"], "--device 'cuda:99' cannot be used ("),
         (["--device", "gpu"], "--device 'gpu' cannot be used (torch knows no device of that name)"),
         (["--layers", "9"], "layer 9 does not exist"),
@@ -57,9 +57,9 @@ REFUSED = {
     "no null, and its seeds": (["analyze", "--no-null", "--null-seeds", "0"], "--no-null and --null-seeds contradict"),
     "a prompt beside a text": (["analyze", "--prompt", "Down"], "--prompt is taken whole"),
     "too many layers": (["analyze", "--layers", "0-99999999999"], "write a shorter range"),
-    "a budget that stands twice": (
-        ["rules", "--budgets", "3,3"],
-        "--budgets 3,3: give a list of one at least, each once",
+    "a share that stands twice": (
+        ["cut-keys", "--shares", "0.5,0.5"],
+        "--shares 0.5,0.5: give a list of one at least, each once",
     ),
     "a null seed that stands twice": (["slash", "--null-seeds", "0,0-1"], "each seed may stand only once"),
     "too many null seeds": (["analyze", "--null-seeds", "0-99999999999"], "write a shorter range"),
@@ -69,7 +69,7 @@ REFUSED = {
     ),
     "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "give --tokenizer"),
     "a model without a tokenizer": (["analyze", "--model", CHECKPOINT], "no tokenizer; give --tokenizer, a directory"),
-    "coupling between one token": (["coupling", "--between-tokens", "--tokens", "3"], "give two positions"),
+    "coupling between one token": (["token-coupling", "--tokens", "3"], "give two positions"),
 }
 
 
@@ -78,6 +78,22 @@ REFUSED = {
 def test_bad_words_get_one_line_that_names_them(refused, cut, case):
     words, named = REFUSED[case]
     assert named in refused(*words, *cut(48, 2)).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("toy --seeds 0", 'Invalid value "0" for --seeds. Must be >= 1.'),
+        ("analyze --consecutive false", "--consecutive takes no value, and 'false' follows it"),
+        ("analyze more", "'more' is one word too many"),
+        ("analyze --length", "--length needs a value (Tokens per prompt)"),
+        ("sweep", "STUDY needs a value (TOML: models, revisions, texts, measures)"),
+        ("analyze --null-seeds 4-2", "--null-seeds '4-2': a range counts up; write 2-4"),
+    ],
+)
+def test_words_that_do_not_fit_their_command_are_named(command, words, said):
+    code, _, error = command(*words.split())
+    assert (code, error.startswith(f"error: {said}")) == (2, True), error
 
 
 @pytest.mark.parametrize("option", ["text", "out"])
@@ -93,10 +109,6 @@ def test_a_whole_prompt_is_not_cut(run, tmp_path, option):
     code, _, error = run("analyze", "--prompt", "Down, down, down.", *option)
     assert (code, option[0] in error, "taken whole" in error) == (2, True, True)
     assert "--text and --prompt contradict" in run("analyze", "--prompt", "Down", "--text", "a.txt")[2]
-
-
-def test_a_text_too_short_for_four_times_the_length_is_refused(refused, text):
-    assert "461 tokens" in refused("length", "--text", text)
 
 
 @pytest.mark.parametrize("content", [b"", b"   \n", b"a", b"\xff\xfe\x00\x01\x80", b"text\x00with\x00nulls" * 50])

@@ -14,8 +14,8 @@ from made_up import grown
 from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
-from tl_posgen.core.formatting import ENCODINGS
-from tl_posgen.core.measure import HEAD, LABELS, Measure, in_words
+from tl_posgen.core.formatting import ENCODINGS, format_number
+from tl_posgen.core.measure import HEAD, LABELS, in_words
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.report.figures import MOST_NAMES, MOST_TICKS
@@ -28,6 +28,7 @@ WITH_A_LABEL = re.compile(r"_(low|high|q|k|all|without_first_token|with_first_to
 NUMBER = ("value", "low", "high", "inits", "shuffled")  # of an entry of the summary, behind its name and labels
 SHOWN = 12  # of these that are compared
 ENCODING_NAMES = {*ENCODINGS, "rotary"}
+NUMERAL = re.compile(r"\d+(?:\.\d+)?")
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +73,8 @@ SHUFFLING = {"plane_perturbation", "substitution"}  # planes or tokens, themselv
 
 
 def concludes(result):
-    """Whether a measure has findings of its own."""
-    return type(result.measure).findings is not Measure.findings
+    """Whether a measure has findings; attention_examples are pictures."""
+    return result.name != "attention_examples"
 
 
 def is_one_line(error):
@@ -216,6 +217,54 @@ def test_a_model_of_another_encoding_has_its_caveat(result, encoding):
         assert found[-1].startswith(f"{result.name}: ")
     concluded = len(found) - len(caveats)
     assert (concluded > 0) == (concludes(result) and encoding not in kind.without_meaning)
+
+
+def parts_of(value):
+    """Every number in options, labels and attributes, as words may name it."""
+    if isinstance(value, dict):
+        return {part for one in value.values() for part in parts_of(one)}
+    if isinstance(value, list | tuple | set | np.ndarray):
+        return {part for one in np.asarray(value, dtype=object).ravel().tolist() for part in parts_of(one)}
+    return {f"{value:g}"} if isinstance(value, int | float) else set(NUMERAL.findall(str(value)))
+
+
+OF_ONE_HEAD = {"slash_ablation", "plane_perturbation", "length_extrapolation"}  # or of a mean that no Number is
+AMONG_HEADS = {"slash_planes": "chance_correlation"}  # with the best distance of another head
+
+
+@pytest.mark.slow
+def test_every_number_in_a_sentence_is_one_of_the_result(result, monkeypatch):
+    """It is written by a Number, or by the formatter of numbers; or an option, a label or an attribute."""
+    if result.name in OF_ONE_HEAD:
+        pytest.skip("its sentences name numbers of single heads")
+    written = set()
+
+    def recorded(value, form):
+        text = format_number(value, form)
+        written.update(NUMERAL.findall(text))
+        return text
+
+    for module in ("number", "formatting"):
+        monkeypatch.setattr(f"tl_posgen.core.{module}.format_number", recorded)
+    sentences = result.measure.findings(result.numbers)
+    known = written | parts_of(result.measure.options()) | parts_of(dict(result.own.attrs))
+    known |= parts_of({str(name): one.values for name, one in result.own.coords.items()})
+    told = {number for one in sentences for number in NUMERAL.findall(one) if "." in number}
+    assert told <= known, told - known
+
+
+@pytest.mark.slow
+def test_chosen_heads_have_the_numbers_of_the_whole(result, small_model):
+    names = [name for name, one in result.own.data_vars.items() if set(HEAD) <= set(one.dims) and one.dtype.kind == "f"]
+    names = [name for name in names if name != AMONG_HEADS.get(result.name)]
+    if not names or not result.measure.is_fed:
+        return
+    asked = [KINDS[kind.name].with_options(OPTIONS.get(kind.name, {})) for kind in result.measure.after]
+    cut = {**CUT, "null_seeds": (), "heads": ["1.2"]}
+    some = tl_posgen.analyze(small_model, bundled_text(), measures=[*asked, result.measure], **cut)[result.name].own
+    for name in names:
+        one, whole = (data[name].sel(layer=1, head=2, drop=True) for data in (some, result.own))
+        np.testing.assert_allclose(one, whole, atol=1e-6 * float(np.nanmax(np.abs(whole), initial=0)), err_msg=name)
 
 
 # Tables and pictures

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quick_options import KINDS, NAMES, OPTIONS
 
 from tl_posgen.cli.commands import app_for
-from tl_posgen.cli.options import argument_help, as_words, is_writable
+from tl_posgen.cli.options import argument_help, as_words
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure, paragraphs_of
 from tl_posgen.core.options import annotations_of
@@ -90,7 +90,7 @@ def test_every_option_is_one_of_the_command(name):
     app = app_for([command])
     arguments = app[command].assemble_argument_collection()
     for one in fields(kind):
-        if not is_writable(annotations[one.name]):
+        if "Mapping" in str(annotations[one.name]):  # which words cannot give
             continue
         option, default = f"--{one.name.replace('_', '-')}", getattr(kind(), one.name)
         assert arguments[option].parameter.help, option

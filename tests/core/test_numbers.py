@@ -16,7 +16,6 @@ from tl_posgen.core.measure import ENDS, TOKENS, Measure, Variable
 from tl_posgen.core.number import AtHead, Number
 from tl_posgen.core.numbers import Numbers, leave_one_out, mean_over
 from tl_posgen.errors import InputError
-from tl_posgen.report.tables import cell, short
 from tl_posgen.stats.intervals import jackknife_interval, mean_interval
 
 RNG = np.random.default_rng(0)
@@ -123,11 +122,6 @@ def test_dims_and_labels_that_a_variable_lacks_are_refused(own, name, labels, sa
         assert str(refused.value) == said
 
 
-def test_usual_labels_of_dims_that_a_variable_lacks_are_passed_over(own, data):
-    assert own("alone").value == pytest.approx(data["alone"].values.mean())  # without tokens or condition
-    assert own("score", kind="a").value == pytest.approx(data["score"].values[0, 0].mean())
-
-
 def test_expressions_have_intervals_and_random_inits_as_variables_have(own, data):
     ratio = own.array("r", head=0) / own.array("r", head=5)
     values = data["r"].values[:, :, 0]
@@ -208,13 +202,6 @@ def test_the_summary_of_two_reports_takes_each_with_its_own_groups():
     np.testing.assert_allclose([[one["low"], one["high"]] for one in found], ends)
 
 
-def test_no_condition_is_missing_from_the_summary_however_many_there_are():
-    names, losses = [f"condition {n}" for n in range(40)], np.arange(40.0)
-    data = xr.Dataset({"loss": (("init", "condition"), losses[None])}, {"init": ["trained"], "condition": names})
-    found = {one["condition"]: one["value"] for one in Numbers(MadeUp(), data).summary()}
-    assert found == dict(zip(names, losses, strict=True))
-
-
 # As text
 
 
@@ -222,11 +209,6 @@ def test_no_condition_is_missing_from_the_summary_however_many_there_are():
 def test_a_zero_has_no_minus_sign(form):
     zero, expected = Number(-1e-9, -1e-9, -0.0, (-1e-9,)), format(0.0, form)
     assert f"{zero:{form}}" == f"{expected} [{expected}, {expected}] (random init {expected})"
-
-
-def test_a_table_in_the_terminal_has_none_either():
-    assert (cell(-1e-9), short(-1e-9)) == ("0.000", ".000")
-    assert (cell(-0.25), short(-0.25), short(-10.25)) == ("-0.250", "-.250", "-10.250")
 
 
 @pytest.mark.parametrize("value", [None, math.nan])
@@ -245,10 +227,6 @@ def test_a_group_without_which_a_head_is_undefined_leaves_no_interval_of_the_mea
     values = np.array([[1.0, 3.0], [1.1, 3.1], [0.9, np.nan], [1.0, 2.9], [1.0, 3.0]])
     whole = xr.DataArray(values, {"group": ["all", "0", "1", "2", "3"]}, ("group", "head"))
     assert mean_over(whole, ["head"]).isnull().values.tolist() == [False, False, True, False, False]
-
-
-def test_what_is_no_zero_keeps_its_sign():
-    assert [format_number(*one) for one in ((-0.25, ".2f"), (-math.inf, ".2f"), (-3.0, "g"))] == ["-0.25", "-inf", "-3"]
 
 
 def test_random_inits_without_a_value_are_left_out():
@@ -292,11 +270,6 @@ def test_layers_are_named_where_the_answer_changes_with_depth():
     own = Numbers(Judged(), r.to_dataset(name="r"))
     assert own.layers_not_above("r") == "; not above random init in layers 1 to 4; not above shuffled in layers 1 to 4"
     assert [one.value for one in own.by_null["shuffled"].along(own.array("r"), "layer")] == [0.4, 0.5, 0.5, 0.5, 0.5]
-
-
-def test_a_signed_change_has_an_unsigned_spread():
-    assert f"{Number(0.5, inits=(0.3, 0.4)):+.2f}" == "+0.50 (random init +0.35 ± 0.07)"
-    assert f"{Number(0.5):.1f}" == "0.5"
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.integers(0, 4))

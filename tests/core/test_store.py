@@ -129,13 +129,6 @@ def test_nor_are_those_of_another_configuration(small, name, value):
     assert configuration_of(session_of(model), "a text") != before
 
 
-def test_nor_those_of_another_dtype(small):
-    one, other = (
-        configuration_of(session_of(tl_posgen.load_model(small, dtype=dtype)), "") for dtype in ("float32", "float64")
-    )
-    assert one["dtype"] != other["dtype"]
-
-
 def test_nor_are_those_of_the_same_weights_with_another_rope(small, tmp_path):
     shutil.copytree(small, turned := tmp_path / "turned")
     config = json.loads((turned / "config.json").read_text())

@@ -15,8 +15,7 @@ from tl_posgen.coupling import coupling_scores
 from tl_posgen.coupling.coupling_scores import LABELS, QUANTITIES, dataset_of
 from tl_posgen.coupling.score_table import SIZES
 from tl_posgen.errors import InputError
-from tl_posgen.stats.partial_correlation import correlation
-from tl_posgen.stats.rank_correlation import rank_correlation
+from tl_posgen.stats.correlations import correlation, rank_correlation
 
 pytestmark = pytest.mark.slow
 
@@ -62,9 +61,11 @@ def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores
     for by, correlate in (("values", correlation), ("ranks", rank_correlation)):
         expected, found = correlate(*columns), scores.numbers("r", quantity="line_shape_score", by=by)
         assert (found.value, found.low, found.high) == pytest.approx((expected.r, expected.low, expected.high))
-    assert [null.attrs["model"] for null in scores.nulls] == ["random init (seed 0)", "random init (seed 1)"]
+    names = [*(f"random init (seed {seed})" for seed in (0, 1)), "shuffled weights (seed 0)"]
+    assert [null.attrs["model"] for null in scores.nulls] == names
+    assert scores.provenance["shuffled_seeds"] == [0]
     np.testing.assert_array_equal(scores.null.score, scores.own.score)
-    for other in (scores.own, scores.nulls[1]):
+    for other in (scores.own, *scores.nulls[1:]):
         assert not np.allclose(scores.null.measured, other.measured)
 
 
@@ -174,7 +175,7 @@ def test_a_quantity_that_a_model_lacks_has_no_correlation():
 def test_the_scatter_has_a_row_a_measure_a_point_a_model_and_the_line(scores):
     figure, data = scores.plot(), scores.own
     for row, name in enumerate(LABELS):
-        points, line, null_points, _ = figure.data[4 * row : 4 * row + 4]
+        points, line, null_points, *_ = figure.data[6 * row : 6 * row + 6]
         value, high = (data.measured.sel(quantity=name, end=end) for end in ("value", "high"))
         np.testing.assert_array_equal(points.x, value)
         np.testing.assert_array_equal(points.y, data["score"])
@@ -182,7 +183,7 @@ def test_the_scatter_has_a_row_a_measure_a_point_a_model_and_the_line(scores):
         np.testing.assert_array_equal(null_points.x, scores.null.measured.sel(quantity=name, end="value"))
         np.testing.assert_allclose(line.y, np.polyval(np.polyfit(value, data["score"], 1), line.x))
     r = scores.numbers("r", quantity="trace")
-    assert figure.layout.annotations[2].text == f"4 models: r = {r.with_interval:.2f}"
+    assert figure.layout.annotations[3].text == f"4 models: r = {r.with_interval:.2f}"
 
 
 def test_the_warning_is_drawn_and_in_a_sentence(of_mini):

@@ -24,7 +24,7 @@ from tl_posgen.position.substitution.hooks import (
 )
 from tl_posgen.position.substitution.numbers.splits import point_mass, triangle
 from tl_posgen.rope.splits import DistanceDistribution
-from tl_posgen.slash.ablation_hooks import ablate_bands
+from tl_posgen.slash import ablate_bands
 
 SOME = [("llama", "hooked"), ("llama_yarn", "bridge"), ("bloom", "bridge"), ("gptj", "bridge"), ("gpt2", "hooked")]
 

@@ -10,7 +10,7 @@ import torch
 import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.joining import KeyCut, cut_keys
-from tl_posgen.joining.key_cut import cut, less_control
+from tl_posgen.joining.key_cut import _cut as cut
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
@@ -95,27 +95,25 @@ def test_the_control_takes_as_much_energy_in_one_direction_a_key_head(small_mode
         assert not torch.allclose(other, changes[1])
 
 
-def test_rises_slash_and_interaction_are_those_of_the_running_model(mini, tokens, report, result):
-    data, own, plain = result.own, result.numbers, losses(mini, tokens)
-    rises = losses(mini, tokens, cut_keys(mini, 0.5)) - plain
-    np.testing.assert_allclose(data["rise"].sel(cut="mean", share=0.5), rises, atol=1e-6)
-    controls = [losses(mini, tokens, cut_keys(mini, 0, control=True, seed=seed)) - plain for seed in (0, 1)]
-    np.testing.assert_allclose(data["rise"].sel(cut="random", share=0), torch.stack(controls).mean(0), atol=1e-6)
-    alone = (losses(mini, tokens, cut_keys(mini, 0, layers=[2])) - plain).mean()
-    assert float(own("layer_rise", cut="mean", layer=2)) == pytest.approx(float(alone), abs=1e-6)
-    less = own.number(less_control(own.array("rise", share=0.5)))
-    both = [float(own("rise", cut=cut, share=0.5)) for cut in ("mean", "random")]
-    assert float(less) == pytest.approx(both[0] - both[1], abs=1e-12)
-    interaction = report["variance"].sel(tokens="without first")["interaction"]
-    for name in ("mean", "random"):
-        whole = data.sel(cut=name, share=1)
+def test_losses_slash_and_interaction_are_those_of_the_running_model(mini, tokens, report, result):
+    data, measure, plain = result.own, result.measure, losses(mini, tokens)
+    np.testing.assert_allclose(data["loss"].sel(condition="unchanged"), plain, atol=1e-6)
+    one = losses(mini, tokens, cut_keys(mini, 0.5))
+    np.testing.assert_allclose(data["loss"].sel(condition="mean direction, 0.5"), one, atol=1e-6)
+    controls = [losses(mini, tokens, cut_keys(mini, 0, control=True, seed=seed)) for seed in (0, 1)]
+    found = data["loss"].sel(condition="random direction, 0")
+    np.testing.assert_allclose(found, torch.stack(controls).mean(0), atol=1e-6)
+    rises = measure.rises(result.numbers)
+    both = [rises[f"{cut} direction, 0"].value for cut in ("mean", "random")]
+    assert measure.less_control(result.numbers, 0).value == pytest.approx(both[0] - both[1], abs=1e-12)
+    for name in ("unchanged", "mean direction, 1", "random direction, 1"):
+        whole = data.sel(condition=name)
+        interaction = report["variance"].sel(tokens="without first")["interaction"]
         np.testing.assert_allclose(whole["interaction"], interaction, rtol=1e-4)
         np.testing.assert_allclose(whole["slash_score"].mean("prompt"), report["slash"].own["best_score"], rtol=1e-4)
-        assert float(abs(whole["rise"]).max()) < 1e-5
         assert float(abs(whole["energy_taken"]).max()) < 1e-9
-    np.testing.assert_allclose(
-        *(data["energy_taken"].sel(cut=name).isel(layer=0) for name in ("mean", "random")), rtol=1e-3, atol=1e-9
-    )
+    taken = (data["energy_taken"].sel(condition=f"{cut} direction, 0.5", layer=0) for cut in ("mean", "random"))
+    np.testing.assert_allclose(*taken, rtol=1e-3, atol=1e-9)
 
 
 def test_the_interaction_of_cut_keys_is_that_of_captured_keys_projected(mini, tokens):
@@ -130,7 +128,7 @@ def test_the_interaction_of_cut_keys_is_that_of_captured_keys_projected(mini, to
     geometry = kept[0].geometry
     expected = variance_shares(reduce(add, moments), geometry.rope, geometry.scale, 32).within_rows.interaction
     found = KeyCut(shares=[0], controls=1)(mini, tokens, null_seeds=(), progress=False).own["interaction"]
-    np.testing.assert_allclose(found.sel(cut="mean", share=0, layer=0), expected, rtol=1e-4)
+    np.testing.assert_allclose(found.sel(condition="mean direction, 0", layer=0), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -139,36 +137,9 @@ def test_the_interaction_of_cut_keys_is_that_of_captured_keys_projected(mini, to
 def test_other_families(family_model, name, family_backend):
     tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
     model = family_model(name, family_backend)
-    found = KeyCut(shares=[0, 1], controls=1)(model, tokens, null_seeds=(), progress=False)
-    assert float(abs(found.own["rise"].sel(share=1)).max()) < 1e-4
-
-
-# What is shown
-
-
-def test_the_sentences_give_the_numbers(result):
-    own, (first, along) = result.numbers, result.findings()
-    assert f"{own('rise', cut='mean', share=0).with_interval:+.3f} nats (random init" in first
-    for name in ("mean", "random"):
-        for share in (0, 0.5, 1):
-            assert f"{own('interaction', cut=name, share=share).plain:.1%}" in along
-            assert f"{own('slash_score', cut=name, share=share).plain:.3f}" in along
-    table = result.table()
-    assert table.columns.tolist()[:3] == ["cut", "share", "rise of the loss"]
-    assert table["slash score"].iloc[0] == pytest.approx(float(own("slash_score", cut="mean", share=0)))
-
-
-def test_layers_of_deep_models_are_cut_alone_if_asked(mini, alice, monkeypatch):
-    monkeypatch.setattr("tl_posgen.joining.key_cut.MOST_LAYERS", 3)
-    found = KeyCut(shares=[0], controls=1)(mini, alice, length=16, n_prompts=1, null_seeds=(), progress=False)
-    assert "layer_rise" not in found.own
-    assert KeyCut(each_layer=True).prepare(mini, []).each_layer
-
-
-def test_figures_show_the_numbers(result):
-    lines = [one for one in result.plot().data if one.name == "mean direction"]
-    np.testing.assert_array_equal(lines[0].y, result.own["rise"].sel(cut="mean").mean("prompt"))
-    np.testing.assert_allclose(lines[2].y, result.own["interaction"].sel(cut="mean").mean(("layer", "head")))
+    found = KeyCut(shares=[0], controls=1)(model, tokens, null_seeds=(), progress=False)
+    expected = losses(model, tokens, cut_keys(model, 0))
+    np.testing.assert_allclose(found.own["loss"].sel(condition="mean direction, 0"), expected, atol=1e-5)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -11,7 +11,7 @@ from scipy import stats
 import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.joining import Profiles, scatter
-from tl_posgen.joining.profiles import METRICS, literature_metrics, permuted_overlaps
+from tl_posgen.joining.profiles import _literature_metrics, _permuted_overlaps
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.session import session_of
 from tl_posgen.position import Variance
@@ -44,7 +44,7 @@ def captured(model, layer=1, n=24):
 
 
 def overlaps(capture):
-    return permuted_overlaps(capture, np.random.default_rng(0))
+    return _permuted_overlaps(capture, np.random.default_rng(0))
 
 
 # The table
@@ -85,13 +85,6 @@ def test_models_without_rope_have_profiles_too(family_model, encoding):
     assert "zero by construction" in found.findings()[-1]
 
 
-def test_either_backend_gives_the_same_table(family_model, backend):
-    tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
-    models = (family_model("llama", one) for one in ("bridge", backend))
-    one, two = (Profiles(period=8)(each, tokens, null_seeds=(), progress=False).frame() for each in models)
-    np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4)
-
-
 def test_a_period_that_does_not_fit_is_refused(mini, alice):
     with pytest.raises(InputError, match="period=5000"):
         Profiles(period=5000)(mini, alice, length=16, n_prompts=1, progress=False)
@@ -104,7 +97,6 @@ def test_metrics_of_other_papers_are_columns_where_asked_for(mini, alice):
     cut = {"length": 32, "n_prompts": 2, "null_seeds": (), "progress": False}
     own, plain = (Profiles(metrics=metrics)(mini, alice, **cut) for metrics in ("literature", "own"))
     assert set(own.frame()) - set(plain.frame()) == set(LITERATURE)
-    assert set(own.own) - set(plain.own) == set(METRICS)
     np.testing.assert_array_equal(own.frame()[plain.frame().columns], plain.frame())
 
 
@@ -128,7 +120,7 @@ def test_a_head_without_rotation_is_symbolic(family_model, backend, name):
 
 def test_sink_rates_and_slow_means_are_those_of_brute_force(mini):
     capture = captured(mini)
-    found = literature_metrics(capture, 0)
+    found = _literature_metrics(capture, 0)
     sunk = [[float(head[i, 0]) > 0.3 for i in range(1, 24)] for head in capture.pattern]
     np.testing.assert_allclose(found["sink_rate"], np.mean(sunk, axis=1))
     assert 0 < found["sink_rate"].mean() < 1
@@ -143,19 +135,14 @@ def test_sink_rates_and_slow_means_are_those_of_brute_force(mini):
 # What is shown
 
 
-def test_the_sentence_gives_the_highest_numbers(result):
-    (sentence,) = result.findings()
-    assert f"induction {result.numbers.extreme('induction'):.2f} (random init" in sentence
-
-
 def test_any_two_columns_are_drawn_against_each_other(result):
-    figure = scatter(result, "interaction", "previous_token")
-    null, own = figure.data
+    figure = scatter(result, "interaction", "r1, k")
+    own, null = figure.data[:2]
     table = result.frame()
     np.testing.assert_array_equal(own.x, table["interaction"])
-    np.testing.assert_array_equal(own.y, table["previous_token"])
+    np.testing.assert_array_equal(own.y, table["r1, k"])
     np.testing.assert_array_equal(null.x, result.frame(init=result.numbers.inits[0])["interaction"])
-    rho = stats.spearmanr(table["interaction"], table["previous_token"]).statistic
+    rho = stats.spearmanr(table["interaction"], table["r1, k"]).statistic
     assert f"Spearman's rho over heads {rho:.2f} [" in figure.layout.meta["subtitle"]
     with pytest.raises(InputError, match="no column 'r1'; it has 'previous_token'"):
         scatter(result, "r1")

@@ -6,8 +6,6 @@ import shutil
 import pytest
 import torch
 from families import VOCAB, tokenizer
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError
@@ -15,7 +13,7 @@ from tl_posgen.models import memory
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import Choices, session_of
-from tl_posgen.models.tokens import bundled_text, read_text, text_ids, to_prompts, token_strings
+from tl_posgen.models.tokens import read_text, to_prompts, token_strings
 
 TEXT = "the cat sat on the mat. " * 400
 
@@ -41,14 +39,6 @@ def test_a_text_that_begins_with_bos_gets_no_second_one(llama):
         assert torch.equal(torch.stack(plain), torch.stack(begun))
     with pytest.raises(InputError, match="only 1 token"):
         to_prompts(llama, "<s>")
-
-
-def test_a_chat_is_the_ids_of_its_template(llama):
-    template = "{{ bos_token }}{% for one in messages %}{{ one.content }}{% endfor %}"
-    chat = [{"role": "user", "content": "the cat"}]
-    text = llama.tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)
-    expected = llama.tokenizer.apply_chat_template(chat, chat_template=template, return_dict=False)
-    assert to_prompts(llama, text)[0].tolist() == expected
 
 
 @pytest.mark.parametrize("adds_bos", [True, False])
@@ -90,52 +80,11 @@ def test_prompts_are_spread_over_all_of_the_texts(llama):
     assert len(to_prompts(llama, TEXT, length=10, n_prompts=len(every) // 2)) == len(every) // 2
 
 
-def test_length_alone_gives_every_full_prompt(llama):
-    text = "abcdefg" * 4
-    assert len(to_prompts(llama, text, length=10)) == 28 // 9
-
-
-def test_several_texts_are_one_prompt_each(llama):
-    assert [len(prompt) for prompt in to_prompts(llama, ["abc", "abcdef"])] == [4, 7]
-    assert len(to_prompts(llama, ["abc", "abcdef", "ab"], n_prompts=2)) == 2
-
-
 def test_ids_are_taken_as_they_are(llama):
     ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
     assert [prompt.tolist() for prompt in to_prompts(llama, ids)] == ids.tolist()
     assert to_prompts(llama, [3, 4, 5])[0].tolist() == [3, 4, 5]
     assert [prompt.tolist() for prompt in to_prompts(llama, torch.arange(6), length=3)] == [[0, 1, 2], [3, 4, 5]]
-
-
-@given(wanted=st.integers(1, 60), words=st.lists(st.sampled_from(["a", "cat", "the-mat"]), min_size=70, max_size=90))
-@settings(max_examples=25, deadline=None)
-def test_the_first_tokens_of_a_long_text_do_not_depend_on_where_it_is_cut(wanted, words):
-    text = " ".join(words) * 20
-    assert text_ids(tokenizer(), text, wanted)[:wanted] == own(text)[1 : wanted + 1]
-
-
-def test_only_a_beginning_of_a_long_text_is_tokenised(llama, monkeypatch):
-    lengths, real = [], llama.tokenizer
-    monkeypatch.setattr(
-        llama, "_tokenizer" if hasattr(llama, "_tokenizer") else "tokenizer", spy := _Spy(real, lengths)
-    )
-    assert spy.bos_token_id == 0
-    to_prompts(llama, TEXT * 50, length=20, n_prompts=2, consecutive=True)
-    assert sum(lengths) < len(TEXT)
-
-
-class _Spy:
-    """A tokenizer that notes how long the texts are."""
-
-    def __init__(self, real, lengths):
-        self.real, self.lengths = real, lengths
-
-    def __call__(self, text, **options):
-        self.lengths.append(len(text))
-        return self.real(text, **options)
-
-    def __getattr__(self, name):
-        return getattr(self.real, name)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +97,8 @@ class _Spy:
         (torch.tensor([[5]]), {}, "only 1 token"),
         ("abc", {"length": 10, "n_prompts": 1}, r"there are 3 tokens in 1 text\(s\), .* 1 prompts of 10 tokens"),
         ("abc", {"n_prompts": 2}, "2 prompts"),
-        (TEXT, {"length": 1}, "length 1"),
-        (TEXT, {"length": 8, "n_prompts": 0}, "n_prompts 0"),
+        (TEXT, {"length": 1}, "length=1: give a whole number, 2 or more"),
+        (TEXT, {"length": 8, "n_prompts": 0}, "n_prompts=0: give a whole number, 1 or more"),
         (torch.tensor([[1, VOCAB]]), {}, "token id 64 is outside the vocabulary of 64"),
         ([-1, 2], {}, "token id -1"),
         (torch.tensor([[0.5, 1.0]]), {}, "must be integers, not torch.float32"),
@@ -179,10 +128,6 @@ def test_a_text_for_a_model_without_tokenizer_is_refused(model):
     assert token_strings(model, torch.tensor([1, 2])) == ["1", "2"]
 
 
-def test_token_strings_keep_their_spaces(llama):
-    assert token_strings(llama, to_prompts(llama, "a cat")[0]) == ["<s>", "a", " ", "c", "a", "t"]
-
-
 def test_sentencepiece_token_strings_keep_their_spaces(shared):
     model = load_model(shared / "models/stories260K")
     (prompt,) = to_prompts(model, "Once upon a time")
@@ -205,10 +150,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     path.write_text("Down, down, down.", encoding="utf-8-sig")
     assert path.read_bytes()[:3] == b"\xef\xbb\xbf"
     assert read_text(path) == "Down, down, down."
-
-
-def test_the_bundled_text_is_read():
-    assert "Alice" in bundled_text()[:200]
 
 
 @pytest.mark.parametrize(

@@ -174,13 +174,13 @@ def test_two_prompts_leave_what_makes_the_difference(mini, reference):
 def test_deleting_terms_does_what_they_say(mini, reference):
     """All terms of a key deleted, as large as they are, leave its score at the baseline."""
     found = tl_posgen.explain(mini, PROMPT, 3, 1, reference=reference)
-    deletion, n = found._deletion, found.data.sizes["key"]
-    untouched = deletion.predicted(torch.zeros(n))
+    row, n = found._row, found.data.sizes["key"]
+    untouched = row.predicted(torch.zeros(n))
     np.testing.assert_allclose(untouched[1], found.data["attention"], rtol=1e-4)
     scores = torch.from_numpy(found.data["score"].values)
-    _, flat = deletion.predicted(scores)
+    _, flat = row.predicted(scores)
     np.testing.assert_allclose(flat, np.full(n, 1 / n), rtol=1e-3)
-    logits = tl_posgen.models.session_of(mini).backend.model(deletion.tokens[None])[0, -1].double().log_softmax(-1)
+    logits = tl_posgen.models.session_of(mini).backend.model(row.tokens[None])[0, -1].double().log_softmax(-1)
     torch.testing.assert_close(untouched[0], logits, rtol=0, atol=1e-4)
 
 

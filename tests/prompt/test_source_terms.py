@@ -35,7 +35,7 @@ def test_sources_and_planes_add_up_to_the_terms_of_the_whole(rope, source_q, sou
         whole_q, k.sum(0)[None], mean_query.sum(0)[None], mean_key.sum(0)[None], turn[None], rope, SCALE
     )
     for number, name in enumerate(TERMS):
-        torch.testing.assert_close(found[number].sum((-2, -1)), getattr(whole, name)[0, QUERY], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(found[number].sum((-2, -1)), whole[name][0, QUERY], rtol=1e-10, atol=1e-12)
 
 
 def test_one_entry_is_its_formula(rope):

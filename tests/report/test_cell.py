@@ -28,12 +28,6 @@ def test_a_result_shows_its_findings_its_table_and_its_first_figure(report):
     assert len(shown) < 200_000  # plotly's script comes once, from outside
 
 
-def test_a_result_without_a_figure_shows_the_rest(report):
-    assert (
-        "<ul>" in report["attention_examples"]._repr_html_() or "<table" in report["attention_examples"]._repr_html_()
-    )
-
-
 def test_a_report_shows_all_findings_and_one_table_a_head(report):
     shown = report._repr_html_()
     assert all(sentence.split("(")[0][:40] in shown for sentence in report.findings())

@@ -7,7 +7,7 @@ import pytest
 
 import tl_posgen
 from tl_posgen.core import registry
-from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.conversion.files import MINI
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 
 pytestmark = pytest.mark.soak  # every measure on one page: a minute or more
@@ -18,7 +18,7 @@ HOSTILE = [
     "<iframe/srcdoc='<script>alert(6)</script>'>", "{{7*7}}", "\\u003cscript\\u003e", "W" * 300,
 ]  # fmt: skip
 MEASURES = [  # every measure of a model and a text; two have options that a short text needs
-    measure.with_options({"budgets": (4,)} if measure.name == "rules" else {})
+    measure.with_options({"budget": 4} if measure.name == "rules" else {})
     for measure in map(registry.find, registry.BUILT_IN)
     if (measure.is_fed or measure.runs_model) and measure.name != "length_extrapolation"
 ]

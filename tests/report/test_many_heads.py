@@ -7,8 +7,8 @@ import xarray as xr
 from made_up import dataset_of, result_of
 
 from tl_posgen.core.report import unknown_measure
-from tl_posgen.report.figures import COLOURS, Panels, colours_of, finish, line
-from tl_posgen.report.head_figures import MOST_CURVES, head_rows, layer_curves, map_panels, said_of_rows
+from tl_posgen.report.figures import Panels, finish, line
+from tl_posgen.report.head_figures import MOST_CURVES, head_rows, layer_curves, said_of_rows
 
 PER_HEAD = ("init", "layer", "head", "d")
 
@@ -31,11 +31,6 @@ def test_ticks_of_given_places_are_thinned_with_their_texts():
 def test_a_column_a_layer_has_its_place():
     panels = Panels([f"layer {number}" for number in range(48)], columns=48)
     assert len({axis.domain for axis in panels.figure.select_xaxes()}) == 48
-
-
-def test_colours_differ_and_are_a_scale_where_there_are_many():
-    assert colours_of(3) == list(COLOURS[:3])
-    assert len(set(colours_of(48))) == 48
 
 
 @pytest.mark.parametrize("n", [MOST_CURVES, MOST_CURVES + 1])
@@ -65,10 +60,3 @@ def test_rows_are_heads_and_of_many_heads_their_layers_means():
     np.testing.assert_allclose(many.values, array.values.mean(1))
     assert "mean over the heads of each layer" in said_of_rows(many)
     assert said_of_rows(few) == ""
-
-
-def test_a_tall_figure_has_a_colour_bar_that_is_seen_at_once():
-    array = xr.DataArray(np.zeros((48, 40)), dims=("layer", "head"))
-    tall, low = (map_panels(["r"], [one], {"cmin": 0}).finish("r") for one in (array, array[:4]))
-    assert (tall.layout.height, tall.layout.coloraxis.colorbar.len) == (840, 400)
-    assert (low.layout.height, low.layout.coloraxis.colorbar.len) == (310, 170)

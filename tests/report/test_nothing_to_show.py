@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from plotly.graph_objects import Bar, Scatter
+from plotly.graph_objects import Scatter
 
 import tl_posgen
 from tl_posgen.models import bundled_text
-from tl_posgen.report.figures import NOTHING, Panels, has_numbers
+from tl_posgen.report.figures import NOTHING, Panels
 
 CUT = {"length": 18, "n_prompts": 1, "null_seeds": (0,), "progress": False}
 EDITS = {
@@ -36,10 +36,3 @@ def test_panels_say_that_there_is_nothing_to_show_where_no_trace_has_a_number(y,
     texts = [one.text for one in panels.finish("r").layout.annotations]
     assert (NOTHING in texts) == said
     assert NOTHING in [one.text for one in Panels([], specs=[[], []]).finish("r").layout.annotations]
-
-
-def test_horizontal_bars_are_numbers_by_their_lengths():
-    names = ["one", "two"]
-    assert not has_numbers(Bar(x=[float("nan"), float("nan")], y=names, orientation="h"))
-    assert has_numbers(Bar(x=[float("nan"), 0.5], y=names, orientation="h"))
-    assert has_numbers(Bar(x=names, y=[0.5, float("nan")]))

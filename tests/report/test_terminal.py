@@ -12,10 +12,9 @@ from rich.console import Console
 
 import tl_posgen
 from tl_posgen.claims import Claims
-from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.result import Result
-from tl_posgen.report.tables import cell, compact, print_frame, short
-from tl_posgen.report.terminal import MOST_LINES, flat_null, print_claims, print_heads, print_measures, print_report
+from tl_posgen.report.tables import cell, print_frame, short
+from tl_posgen.report.terminal import MOST_LINES, print_claims, print_heads, print_measures, print_report
 from tl_posgen.slash import slash_heads
 
 WIDTHS = (60, 80, 120)
@@ -60,18 +59,6 @@ def test_every_cell_of_a_frame_is_printed_whole_at_every_width(capsys, monkeypat
         assert max(map(len, text.splitlines())) <= width
 
 
-def test_columns_that_name_the_rows_stand_in_front_of_every_table(capsys, monkeypatch):
-    frame = FRAMES["heads"]
-    text = printed(capsys, monkeypatch, 60, lambda: print_frame(Console(markup=False), frame, "table"))
-    assert len(re.findall(r"^ *layer +head ", text, re.MULTILINE)) == text.count("table") > 1
-
-
-def test_headings_are_whole_where_there_is_room(capsys, monkeypatch):
-    frame = pd.DataFrame({"layer": [0], "highest_slash_score": [0.5]})
-    text = printed(capsys, monkeypatch, 60, lambda: print_frame(Console(markup=False), frame, "table"))
-    assert "layer  highest slash score" in text
-
-
 @pytest.fixture(scope="module")
 def report(mini, alice):
     measures = ["three_axis", "variance", "mean_key", "planes", "slash"]
@@ -101,15 +88,6 @@ def test_heads_stand_in_the_order_of_layers_also_where_some_are_left_out(capsys,
     assert (", the 5 of highest " in " ".join(text.split())) == (most == 5)
 
 
-def test_a_measure_without_a_null_leaves_its_cells_of_the_null_empty(capsys, monkeypatch, report):
-    alone = report["mean_key"].dataset.sel(init=["trained"])
-    one = {"variance": report["variance"], "mean_key": replace(report["mean_key"], dataset=alone)}
-    text = printed(capsys, monkeypatch, 120, print_report, tl_posgen.Report(one, report.provenance))
-    found = [re.findall(rf"^ +{word} +(.*)$", text, re.MULTILINE) for word in ("mean", "random", "shuffled")]
-    mean, *nulls = (len(row.split()) for (row,) in found)
-    assert nulls == [mean - 1] * 2
-
-
 @pytest.mark.parametrize("full", [False, True])
 def test_the_table_is_shown_where_a_measures_sentences_fail(capsys, report, full):
     class Broken(type(report["mean_key"].measure)):
@@ -122,35 +100,6 @@ def test_the_table_is_shown_where_a_measures_sentences_fail(capsys, report, full
             show(tl_posgen.Report(one, report.provenance), full=full)
         number = float(report["mean_key"].headline_frame().iloc[0, -1])
         assert {cell(number), short(number)} & set(capsys.readouterr().out.split())
-
-
-def test_two_columns_of_one_short_heading_are_both_shown(capsys, monkeypatch, report):
-    class Own(Measure):
-        variables = {"share": Variable("share", headline="own_share", short="r")}
-
-    data = report["three_axis"].dataset[["r"]].sel(tokens="all").rename(r="share") * 0 + 0.777
-    one = {"three_axis": report["three_axis"], "own": Result(Own(), data)}
-    text = printed(capsys, monkeypatch, 120, print_report, tl_posgen.Report(one, report.provenance))
-    assert ".777" in text
-    heading = next(line.split() for line in text.splitlines() if line.split()[:2] == ["L", "H"])
-    assert heading == ["L", "H", "r-3", "r-3", "row", "r"]
-
-
-def test_no_headline_is_left_out_of_a_measures_table(report):
-    result = report["variance"]
-    shown = compact(result).columns[2:]
-    declared = [one.label for name, one in result.measure.variables.items() if one.headline and name in result.own]
-    assert list(dict.fromkeys(name.split(", ")[0] for name in shown)) == declared
-    assert len(shown) == 5
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_number_of_a_measure_is_printed_whole(capsys, monkeypatch, width, report):
-    for result in report.values():
-        frame = compact(result)
-        text = printed(capsys, monkeypatch, width, lambda: print_frame(Console(markup=False), frame, "table"))  # noqa: B023
-        for name in frame.columns:
-            assert not {word for value in frame[name] for word in cell(value).split()} - set(text.split()), name
 
 
 def test_by_default_a_report_takes_40_lines_and_says_what_is_left_out(capsys, monkeypatch, report):
@@ -178,15 +127,6 @@ def test_many_heads_by_default_are_those_of_the_highest_headline(capsys, monkeyp
     assert f"{n} heads, the" in text
     rows = [line.split()[2] for line in text.splitlines() if re.match(r" +\d+ +\d+ ", line)]
     assert rows == [short(rank / n) for rank in ranks.ravel() if rank >= n - len(rows)]  # the highest, layer by layer
-
-
-def test_a_null_that_says_nothing_is_one_sentence(capsys, monkeypatch, report):
-    text = printed(capsys, monkeypatch, 120, partial(print_measures, full=True), report)
-    own = pd.DataFrame({"condition": ["a", "b"], "loss": [3.0, 4.0], "r": [float("nan")] * 2})
-    assert flat_null(own, own.assign(loss=[7.0, 7.001])) == "loss 7.000 to 7.001 in all 2 rows."
-    assert flat_null(own, own.assign(loss=[7.0, 7.1])) == ""
-    assert flat_null(own, own.iloc[:1]) == ""
-    assert text.count(": random init (seed 0)") == len([one for one in report.values() if one.nulls])
 
 
 @pytest.mark.parametrize("width", WIDTHS)

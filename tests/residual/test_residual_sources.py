@@ -7,7 +7,7 @@ from families import family_cases
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models import session_of
-from tl_posgen.residual.residual_sources import SourceReader, frozen_layer, residual_sources, source_vectors
+from tl_posgen.residual.residual_sources import SourceVectors, read_prompts, residual_sources
 
 TOKENS = torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
 LEARNED = {"gpt2", "opt", "gpt_neo"}
@@ -27,15 +27,12 @@ def test_sources_add_up_to_the_residual_stream_and_to_queries_and_keys(family_mo
     if name == "llama4":
         return  # its queries cannot be traced to what enters attention, which the capture refuses
     session, (capture,) = session_of(model), run(model, TOKENS[None], {"resid", "inputs"}, layers=[1])
-    for side, whole in (("query", capture.q), ("key", capture.k)):
-        frozen = frozen_layer(session, capture, side)
-        for head in range(4):
-            names, vectors = source_vectors(frozen.of_head(head), found.names, found.values, whole[head], torch.float32)
-            assert len(names) == len(vectors) == len(set(names))
-            reach = float(vectors.abs().max())
-            torch.testing.assert_close(vectors.sum(0), whole[head].double(), rtol=0, atol=3e-6 * reach)
-        means = frozen.mean_vectors(found.values)
-        torch.testing.assert_close(means, frozen.vectors(found.values)[:, :, 1:].mean(2), rtol=1e-9, atol=1e-12)
+    for side in ("q", "k"):
+        of_side = SourceVectors.of_capture(session, capture, found, side)
+        vectors, sums = of_side.vectors(), of_side.sums()
+        assert len(of_side.names) == len(vectors) == len(set(of_side.names))
+        torch.testing.assert_close(vectors.sum(0), of_side.whole, rtol=0, atol=3e-6 * float(vectors.abs().max()))
+        torch.testing.assert_close(sums.means, vectors[:, :, 1:].mean(2), rtol=1e-9, atol=1e-12)
 
 
 def test_a_model_without_mlps_has_none_among_its_sources(backend):
@@ -69,12 +66,10 @@ def test_a_source_is_what_is_missing_where_it_is_removed(family_model, backend):
 
 
 def test_a_layers_heads_are_one_source_where_that_is_asked_for(mini):
-    session, found = session_of(mini), {}
+    found = {}
     for by in ("head", "layer"):
-        reading = SourceReader(session, 2, by)
-        with reading.attached():
-            (capture,) = run(session, TOKENS[None], {"resid"}, layers=[2])
-        found[by] = reading.sources(2, capture.resid)
+        ((capture, reader),) = read_prompts(session_of(mini), [TOKENS], by, {"resid"}, layers=[2])
+        found[by] = reader.of_capture(capture)
     assert found["layer"].names == ("embed", "L0 attention", "L0 MLP", "L1 attention", "L1 MLP")
     fine = found["head"]
     heads = [value for name, value in zip(fine.names, fine.values, strict=True) if name.startswith("L1H")]

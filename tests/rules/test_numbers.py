@@ -12,7 +12,6 @@ from tl_posgen.rules.numbers import (
     drawn_scores,
     kept_keys,
     rule_scores,
-    squared_correlations,
 )
 
 ROPE = Rope(inverse_frequencies(4, 10.0), scaling=1.3)  # of six numbers, two do not rotate
@@ -25,7 +24,7 @@ def drawn():
     generator = torch.Generator().manual_seed(0)
     q, k = (1 + torch.randn(HEADS, N, 6, dtype=torch.float64, generator=generator) for _ in range(2))
     q_mean, k_mean = (torch.randn(HEADS, 6, dtype=torch.float64, generator=generator) for _ in range(2))
-    return q, k, Means(q_mean, k_mean, N, "uniform")
+    return q, k, Means(q_mean, k_mean, N)
 
 
 def product(q, k, turn):
@@ -35,7 +34,8 @@ def product(q, k, turn):
 
 
 def brute(rule, q, k, means, head, i, j):
-    u, ubar = turning_factors(torch.tensor([i - j]), ROPE, 6)[0], turning_factors(torch.arange(N), ROPE, 6).mean(0)
+    u, every = turning_factors(torch.tensor([i - j]), ROPE, 6)[0], turning_factors(torch.arange(N), ROPE, 6)
+    ubar = sum(one / (d + 1) for d, one in enumerate(every)) / sum(1 / (d + 1) for d in range(N))
     q_mean, k_mean, e = means.q[head], means.k[head], k[head, j] - means.k[head]
     d, key = product(q_mean, k_mean, u), product(q_mean, e, ubar)
     slope = SLOPES[head] * (i - j)
@@ -69,15 +69,6 @@ def test_the_mean_query_over_all_queries_is_the_mean_score(drawn):
     torch.testing.assert_close(torch.stack(every).mean(0), own)
 
 
-def test_turns_are_averaged_by_the_weights_of_distances(drawn):
-    q, k, _ = drawn
-    u = turning_factors(torch.arange(N), ROPE, 6)
-    of = {"near": [1 / (d + 1) for d in range(N)], "causal": [N - d for d in range(N)], "uniform": [1] * N}
-    for weights, each in of.items():
-        expected = sum(w * one for w, one in zip(each, u, strict=True)) / sum(each)
-        torch.testing.assert_close(Means(q[:, 0], k[:, 0], N, weights).turn(ROPE), expected)
-
-
 def test_kept_and_best_keys_are_those_of_a_sorted_list():
     generator = torch.Generator().manual_seed(1)
     scores = torch.randint(-2, 2, (3, N, N), generator=generator) * -0.25  # with equals, and with -0.0 and 0.0
@@ -90,17 +81,6 @@ def test_kept_and_best_keys_are_those_of_a_sorted_list():
                 expected = sorted(range(i + 1), key=lambda j: (scores[head, i, j].item(), j))[-budget:]
                 assert best[head, i, : len(expected)].tolist() == expected[::-1]
                 assert kept[head, i].nonzero()[:, 0].tolist() == sorted(expected)
-
-
-def test_squared_correlations_are_those_within_queries():
-    generator = torch.Generator().manual_seed(2)
-    x, y = (torch.randn(HEADS, N, N, dtype=torch.float64, generator=generator) for _ in range(2))
-    xy, xx, yy = squared_correlations(x, y.masked_fill(~VISIBLE, -torch.inf), VISIBLE)
-    for head in range(HEADS):
-        pairs = [[one[head, i, : i + 1] - one[head, i, : i + 1].mean() for one in (x, y)] for i in range(N)]
-        a, b = (torch.cat(one) for one in zip(*pairs, strict=True))
-        expected = [(a * b).sum(), (a * a).sum(), (b * b).sum()]
-        torch.testing.assert_close(torch.stack([xy, xx, yy])[:, head], torch.stack(expected))
 
 
 def test_draws_are_even_and_know_head_query_key_and_seed():

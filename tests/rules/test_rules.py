@@ -24,7 +24,7 @@ CHOSEN = ("window", "sinks", "slashes", "mean_query", "position_and_content")
 
 @pytest.fixture(scope="module")
 def result(mini, alice):
-    return Rules(rules=CHOSEN, budgets=[BUDGET])(mini, alice, null_seeds=(0,), **CUT)
+    return Rules(rules=CHOSEN, budget=BUDGET)(mini, alice, null_seeds=(0,), **CUT)
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +68,9 @@ def masks_of(model, rows, measured, rule, layer):
 @pytest.mark.parametrize("rule", ["window", "mean_query", "position_and_content"])
 def test_recall_is_that_of_brute_force(result, mini, rows, rule):
     pattern, kept = masks_of(mini, rows, rows[3], rule, 1)
-    at = {"rule": rule, "budget": BUDGET, "prompt": 3, "layer": 1}
+    at = {"rule": rule, "prompt": 3, "layer": 1}
     best = pattern.sort(-1, descending=True).values[:, BUDGET:, :BUDGET].sum(-1)
     held = (pattern * kept)[:, BUDGET:].sum(-1)
-    np.testing.assert_allclose(result.own["mass"].sel(at | {"tokens": "all"}), held.mean(-1), atol=2e-3)
     np.testing.assert_allclose(result.own["recall"].sel(at | {"tokens": "all"}), (held / best).mean(-1), atol=2e-3)
     rest = pattern.clone()
     rest[..., 0] = 0
@@ -99,42 +98,30 @@ def test_the_loss_is_that_of_the_hooked_model_behind_the_budget(result, mini, ro
     for rule in ("slashes", "drawn"):
         rise = token_losses(mini, odd, apply_rules(mini, result, rule)) - untouched
         assert rise[:, : BUDGET - 1].abs().max() < 1e-5
-        found = result.sel(rule=rule, budget=BUDGET)
-        np.testing.assert_allclose(found["rise"], rise[:, BUDGET:].mean(1), atol=1e-6)
-        np.testing.assert_allclose(found["loss"], untouched[:, BUDGET:].mean(1), atol=1e-6)
+        found = result.measure.rise_of(result.numbers).sel(init="trained", condition=rule)
+        np.testing.assert_allclose(found, rise[:, BUDGET:].mean(1), atol=1e-6)
 
 
 def test_rules_stand_between_drawn_and_the_best_keys(result):
-    recall = result.sel(budget=BUDGET, tokens="all")["recall"].mean(["prompt", "layer", "head"])
+    recall = result.sel(tokens="all")["recall"].mean(["prompt", "layer", "head"])
     assert float(recall.sel(rule="oracle")) == pytest.approx(1)
     found = [float(recall.sel(rule=rule)) for rule in ("drawn", "sinks", "position_and_content", "oracle")]
     assert found == sorted(found)
-    assert result.numbers("recall", rule="drawn", budget=BUDGET).nulls[0] > 0.8  # almost any keys will do
-
-
-def test_prompts_of_several_lengths_have_their_own_losses(mini, rows):
-    prompts = [row[: 40 - 3 * n] for n, row in enumerate(rows)]
-    found = Rules(rules=["vertical"], budgets=[BUDGET, 35])(mini, prompts, null_seeds=(), progress=False)
-    for number in (1, 3):
-        row = prompts[number][None]
-        rise = token_losses(mini, row, apply_rules(mini, found, "vertical", BUDGET)) - token_losses(mini, row)
-        measured = found.own["rise"].sel(rule="vertical", prompt=number)
-        assert float(measured.sel(budget=BUDGET)) == pytest.approx(float(rise[:, BUDGET:].mean()), abs=1e-6)
-        assert np.isnan(measured.sel(budget=35)) == (len(prompts[number]) <= 36)
+    assert result.numbers("recall", rule="drawn").nulls[0] > 0.8  # almost any keys will do
 
 
 @pytest.mark.parametrize(("name", "backend"), family_cases("gpt2", without=["llama4"]))
 def test_every_encoding_has_rules(family_model, name, backend):
     model, tokens = family_model(name, backend), torch.randint(2, 60, (2, 20), generator=torch.manual_seed(0))
-    found = Rules(budgets=[3])(model, tokens, null_seeds=(), progress=False)
-    recall = found.own["recall"].sel(tokens="all").squeeze(("budget", "prompt"))
+    found = Rules(budget=3)(model, tokens, null_seeds=(), progress=False)
+    recall = found.own["recall"].sel(tokens="all").squeeze("prompt")
     np.testing.assert_allclose(recall.sel(rule="oracle"), 1, atol=1e-3)
     assert bool(((recall > 0) & (recall < 1 + 1e-6)).all())
     rise = token_losses(model, tokens[1:], apply_rules(model, found, "vertical")) - token_losses(model, tokens[1:])
-    assert float(found.own["rise"].sel(rule="vertical").squeeze()) == pytest.approx(float(rise[:, 3:].mean()), abs=1e-6)
-    same = [found.own["mass"].sel(rule=rule).values for rule in ("slashes", "window")]
+    rises = found.measure.rises(found.numbers)
+    assert rises["vertical"].value == pytest.approx(float(rise[:, 3:].mean()), abs=1e-6)
     if name in ("gpt2", "bloom"):
-        np.testing.assert_allclose(*same, atol=1e-6)
+        np.testing.assert_allclose(recall.sel(rule="slashes"), recall.sel(rule="window"), atol=1e-6)
 
 
 # Hooks
@@ -165,7 +152,7 @@ def test_the_oracle_ranks_by_the_scores_of_the_pass(result, mini, rows):
 
 
 def test_chosen_heads_alone_have_rules(result, mini, rows):
-    found = Rules(rules=["window"], budgets=[BUDGET])(mini, rows, heads=["1.2", "3.0"], null_seeds=(), progress=False)
+    found = Rules(rules=["window"], budget=BUDGET)(mini, rows, heads=["1.2", "3.0"], null_seeds=(), progress=False)
     tokens = torch.stack(rows[1::2])
     losses = [
         token_losses(mini, tokens, hooks)
@@ -204,14 +191,12 @@ def test_a_model_of_other_weights_is_refused(result, mini):
 
 
 def test_bad_prompts_are_refused_before_work(mini, rows):
-    for prompts, message in ((rows[:1], "give two at least"), ([row[:7] for row in rows], "budgets up to 5")):
+    for prompts, message in ((rows[:1], "give two at least"), ([row[:7] for row in rows], "a budget of 5")):
         with pytest.raises(InputError, match=message):
-            Rules(budgets=[BUDGET])(mini, prompts, null_seeds=(), progress=False)
+            Rules(budget=BUDGET)(mini, prompts, null_seeds=(), progress=False)
 
 
-def test_pictures_and_tables_show_every_rule(result):
-    own, null = result.plot("recall").data
-    assert len(own.y) == len(null.y) == 16 * 6
-    table = result.table()
-    assert len(table) == 7
-    assert table["recall"][0] == pytest.approx(float(result.numbers("recall", rule="window", budget=BUDGET)))
+def test_the_table_shows_every_rule(result):
+    table = result.table().set_index("condition")
+    assert table.index.tolist() == ["unchanged", *CHOSEN, "drawn", "oracle"]
+    assert table["recall"]["window"] == pytest.approx(float(result.numbers("recall", rule="window")))

@@ -12,7 +12,8 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.errors import InputError
 from tl_posgen.models import geometry_of
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
-from tl_posgen.slash.head_groups import GROUPS, n_heads, n_slash_heads
+from tl_posgen.slash.band_ablation import n_slash_heads
+from tl_posgen.slash.head_groups import GROUPS, n_heads
 
 pytestmark = pytest.mark.longer
 

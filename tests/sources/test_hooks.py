@@ -36,11 +36,10 @@ def seen_under(model, hooks, layer, head, tokens=TOKENS, what="attn_scores"):
 
 def expected_pattern(model, row, layer, head, names, on, part, means):
     """Attention of one prompt by its captured queries and keys without what sources write."""
-    side = "key" if on == "keys" else "query"
+    side = on[0]
     capture, vectors = source_vectors(model, row, layer, side)
     live = sum(vectors[name] for name in names)
-    rows = [place for place, name in enumerate(means.sources[side]) if name in names]
-    constant = means.source_means[side][rows].sum(0)[:, None]
+    constant = means.sources[side].of_names(names).sum(0)[:, None] / means.sources[side].n
     gone = {"constant": constant.expand_as(live), "all": live, "varying": live - constant}[part]
     q, k = capture.q.double(), capture.k.double()
     q, k = (q, k - gone) if on == "keys" else (q - gone, k)
@@ -50,7 +49,7 @@ def expected_pattern(model, row, layer, head, names, on, part, means):
 
 @pytest.mark.parametrize("on", ["keys", "queries"])
 def test_without_any_source_scores_are_zero(mini, reference, on):
-    names = reference.layers[1].sources["key" if on == "keys" else "query"]
+    names = reference.layers[1].sources[on[0]].names
     hooks = remove_source(mini, names, "all", on, [(1, 2)], reference=reference)
     plain = seen_under(mini, (), 1, 2)
     assert seen_under(mini, hooks, 1, 2).abs().max() < 1e-4 * plain.abs().max()
@@ -63,7 +62,7 @@ def test_each_part_is_missing_from_the_attention_of_every_prompt_of_a_batch(fami
     reference = reference_of(model, TEXT, length=16, layers=[1])
     means = reference.layers[1]
     for on in ("keys", "queries"):
-        known = means.sources["key" if on == "keys" else "query"]
+        known = means.sources[on[0]].names
         names = [one for one in MLP if one in known]
         for part in ("constant", "varying", "all"):
             hooks = remove_source(model, names, part, on, [(1, 3)], reference=reference)
@@ -77,8 +76,7 @@ def test_each_part_is_missing_from_the_attention_of_every_prompt_of_a_batch(fami
 def test_names_of_groups_stand_for_what_they_are_made_of(mini, reference):
     pairs = [
         ("L0 attention", [f"L0H{head}" for head in range(4)]),
-        ("embed + L0 MLP", ["embed", "L0 MLP"]),
-        (["embed + L0 MLP", "L1H2"], ["embed", "L0 MLP", "L1H2"]),
+        (["embed", "L0 attention"], ["embed", *(f"L0H{head}" for head in range(4))]),
     ]
     for one, several in pairs:
         asked = (remove_source(mini, names, heads=[(2, 1)], reference=reference) for names in (one, several))

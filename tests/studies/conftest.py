@@ -3,7 +3,7 @@
 import pytest
 
 from tl_posgen.coupling import Coupling
-from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.conversion.files import MINI
 from tl_posgen.studies.emergence import emergence
 
 CUT = {"tokenizer": "mini", "length": 32, "n_prompts": 4, "progress": False}

@@ -7,8 +7,8 @@ import xarray as xr
 from tl_posgen.core import registry
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.position import ThreeAxis
-from tl_posgen.studies.curves import CURVES, array_of, followed, half_way, numbers_of
-from tl_posgen.studies.emergence import Emergence, values_of
+from tl_posgen.studies.curves import CURVES, followed, half_way, numbers_of
+from tl_posgen.studies.emergence import Emergence
 
 
 def over_training(dims=("checkpoint",), **values):
@@ -33,18 +33,19 @@ def test_half_of_the_change_is_found_first_and_for_good(values, expected):
     assert half_way(np.array(values)) == expected
 
 
-def test_a_per_head_number_is_its_mean_and_has_no_interval_without_groups_of_prompts():
-    own = over_training(("checkpoint", "layer", "head"), a_r=np.arange(12.0).reshape(2, 2, 3))
-    [curve] = followed(own.dataset)
-    np.testing.assert_array_equal(values_of(own, curve), [2.5, 8.5])
-    number = own.number(array_of(own, curve).isel(checkpoint=0))
-    assert (number.value, number.low) == (2.5, pytest.approx(np.nan, nan_ok=True))
-
-
-def test_a_number_by_prompt_has_its_interval():
-    own = over_training(("checkpoint", "prompt"), a_x=[[1.0, 2, 3, 4], [5, 5, 5, 5]])
-    [curve] = followed(own.dataset)
-    number = own.number(array_of(own, curve).isel(checkpoint=0))
+def test_numbers_over_steps_are_means_over_heads_and_have_the_interval_of_their_prompts():
+    values = {
+        "a_r": (("layer", "head"), np.arange(12.0).reshape(2, 2, 3)),
+        "a_x": (("prompt",), [[1.0, 2, 3, 4], [5] * 4]),
+    }
+    arrays = {
+        name: (("init", "checkpoint", *dims), [array], {"measure": "a"}) for name, (dims, array) in values.items()
+    }
+    arrays["step"] = (("checkpoint",), [0, 10])
+    own = Numbers(Emergence(), xr.Dataset(arrays, {"init": ["trained"]}, {"measures": ["a"]}))
+    first, last = (own.measure.at_steps(own, "a_r")[step] for step in (0, 10))
+    assert (first.value, last.value, np.isnan(first.low)) == (2.5, 8.5, True)
+    number = own.measure.at_steps(own, "a_x")[0]
     half = 3.1824 * np.std([1, 2, 3, 4], ddof=1) / 2
     assert (number.low, number.high) == pytest.approx((2.5 - half, 2.5 + half))
 

@@ -3,6 +3,7 @@ the command."""
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,23 +40,25 @@ def study(family_directory, tmp_path):
 def test_a_failing_model_is_one_line_and_is_tried_again_by_the_next_run(study, family_directory, tmp_path, capsys):
     out = tmp_path / "runs"
     first = sweep(study, out=out, progress=False)
-    before = {path.name: path.stat().st_mtime_ns for path in (out / JOBS).iterdir()}
+    before = {path.name: path.stat().st_mtime_ns for path in (out / JOBS).glob("*.nc")}
     assert first.finished == ("mini/bundled",)
     assert list(before) == ["mini-bundled.nc"]
     assert list(first.failed) == ["tiny/bundled"]
     assert first.failed["tiny/bundled"].startswith("ModelError: ")
     [line] = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
     assert line == f"tiny/bundled failed: {first.failed['tiny/bundled']}"
-    assert states(study, out) == {"mini/bundled": "finished", "tiny/bundled": "to do"}
+    failed = f"failed: {first.failed['tiny/bundled']}"
+    assert states(study, out) == {"mini/bundled": "finished", "tiny/bundled": failed}
     study["models"][1]["tokenizer"] = str(family_directory("llama"))
     assert sweep(study, out=out, progress=False).finished == ("mini/bundled", "tiny/bundled")
     assert {name: (out / JOBS / name).stat().st_mtime_ns for name in before} == before
-    assert sorted(path.name for path in out.iterdir()) == [JOBS]
+    assert set(states(study, out).values()) == {"finished"}
+    assert sorted(path.name for path in out.rglob("*")) == [JOBS, "mini-bundled.nc", "tiny-bundled.nc"]
 
     data = open_study(out)
     assert data["three_axis_r"].dims == ("init", "group", "model", "revision", "text", "tokens", "layer", "head")
-    assert data["init"].values.tolist() == ["trained", "0"]
-    options = {"measures": ["three_axis", "loss"], "shuffled_seeds": (), **CUT}
+    assert data["init"].values.tolist() == ["trained", "0", "shuffled 0"]
+    options = {"measures": ["three_axis", "loss"], **CUT}
     single = tl_posgen.analyze("mini", tl_posgen.models.bundled_text(), **options)
     of_mini = data["three_axis_r"].sel(model="mini", revision="main", text="bundled", drop=True)
     np.testing.assert_array_equal(of_mini, single["three_axis"].dataset["r"].transpose(*of_mini.dims))
@@ -70,7 +73,11 @@ def test_a_failing_model_is_one_line_and_is_tried_again_by_the_next_run(study, f
     assert kinds == ["models", "size"]
     for kind in kinds:
         assert len(report["study"].plot(kind).data) >= 2
-    assert "over 2 models (random init" in report.findings()[0]
+    assert re.search(r"over 2 models \(random init \S+, shuffled \S+\)", report.findings()[0])
+    assert report.provenance["shuffled_seeds"] == [0]
+    assert {trace.name.rpartition(", ")[2] for trace in report["study"].plot("size").data} == {
+        *("2 models", "random init (seed 0)", "shuffled weights (seed 0)")
+    }
     assert report.provenance["finished jobs"] == len(report["study"].frame()) == 2
     report.write(out / "report")
     xr.testing.assert_identical(tl_posgen.load(out / "report")["study"].dataset, report["study"].dataset)
@@ -222,7 +229,7 @@ def test_the_command_lists_runs_and_refuses(tmp_path, monkeypatch, capsys):
         return int(stop.value.code or 0), capsys.readouterr()
 
     code, said = run(tmp_path / "study.toml", "--list")
-    assert (code, said.out.split()) == (0, ["to", "do", "mini/bundled"])
+    assert (code, said.out.split()) == (0, ["mini/bundled", "to", "do"])
     assert not (tmp_path / "runs").exists()
     code, said = run(tmp_path / "study.toml")
     assert code == 0, said.err

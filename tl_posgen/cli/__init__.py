@@ -8,7 +8,7 @@ from typing import Any
 from tl_posgen.errors import PosgenError
 
 
-class Stopped(SystemExit):
+class _Stopped(SystemExit):
     """Ctrl-C, or the system's wish that the process end: what is half written is removed on the way out."""
 
     def __init__(self, number: int):
@@ -20,28 +20,22 @@ def main() -> None:
     """Entry point: what a user can mend is one line on stderr and exit code 2, never a traceback."""
 
     def stop(number: int, frame: Any) -> None:
-        raise Stopped(number)
+        raise _Stopped(number)
 
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)  # a terminal that has no "•", a name that is no UTF-8
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        from cyclopts import CycloptsError
-
         from tl_posgen.cli.commands import name_options, run
 
         words = sys.argv[1:]
         try:
             sys.exit(run(words))
-        except CycloptsError as error:
-            ours = isinstance(error.__cause__, PosgenError)  # of a converter
-            remedy = [] if ours else [f"(tl-posgen {' '.join(words[:1])} --help lists what there is)"]
-            print("error:", *str(error.__cause__ if ours else error).splitlines(), *remedy, file=sys.stderr)
         except (PosgenError, OSError) as error:  # OSError: what the system says of a path
             print("error:", *name_options(str(error), "".join(words[:1])).splitlines(), file=sys.stderr)
         sys.exit(2)
-    except Stopped as error:
+    except _Stopped as error:
         print(f"\nstopped by {error.name}", file=sys.stderr)
         raise
     finally:

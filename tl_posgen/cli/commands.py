@@ -10,7 +10,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 from cyclopts.validators import Number
 
 from tl_posgen.cli.options import (
@@ -23,103 +23,102 @@ from tl_posgen.cli.options import (
     parse_indices,
     parse_names,
 )
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, PosgenError
 
-LOADING = ("backend", "dtype", "device", "revision", "tokenizer")
-NULLS = ("null_seeds", "shuffled_seeds", "no_null")
-PAGE = ("out", "force", "full")
-TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive")
-SHARED = tuple(one.name for one in fields(Setup))
+_LOADING = ("backend", "dtype", "device", "revision", "tokenizer")
+_NULLS = ("null_seeds", "shuffled_seeds", "no_null")
+_PAGE = ("out", "force", "full")
+_TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive")
+_SHARED = tuple(one.name for one in fields(Setup))
 WRITTEN: dict[str, Callable[..., Any]] = {}  # name -> command that is a function below
 
 
 @dataclass(frozen=True)
-class MeasureCommand:
-    """A command that runs measures.
-
-    Attributes:
-        help: one line.
-        measures: names; an option that several have goes to each of them.
-        setup: defaults of the shared options, where they are not the usual ones.
-        backend: that is used where none is chosen.
-        without: shared options that mean nothing here.
-        with_flag: flag -> (measure that it adds, help).
-        lead: function of the report that makes the first table, as "module:function".
-    """
+class _MeasureCommand:
+    """A command that runs measures: help in one line; their names, where an option that several have goes to each of
+    them; defaults of the shared options, where they are not the usual ones; shared options that mean nothing here; and
+    the function of the report that makes the first table, as "module:function"."""
 
     help: str
     measures: Sequence[str]
     setup: Mapping[str, Any] = field(default_factory=dict)
-    backend: str | None = None
     without: tuple[str, ...] = ()
-    with_flag: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     lead: str = ""
 
 
 COMMANDS = {
-    "substitute": MeasureCommand(
-        "Replace the scores by position + content and measure the loss: does the model run on the split?",
-        ["substitution"],
+    "substitute": _MeasureCommand(
+        "Replace the scores by position + content: does the model run on the split?", ["substitution"]
     ),
-    "distance": MeasureCommand(
-        "Put every pair at a distance of your choosing: what stays of the scores, and of the loss?", ["dummy_distance"]
+    "distance": _MeasureCommand(
+        "Put every pair at a distance of your choosing: what stays of scores and loss?", ["dummy_distance"]
     ),
-    "perturb": MeasureCommand(
-        "Move tokens, positions or features: loss and cloze accuracy. How much order does the model need?",
-        ["perturbation"],
+    "perturb": _MeasureCommand(
+        "Move tokens, positions or features: how much order does the model need?", ["perturbation"]
     ),
-    "length": MeasureCommand(
+    "length": _MeasureCommand(
         "Run beyond the training length: do attention outputs stay in their distribution, and at what loss?",
         ["length_extrapolation"],
-        backend="bridge",
+        {"backend": "bridge", "length": None},
         without=("length",),
     ),
-    "planes": MeasureCommand(
-        "Magnitude and phase of queries and keys in RoPE's planes: could the model entangle, and did training?",
-        ["planes"],
+    "planes": _MeasureCommand("Magnitude and phase in RoPE's planes: can queries and keys entangle?", ["planes"]),
+    "perturb-planes": _MeasureCommand(
+        "Shuffle magnitudes, phases or positions in RoPE's planes: what does it cost?", ["plane_perturbation"]
     ),
-    "perturb-planes": MeasureCommand(
-        "Shuffle magnitudes, phases or positions in RoPE's planes: what does it cost, all at once and plane by plane?",
-        ["plane_perturbation"],
-    ),
-    "profiles": MeasureCommand(
-        "One row a head over all subjects: rank, interaction, slash, induction. What kind of head is it?",
-        ["profiles"],
-    ),
-    "cut-keys": MeasureCommand(
-        "Cut keys towards rank one in the running model: what becomes of interaction, slash and loss?",
-        ["key_cut"],
-    ),
-    "slash": MeasureCommand(
+    "profiles": _MeasureCommand("One row a head over all subjects: what kind of head is it?", ["profiles"]),
+    "cut-keys": _MeasureCommand("Cut keys towards rank one: what becomes of interaction, slash and loss?", ["key_cut"]),
+    "slash": _MeasureCommand(
         "Heads that attend a fixed distance back: which, on random tokens too, and why.",
         ["slash", "slash_planes", "cone", "slash_transfer", "slash_ablation", "band_ablation"],
         {"length": 512},
         lead="tl_posgen.slash.slash_heads:slash_heads",
     ),
-    "coupling": MeasureCommand(
-        "Coupling of residual Jacobians across layers, linearity and growth of the residual stream.",
-        ["coupling"],
-        {"length": 64},
-        with_flag={"between_tokens": ("token_coupling", "Also between tokens of a layer.")},
+    "coupling": _MeasureCommand(
+        "Coupling of residual Jacobians across layers, linearity and growth.", ["coupling"], {"length": 64}
     ),
 }
 
 
 def run(words: Sequence[str]) -> int:
-    """Run the command that these words name; return its exit code."""
+    """Run the command that these words name; return its exit code.
+
+    Raises:
+        InputError: words that are no command, or that it does not take.
+    """
     app, name = app_for(words), "".join(words[:1])
     if name and not name.startswith("-") and name not in app:
         from tl_posgen.core.registry import measurable, none_such
 
         measures = [one.replace("_", "-") for one in measurable()]
         raise InputError(none_such("command", name, list(dict.fromkeys([*WRITTEN, *COMMANDS, *measures]))))
-    return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
+    try:
+        return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
+    except CycloptsError as error:
+        if isinstance(error.__cause__, PosgenError):  # of a converter
+            raise error.__cause__ from error
+        raise InputError(f"{_refused(error, words)} (tl-posgen {name} --help lists what there is)") from error
+
+
+def _refused(error: CycloptsError, words: Sequence[str]) -> str:
+    """Return why words of a command line were refused."""
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        name, told = error.keyword or error.argument.name, (error.argument.parameter.help or "").rstrip(".")
+        return f"{name} needs a value ({told})"
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        word = error.unused_tokens[0]
+        before = [*words][words.index(word) - 1] if word in words else ""
+        if before.startswith("--"):
+            return f"{before} takes no value, and {word!r} follows it; its name alone switches it on"
+        return f"{word!r} is one word too many; options begin with --"
+    return str(error)
 
 
 def app_for(words: Sequence[str] = ()) -> App:
     """Return the commands. That of a measure has its options only if it is the first word: measures import torch.
 
-    Every measure is a command by its own name, too; the list of commands shows those of `COMMANDS`.
+    Every measure is a command by its own name, too; the list of commands shows those of `COMMANDS`. A measure that one
+    of these runs alone has its settings: "length" of "length-extrapolation".
     """
     app = App(
         name="tl-posgen",
@@ -129,81 +128,66 @@ def app_for(words: Sequence[str] = ()) -> App:
         help_format="plaintext",
         default_parameter=Parameter(allow_repeating=True),  # the last one counts
     )
+    asked = "".join(words[:1])
     for name, function in WRITTEN.items():
         app.command(function, name=name)
-    asked = "".join(words[:1])
     for name, chosen in COMMANDS.items():
         if name != asked:
             app.command(App(name=name, help=chosen.help))
-    if asked and asked not in app and (chosen := command_of_measure(asked)) is not None:
-        app.command(measure_command(asked, chosen), name=asked)
+    if not asked or asked in app:
+        return app
+    from tl_posgen.core import registry
+
+    measure = asked.replace("-", "_")
+    alone = [one for one in COMMANDS.values() if one.measures == [measure]]
+    chosen = COMMANDS.get(asked) or next(iter(alone), None)
+    if chosen is None and measure in registry.names():
+        kind = registry.find_or_none(measure)
+        chosen = _MeasureCommand(kind.question, [measure]) if kind and (kind.is_fed or kind.runs_model) else None
+    if chosen is not None:
+        app.command(_measure_command(asked, chosen), name=asked)
     return app
 
 
-def command_of_measure(name: str) -> MeasureCommand | None:
-    """Return the command of a measure, also by its own name, "three-axis"; None where there is no such measure.
-
-    That of `COMMANDS` which runs it alone, with its settings, where there is one: "length" of "length-extrapolation".
-    """
-    from tl_posgen.core import registry
-
-    known = name.replace("-", "_")
-    alone = [one for one in COMMANDS.values() if one.measures == [known]]
-    if name in COMMANDS or alone:
-        return COMMANDS.get(name) or alone[0]
-    kind = registry.find_or_none(known) if known in registry.names() else None
-    return MeasureCommand(kind.question, [known]) if kind and (kind.is_fed or kind.runs_model) else None
-
-
-def measure_command(name: str, chosen: MeasureCommand) -> Callable[..., Any]:
+def _measure_command(name: str, chosen: _MeasureCommand) -> Callable[..., Any]:
     """Return a command with the options of its measures and the shared ones."""
-    from tl_posgen.core.registry import find, measure_from
+    from tl_posgen.core.registry import find
 
-    every = [*chosen.measures, *(measure for measure, _ in chosen.with_flag.values())]
-    kinds = {measure: kind for measure in every if (kind := find(measure)) is not None}
+    kinds = [kind for one in chosen.measures if (kind := find(one)) is not None]
     own: dict[str, inspect.Parameter] = {}
-    for kind in kinds.values():  # where two measures have an option, the default of the first is shown
+    for kind in kinds:  # where two measures have an option, the default of the first is shown
         own = measure_options(kind) | own
-    own |= {flag: option(flag, bool, False, text) for flag, (_, text) in chosen.with_flag.items()}
 
     def run(*, setup: Setup, **given: Any) -> None:
-        added = [measure for flag, (measure, _) in chosen.with_flag.items() if given.pop(flag, False)]
         asked = []
-        for kind in (kinds[one] for one in [*chosen.measures, *added]):
+        for kind in kinds:
             names = {one.name for one in fields(kind)}
             asked.append(kind.with_options({name: value for name, value in given.items() if name in names}))
-        cut = setup.cut
-        if "length" in chosen.without:
-            cut["length"] = None
-        words, model = setup.words(), setup.pretrained(chosen.backend if setup.backend == "auto" else None)
+        cut, words, model = setup.cut, setup.words(), setup.pretrained()
         from tl_posgen.core.engine import analyze
         from tl_posgen.core.report import Report
 
         with setup.parts() as parts:
             found = analyze(model, words, measures=asked, skip_unsupported=True, keep=parts, **cut)
-        first = [name for name in (measure_from(one).name for one in asked) if name in found]
+        first = [name for name in chosen.measures if name in found]
         report = Report({name: found[name] for name in (*first, *found)}, found.provenance)  # then what they are after
         setup.present(report, parts=parts, lead=resolve_name(chosen.lead)(found) if chosen.lead else None)
 
     run.__doc__ = chosen.help
-    defaults = {"prompts": max(kind.usual_prompts for kind in kinds.values()), **chosen.setup}
+    defaults = {"prompts": max(kind.usual_prompts for kind in kinds), **chosen.setup}
     return as_command(run, own, name=name, without=chosen.without, **defaults)
 
 
-RENAMED = {"n_prompts": "prompts"}  # keywords of the library whose option has another name
-VALUE = r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\([^)]*\)|[\w.-]+)"""
+_RENAMED = {"n_prompts": "prompts"}  # keywords of the library whose option has another name
+_VALUE = r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\([^)]*\)|[\w.-]+)"""
 
 
 def name_options(message: str, command: str) -> str:
     """Return a message of the library with the command's options in place of keywords.
 
     Example:
-        >>> name_options("no tokenizer there; give tokenizer=, the directory", "emerge")
-        'no tokenizer there; give --tokenizer, the directory'
         >>> name_options("n_prompts = 0; load it with backend=\\"bridge\\"", "coupling")
         '--prompts 0; load it with --backend bridge'
-        >>> name_options("gamma 2.0 is outside [0, 1]; from_layer leaves none", "substitute")
-        '--gamma 2.0 is outside [0, 1]; --from-layer leaves none'
     """
 
     def written(flag: str, found: re.Match[str]) -> str:
@@ -215,9 +199,9 @@ def name_options(message: str, command: str) -> str:
         return message
     function: Any = app[command].default_command
     taken = inspect.signature(function).parameters
-    options = {name: name for name in taken} | {name: one for name, one in RENAMED.items() if one in taken}
+    options = {name: name for name in taken} | {name: one for name, one in _RENAMED.items() if one in taken}
     for name, own in options.items():
-        keyword = rf"(?<![\w.-])(?<!\w\(){name}(?: ?=(?: ?(?P<value>{VALUE}))?" + (r"|\b)" if "_" in name else ")")
+        keyword = rf"(?<![\w.-])(?<!\w\(){name}(?: ?=(?: ?(?P<value>{_VALUE}))?" + (r"|\b)" if "_" in name else ")")
         named = re.compile(rf"{keyword}|^{name}(?= [-\d\['])")  # else it is a word of prose
         message = named.sub(partial(written, f"--{own.replace('_', '-')}"), message)
     return message
@@ -241,7 +225,7 @@ def command(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Callab
             key: option(key, one.annotation, one.default, words[key]).replace(kind=one.kind)
             for key, one in parameters.items()
         }
-        WRITTEN[name] = as_command(function, own, name=name, without=without if takes_setup else SHARED, **defaults)
+        WRITTEN[name] = as_command(function, own, name=name, without=without if takes_setup else _SHARED, **defaults)
         return function
 
     return register
@@ -287,7 +271,7 @@ def measures(*, full: bool = False) -> None:
     print_known_measures(full=full)
 
 
-@command(without=(*TEXT, "seed", *NULLS, *PAGE))
+@command(without=(*_TEXT, "seed", *_NULLS, *_PAGE))
 def check(*, setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
     from tl_posgen.models.layer_table import check as run
@@ -295,8 +279,15 @@ def check(*, setup: Setup) -> None:
     run(setup.pretrained().load())
 
 
-@command(without=("model", *TEXT, *LOADING, *NULLS))
-def toy(*, setup: Setup, distance: int = 3, planes: str = "all", seeds: int = 3, steps: int = 1500) -> None:
+@command(without=("model", *_TEXT, *_LOADING, *_NULLS))
+def toy(
+    *,
+    setup: Setup,
+    distance: int = 3,
+    planes: str = "all",
+    seeds: Annotated[int, Parameter(validator=Number(gte=1))] = 3,
+    steps: int = 1500,
+) -> None:
     """Train the shallow RoPE transformer that grows a slash-dominant head.
 
     Args:
@@ -311,7 +302,7 @@ def toy(*, setup: Setup, distance: int = 3, planes: str = "all", seeds: int = 3,
     setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
 
 
-@command(without=("model", "revision", "prompt", "shuffled_seeds"), length=64)
+@command(without=("model", "revision", "prompt"), length=64)
 def coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: int = 10) -> None:
     """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?
 
@@ -347,7 +338,7 @@ def emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None,
     setup.present(found, parts=parts)
 
 
-@command(without=("length", "prompts", "consecutive", "seed", *NULLS))
+@command(without=("length", "prompts", "consecutive", "seed", *_NULLS))
 def explain(
     *, prompt: str, head: str, setup: Setup, query: int = -1, against: int | None = None, other: str | None = None
 ) -> None:
@@ -370,7 +361,7 @@ def explain(
     print(f"\nPage: {found.write(setup.out, force=setup.force)}")
 
 
-@command(without=tuple(one for one in SHARED if one not in PAGE))
+@command(without=tuple(one for one in _SHARED if one not in _PAGE))
 def compare(first: Path, second: Path, /, *, setup: Setup) -> None:
     """Show what changes per head from one report to another; intervals are paired where the prompts are the same.
 
@@ -413,7 +404,8 @@ def sweep(
     from tl_posgen.studies.sweep import sweep as run
 
     if list:
-        print(*(f"{state:10} {job}" for job, state in states(study, out).items()), sep="\n")
+        known = states(study, out)
+        print(*(f"{job:{max(map(len, known))}}  {state}" for job, state in known.items()), sep="\n")
         return 0
     swept = run(study, out=out, workers=workers, ray=ray)
     if swept.finished:
@@ -431,7 +423,6 @@ def claims(
     setup: Setup,
     papers: str = "position,slash,coupling",
     checkpoints: list[str] | None = None,
-    stability: bool = False,
 ) -> None:
     """Run every measure that a claim of the papers needs, and table each claim: held, partly, or not, by how much.
 
@@ -440,11 +431,10 @@ def claims(
     Args:
         papers: Any of position, slash, coupling.
         checkpoints: A checkpoint of the model in training; repeat, in order.
-        stability: Judge again at half and at twice the prompts.
     """
     cut, words, model = setup.cut, setup.words(), setup.pretrained()
     from tl_posgen.claims import judge_claims
     from tl_posgen.report.terminal import print_claims
 
-    how = {"papers": parse_names(papers) or [], "checkpoints": checkpoints or [], "stability": stability}
+    how = {"papers": parse_names(papers) or [], "checkpoints": checkpoints or []}
     setup.present(judge_claims(model, words, keep=setup.out, **how, **cut), print_claims)

@@ -17,9 +17,8 @@ from cyclopts.validators import Number
 
 from tl_posgen.errors import InputError, OutputError
 
-MOST_INDICES = 100_000
-GROUP = "Model, text, output"  # heading of the shared options
-CUTS = ("length", "prompts", "consecutive")  # options that cut a text
+_MOST_INDICES = 100_000
+_GROUP = "Model, text, output"  # heading of the shared options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class Setup:
     text: str | None = None
     prompt: str | None = None
     dataset: str | None = None
-    length: Annotated[int, Parameter(validator=Number(gte=2))] = 256
+    length: Annotated[int | None, Parameter(validator=Number(gte=2))] = 256
     prompts: Annotated[int, Parameter(validator=Number(gte=1))] = 4
     consecutive: bool = False
     backend: str = "auto"
@@ -117,12 +116,11 @@ class Setup:
         require_free(self.out, self.force)
         require_writable(self.out)
 
-    def pretrained(self, backend: str | None = None) -> Any:
+    def pretrained(self) -> Any:
         """Return the model, to be loaded by what measures it."""
         from tl_posgen.models.loading.load import Pretrained
 
-        how = (backend or self.backend, self.dtype, self.device)
-        return Pretrained(self.model, *how, revision=self.revision, tokenizer=self.tokenizer)
+        return Pretrained(self.model, **self.place, revision=self.revision, tokenizer=self.tokenizer)
 
     def parts(self) -> Any:
         """Return the place where finished parts are kept, so that a stopped command goes on from them."""
@@ -180,21 +178,18 @@ def as_command(
     defaults = {"out": f"report-{name}"} | defaults
     words, hints = argument_help(Setup), inspect.get_annotations(Setup)
     shared = {
-        field.name: option(
-            field.name, hints[field.name], defaults.get(field.name, field.default), words[field.name], group=GROUP
-        )
-        for field in fields(Setup)
-        if field.name not in {*without, *own}
+        one.name: option(one.name, hints[one.name], defaults.get(one.name, one.default), words[one.name], group=_GROUP)
+        for one in fields(Setup)
+        if one.name not in {*without, *own}
     }
 
     def run(*arguments: Any, **given: Any) -> Any:
-        cuts = [f"--{one}" for one in CUTS if one in given]
+        cuts = [f"--{one}" for one in ("length", "prompts", "consecutive") if one in given]
         if cuts and given.get("prompt") is not None and "prompt" in shared:
             raise InputError(f"{cuts[0]} cuts a text, and --prompt is taken whole; give one of them")
-        if not shared:
-            return function(*arguments, **given)
-        setup = Setup(**defaults | {one: given.pop(one) for one in shared if one in given})
-        return function(*arguments, setup=setup, **given)
+        if shared:
+            given["setup"] = Setup(**defaults | {one: given.pop(one) for one in shared if one in given})
+        return function(*arguments, **given)
 
     signature = inspect.Signature([*own.values(), *shared.values()])
     run.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
@@ -208,7 +203,7 @@ def option(
 ) -> inspect.Parameter:
     """Return an option with its help; lists are written with commas, and a flag of a measure can be switched off."""
     shown = False if default is None or default == () or default is False else as_words
-    kinds = alternatives(annotation)
+    kinds = _alternatives(annotation)
     if float in kinds:
         # of int | float cyclopts would read 0.5 as the whole number 0
         annotation = reduce(or_, [kind for kind in kinds if kind is not int])
@@ -226,16 +221,15 @@ def measure_options(kind: Any) -> dict[str, inspect.Parameter]:
 
     words, found = argument_help(kind), {}
     for one in fields(kind):
-        annotation, more = annotations_of(kind)[one.name], {}
-        if not is_writable(annotation):
+        kinds, more = _alternatives(annotations_of(kind)[one.name]), {}
+        if any(_is_a(kind, Mapping) for kind in kinds):
             continue
-        kinds = list(map(plain, alternatives(annotation)))
-        if lists := list(filter(is_list, kinds)):
-            kinds, more = lists, {"converter": partial(_convert_list, annotation), "n_tokens": 1}
-        default, told = one.default, words.get(one.name, "")
-        found[one.name] = option(
-            one.name, reduce(or_, kinds), default, told[:1].upper() + told[1:], of_measure=True, **more
-        )
+        if lists := [kind for kind in kinds if _is_a(kind, Sequence)]:
+            more = {"converter": partial(_convert_list, kinds), "n_tokens": 1}
+            kinds = [Sequence[reduce(or_, _alternatives(get_args(kind)[0]))] for kind in lists]
+        told = words.get(one.name, "")
+        told, annotation = told[:1].upper() + told[1:], reduce(or_, kinds)
+        found[one.name] = option(one.name, annotation, one.default, told, of_measure=True, **more)
     return found
 
 
@@ -249,30 +243,18 @@ def argument_help(described: Any) -> dict[str, str]:
     return found
 
 
-def plain(annotation: Any) -> Any:
-    """Return an annotation without its constraints, those of a list's entries too."""
+def _alternatives(annotation: Any) -> list[Any]:
+    """Return the types of a union without their constraints; of another annotation itself alone."""
     if get_origin(annotation) is Annotated:
-        return plain(get_args(annotation)[0])
-    return Sequence[reduce(or_, alternatives(get_args(annotation)[0]))] if is_list(annotation) else annotation
-
-
-def alternatives(annotation: Any) -> list[Any]:
-    """Return the types of a union; of another annotation itself alone."""
-    annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+        return _alternatives(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [one for part in get_args(annotation) for one in alternatives(part)]
+        return [one for part in get_args(annotation) for one in _alternatives(part)]
     return [annotation]
 
 
-def is_list(annotation: Any) -> bool:
+def _is_a(annotation: Any, kind: type) -> bool:
     origin = get_origin(annotation)
-    return isinstance(origin, type) and issubclass(origin, Sequence)
-
-
-def is_writable(annotation: Any) -> bool:
-    """Return whether words of a command line can give an option."""
-    origins = map(get_origin, alternatives(annotation))
-    return not any(isinstance(origin, type) and issubclass(origin, Mapping) for origin in origins)
+    return isinstance(origin, type) and issubclass(origin, kind)
 
 
 def _convert_whole(_: Any, tokens: Sequence[Any]) -> int:
@@ -284,14 +266,14 @@ def _convert_whole(_: Any, tokens: Sequence[Any]) -> int:
         raise InputError(f"{token.keyword} {token.value!r}: give a whole number") from None
 
 
-def _convert_list(annotation: Any, _: Any, tokens: Sequence[Any]) -> Any:
-    """Return the words of an option as its annotation has them: a list, or a name that may stand in its place."""
-    kinds, words, name = alternatives(annotation), tokens[-1].value, tokens[-1].keyword
+def _convert_list(kinds: Sequence[Any], _: Any, tokens: Sequence[Any]) -> Any:
+    """Return the words of an option as its types have them: a list, or a name that may stand in its place."""
+    words, name = tokens[-1].value, tokens[-1].keyword
     if any(get_origin(kind) is Literal and words in get_args(kind) for kind in kinds):
         return words
     if not words.strip():
         return []
-    entries = alternatives(next(get_args(kind)[0] for kind in kinds if is_list(kind)))
+    entries = _alternatives(next(get_args(kind)[0] for kind in kinds if _is_a(kind, Sequence)))
     if entries == [int]:
         return parse_indices(words, name)
     if float not in entries:
@@ -304,12 +286,7 @@ def _convert_list(annotation: Any, _: Any, tokens: Sequence[Any]) -> Any:
 
 
 def as_words(value: Any) -> str:
-    """Return a default as a command line would give it.
-
-    Example:
-        >>> as_words((0, 0.05, 0.5)), as_words("head"), as_words(16)
-        ('0,0.05,0.5', 'head', '16')
-    """
+    """Return a default as a command line would give it: 0,0.05,0.5."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return f"{value:g}" if isinstance(value, float) else str(value)
     return ",".join(as_words(one) for one in value)
@@ -323,20 +300,17 @@ def parse_indices(words: str | None, name: str) -> list[int] | None:
         spans = [[int(end) for end in part.split("-")] for part in words.split(",")]
     except ValueError:
         spans = []
-    if not spans or any(len(span) > 2 or span[0] > span[-1] for span in spans):
+    if down := [span for span in spans if len(span) == 2 and span[0] > span[1]]:
+        raise InputError(f"{name} {words!r}: a range counts up; write {down[0][1]}-{down[0][0]}")
+    if not spans or any(len(span) > 2 for span in spans):
         raise InputError(f"{name} {words!r}: write indices and ranges such as 0,2-4")
-    if sum(span[-1] - span[0] for span in spans) > MOST_INDICES:
-        raise InputError(f"{name} {words!r}: more than {MOST_INDICES} indices; write a shorter range")
+    if sum(span[-1] - span[0] for span in spans) > _MOST_INDICES:
+        raise InputError(f"{name} {words!r}: more than {_MOST_INDICES} indices; write a shorter range")
     return [index for span in spans for index in range(span[0], span[-1] + 1)]
 
 
 def parse_heads(words: str | None) -> list[Any] | None:
-    """Return heads as names, or as indices that are meant in every chosen layer.
-
-    Example:
-        >>> parse_heads("L3H1,0.2"), parse_heads("0,2-4")
-        (['L3H1', '0.2'], [0, 2, 3, 4])
-    """
+    """'L3H1,0.2' -> ['L3H1', '0.2'], heads by name; '0,2-4' -> [0, 2, 3, 4], indices in every chosen layer."""
     if words is None or not re.search(r"[.hH(]", words):
         return parse_indices(words, "--heads")
     return [name.strip() for name in re.findall(r"\([^)]*\)|[^,]+", words)]

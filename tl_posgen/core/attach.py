@@ -8,11 +8,11 @@ from tl_posgen.core import registry
 from tl_posgen.core.engine import Measures, require_prompts, supported
 from tl_posgen.core.feed import Feed, one_pass
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import NullModels, check_seed
+from tl_posgen.core.null_models import NullModels
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import result_of
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, check_seed
 from tl_posgen.hooks.given import every_hook_firing
 from tl_posgen.models.capture.capturing import captures_from_cache, capturing
 from tl_posgen.models.provenance import provenance_of

@@ -16,7 +16,7 @@ from tl_posgen.arithmetic import full_precision
 from tl_posgen.core import registry
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import NullModels, check_seed, check_seeds, null_models_of
+from tl_posgen.core.null_models import NullModels, check_seeds, null_models_of
 from tl_posgen.core.numbers import SHUFFLED, TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
@@ -31,12 +31,12 @@ from tl_posgen.core.store import (
     require_options,
     require_same,
 )
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.hooks.given import Hooks, check_hooks, under
 from tl_posgen.models import open_model
-from tl_posgen.models.conversion.weights import release
 from tl_posgen.models.loading.load import is_ours
 from tl_posgen.models.loss import require_context, require_one_length
+from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
 from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.selection import head_name, select_heads
@@ -125,18 +125,18 @@ def analyze(
         ['layer', 'head', 'r', 'r_within_rows']
     """
     # refused without a model
-    seed, known, asked = check_seed(seed), check_after(after), registry.requested(measures)
+    seed, asked, metric = check_seed(seed), registry.requested(measures), as_metric(metric)
+    known = check_after(after)
     if not isinstance(null_seeds, NullModels):
         check_seeds(null_seeds)
     if shuffled_seeds is not None:
         check_seeds(shuffled_seeds, "shuffled_seeds")
     require("streaming", streaming, bool | None)
     require("consecutive", consecutive, bool)
-    metric = as_metric(metric)
-    to_measure = [measure for measure in asked if measure.name not in known]
     for measure in asked:
         if measure.name in known:
             require_options(measure, known[measure.name])
+    to_measure = [measure for measure in asked if measure.name not in known]
 
     # refused before a forward pass
     in_place = is_ours(model)
@@ -150,27 +150,25 @@ def analyze(
             raise InputError("keep: another run cannot know what a metric does; give one of them")
     choices = Choices(streaming, max((measure.matrices for measure in to_measure), default=0), metric)
     nulls = null_models_of(session, null_seeds, shuffled_seeds)
-    counted = Passes.counted(shown=progress)
     with (
         session.exclusive("analyze"),
         session.choosing(choices),
-        counted as passes,
+        Passes.counted(shown=progress) as passes,
         keeping as parts,
     ):
         to_measure = supported(to_measure, model, skip_unsupported)
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-        rows = _rows_of_measures(to_measure, known, session, prompts, cut)
+        rows = _rows_of_measures(to_measure, session, prompts, cut, [result.measure for result in known.values()])
         chosen_heads = select_heads(model, layers, heads)
-        lists = {id(one): one for one in rows.values()}  # one for all measures that share prompts
-        of_rows = {key: provenance_of(session, one, nulls.seeds, nulls.shuffled, seed) for key, one in lists.items()}
-        provenances = {name: of_rows[id(one)] for name, one in rows.items()}
         details: dict[str, Any] = hooked | drawn(**cut)  # what the provenance says beside
         if layers is not None or heads is not None:
             details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
         if metric is not None:
             details["metric"] = metric.name
+        lists = {id(one): one for one in rows.values()}  # one for all measures that share prompts
+        of_rows = {key: provenance_of(session, one, nulls.seeds, nulls.shuffled, seed) for key, one in lists.items()}
         for name, result in known.items():
-            require_same(name, result, provenances[name] | details)
+            require_same(name, result, of_rows[id(rows[name])] | details)
             if nulls.for_runs and (lacking := [one for one in nulls if one not in result.numbers.nulls]):
                 raise InputError(
                     f"after: {name} was measured without {null_label(lacking[0])}; leave it out to measure it anew"
@@ -180,17 +178,23 @@ def analyze(
             which = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads}
             depends_on = configuration_of(session, prompts, **cut, **which, seed=seed, streaming=streaming)
         where = {"layers": layers, "heads": heads}
-        analysis = Analysis(session, prompts, rows, where, seed, fwd_hooks, nulls, in_place, passes, parts, depends_on)
+        analysis = _Analysis(session, prompts, rows, where, seed, fwd_hooks, nulls, in_place, passes, parts, depends_on)
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
         if progress and not passes.stages:
             passes.plan(_stages_of(session, prepared, prompts, rows, where, seed, nulls))
 
         # the passes
-        results = analysis.results(prepared, known, {name: one | details for name, one in provenances.items()})
+        sides = analysis.sides(prepared, known)
         if nulls is not null_seeds:
             nulls.free_memory()
         if in_place:
             release(model)
+    results = dict(known)
+    for measure in prepared:
+        each = {init: side[measure.name] for init, side in sides.items() if measure.name in side}
+        seeds = [int(init.removeprefix(SHUFFLED)) for init in each if init.startswith(SHUFFLED)]
+        provenance = of_rows[id(rows[measure.name])] | details | {"shuffled_seeds": seeds}
+        results[measure.name] = result_of(measure, each, provenance)
     found = {measure.name: results[measure.name] for measure in asked if measure.name in results}
     first = dict(next(iter(found.values())).provenance)
     first["shuffled_seeds"] = max((one.provenance.get("shuffled_seeds", []) for one in found.values()), key=len)
@@ -198,7 +202,7 @@ def analyze(
 
 
 @dataclass
-class Analysis:
+class _Analysis:
     """An analysis once everything is checked: its measures of the model, then of each null model, part by part.
 
     Attributes:
@@ -224,94 +228,77 @@ class Analysis:
     depends_on: Mapping[str, Any]
     trained: Mapping[str, xr.Dataset] = field(default_factory=dict)
 
-    def results(
-        self, measures: Sequence[Measure], known: Mapping[str, Result], provenances: Mapping[str, Mapping[str, Any]]
-    ) -> dict[str, Result]:
-        """Return the result of every measure by name, those known before too."""
+    def sides(self, measures: Sequence[Measure], known: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
+        """Return the datasets by measure, of the model and of each null model that any is repeated on."""
         self.trained = self.datasets(measures, None, {name: one.own for name, one in known.items()})
         sides = {TRAINED: self.trained}
         for init in self.null_models:
             before = {name: one.sel(init=init) for name, one in known.items() if init in one.numbers.nulls}
             if asked := [measure for measure in measures if _is_measured(measure, init, self.null_models)]:
                 sides[init] = self.datasets(asked, init, before)
-        found = dict(known)
-        for measure in measures:
-            each = {init: sides[init][measure.name] for init in sides if measure.name in sides[init]}
-            seeds = [int(init.removeprefix(SHUFFLED)) for init in each if init.startswith(SHUFFLED)]
-            found[measure.name] = result_of(measure, each, {**provenances[measure.name], "shuffled_seeds": seeds})
-        return found
+        return sides
 
     def datasets(
         self, measures: Sequence[Measure], init: str | None, before: Mapping[str, xr.Dataset]
     ) -> dict[str, xr.Dataset]:
         """Return the dataset of every measure for one model, by name: the shared pass, then those that run it."""
-        label = self.label(init)
-        fed = [measure for measure in measures if measure.is_fed]
+        label = self.session.label if init is None else null_label(init)
         found = dict(before)
-        if fed:
+        if fed := [measure for measure in measures if measure.is_fed]:
             name = _name_of_shared(fed)
             with self.passes.stage(name, label):
-                found |= self.kept(name, fed, init, {}, partial(self.feed, fed, init))
+                found |= self.kept(
+                    f"{name} {label}", fed, self.dependencies(fed[0], init, {}), partial(self.feed, fed, init)
+                )
         for measure in (one for one in measures if one.runs_model):
             names = [*(kind.name for kind in measure.after), *([measure.name] if measure.is_fed else [])]
             read = {name: found[name] for name in names}
+            depends_on, name = self.dependencies(measure, init, read), f"{measure.name} {label}"
             with self.passes.stage(measure.name, label):
-                found |= self.kept(measure.name, [measure], init, read, partial(self.run, measure, init, read))
+                make = partial(self.run, measure, init, read, partial(self.parts.condition, name, measure, depends_on))
+                found |= self.kept(name, [measure], depends_on, make)
         return {measure.name: found[measure.name] for measure in measures}
 
     def kept(
         self,
         name: str,
         measures: Sequence[Measure],
-        init: str | None,
-        read: Mapping[str, xr.Dataset],
+        depends_on: Mapping[str, Any],
         make: Callable[[], Mapping[str, xr.Dataset]],
     ) -> dict[str, xr.Dataset]:
-        """Return the finished part of these measures and this model, or make it: arrays as a file gives them back."""
-
-        def stored_alike() -> dict[str, xr.Dataset]:
-            return {name: contiguous(data) for name, data in make().items()}
-
-        if self.parts.directory is None:
-            return stored_alike()
-        depends_on = self.dependencies(measures[0], init, read)
-        return self.parts.datasets(f"{name} {self.label(init)}", measures, depends_on, stored_alike)
+        """Return the finished part of these measures and a model, or make it: arrays as a file gives them back."""
+        return self.parts.datasets(
+            name, measures, depends_on, lambda: {name: contiguous(data) for name, data in make().items()}
+        )
 
     def dependencies(self, measure: Measure, init: str | None, read: Mapping[str, xr.Dataset]) -> dict[str, Any]:
-        """Return all that numbers of a measure and a model depend on, beside its options."""
+        """Return all that kept numbers of a measure and a model depend on, beside its options."""
+        if self.parts.directory is None:
+            return {}
         more = {"tokens": content(self.rows[measure.name]), "after": content(read)}
         return {**self.depends_on, **more, **({} if init is None else {"null_model": init})}
 
-    def label(self, init: str | None) -> str:
-        """Return the name of the model, or of a null model."""
-        return self.session.label if init is None else null_label(init)
-
-    def title(self, label: str) -> str:
-        """Return the label as titles have it: with the metric that is called the loss."""
+    def built(self, init: str | None) -> tuple[str, str, Session]:
+        """Return (label, title, model) of an init: a label says where a random init has the very weights of the model,
+        a title also the metric that is called the loss."""
+        label, session = self.session.label, self.session
+        if init is not None:
+            label, session = self.null_models.build(init, in_place=self.in_place)
         metric = self.session.choices.metric
-        return label if metric is None else f"{label}, loss = {metric.name}"
-
-    def built(self, init: str | None) -> tuple[str, Session]:
-        """Return (title, model) of an init; a title says where a random init has the very weights of the model."""
-        if init is None:
-            return self.label(None), self.session
-        return self.null_models.build(init, in_place=self.in_place)
+        return label, label if metric is None else f"{label}, loss = {metric.name}", session
 
     def feed(self, measures: Sequence[Measure], init: str | None) -> dict[str, xr.Dataset]:
         """Return the datasets of measures that share one pass."""
-        rows = self.rows[measures[0].name]
-        label, session = self.built(init)
+        _, title, session = self.built(init)
         with session.choosing(self.session.choices), under(session, self.hooks):
-            how = {**self.where, "label": self.title(label), "intervals": init is None, "seed": self.seed}
-            return one_pass(session, rows, measures, **how)
+            how = {**self.where, "label": title, "intervals": init is None, "seed": self.seed}
+            return one_pass(session, self.rows[measures[0].name], measures, **how)
 
-    def run(self, measure: Measure, init: str | None, read: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
+    def run(
+        self, measure: Measure, init: str | None, read: Mapping[str, xr.Dataset], keep: Callable[..., xr.Dataset]
+    ) -> dict[str, xr.Dataset]:
         """Return the dataset of a measure that runs the model."""
-        label, session = self.built(init)
-        keep = None
-        if self.parts.directory is not None:
-            depends_on = self.dependencies(measure, init, read)
-            keep = partial(self.parts.condition, f"{measure.name} {self.label(init)}", measure, depends_on)
+        label, title, session = self.built(init)
         run = Run(
             measure=measure,
             session=session,
@@ -323,13 +310,13 @@ class Analysis:
             label=label,
             before=read,
             trained=self.trained.get(measure.name),
-            keep=keep,
+            keep=None if self.parts.directory is None else keep,
         )
         with session.choosing(self.session.choices), under(session, self.hooks):
             data = measure.of_model(run)
         if measure.is_fed:
             data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
-        return {measure.name: data.assign_attrs(model=self.title(label))}
+        return {measure.name: data.assign_attrs(model=title)}
 
 
 def _stages_of(
@@ -357,10 +344,9 @@ def _stages_of(
 def planned(model: Any, prompts: Prompts, measures: Sequence[Measure], settings: Mapping[str, Any]) -> list[Stage]:
     """Return the stages of `analyze(model, prompts, measures=measures, **settings)` of a loaded model, or refuse it."""
     session, cut = session_of(model), {name: settings[name] for name in ("length", "n_prompts", "consecutive")}
-    rows = _rows_of_measures(measures, {}, session, prompts, cut)
+    rows = _rows_of_measures(measures, session, prompts, cut)
     prepared = [measure.prepare(session.model, rows[measure.name]) for measure in measures]
-    where = {"layers": None, "heads": None}
-    nulls = null_models_of(session, settings["null_seeds"], None)
+    where, nulls = {"layers": None, "heads": None}, null_models_of(session, settings["null_seeds"], None)
     return _stages_of(session, prepared, prompts, rows, where, settings["seed"], nulls)
 
 
@@ -385,25 +371,21 @@ def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[
 
 
 def _rows_of_measures(
-    measures: Sequence[Measure],
-    known: Mapping[str, Result],
-    session: Session,
-    prompts: Any,
-    cut: Mapping[str, Any],
+    measures: Sequence[Measure], session: Session, prompts: Any, cut: Mapping[str, Any], known: Sequence[Measure] = ()
 ) -> dict[str, list[Tensor]]:
-    """Return the token ids of every prompt by measure, one list for all that take them alike; of results known before
+    """Return the token ids of every prompt by measure, one list for all that take them alike; of measures known before
     too, as their provenance is compared. Prompts that a measure cannot take are refused."""
     found: dict[str, list[Tensor]] = {}
     shared: list[Tensor] | None = None
     if any(measure.one_length for measure in measures) and isinstance(cut["length"], int):
         require_context(session, cut["length"])
-    for measure in [*measures, *(result.measure for result in known.values())]:
+    for measure in [*measures, *known]:
         if type(measure).prompt_tokens is not Measure.prompt_tokens:
             found[measure.name] = list(measure.prompt_tokens(session.model, prompts, **cut))
         else:
             shared = to_prompts(session, prompts, **cut) if shared is None else shared
             found[measure.name] = shared
-        if measure.name not in known:
+        if measure not in known:
             require_prompts(measure, session, found[measure.name])
     return found
 

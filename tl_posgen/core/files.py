@@ -20,13 +20,13 @@ from xarray.backends import H5NetCDFStore
 
 from tl_posgen.errors import InputError, OutputError, PosgenError
 
-PARTIAL = ".partial-"  # prefix of directories for unfinished files
-REPORT = ("index.html", "results.nc", "summary.json")  # the files of a report
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
-TRAILER = re.compile(rb"\ntl_posgen sha256 ([0-9a-f]{64})\n")
-TRAILER_SIZE = len("\ntl_posgen sha256 \n") + 64
-AS_JSON = "tl_posgen json "  # before a string that HDF5 cannot hold, written as JSON
-UNHELD = re.compile(f"[\0\ud800-\udfff]|^{AS_JSON}")  # NUL, half of a surrogate pair, what would be read as JSON
+_PARTIAL = ".partial-"  # prefix of directories for unfinished files
+_REPORT = ("index.html", "results.nc", "summary.json")  # the files of a report
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_TRAILER = re.compile(rb"\ntl_posgen sha256 ([0-9a-f]{64})\n")
+_TRAILER_SIZE = len("\ntl_posgen sha256 \n") + 64
+_AS_JSON = "tl_posgen json "  # before a string that HDF5 cannot hold, written as JSON
+_UNHELD = re.compile(f"[\0\ud800-\udfff]|^{_AS_JSON}")  # NUL, half of a surrogate pair, what would be read as JSON
 
 # Writing
 
@@ -63,7 +63,7 @@ def write_files(directory: str | os.PathLike, files: Mapping[str, bytes]) -> Non
 
 def _replace(directory: Path, files: Mapping[str, bytes]) -> None:
     """Write all files beside their places, as far as the disk itself, then rename each."""
-    with tempfile.TemporaryDirectory(dir=directory, prefix=PARTIAL) as new:
+    with tempfile.TemporaryDirectory(dir=directory, prefix=_PARTIAL) as new:
         places = {Path(new, str(n)): (directory / name).resolve() for n, name in enumerate(files)}
         for (unfinished, place), data in zip(places.items(), files.values(), strict=True):
             if place.exists() and not place.is_file():
@@ -87,7 +87,7 @@ def require_writable(directory: str | os.PathLike) -> Path:
     directory = as_path(directory)
     with _output_errors(directory):
         there = next(one for one in (directory, *directory.parents) if one.exists())
-        with tempfile.TemporaryDirectory(dir=there, prefix=PARTIAL) as scratch:
+        with tempfile.TemporaryDirectory(dir=there, prefix=_PARTIAL) as scratch:
             (scratch / directory.relative_to(there)).mkdir(parents=True, exist_ok=True)
     return directory
 
@@ -98,7 +98,7 @@ def require_free(directory: str | os.PathLike, force: bool = False) -> None:
     Raises:
         OutputError: one of the files of a report is there.
     """
-    there = [name for name in REPORT if not force and os.path.lexists(as_path(directory) / name)]
+    there = [name for name in _REPORT if not force and os.path.lexists(as_path(directory) / name)]
     if there:
         held = f"{directory}: holds another run's {there[0]}"
         raise OutputError(f"{held}; choose another place, or give force=True to replace it")
@@ -126,7 +126,7 @@ def netcdf_bytes(groups: Mapping[str, xr.Dataset]) -> bytes:
     memory = io.BytesIO()  # HDF5 that cannot finish writing to a full disk takes the process down
     with h5netcdf.File(memory, "w") as file:
         for group, dataset in groups.items():
-            _with_strings(dataset, held_string).dump_to_store(H5NetCDFStore(file, group=group, mode="a"))
+            _with_strings(dataset, _held_string).dump_to_store(H5NetCDFStore(file, group=group, mode="a"))
     return memory.getvalue() + b"\ntl_posgen sha256 %s\n" % hashlib.sha256(memory.getvalue()).hexdigest().encode()
 
 
@@ -139,7 +139,7 @@ def read_netcdf(path: Path) -> dict[str, xr.Dataset]:
     _require_undamaged(path)
     groups = xr.open_groups(path, engine="h5netcdf")
     try:
-        return {name: _with_strings(group.load(), given_string) for name, group in groups.items()}
+        return {name: _with_strings(group.load(), _given_string) for name, group in groups.items()}
     finally:
         for group in groups.values():
             group.close()
@@ -149,17 +149,17 @@ def read_attributes(path: Path) -> dict[str, Any]:
     """Return the attributes of a file of `netcdf_bytes` without reading arrays; errors as in `read_netcdf`."""
     _require_undamaged(path)
     with h5netcdf.File(path, "r") as file:
-        return {name: _changed_strings(value, given_string) for name, value in file.attrs.items()}
+        return {name: _changed_strings(value, _given_string) for name, value in file.attrs.items()}
 
 
 def _require_undamaged(path: Path) -> None:
     """Refuse a file whose bytes have changed since it was written."""
-    size, digest = path.stat().st_size - TRAILER_SIZE, hashlib.sha256()
+    size, digest = path.stat().st_size - _TRAILER_SIZE, hashlib.sha256()
     with path.open("rb") as file:
-        if file.read(len(SIGNATURE)) != SIGNATURE:
+        if file.read(len(_SIGNATURE)) != _SIGNATURE:
             raise InputError(f"{path}: not a results file; give a .nc file that .save() wrote")
         file.seek(max(size, 0))
-        trailer = TRAILER.fullmatch(file.read())
+        trailer = _TRAILER.fullmatch(file.read())
         if trailer is None:
             raise InputError(f"{path}: ends without its checksum: cut short or changed; copy it again, or measure anew")
         file.seek(0)
@@ -182,31 +182,29 @@ def readable(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be read ({reason}); give a .nc file that .save() wrote") from error
 
 
-def held_string(text: str) -> str:
+def _held_string(text: str) -> str:
     """Return a string as HDF5 can hold it, which takes no NUL and no half of a surrogate pair.
 
     Example:
-        >>> held_string("a"), held_string("a\\0"), given_string(held_string("a\\0")) == "a\\0"
+        >>> _held_string("a"), _held_string("a\\0"), _given_string(_held_string("a\\0")) == "a\\0"
         ('a', 'tl_posgen json "a\\\\u0000"', True)
     """
-    return AS_JSON + json.dumps(text) if UNHELD.search(text) else text
+    return _AS_JSON + json.dumps(text) if _UNHELD.search(text) else text
 
 
-def given_string(text: str) -> str:
-    """Return the string that `held_string` was given."""
-    return json.loads(text.removeprefix(AS_JSON)) if text.startswith(AS_JSON) else text
+def _given_string(text: str) -> str:
+    """Return the string that `_held_string` was given."""
+    return json.loads(text.removeprefix(_AS_JSON)) if text.startswith(_AS_JSON) else text
 
 
 def _with_strings(data: xr.Dataset, change: Callable[[str], str]) -> xr.Dataset:
-    """Return the dataset with every string in arrays, labels and attributes changed; itself where none changes."""
-    arrays: dict[Any, xr.Variable] = {}
-    for name, array in data.variables.items():
-        before = array.values
-        values, attrs = _changed_strings(before, change), _changed_strings(array.attrs, change)
-        if values is not before or str(attrs) != str(array.attrs):
-            arrays[name] = xr.Variable(array.dims, values, attrs)
-    labels = {name: arrays.pop(name) for name in list(arrays) if name in data.coords}
-    return data.assign(arrays).assign_coords(labels).assign_attrs(_changed_strings(data.attrs, change))
+    """Return the dataset with every string in arrays, labels and attributes changed."""
+    arrays = {
+        name: xr.Variable(one.dims, _changed_strings(one.values, change), _changed_strings(one.attrs, change))
+        for name, one in data.variables.items()
+    }
+    labels = {name: arrays.pop(name) for name in data.coords}
+    return xr.Dataset(arrays, labels, _changed_strings(data.attrs, change))
 
 
 def _changed_strings(value: Any, change: Callable[[str], str]) -> Any:

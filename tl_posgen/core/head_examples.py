@@ -15,7 +15,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import token_strings
 
-MOST_CHOSEN = 6  # heads that are all shown where the user chose them
+_MOST_CHOSEN = 6  # heads that are all shown where the user chose them
 Pick = tuple[int, int, str]  # layer, head, why
 
 
@@ -24,7 +24,7 @@ def pick_heads(values: pd.Series, n: int, why: tuple[str, str], chosen: Any = No
     user has chosen a few heads."""
     ranked = values.dropna().sort_values(ascending=False)
     heads = [(int(layer), int(head)) for layer, head in ranked.index.to_list()]
-    if chosen is not None and len(heads) <= MOST_CHOSEN:
+    if chosen is not None and len(heads) <= _MOST_CHOSEN:
         return [(*head, "chosen") for head in heads]
     n = max(1, min(n, len(heads) // 2))
     highest = [(*head, why[0]) for head in heads[:n]]

@@ -11,7 +11,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 
 
-class LayerKey(NamedTuple):
+class _LayerKey(NamedTuple):
     """Layer and prompt that values belong to, without what was captured of them."""
 
     layer: int
@@ -19,10 +19,6 @@ class LayerKey(NamedTuple):
     heads: list[int]
     prompt: int
     length: int
-
-    @classmethod
-    def of_capture(cls, capture: LayerCapture) -> "LayerKey":
-        return cls(capture.layer, capture.geometry, list(capture.heads), capture.prompt, capture.length)
 
 
 @dataclass(frozen=True)
@@ -35,15 +31,16 @@ class HostCopies:
         copied: event of the device behind the copies; None where there was nothing to wait for.
     """
 
-    place: LayerKey
+    place: _LayerKey
     values: Mapping[str, Mapping[str, Any]]
     copied: Any = None
 
     @classmethod
     def start(cls, capture: LayerCapture, values: Mapping[str, Mapping[str, Any]]) -> "HostCopies":
         """Start the copies. CUDA copies into pinned memory while it computes; other devices are waited for here."""
-        place, device = LayerKey.of_capture(capture), capture.device
-        copies = {name: {key: on_host(value) for key, value in of_one.items()} for name, of_one in values.items()}
+        place = _LayerKey(capture.layer, capture.geometry, list(capture.heads), capture.prompt, capture.length)
+        copies = {name: {key: _on_host(value) for key, value in of_one.items()} for name, of_one in values.items()}
+        device = capture.device
         return cls(place, copies, torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None)
 
     def arrived(self) -> "HostCopies":
@@ -53,13 +50,13 @@ class HostCopies:
         return self
 
 
-def on_host(value: Any) -> Any:
+def _on_host(value: Any) -> Any:
     """Return a value with the tensors in it, and in lists and dataclasses in it, copied to the host; CUDA is not waited
     for."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", non_blocking=value.is_cuda)
     if isinstance(value, list):
-        return [on_host(one) for one in value]
+        return [_on_host(one) for one in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{one.name: on_host(getattr(value, one.name)) for one in fields(value) if one.init})
+        return replace(value, **{one.name: _on_host(getattr(value, one.name)) for one in fields(value) if one.init})
     return value

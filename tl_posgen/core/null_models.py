@@ -5,9 +5,9 @@ from typing import Any
 
 from tl_posgen.core.numbers import SHUFFLED, shuffled_label
 from tl_posgen.core.options import fits
-from tl_posgen.errors import InputError
-from tl_posgen.models.conversion.weights import release
+from tl_posgen.errors import MOST_SEEDS, InputError
 from tl_posgen.models.loading.nulls import random_like, shuffle, shuffled_like
+from tl_posgen.models.memory import release
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
 from tl_posgen.models.session import Session, session_of
@@ -101,20 +101,10 @@ def null_models_of(model: Session, seeds: Sequence[int] | NullModels, shuffled: 
     return NullModels(model, seeds.seeds, seeds.shuffled if seeds.for_runs else None)
 
 
-MOST = 2**32  # torch generators read 32 bits of a seed: larger ones would share their draws
-
-
 def check_seeds(seeds: Any, name: str = "null_seeds") -> list[int]:
     """Return seeds as a list; InputError for anything else than a sequence of different integers."""
-    if not fits(seeds, Sequence[int]) or not all(0 <= seed < MOST for seed in seeds):
+    if not fits(seeds, Sequence[int]) or not all(0 <= seed < MOST_SEEDS for seed in seeds):
         raise InputError(f"{name}={seeds!r}: give whole numbers below 2^32, such as (0,) or (0, 1, 2), or () for none")
     if len(set(seeds)) < len(seeds):
         raise InputError(f"{name}={list(seeds)}: each seed may stand only once")
     return [int(seed) for seed in seeds]
-
-
-def check_seed(seed: Any) -> int:
-    """Return a seed of draws; InputError for anything else than a whole number, 0 to 2^32 - 1."""
-    if not fits(seed, int) or not 0 <= seed < MOST:
-        raise InputError(f"seed = {seed!r}: give a whole number, 0 or more, below 2^32")
-    return int(seed)

@@ -16,7 +16,7 @@ from tl_posgen.core.formatting import in_ranges
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS
 from tl_posgen.core.number import NULLS, AtHead, Number, mean_of_nulls
 from tl_posgen.errors import InputError
-from tl_posgen.stats.agreement import fisher_interval, pearson, spearman
+from tl_posgen.stats.correlations import fisher_interval, pearson, spearman
 from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ ALL = "all"  # label of all prompts along the dim "group"; the others leave one 
 SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
 KEPT = ("init", "group", "end", *SAMPLED)
 MOST_LABELS = 16  # along a dim of positions, distances, .. whose numbers go into summary.json; names all do
-MOST_PLACES = 128  # along all such dims together: no maps of short prompts
-MOST_SHOWN = 20  # labels that a message lists
+_MOST_PLACES = 128  # along all such dims together: no maps of short prompts
+_MOST_SHOWN = 20  # labels that a message lists
 
 
 def shuffled_label(seed: int) -> str:
@@ -87,9 +87,11 @@ class Numbers:
             return self.shown().to_html(index=False, border=0)
 
     def bounds_of(self, name: str) -> Bounds | None:
-        """Return the range of a variable's values; None where it declares none."""
-        variable = self.measure.variables.get(name)
-        return variable.bounds if variable else None
+        """Return the range of a variable's values, declared or in its attribute `range`; None where it has none."""
+        if name in self.measure.variables:
+            return self.measure.variables[name].bounds
+        low, high = [*map(float, np.atleast_1d(self.dataset[name].attrs.get("range", ()))), np.nan, np.nan][:2]
+        return None if high != high else (low, high)
 
     @property
     def nulls(self) -> list[str]:
@@ -161,7 +163,7 @@ class Numbers:
         """Return the `number` at each label of these dims, the last dim's labels fastest."""
         over = [dim for dim in array.dims if dim not in (*KEPT, *places)]
         if any(array.sizes[dim] > 1 for dim in over):
-            array = without_ends(array)
+            array = _without_ends(array)
         array = mean_over(array.astype(float), over)
         known = [one for one in self.nulls if one in array["init"].values] if "init" in array.dims else []
         columns = [*interval_of(at_init(array, TRAINED), bounds), *(mean_of(at_init(array, one)) for one in known)]
@@ -174,16 +176,18 @@ class Numbers:
         """Return the `number` at each label of a dim."""
         return self._numbers(array, (dim,), bounds)
 
-    def correlation(self, x: xr.DataArray, y: xr.DataArray, *, ranks: bool = False) -> Number:
+    def correlation(
+        self, x: xr.DataArray, y: xr.DataArray, *, ranks: bool = False, over: Sequence[str] = HEAD
+    ) -> Number:
         """Return Pearson's r over heads of two arrays [.., layer, head], or Spearman's of ranks, in each model over its
         own heads, with Fisher's 95 % interval of independent heads.
 
-        Heads without one of the values are left out; NaN where either is constant.
+        Heads without one of the values are left out; NaN where either is constant. `over` other dims, places are heads.
         """
 
         def of_model(init: str) -> tuple[Tensor, int]:
             heads = [mean_of(at_init(one, init)).reset_coords(drop=True) for one in (x, y)]
-            both = xr.Dataset(dict(zip("xy", heads, strict=True))).stack(place=HEAD).dropna("place")
+            both = xr.Dataset(dict(zip("xy", heads, strict=True))).stack(place=over).dropna("place")
             values = [torch.from_numpy(both[name].values.astype(float)) for name in "xy"]
             return (spearman if ranks else pearson)(*values), both.sizes["place"]
 
@@ -244,8 +248,11 @@ class Numbers:
         for name, array in self.dataset.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
             variable = self.measure.variables.get(str(name))
-            is_ids = variable is not None and variable.holds  # which have no mean
-            if is_ids or array.dtype.kind not in "fiub" or is_long(array, over):
+            if array.dtype.kind not in "fiub" or (variable is not None and variable.holds):  # token ids have no mean
+                continue
+            # names, such as conditions, are never too many
+            sizes = [array.sizes[dim] for dim in over if dim not in array.coords or array[dim].dtype.kind not in "OU"]
+            if max(sizes, default=1) > MOST_LABELS or math.prod(sizes) > _MOST_PLACES:
                 continue
             labels = [array[dim].values.tolist() if dim in array.coords else range(array.sizes[dim]) for dim in over]
             places = (dict(zip(over, place, strict=True)) for place in itertools.product(*labels))
@@ -253,13 +260,6 @@ class Numbers:
             entries = zip(places, numbers, strict=True)
             found += [{"name": name, **place, **number.as_dict()} for place, number in entries]
         return found
-
-
-def is_long(array: xr.DataArray, over: Sequence[Any]) -> bool:
-    """Return whether an array has too many numbers for summary.json along dims without names; names, such as
-    conditions, are never too many."""
-    sizes = [array.sizes[dim] for dim in over if dim not in array.coords or array[dim].dtype.kind not in "OU"]
-    return max(sizes, default=1) > MOST_LABELS or math.prod(sizes) > MOST_PLACES
 
 
 def at_labels(data: Any, labels: Mapping[str, Any], of: str) -> Any:
@@ -283,7 +283,7 @@ def at_labels(data: Any, labels: Mapping[str, Any], of: str) -> Any:
         try:
             data = data if label is None else data.sel({dim: label})
         except (LookupError, TypeError, ValueError) as error:
-            known = ", ".join(map(str, data[dim].values[:MOST_SHOWN]))
+            known = ", ".join(map(str, data[dim].values[:_MOST_SHOWN]))
             raise InputError(f"{of}: no {dim} {label!r}; it has {known}") from error
     return data
 
@@ -312,13 +312,13 @@ def mean_over(array: xr.DataArray, over: Sequence[Any]) -> xr.DataArray:
 
 def mean_of(array: xr.DataArray) -> xr.DataArray:
     """Return the estimate of all prompts: the mean over prompts or items, or that of the group "all"."""
-    array = without_ends(array)
+    array = _without_ends(array)
     if "group" in array.dims:
         array = array.sel(group=ALL, drop=True)
     return array.mean([dim for dim in SAMPLED if dim in array.dims])
 
 
-def without_ends(array: xr.DataArray) -> xr.DataArray:
+def _without_ends(array: xr.DataArray) -> xr.DataArray:
     """Return the values of an array that holds the ends of its intervals along the dim end; others as they are."""
     return array.sel(end=ENDS[0], drop=True) if "end" in array.dims else array
 

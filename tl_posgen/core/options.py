@@ -19,7 +19,7 @@ from tl_posgen.errors import InputError
 
 NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a word", type(None): "None"}
 NAMES |= {os.PathLike: "a path", pd.DataFrame: "a DataFrame"}
-LARGEST = 2**63  # files hold no larger whole number
+_LARGEST = 2**63  # files hold no larger whole number
 
 
 class Within:
@@ -151,5 +151,5 @@ def fits(value: Any, annotation: Any) -> bool:
     if annotation in (int, float):
         numbers = (int, np.integer) if annotation is int else (int, float, np.integer, np.floating)
         fitting = isinstance(value, numbers) and not isinstance(value, bool)
-        return fitting and (isinstance(value, float | np.floating) or abs(int(value)) < LARGEST)
+        return fitting and (isinstance(value, float | np.floating) or abs(int(value)) < _LARGEST)
     return isinstance(value, annotation) if isinstance(annotation, type) else True

@@ -11,7 +11,7 @@ from tl_posgen.core.options import require
 from tl_posgen.errors import InputError
 
 GROUP = "tl_posgen.measures"  # entry point group; an entry's name is the measure's
-DEFAULT = ("variance", "three_axis", "mean_key", "attention_examples")
+_DEFAULT = ("variance", "three_axis", "mean_key", "attention_examples")
 BUILT_IN = {  # name -> module:Class
     "three_axis": "tl_posgen.position.decomposition.three_axis:ThreeAxis",
     "variance": "tl_posgen.position.decomposition.variance:Variance",
@@ -74,23 +74,19 @@ def find(name: str) -> type[Measure] | None:
         module, _, kind = BUILT_IN[name].partition(":")
         return getattr(import_module(module), kind)
     for point in plug_ins():
-        if point.name == name:
-            return loaded(point)
+        if point.name != name:
+            continue
+        try:
+            kind = point.load()
+        except Exception as error:  # whatever another package's module raises when it is imported
+            raise InputError(f"the entry point {point.name!r} ({point.value}) cannot be loaded: {error!r}") from error
+        if not (isinstance(kind, type) and issubclass(kind, Measure) and kind.name == point.name):
+            package = point.dist.name if point.dist else "a package"
+            raise InputError(
+                f"the entry point {point.name!r} of {package} gives {kind!r}, not the Measure named {point.name!r}"
+            )
+        return kind
     return None
-
-
-def loaded(point: Any) -> type[Measure]:
-    """Return the measure of an entry point."""
-    try:
-        kind = point.load()
-    except Exception as error:  # whatever another package's module raises when it is imported
-        raise InputError(f"the entry point {point.name!r} ({point.value}) cannot be loaded: {error!r}") from error
-    if not (isinstance(kind, type) and issubclass(kind, Measure) and kind.name == point.name):
-        package = point.dist.name if point.dist else "a package"
-        raise InputError(
-            f"the entry point {point.name!r} of {package} gives {kind!r}, not the Measure named {point.name!r}"
-        )
-    return kind
 
 
 def find_or_none(name: str) -> type[Measure] | None:
@@ -108,7 +104,7 @@ def requested(measures: Sequence[Any] | Any | None) -> list[Measure]:
         InputError: an unknown name, something else than a measure, or one measure twice.
     """
     if measures is None:
-        measures = DEFAULT
+        measures = _DEFAULT
     if isinstance(measures, str | Measure | type) or not isinstance(measures, Sequence):
         measures = [measures]
     asked = [measure_from(item) for item in measures]
@@ -117,18 +113,17 @@ def requested(measures: Sequence[Any] | Any | None) -> list[Measure]:
     for number, measure in enumerate(asked):
         if measure.name in [other.name for other in asked[:number]]:
             raise InputError(f"measures: {measure.name} is given twice")
-    ordered: dict[str, Measure] = {}
+    by_name, ordered = {other.name: other for other in asked}, dict[str, Measure]()
+
+    def put_in_order(measure: Measure) -> None:
+        for kind in measure.after:
+            if kind.name not in ordered:
+                put_in_order(by_name.get(kind.name) or kind.with_options({}))
+        ordered.setdefault(measure.name, measure)
+
     for measure in asked:
-        put_in_order(measure, {other.name: other for other in asked}, ordered)
+        put_in_order(measure)
     return list(ordered.values())
-
-
-def put_in_order(measure: Measure, asked: dict[str, Measure], ordered: dict[str, Measure]) -> None:
-    """Add a measure behind those whose datasets it reads."""
-    for kind in measure.after:
-        if kind.name not in ordered:
-            put_in_order(asked.get(kind.name) or kind.with_options({}), asked, ordered)
-    ordered.setdefault(measure.name, measure)
 
 
 def measure_from(item: Any, options: dict[str, Any] | None = None) -> Measure:
@@ -163,6 +158,6 @@ def none_such(kind: str, name: str, known: Sequence[str]) -> str:
         >>> none_such("measure", "slah", ["cone", "slash"])
         "no measure 'slah'; did you mean 'slash'? known: cone, slash"
     """
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name, known, n=1, cutoff=0.7)
     meant = f"did you mean {near[0]!r}? " if near else ""
     return f"no {kind} {name!r}; {meant}known: {', '.join(known)}"

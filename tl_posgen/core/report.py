@@ -34,8 +34,8 @@ from tl_posgen.errors import InputError
 
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
 NULL_SEEDS = {"random init": "null_seeds", "shuffled": "shuffled_seeds"}  # kinds of null models -> their provenance
-MOST_MAPS = 12  # of a measure that is not installed
-FORMAT = 3  # of saved files; raised when this version can no longer read them as they were
+_MOST_MAPS = 12  # of a measure that is not installed
+_FORMAT = 3  # of saved files; raised when this version can no longer read them as they were
 
 
 class Report(Mapping[str, Result]):
@@ -173,7 +173,7 @@ class Report(Mapping[str, Result]):
 
     def as_bytes(self) -> bytes:
         """Return all results as the bytes of one NetCDF4 file, a group each."""
-        attributes = {"format": FORMAT, "order": json.dumps(list(self)), "provenance": json.dumps(self.provenance)}
+        attributes = {"format": _FORMAT, "order": json.dumps(list(self)), "provenance": json.dumps(self.provenance)}
         groups = {"/": xr.Dataset(attrs=attributes)}
         for name, result in self.results.items():
             groups[name] = result.dataset.assign_attrs(provenance=json.dumps(dict(result.provenance)))
@@ -232,22 +232,19 @@ def load(path: str | os.PathLike) -> Report:
             raise InputError(f"{path}: no such file; give a .nc file that .save() wrote")
         groups = read_netcdf(path)
         whole = groups["/"].attrs
-        if (version := whole["format"]) != FORMAT:
-            raise InputError(f"{path}: {other_format(version)}")
+        if (version := whole["format"]) in (1, 2):
+            then = f"tl_posgen 0.{int(version) + 1}"
+            remedy = f"measure again, or load it with {then}"
+            raise InputError(f"{path}: saved by {then}, whose files this version cannot read; {remedy}")
+        if version != _FORMAT:
+            remedy = f"and this one reads {_FORMAT}; install that one"
+            raise InputError(f"{path}: saved in format {version} by another version of tl_posgen, {remedy}")
         results = {}
         for name in json.loads(whole["order"]):
             dataset = groups[f"/{name}"]
             provenance = json.loads(dataset.attrs.pop("provenance"))
-            results[name] = Result(measure_named(name, provenance.get("options", {})), dataset, provenance)
+            results[name] = Result(_measure_named(name, provenance.get("options", {})), dataset, provenance)
         return Report(results, json.loads(whole["provenance"]))
-
-
-def other_format(version: Any) -> str:
-    """Return what to do with a file of another format."""
-    if version in (1, 2):
-        then = f"tl_posgen 0.{int(version) + 1}"
-        return f"saved by {then}, whose files this version cannot read; measure again, or load it with {then}"
-    return f"saved in format {version} by another version of tl_posgen, and this one reads {FORMAT}; install that one"
 
 
 def unknown_measure(name: str) -> Measure:
@@ -259,7 +256,7 @@ def unknown_measure(name: str) -> Measure:
     def map_of_scalars(result: Result) -> Any:
         from tl_posgen.report.head_figures import head_map
 
-        return head_map(*scalars(result.own)[:MOST_MAPS], title=f"{name.replace('_', ' ')} per head", limits=None)(
+        return head_map(*scalars(result.own)[:_MOST_MAPS], title=f"{name.replace('_', ' ')} per head", limits=None)(
             result
         )
 
@@ -288,18 +285,17 @@ def load_provenance(path: Path) -> dict[str, Any]:
         return json.loads(read_attributes(path)["provenance"])
 
 
-def measure_named(name: str, options: Mapping[str, Any]) -> Measure:
+def _measure_named(name: str, options: Mapping[str, Any]) -> Measure:
     """Return the measure of a saved result with its options: a registered one, or one that this session has defined;
     one that maps heads where there is neither."""
     kind = registry.find_or_none(name) or DEFINED.get(name)
     if kind is None:
         return unknown_measure(name)
-    try:
+    with suppress(InputError):
         return kind.with_options(options)
-    except InputError:  # options that JSON cannot hold, or of another version
-        kept: dict[str, Any] = {}
-        for option, value in options.items():
-            with suppress(InputError):
-                kind.with_options({**kept, option: value})
-                kept[option] = value
-        return kind.with_options(kept)
+    kept: dict[str, Any] = {}
+    for option, value in options.items():
+        with suppress(InputError):  # options that JSON cannot hold, or of another version
+            kind.with_options({**kept, option: value})
+            kept[option] = value
+    return kind.with_options(kept)

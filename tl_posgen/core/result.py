@@ -13,14 +13,14 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.formatting import caveat
-from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
+from tl_posgen.core.measure import HEAD, TOKENS, Measure
 from tl_posgen.core.numbers import SAMPLED, SHUFFLED, TRAINED, Numbers, at_labels, intervals_of, mean_of, one_side
 from tl_posgen.core.options import Count, refusal
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.models.selection import head_name
 
-MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
+_MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,15 @@ class Result:
     def warnings(self) -> list[str]:
         """Warnings about edited scores or patterns, hooks, a missing proof, a random init with the model's weights."""
         attrs, found = self.dataset.attrs, []
-        if layers := listed(attrs.get("edited_layers", [])):
-            found.append(f"measured from scores that are not those of q and k, in layer {layers}. {attrs['edited']}")
-        if layers := listed(attrs.get("edited_patterns", [])):
+        edited, patterns = (  # a file gives them back as an array or a single number
+            ", ".join(str(int(layer)) for layer in np.atleast_1d(attrs.get(name, [])))
+            for name in ("edited_layers", "edited_patterns")
+        )
+        if edited:
+            found.append(f"measured from scores that are not those of q and k, in layer {edited}. {attrs['edited']}")
+        if patterns:
             found.append(
-                f"measured from patterns that are not the softmax of the scores, in layer {layers}: hooks edit them."
+                f"measured from patterns that are not the softmax of the scores, in layer {patterns}: hooks edit them."
             )
         if attrs.get("unproved"):
             found.append(
@@ -162,9 +166,9 @@ class Result:
         every = (self.measure.whole_rows if every is None else every) or not headlines
         columns: dict[str, xr.DataArray] = {}
         for name in sorted(data.data_vars, key=lambda name: [*headlines, name].index(name)):
-            array = over_draws(data[name], rows)
+            array = _over_draws(data[name], rows)
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
-            few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
+            few = all(array.sizes[dim] <= _MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or name in headlines):
                 one = array if set(SAMPLED) & set(rows) else mean_of(array)
                 found = columns_of(one, str(name), rows, chosen)
@@ -185,8 +189,7 @@ class Result:
         """Return the ends of the intervals of a variable of the model as columns over `rows`."""
         at = {dim: label for dim, label in chosen.items() if dim in self.dataset[name].dims and dim not in rows}
         array = self.numbers.array(name, **dict.fromkeys(set(self.measure.usual()) & set(rows)), **at)
-        variable = self.measure.variables.get(name)
-        ends = intervals_of(over_draws(array, rows), variable.bounds if variable else None)
+        ends = intervals_of(_over_draws(array, rows), self.numbers.bounds_of(name))
         found = {end: columns_of(ends[end], name, rows, {}) for end in ("low", "high")}
         known = [column for column, low in found["low"].items() if low.notnull().any()]
         return {f"{column}, {end}": found[end][column] for column in known for end in found}
@@ -197,11 +200,7 @@ class Result:
         data = self.sides.get(of)
         if tuple(self.measure.rows) != HEAD or data is None:
             return None
-        chosen = {"tokens": TOKENS[0], **self.measure.usual()}
-        columns: dict[str, xr.DataArray] = {}
-        for name, (headline, _) in self._headlines().items():
-            if name in data and not set(data[name].dims) & set(SAMPLED):
-                columns |= columns_of(mean_of(data[name]), headline, list(HEAD), chosen, "_")
+        columns = {column: array for column, (array, _, _) in self._headlines(data).items()}
         if not columns:
             return None
         frame: Any = xr.Dataset(columns).to_dataframe(dim_order=list(HEAD)).reset_index()[[*HEAD, *columns]]
@@ -212,30 +211,24 @@ class Result:
 
     def headline_labels(self) -> dict[str, tuple[str, str]]:
         """Return, for every column of `headline_frame`, its short heading and its label."""
-        chosen = {"tokens": TOKENS[0], **self.measure.usual()}
-        found: dict[str, tuple[str, str]] = {}
-        for name, (headline, variable) in self._headlines().items():
-            array = mean_of(self.own[name])
-            one = not set(array.dims) - {*HEAD, *chosen}
-            titles = zip(
-                columns_of(array, headline, list(HEAD), chosen, "_"),
-                columns_of(array, variable.short or (variable.label if one else ""), list(HEAD), chosen, " "),
-                columns_of(array, variable.label, list(HEAD), chosen),
-                strict=True,
-            )
-            found |= {column: (short, label) for column, short, label in titles}
-        return found
+        return {column: (short, label) for column, (_, short, label) in self._headlines(self.own).items()}
 
-    def _headlines(self) -> dict[str, tuple[str, Variable]]:
-        """Return, by name, the column and the declaration of each headline that has a value a head; of a measure
+    def _headlines(self, data: xr.Dataset) -> dict[str, tuple[xr.DataArray, str, str]]:
+        """Return, by column, array, short heading and label of each headline that has a value a head; of a measure
         without headlines, of each quantity of one number a head."""
-        declared = {name: one for name, one in self.measure.variables.items() if name in self.own}
-        found = {name: (one.headline, one) for name, one in declared.items() if one.headline}
-        if not any(one.headline for one in self.measure.variables.values()):
-            usual = {"tokens", *self.measure.usual()}
-            plain = {name: one for name, one in declared.items() if set(self.own[name].dims) - usual == set(HEAD)}
-            found = {name: (f"{self.name}_{name}", one) for name, one in plain.items()}
-        return {name: one for name, one in found.items() if set(HEAD) <= set(self.own[name].dims)}
+        variables, chosen = self.measure.variables, {"tokens": TOKENS[0], **self.measure.usual()}
+        has_headlines, found = any(one.headline for one in variables.values()), {}
+        for name, one in variables.items():
+            dims = set(data[name].dims) if name in data else set()
+            is_shown = one.headline if has_headlines else dims - set(chosen) == set(HEAD)
+            if not is_shown or not set(HEAD) <= dims or dims & set(SAMPLED):
+                continue
+            array, title = mean_of(data[name]), one.headline or f"{self.name}_{name}"
+            short = one.short or ("" if set(array.dims) - {*HEAD, *chosen} else one.label)
+            columns = columns_of(array, title, HEAD, chosen, "_")
+            words = (columns_of(array, short, HEAD, chosen, " "), columns_of(array, one.label, HEAD, chosen))
+            found |= {name: (columns[name], *both) for name, *both in zip(columns, *words, strict=True)}
+        return found
 
     def table(self, of: str = TRAINED) -> pd.DataFrame | None:
         """Return the short table of the model, of its random inits ("random init") or of its shuffled weights
@@ -331,7 +324,7 @@ class Result:
         return f"Result({self.name}; {self.own.attrs.get('model', 'model')})"
 
 
-def over_draws(array: xr.DataArray, rows: Sequence[str]) -> xr.DataArray:
+def _over_draws(array: xr.DataArray, rows: Sequence[str]) -> xr.DataArray:
     """Return the mean over random draws, unless each has a row of its own."""
     is_drawn = "draw" in array.dims and "draw" not in rows and array.dtype.kind in "fiub"
     return array.mean("draw") if is_drawn else array
@@ -397,8 +390,3 @@ def contiguous(data: xr.Dataset) -> xr.Dataset:
     """Return the dataset with every array stored in the order of its dims, as a file gives it back: sums of both then
     round alike."""
     return data.assign({name: one.copy(data=np.asarray(one.values, order="C")) for name, one in data.data_vars.items()})
-
-
-def listed(layers: Any) -> str:
-    """Return "0, 2" of an attribute, which a file gives back as an array or a single number."""
-    return ", ".join(str(int(layer)) for layer in np.atleast_1d(layers))

@@ -30,7 +30,6 @@ from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.models.geometry.probe import Probed
-from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import fingerprint, versions
 from tl_posgen.models.session import Session
 
@@ -124,30 +123,7 @@ class Parts:
         """
         if any(measure.name not in BUILT_IN for measure in measures):
             return dict(make())
-        return self._kept(name, with_measures(configuration, measures), make, netcdf_bytes, read_datasets)
-
-    def condition(
-        self,
-        name: str,
-        measure: Measure,
-        configuration: Mapping[str, Any],
-        at: Mapping[str, Any],
-        make: Callable[[], xr.Dataset],
-    ) -> xr.Dataset:
-        """Return what a measure found under one condition, at these labels: finished before, or `make()`, which is kept
-        until the part that `datasets` gives is finished, if it took WORTH_KEEPING seconds."""
-        if self.directory is None or measure.name not in BUILT_IN:
-            return make()
-        folder = folder_of(part_path(self.directory, name.rstrip(")"), with_measures(configuration, [measure])))
-        path = part_path(folder, " ".join(map(str, at.values())), {"at": content(at)})
-        if path.is_file():
-            return read_part(path, read_datasets)["condition"]
-        began, found = perf_counter(), make()
-        if perf_counter() - began >= WORTH_KEEPING:
-            self.folders += [] if folder in self.folders else [folder]
-            with suppress(OutputError):  # the part itself says so
-                write_part(path, netcdf_bytes({"condition": found}))
-        return found
+        return self._kept(name, _with_measures(configuration, measures), make, netcdf_bytes, read_datasets)
 
     def _kept(
         self,
@@ -169,9 +145,33 @@ class Parts:
             except OutputError as error:
                 tqdm.write(f"{name} is not kept: {error}", file=sys.stderr)
                 return found
+        folder = path.with_suffix("")  # of its finished conditions
         self.files.append(path)
-        rmtree(folder_of(path), ignore_errors=True)
-        self.folders = [folder for folder in self.folders if folder != folder_of(path)]
+        rmtree(folder, ignore_errors=True)
+        self.folders = [one for one in self.folders if one != folder]
+        return found
+
+    def condition(
+        self,
+        name: str,
+        measure: Measure,
+        configuration: Mapping[str, Any],
+        at: Mapping[str, Any],
+        make: Callable[[], xr.Dataset],
+    ) -> xr.Dataset:
+        """Return what a measure found under one condition, at these labels: finished before, or `make()`, which is kept
+        until the part that `datasets` gives is finished, if it took WORTH_KEEPING seconds."""
+        if self.directory is None or measure.name not in BUILT_IN:
+            return make()
+        folder = part_path(self.directory, name.rstrip(")"), _with_measures(configuration, [measure])).with_suffix("")
+        path = part_path(folder, " ".join(map(str, at.values())), {"at": content(at)})
+        if path.is_file():
+            return read_part(path, read_datasets)["condition"]
+        began, found = perf_counter(), make()
+        if perf_counter() - began >= WORTH_KEEPING:
+            self.folders += [] if folder in self.folders else [folder]
+            with suppress(OutputError):  # the part itself says so
+                write_part(path, netcdf_bytes({"condition": found}))
         return found
 
     def discard(self) -> None:
@@ -185,14 +185,9 @@ class Parts:
                 self.directory.rmdir()
 
 
-def with_measures(configuration: Mapping[str, Any], measures: Sequence[Measure]) -> dict[str, Any]:
+def _with_measures(configuration: Mapping[str, Any], measures: Sequence[Measure]) -> dict[str, Any]:
     """Return a configuration with the options of the measures."""
     return {**configuration, "measures": {measure.name: measure.options() for measure in measures}}
-
-
-def folder_of(path: Path) -> Path:
-    """Return where the finished conditions of a part are that is not finished itself."""
-    return path.with_suffix("")
 
 
 def read_datasets(path: Path) -> dict[str, xr.Dataset]:
@@ -250,29 +245,24 @@ def configuration_of(session: Session, prompts: Any, **settings: Any) -> dict[st
     layers = [replace(one.geometry, error=None) for one in session.found() if isinstance(one, Probed)]
     plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | bool | int | float)}
     config = Path(origin.directory or "", "config.json")  # which random inits are made by
+    fast = getattr(model.tokenizer, "backend_tokenizer", None)  # all that it does; of a slow one, its vocabulary
+    words = (
+        json.dumps(sorted(model.tokenizer.get_vocab().items())) if model.tokenizer is not None and fast is None else ""
+    )
+    tokenizer = words if fast is None else fast.to_str()
     return {
         "weights": fingerprint(session),
         "layers": content(layers),
         "cfg": {name: value for name, value in plain.items() if name not in ("model_name", "device", "seed")},
         "config": config.read_text(encoding="utf-8") if origin.directory and config.is_file() else None,
         "initialisation": origin.initialisation,
-        "tokenizer": tokenizer_digest(model),
+        "tokenizer": hashlib.sha256(tokenizer.encode()).hexdigest(),
         "backend": origin.backend,
         "dtype": str(session.dtype),
         "device": session.device.type,
         "prompts": content(prompts),
         **{name: content(value) for name, value in settings.items()},
     }
-
-
-def tokenizer_digest(model: Model) -> str | None:
-    """Return a digest of all that its tokenizer does, where there is one; of a slow tokenizer, of its vocabulary."""
-    tokenizer = model.tokenizer
-    if tokenizer is None:
-        return None
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    text = json.dumps(sorted(tokenizer.get_vocab().items())) if fast is None else fast.to_str()
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def content(value: Any) -> Any:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
@@ -19,19 +19,18 @@ from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
 from tl_posgen.coupling.jacobian_measure import VERSIONS, JacobianMeasure, as_numpy, between_different
-from tl_posgen.coupling.jacobians import ResidualJacobian, passes_of, residual_streams
+from tl_posgen.coupling.jacobians import passes_of, residual_streams
 from tl_posgen.coupling.numbers.overlap import Side
 from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
 from tl_posgen.models.session import session_of
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
 from tl_posgen.report.kinds import heat_maps, lines
 
-MOST_TOKENS = 16  # paths drawn of a prompt
-CURVES = ("mean over tokens", "exponential growth, fitted", "first token")  # of log-norms
-BASES: tuple[Side, ...] = ("aligned", "swapped")
-SQUARE = ("prompt", "k", "layer", "layer_2")
-MEDIAN = "of the path x^0 .. x^L, median over the prompt's tokens"
-SCORE, EXPO = "L / || sum_l unit(x^l - x^{l-1}) ||", "Var_l(alpha) / mean_l(alpha)^2, alpha = ln |x^l| / |x^{l-1}|"
+_MOST_TOKENS = 16  # paths drawn of a prompt
+_CURVES = ("mean over tokens", "exponential growth, fitted", "first token")  # of log-norms
+_SQUARE = ("prompt", "k", "layer", "layer_2")
+_MEDIAN = "of the path x^0 .. x^L, median over the prompt's tokens"
+_SCORE, _EXPO = "L / || sum_l unit(x^l - x^{l-1}) ||", "Var_l(alpha) / mean_l(alpha)^2, alpha = ln |x^l| / |x^{l-1}|"
 
 
 def _with_mean(result: Any, kind: str, at: Mapping[str, Any]) -> str:
@@ -54,7 +53,7 @@ def _trajectories(result: Any) -> go.Figure:
     for number, (_, data, _) in enumerate(shown):
         first = data.isel(prompt=0)
         paths = first["trajectory"].dropna("position")
-        for place, position in enumerate(paths["position"].values[-MOST_TOKENS:]):
+        for place, position in enumerate(paths["position"].values[-_MOST_TOKENS:]):
             x, y = paths.sel(position=position).transpose("component", "state").values
             colour = COLOURS[place % len(COLOURS)]
             marker = {"size": [7] + [4] * rest, "color": ["white"] + [colour] * rest}
@@ -65,7 +64,7 @@ def _trajectories(result: Any) -> go.Figure:
         for axis, update in enumerate((panels.figure.update_xaxes, panels.figure.update_yaxes)):
             share = float(first["trajectory_explained"].values[axis])
             update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
-    subtitle = f"x0 (white) to x{rest}, last {MOST_TOKENS} tokens of the first prompt; 1 is a line"
+    subtitle = f"x0 (white) to x{rest}, last {_MOST_TOKENS} tokens of the first prompt; 1 is a line"
     return panels.finish(f"Trajectories through the layers · {model_label(result.own)}", subtitle)
 
 
@@ -122,11 +121,11 @@ class Coupling(JacobianMeasure):
             "",
             "1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F, J1 of layer, bases of layer_2, mean over tokens; "
             "signed: A in place of |A|; trace: || ||_F / sum s; swapped: V2' J1 U2",
-            ("version", "bases", *SQUARE),
+            ("version", "bases", *_SQUARE),
             bounds=(-np.inf, 1),
         ),
         "negative_share": Variable(
-            "negative diagonal entries", "", "share of the diagonal of A, mean over tokens", SQUARE, bounds=(0, 1)
+            "negative diagonal entries", "", "share of the diagonal of A, mean over tokens", _SQUARE, bounds=(0, 1)
         ),
         "chance": Variable(
             "coupling in random bases",
@@ -138,11 +137,10 @@ class Coupling(JacobianMeasure):
         "triplet_residual": Variable(
             "residual of triplets", "", "worst |Jv - su| or |J'u - sv| over s_1", ("prompt", "token", "layer")
         ),
-        "line_shape_score": Variable("line-shape score", "", f"{SCORE}, {MEDIAN}", ("prompt",), bounds=(1, np.inf)),
-        "expodistance": Variable("expodistance", "", f"{EXPO}, {MEDIAN}", ("prompt",), bounds=(0, np.inf)),
-        "growth_slope": Variable("growth a layer", "nats", f"slope of ln |x^l| against l, {MEDIAN}", ("prompt",)),
-        "growth_r2": Variable("R² of growth", "", f"of ln |x^l| against l, {MEDIAN}", ("prompt",), bounds=(0, 1)),
-        "path": Variable("number of a token's path", "", "the four above by token", ("quantity", "prompt", "position")),
+        "line_shape_score": Variable("line-shape score", "", f"{_SCORE}, {_MEDIAN}", ("prompt",), bounds=(1, np.inf)),
+        "expodistance": Variable("expodistance", "", f"{_EXPO}, {_MEDIAN}", ("prompt",), bounds=(0, np.inf)),
+        "growth_slope": Variable("growth a layer", "nats", f"slope of ln |x^l| against l, {_MEDIAN}", ("prompt",)),
+        "growth_r2": Variable("R² of growth", "", f"of ln |x^l| against l, {_MEDIAN}", ("prompt",), bounds=(0, 1)),
         "log_norm": Variable("ln |x|", "nats", "the first token is not in the mean", ("curve", "prompt", "state")),
         "trajectory": Variable(
             "path in its plane",
@@ -176,7 +174,7 @@ class Coupling(JacobianMeasure):
         ),
         "trajectories": _trajectories,
         "growth": lines(
-            {"": [(name, "log_norm", {"curve": name}) for name in CURVES]},
+            {"": [(name, "log_norm", {"curve": name}) for name in _CURVES]},
             "state",
             title="Growth of the residual stream",
             subtitle=_growth_in_numbers,
@@ -196,14 +194,39 @@ class Coupling(JacobianMeasure):
         return len(run.rows) * passes_of(run.tokens.shape[1], self.places(run)[1])
 
     def of_model(self, run: Run) -> xr.Dataset:
-        data = run.grid(
-            lambda prompt: _one_prompt(self, run, run.tokens[prompt]), pure=True, prompt=range(len(run.rows))
-        )
+        tokens = self.places(run)[1]
+
+        def one_prompt(prompt: int) -> xr.Dataset:
+            ids = run.tokens[prompt]
+            streams, found = residual_streams(run.model, ids), []
+            for token in tokens:  # the Jacobians of one token are held at a time
+                jacobians = self.jacobians(run, ids, token, token, streams)
+                pairs, triplets = self.pairs(run, jacobians)
+                residuals = [torch.maximum(t.left_residual, t.right_residual).max() / t.values[0] for t in triplets]
+                bases = {side: np.stack([self.by_k(pairs, one, side) for one in VERSIONS]) for side in get_args(Side)}
+                couplings = np.stack([bases["aligned"], bases["swapped"]], 1)
+                negative = np.stack([as_numpy(pairs.negative_share(k)) for k in self.ks])
+                arrays = {
+                    "coupling": (("version", "bases", "k", "layer", "layer_2"), between_different(couplings)),
+                    "negative_share": (("k", "layer", "layer_2"), between_different(negative)),
+                    "chance": (("version", "k", "layer", "draw"), bases["chance"]),
+                    "triplet_residual": (("layer",), as_numpy(torch.stack(residuals))),
+                }
+                layers = [jacobian.layer for jacobian in jacobians]
+                if len(layers) == run.model.cfg.n_layers:
+                    x, last = streams[0, token], double(streams[-1, token])
+                    for jacobian in jacobians:
+                        x = x + jacobian.matvec(x[:, None])[:, 0]
+                    arrays["linearisation"] = ((), torch.cosine_similarity(double(x), last, dim=0).item())
+                labels = {"version": list(VERSIONS), "bases": ["aligned", "swapped"], "k": self.ks}
+                found.append(xr.Dataset(arrays, {**labels, "layer": layers, "layer_2": layers}))
+            return xr.concat(found, dim="token").assign_coords(token=tokens).merge(_paths(streams))
+
+        data = run.grid(one_prompt, pure=True, prompt=range(len(run.rows)))
         draws = data["chance"].stack(each=("token", "draw")).drop_vars(("each", "token", "draw"), errors="ignore")
         means = {name: data[name].mean("token") for name in ("coupling", "negative_share")}
         data = data.drop_vars("chance").assign({**means, "chance": draws.rename(each="draw")})
-        n_parameters = session_of(run.model).backend.n_parameters()
-        cfg = run.model.cfg
+        cfg, n_parameters = run.model.cfg, session_of(run.model).backend.n_parameters()
         data = data.assign_attrs(d_model=cfg.d_model, n_layers=cfg.n_layers, parameters=n_parameters)
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
 
@@ -249,40 +272,6 @@ class Coupling(JacobianMeasure):
         return [kind for kind in self.figures if kind != "map" or data.sizes["layer"] > 1]
 
 
-def _one_prompt(measure: JacobianMeasure, run: Run, prompt: Int[Tensor, " pos"]) -> xr.Dataset:
-    """Return couplings token by token, and the paths of all tokens."""
-    streams, (_, tokens) = residual_streams(run.model, prompt), measure.places(run)
-    found = []
-    for token in tokens:  # the Jacobians of one token are held at a time
-        found.append(_at_token(measure, run, measure.jacobians(run, prompt, token, token, streams), streams))
-    return xr.concat(found, dim="token").assign_coords(token=tokens).merge(_paths(streams))
-
-
-def _at_token(
-    measure: JacobianMeasure, run: Run, jacobians: Sequence[ResidualJacobian], streams: Float[Tensor, "state pos d"]
-) -> xr.Dataset:
-    """Return the coupling of every pair of layers at the token of these Jacobians."""
-    pairs, triplets = measure.pairs(run, jacobians)
-    residuals = [torch.maximum(t.left_residual, t.right_residual).max() / t.values[0] for t in triplets]
-    couplings = np.stack([[measure.by_k(pairs, version, bases) for bases in BASES] for version in VERSIONS])
-    negative = np.stack([as_numpy(pairs.negative_share(k)) for k in measure.ks])
-    chance = np.stack([measure.by_k(pairs, version, "chance") for version in VERSIONS])
-    arrays = {
-        "coupling": (("version", "bases", "k", "layer", "layer_2"), between_different(couplings)),
-        "negative_share": (("k", "layer", "layer_2"), between_different(negative)),
-        "chance": (("version", "k", "layer", "draw"), chance),
-        "triplet_residual": (("layer",), as_numpy(torch.stack(residuals))),
-    }
-    layers, token = [jacobian.layer for jacobian in jacobians], jacobians[0].target
-    if len(layers) == run.model.cfg.n_layers:
-        x = streams[0, token]
-        for jacobian in jacobians:
-            x = x + jacobian.matvec(x[:, None])[:, 0]
-        arrays["linearisation"] = ((), torch.cosine_similarity(double(x), double(streams[-1, token]), dim=0).item())
-    labels = {"version": list(VERSIONS), "bases": list(BASES), "k": measure.ks, "layer": layers, "layer_2": layers}
-    return xr.Dataset(arrays, labels)
-
-
 def _paths(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
     """Return straightness and growth of every token's path x^0 .. x^L, the paths in their plane, and mean log-norms.
 
@@ -299,10 +288,9 @@ def _paths(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
     arrays = {
         # the median: expodistance has no mean where a norm hardly grows
         **{name: ((), np.nanmedian(as_numpy(one))) for name, one in numbers.items()},
-        "path": (("quantity", "position"), as_numpy(torch.stack([*numbers.values()]))),
         "log_norm": (("curve", "state"), as_numpy(torch.stack([logs[1:].mean(0), lines[1:].mean(0), logs[0]]))),
         "trajectory": (("position", "state", "component"), as_numpy(shown)),
         "trajectory_explained": ("component", as_numpy(plane.explained)),
     }
-    labels = {"quantity": list(numbers), "curve": list(CURVES)}
-    return xr.Dataset(arrays, labels | {"position": np.arange(len(paths)), "state": np.arange(len(streams))})
+    labels = {"curve": list(_CURVES), "position": np.arange(len(paths)), "state": np.arange(len(streams))}
+    return xr.Dataset(arrays, labels)

@@ -1,7 +1,7 @@
 """Coupling across models against a score, beside width, depth and parameters, and with what these explain taken out."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -12,12 +12,13 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.core.engine import drawn
 from tl_posgen.core.formatting import format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
-from tl_posgen.core.null_models import check_seed, check_seeds
+from tl_posgen.core.null_models import check_seeds
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers, intervals_of
 from tl_posgen.core.options import Count, Each, require
@@ -25,24 +26,21 @@ from tl_posgen.core.result import Result, joined
 from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
 from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
-from tl_posgen.coupling.score_correlations import BY, FEWEST, correlated
 from tl_posgen.coupling.score_table import SIZES, score_table
+from tl_posgen.errors import check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.models.tokens import check_counts
-from tl_posgen.report.figures import (
-    MARKS,
-    NULL_COLOUR,
-    Panels,
-    ends_of,
-    error_bars,
-    line,
-    model_label,
-    plain,
-    sides,
+from tl_posgen.report.figures import MARKS, NULL_COLOUR, Panels, ends_of, error_bars, line, model_label, plain, sides
+from tl_posgen.report.kinds import lines
+from tl_posgen.stats.correlations import (
+    correlation,
+    correlation_excess,
+    partial_correlation,
+    pearson,
+    rank_correlation,
+    ranks,
 )
-from tl_posgen.report.kinds import bars, lines
-from tl_posgen.stats.partial_correlation import regression_line
 
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
 QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Coupling`, and its labels
@@ -53,12 +51,6 @@ QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Couplin
     "chance": ("chance", {}),
     **{name: (name, {}) for name in ("line_shape_score", "expodistance", "growth_r2")},
 }
-
-SHARED = ("backend", "dtype", "length", "prompts", "seed", "null_seeds", "versions")  # provenance of all models
-WITHIN: dict[str, Any] = {"bounds": (-1, 1)}
-GIVEN_SIZE = "given ln d_model and ln parameters"
-INTERVAL = "Fisher's 95% interval"
-SIZE = "of the table, or counted in the model"
 LABELS = {
     "coupling": "coupling (Frobenius)",
     "trace": "coupling, trace normalisation",
@@ -66,9 +58,17 @@ LABELS = {
     "expodistance": "expodistance",
     "growth_r2": "R² of exponential growth",
 }
-SIZE_WORDS = {"d_model": "width", "n_layers": "depth", "parameters": "parameters"}
-NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
-NAMED_UP_TO = 12  # models whose points carry their name
+_CONTROLS = ("d_model", "parameters")  # held fixed
+_FEWEST = 4  # models for an interval of r; each control needs one more
+_BY = {"values": correlation, "ranks": rank_correlation}  # label -> correlation of two columns with its interval
+_SHARED = ["backend", "dtype", "length", "prompts", "seed", "null_seeds", "shuffled_seeds", "versions"]
+_WITHIN: dict[str, Any] = {"bounds": (-1, 1)}
+_GIVEN = "ln d_model and ln parameters"
+_INTERVAL = "Fisher's 95% interval"
+_SIZE = "of the table, or counted in the model"
+_SIZE_WORDS = {"d_model": "width", "n_layers": "depth", "parameters": "parameters"}
+_NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
+_NAMED_UP_TO = 12  # models whose points carry their name
 
 
 def _scatter(result: Any) -> go.Figure:
@@ -84,14 +84,14 @@ def _scatter(result: Any) -> go.Figure:
         found = intervals_of(data["measured"].sel(quantity=name))
         x, y, names = found["value"].values, data["score"].values, [plain(one) for one in data["model_name"].values]
         points = go.Scatter(x=x, y=y, text=names, textposition="top center", textfont={"size": 10}, showlegend=False)
-        points.update(mode="markers+text" if len(names) <= NAMED_UP_TO else "markers")
+        points.update(mode="markers+text" if len(names) <= _NAMED_UP_TO else "markers")
         points.update(marker={"color": np.log2(data["d_model"].values), "coloraxis": "coloraxis", "size": 9})
         points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>")
         panels.add(place, points.update(error_x=error_bars(*ends_of(found))))
-        if len(x) >= FEWEST and np.isfinite(x).all():
-            ends, fit = np.array([x.min(), x.max()]), regression_line(torch.tensor(x), torch.tensor(y))
-            line_y = float(fit.intercept) + float(fit.slope) * ends
-            panels.add(place, line(ends, line_y, "regression line", NULL_COLOUR, dash="dash", showlegend=False))
+        if len(x) >= _FEWEST and np.isfinite(x).all():
+            ends = np.array([x.min(), x.max()])
+            fitted = np.polyval(np.polyfit(x, y, 1), ends)
+            panels.add(place, line(ends, fitted, "regression line", NULL_COLOUR, dash="dash", showlegend=False))
         row, column = divmod(place, len(shown))
         top = f", top {result.measure.k}" if name in ("coupling", "trace") else ""
         panels.figure.update_xaxes(title_text=f"{label}{top}", row=row + 1, col=column + 1)
@@ -139,27 +139,33 @@ class CouplingScores(Measure):
             headline="measured",
         ),
         "score": Variable("score", "", "column of the table", ("model_name",), "score"),
-        "d_model": Variable("width", "", SIZE, ("model_name",), "d_model"),
-        "n_layers": Variable("depth", "layers", SIZE, ("model_name",), "n_layers"),
-        "parameters": Variable("parameters", "", SIZE, ("model_name",), "parameters"),
+        "d_model": Variable("width", "", _SIZE, ("model_name",), "d_model"),
+        "n_layers": Variable("depth", "layers", _SIZE, ("model_name",), "n_layers"),
+        "parameters": Variable("parameters", "", _SIZE, ("model_name",), "parameters"),
         "r": Variable(
             "correlation with the score",
             "",
-            f"over models, Pearson's r or Spearman's of ranks, {INTERVAL}",
+            f"over models, Pearson's r or Spearman's of ranks, {_INTERVAL}",
             ("by", "quantity", "end"),
-            **WITHIN,
+            **_WITHIN,
         ),
         "size_r": Variable(
-            "correlation of the size", "", "of ln size with the score, as r", ("by", "size", "end"), **WITHIN
+            "correlation of the size", "", "of ln size with the score, as r", ("by", "size", "end"), **_WITHIN
         ),
         "excess": Variable(
             "excess of coupling's correlation",
             "",
             "|r| of coupling less |r| of ln size, with the score, Zou's 95% interval",
             ("by", "size", "end"),
-            **WITHIN,
+            **_WITHIN,
         ),
-        "partial_r": Variable("correlation given size", "", f"{GIVEN_SIZE}, {INTERVAL}", ("quantity", "end"), **WITHIN),
+        "partial_r": Variable(
+            "correlation given size",
+            "",
+            f"given ln d_model and ln parameters, {_INTERVAL}",
+            ("quantity", "end"),
+            **_WITHIN,
+        ),
         "width_coupling": Variable("coupling of random Jacobians", "", "independent Gaussian", ("norm", "width")),
         "width_r2": Variable("R² against 1/sqrt(width)", "", "of the coupling of random Jacobians", ("norm",)),
     }
@@ -169,22 +175,8 @@ class CouplingScores(Measure):
     )
     figures = {
         "scatter": _scatter,
-        "compared": bars(
-            {"correlation with the score": [(by, "r", {"by": by}) for by in BY]},
-            "quantity",
-            title="What goes with the score?",
-            subtitle="over models, by values and by ranks",
-            form=".2f",
-        ),
-        "sizes": bars(
-            {"correlation with the score": [(by, "size_r", {"by": by}) for by in BY]},
-            "size",
-            title="Do sizes go with the score?",
-            subtitle="ln width, depth and parameters over models, by values and by ranks",
-            form=".2f",
-        ),
         "width": lines(
-            {"": [(words, "width_coupling", {"norm": norm}) for norm, words in NORM_WORDS.items()]},
+            {"": [(words, "width_coupling", {"norm": norm}) for norm, words in _NORM_WORDS.items()]},
             "width",
             title="Coupling of random Jacobians by width",
             subtitle="independent Gaussian matrices, K a share of d: with the trace normalisation width makes coupling",
@@ -205,7 +197,7 @@ class CouplingScores(Measure):
             sentences.append(
                 f"Top-{self.k} coupling and {self.score} correlate at r = {r:.3f} over {n_models} models{held}."
             )
-            sentences += [self._comparison(own, by) for by in BY]
+            sentences += [self._comparison(own, by) for by in _BY]
         if own.attrs["not_computed"]:
             sentences.append(f"Not computed: {own.attrs['not_computed']}.")
         frobenius, trace = (own.data["width_coupling"].sel(norm=norm).values for norm in NORMS)
@@ -219,24 +211,25 @@ class CouplingScores(Measure):
 
     def _comparison(self, own: Numbers, by: str) -> str:
         """Return the sentence that sets coupling's correlation beside those of the sizes."""
-        known = [size for size in SIZES if own("excess", size=size, by=by)]
-        if not known:
+        excesses = {words: own("excess", size=size, by=by) for size, words in _SIZE_WORDS.items()}
+        excesses = {words: one for words, one in excesses.items() if one}
+        if not excesses:
             return f"By {by} nothing is compared with: all models have one width, depth and number of parameters."
         each = [
-            f"{SIZE_WORDS[size]} {own('size_r', size=size, by=by).with_interval:.2f} "
-            f"(|r| of coupling {own('excess', size=size, by=by).with_interval:+.2f})"
-            for size in known
+            f"{words} {own('size_r', size=size, by=by).with_interval:.2f} "
+            f"(|r| of coupling {excesses[words].with_interval:+.2f})"
+            for size, words in _SIZE_WORDS.items()
+            if words in excesses
         ]
-        excesses = {SIZE_WORDS[size]: own("excess", size=size, by=by) for size in known}
-        more = [words for words, one in excesses.items() if one.low > 0]
-        less = [words for words, one in excesses.items() if one.high < 0]
-        open_ = [words for words in excesses if words not in (*more, *less)]
-        parts = {"beats": more, "is beaten by": less, "is not told from": open_}
-        verdict = ", ".join(f"{verb} {_listed(words)}" for verb, words in parts.items() if words)
+        parts: dict[str, list[str]] = {"beats": [], "is beaten by": [], "is not told from": []}
+        for words, one in excesses.items():
+            verb = "beats" if one.low > 0 else "is beaten by" if one.high < 0 else "is not told from"
+            parts[verb].append(words)
+        told = (f"{verb} {' and '.join(filter(None, [', '.join(p[:-1]), p[-1]]))}" for verb, p in parts.items() if p)
         r = own("r", quantity="coupling", by=by).with_interval
         return (
             f"By {by}, over {own.data.sizes['model_name']} models, {self.score} correlates with coupling at {r:.2f}, "
-            f"with {', '.join(each)}: coupling {verdict}."
+            f"with {', '.join(each)}: coupling {', '.join(told)}."
         )
 
     def table(self, own: Numbers) -> pd.DataFrame:
@@ -255,18 +248,15 @@ class CouplingScores(Measure):
         names = [*LABELS, *(f"ln {name}" for name in SIZES)]
         return pd.DataFrame({"quantity": names, **columns})
 
-    def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        known = {"compared": data["r"], "sizes": data["size_r"]}
-        return [kind for kind in self.figures if kind not in known or bool(known[kind].notnull().any())]
-
 
 def coupling_scores(
     scores: str | os.PathLike | pd.DataFrame,
     prompts: Any,
     *,
     score: str = "score",
-    tokenizer: str | os.PathLike | None = None,
     k: int = 10,
+    widths: Sequence[int] = WIDTHS,
+    tokenizer: str | os.PathLike | None = None,
     backend: BackendChoice | str = "auto",
     dtype: Dtype = "auto",
     device: str | None = None,
@@ -275,7 +265,7 @@ def coupling_scores(
     consecutive: bool = False,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
-    widths: Sequence[int] = WIDTHS,
+    shuffled_seeds: Sequence[int] | None = None,
     keep: str | os.PathLike | Parts | None = None,
     progress: bool = True,
 ) -> Result:
@@ -286,7 +276,8 @@ def coupling_scores(
     correlates than each has an interval of its own, as both are of the same scores. Width and size are held fixed
     because they can make the whole correlation: at a K that grows with d_model the trace normalisation gives
     1 - 1/sqrt(K) for random Jacobians (part of the result), and wider models score higher for reasons that have nothing
-    to do with coupling. The null: randomly initialised models of the same shapes, against the same scores.
+    to do with coupling. The nulls: random inits of the same shapes, and models of shuffled weights, against the same
+    scores.
 
     Args:
         scores: CSV file or table. Columns: model (a name, a directory or "mini", as `load_model` takes), the score, and
@@ -297,6 +288,7 @@ def coupling_scores(
         k: number of top singular vectors.
         backend, dtype, device: as in `load_model`; float32 at least where no dtype is given.
         length, n_prompts, consecutive, seed, null_seeds: as in `analyze`.
+        shuffled_seeds: of the models of shuffled weights; one beside random inits if left out, () for none.
         widths: of the random Jacobians.
         keep: directory for finished models, as in `analyze`.
 
@@ -318,7 +310,8 @@ def coupling_scores(
         {"norm": list(NORMS), "width": list(widths)},
     )
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    cut |= {"seed": seed, "null_seeds": null_seeds, "shuffled_seeds": ()}
+    shuffled = null_seeds[:1] and [0] if shuffled_seeds is None else check_seeds(shuffled_seeds, "shuffled_seeds")
+    cut |= {"seed": seed, "null_seeds": null_seeds, "shuffled_seeds": shuffled}
     names = tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress)
     with Parts.kept_in(keep) as parts:
         models = (Pretrained(name, backend, dtype, device, tokenizer=tokenizer) for name in names)
@@ -331,12 +324,12 @@ def coupling_scores(
     sizes = pd.DataFrame([found.own.attrs for found in each], columns=list(SIZES))
     sides = {
         init: dataset_of(table, [measured(found, init) for found in each], sizes, score)
-        for init in (TRAINED, *map(str, null_seeds))
+        for init in (TRAINED, *each[0].numbers.nulls)
     }
     sides[TRAINED] = sides[TRAINED].merge(by_width, combine_attrs="override")
     label = f"{len(table)} models"
-    dataset = joined(measure, sides, [label, *map(null_label, null_seeds)])
-    shared = {name: each[-1].provenance[name] for name in SHARED} | drawn(length, n_prompts, consecutive)
+    dataset = joined(measure, sides, [label, *map(null_label, each[0].numbers.nulls)])
+    shared = {name: each[-1].provenance[name] for name in _SHARED} | drawn(length, n_prompts, consecutive)
     own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
     return Result(measure, dataset, shared | own)
 
@@ -344,19 +337,53 @@ def coupling_scores(
 def dataset_of(
     table: pd.DataFrame, measured: Sequence[Mapping[str, Number]], sizes: pd.DataFrame, score: str
 ) -> xr.Dataset:
-    """Return the quantities of all models against the score; sizes in the table count before those of the models."""
+    """Return the quantities of all models, and their correlations with the score: of values, of ranks, given ln sizes;
+    those of ln sizes, and the excess of coupling's over them.
+
+    Where there are too few models, or all have one size, they are NaN; the attribute `not_computed` says which. Sizes
+    in the table count before those of the models.
+    """
     known = {name: (table if name in table else sizes)[name].to_numpy(float) for name in SIZES}
     values = np.array([[[getattr(one[name], end) for one in measured] for name in QUANTITIES] for end in ENDS])
-    y = table[score].to_numpy(float)
     short = [Path(name).name for name in table["model"]]
     names = short if len(set(short)) == len(short) else table["model"].tolist()
-    arrays: dict[str, Any] = {"measured": (("end", "quantity", "model_name"), values)}
-    arrays |= {name: ("model_name", column) for name, column in {"score": y, **known}.items()}
-    data = xr.Dataset(arrays, {"model_name": names, "quantity": list(QUANTITIES), "end": list(ENDS)})
-    found = correlated(dict(zip(QUANTITIES, values[0], strict=True)), y, known)
-    return data.merge(found).assign_attrs(found.attrs)
+    y, columns, n = torch.tensor(table[score].to_numpy(float)), torch.tensor(values[0]), len(table)
+    logs = torch.tensor(np.log([known[name] for name in SIZES]))
+    controls = logs[[SIZES.index(name) for name in _CONTROLS]].mT
+    varied, fewest = bool((controls != controls[0]).any()), _FEWEST + len(_CONTROLS)
 
+    def if_known(x: Tensor, ends: Callable[[], tuple[float, ...]], needed: int = _FEWEST) -> tuple[float, ...]:
+        return ends() if n >= needed and bool(x.isfinite().all()) else (np.nan,) * len(ENDS)
 
-def _listed(names: Sequence[str]) -> str:
-    """Return names as a sentence lists them: "width, depth and parameters"."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    def excess(x: Tensor, z: Tensor, by: str) -> tuple[float, ...]:
+        between = pearson(ranks(x), ranks(z)) if by == "ranks" else pearson(x, z)
+        return correlation_excess(_BY[by](x, y), _BY[by](z, y), float(between))
+
+    def with_score(rows: Tensor) -> list[list[tuple[float, ...]]]:
+        return [[if_known(x, lambda x=x, r=r: r(x, y).ends) for x in rows] for r in _BY.values()]
+
+    of_size, coupled = ("by", "size", "end"), columns[list(QUANTITIES).index("coupling")]
+    given = [
+        if_known(x, lambda x=x: partial_correlation(x, y, controls).ends, fewest if varied else n + 1) for x in columns
+    ]
+    more = [[if_known(coupled, lambda z=z, by=by: excess(coupled, z, by)) for z in logs] for by in _BY]
+    held = "the correlation given width and size"
+    needed = {"the correlation and its line": _FEWEST, held: fewest}
+    missing = [f"{what} (needs {least} models, {n} given)" for what, least in needed.items() if n < least]
+    missing += [f"{held} (all models have the same)"] if not varied and n >= fewest else []
+    arrays: dict[str, Any] = {
+        "measured": (("end", "quantity", "model_name"), values),
+        **{name: ("model_name", column) for name, column in {"score": y.numpy(), **known}.items()},
+        "r": (("by", "quantity", "end"), with_score(columns)),
+        "partial_r": (("quantity", "end"), given),
+        "size_r": (of_size, with_score(logs)),
+        "excess": (of_size, more),
+    }
+    labels = {
+        "model_name": names,
+        "quantity": list(QUANTITIES),
+        "end": list(ENDS),
+        "by": list(_BY),
+        "size": list(SIZES),
+    }
+    return xr.Dataset(arrays, labels, {"not_computed": "; ".join(missing)})

@@ -128,7 +128,16 @@ def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor,
             _read(backend.context(), tokens)
     home = double_device(tokens.device)
     streams = torch.stack([torch.cat(pieces).to(home) for pieces in states.values()])
-    _check_streams(streams)
+    if streams.dtype not in (torch.float32, DOUBLE):
+        raise InputError(f'{streams.dtype} is too coarse for Jacobians; load the model with dtype="float32"')
+    if not streams.isfinite().all():
+        raise InputError("the residual stream holds NaN or infinite values; the model's weights are not sound")
+    if (streams.mean(dim=-1).abs() <= 1e-4 * streams.norm(dim=-1) / streams.shape[-1] ** 0.5).all():
+        raise InputError(
+            "the residual stream has zero mean at every token and layer: the writing weights were centred, which "
+            "changes norms, trajectories and Jacobians. Load with center_writing_weights=False (tl_posgen.load_model, "
+            "HookedTransformer.from_pretrained_no_processing, a TransformerBridge without enable_compatibility_mode)"
+        )
     return streams
 
 
@@ -168,52 +177,62 @@ def residual_jacobians(
             kernels, half precision.
         UnsupportedModelError: with cached keys and values the model computes another output than without.
     """
-    tokens, source, target, layers = _checked(model, tokens, source, target, layers)
     require("streams", streams, Tensor | None)
     require("dense_up_to", dense_up_to, int)
+    session = session_of(model)
+    kernel, [ids, *others] = session.backend.attention_kernel(), [row for batch in given_ids(tokens) for row in batch]
+    if others:
+        raise InputError(f"tokens of {1 + len(others)} prompts: give the token ids [pos] of one")
+    check_ids(session, ids)
+    n_tokens, target = len(ids), source if target is None else target
+    for name, token in (("source", source), ("target", target)):
+        require(name, token, int)
+        if not -n_tokens <= token < n_tokens:
+            raise InputError(f"token {token} of a prompt of {n_tokens} tokens; choose {-n_tokens} to {n_tokens - 1}")
+    source, target, layers = source % n_tokens, target % n_tokens, check_indices(layers, model.cfg.n_layers, "layer")
+    if source > target:
+        raise InputError(f"input token {source} comes after output token {target}; a causal block has no such Jacobian")
+    if kernel not in (None, "eager", "sdpa"):
+        raise InputError(
+            f"attention kernel {kernel!r} has no second derivative; load the model with attn_implementation='eager'"
+        )
+    tokens = torch.tensor(ids)
     streams = residual_streams(model, tokens) if streams is None else streams
-    tokens, context = tokens.to(model.cfg.device), session_of(model).backend.context()
-    jacobians: dict[int, ResidualJacobian] = {}
-    hooks = []
+    home, tokens, context = streams.device, tokens.to(model.cfg.device), session.backend.context()
+    found: dict[int, ResidualJacobian] = {}
+    hooks: list[tuple[str, Any]] = []
     for layer in layers:
-        hooks += _layer_hooks(model, layer, source, target, streams.device, jacobians, linearise, dense_up_to)
+        attention = LinearisedAttention(layer)
+
+        def enter(x: Tensor, hook: Any, attention: LinearisedAttention = attention) -> Tensor:
+            attention.leaf = x[:, :1].detach().clone().requires_grad_()  # x_source; the graph is cut before the block
+            return torch.cat([attention.leaf, x[:, 1:].detach()], dim=1)
+
+        def leave(x: Tensor, hook: Any, layer: int = layer, attention: LinearisedAttention = attention) -> None:
+            assert attention.leaf is not None
+            touched = target - source + 1 if attention.active else target + 1
+            found[layer] = ResidualJacobian(layer, source, target, touched, home, attention.leaf, x[0, -1])
+            if model.cfg.d_model <= dense_up_to:
+                found[layer].dense()
+                attention.leaf = None
+
+        inside = attention.hooks(model.hook_dict) if linearise else []
+        hooks += [(f"blocks.{layer}.hook_resid_pre", enter), *inside, (f"blocks.{layer}.hook_resid_post", leave)]
     for i in range(model.cfg.n_layers):  # free the keys and values of a layer as soon as it has used them
         hooks.append((f"blocks.{i}.hook_resid_post", lambda x, hook, layer=i: context.forget(layer)))
     _read(context, tokens[:source])
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), model.hooks(fwd_hooks=hooks):
         context.extend(tokens[source : target + 1])
-    for layer, jacobian in jacobians.items():
-        _check_output(layer, jacobian._output.detach(), streams[layer + 1, target])
-    return [jacobians[layer] for layer in layers]
-
-
-def _layer_hooks(
-    model: Model,
-    layer: int,
-    source: int,
-    target: int,
-    home: torch.device,
-    found: dict[int, ResidualJacobian],
-    linearise: bool,
-    dense_up_to: int,
-) -> list[tuple[str, Any]]:
-    """Return hooks that cut the graph before the block, make x_source a leaf, and keep the block's last output."""
-    attention = LinearisedAttention(layer)
-
-    def enter(x: Tensor, hook: Any) -> Tensor:
-        attention.leaf = x[:, :1].detach().clone().requires_grad_()
-        return torch.cat([attention.leaf, x[:, 1:].detach()], dim=1)
-
-    def leave(x: Tensor, hook: Any) -> None:
-        assert attention.leaf is not None
-        touched = target - source + 1 if attention.active else target + 1
-        found[layer] = ResidualJacobian(layer, source, target, touched, home, attention.leaf, x[0, -1])
-        if model.cfg.d_model <= dense_up_to:
-            found[layer].dense()
-            attention.leaf = None
-
-    inside = attention.hooks(model.hook_dict) if linearise else []
-    return [(f"blocks.{layer}.hook_resid_pre", enter), *inside, (f"blocks.{layer}.hook_resid_post", leave)]
+    for layer, jacobian in found.items():
+        expected = streams[layer + 1, target]
+        error = (jacobian._output.detach().to(home) - expected).norm() / expected.norm()
+        if not error <= 1e-3:
+            raise UnsupportedModelError(
+                f"layer {layer}: with cached keys and values the block's output differs by {float(error):.1e} of its "
+                "norm from the pass over the whole prompt, so the model does not keep its context in keys and values "
+                "alone"
+            )
+    return [found[layer] for layer in layers]
 
 
 def _pieces(n_tokens: int) -> Sequence[tuple[int, int]]:
@@ -226,51 +245,3 @@ def _read(context: KeyValueContext, tokens: Tensor) -> None:
     with torch.no_grad():
         for start, stop in _pieces(len(tokens)):
             context.extend(tokens[start:stop])
-
-
-def _checked(
-    model: Model, tokens: Any, source: int, target: int | None, layers: Sequence[int] | None
-) -> tuple[Tensor, int, int, list[int]]:
-    """Return tokens, source, target and layers, counted from 0; refuse what the model or the prompt does not have."""
-    session = session_of(model)
-    kernel = session.backend.attention_kernel()
-    [ids, *others] = [row for batch in given_ids(tokens) for row in batch]
-    if others:
-        raise InputError(f"tokens of {1 + len(others)} prompts: give the token ids [pos] of one")
-    check_ids(session, ids)
-    n_tokens, target = len(ids), source if target is None else target
-    for name, token in (("source", source), ("target", target)):
-        require(name, token, int)
-        if not -n_tokens <= token < n_tokens:
-            raise InputError(f"token {token} of a prompt of {n_tokens} tokens; choose {-n_tokens} to {n_tokens - 1}")
-    source, target = source % n_tokens, target % n_tokens
-    if source > target:
-        raise InputError(f"input token {source} comes after output token {target}; a causal block has no such Jacobian")
-    if kernel not in (None, "eager", "sdpa"):
-        raise InputError(
-            f"attention kernel {kernel!r} has no second derivative; load the model with attn_implementation='eager'"
-        )
-    return torch.tensor(ids), source, target, check_indices(layers, model.cfg.n_layers, "layer")
-
-
-def _check_streams(streams: Tensor) -> None:
-    if streams.dtype not in (torch.float32, DOUBLE):
-        raise InputError(f'{streams.dtype} is too coarse for Jacobians; load the model with dtype="float32"')
-    if not streams.isfinite().all():
-        raise InputError("the residual stream holds NaN or infinite values; the model's weights are not sound")
-    centred = streams.mean(dim=-1).abs() <= 1e-4 * streams.norm(dim=-1) / streams.shape[-1] ** 0.5
-    if centred.all():
-        raise InputError(
-            "the residual stream has zero mean at every token and layer: the writing weights were centred, which "
-            "changes norms, trajectories and Jacobians. Load with center_writing_weights=False (tl_posgen.load_model, "
-            "HookedTransformer.from_pretrained_no_processing, a TransformerBridge without enable_compatibility_mode)"
-        )
-
-
-def _check_output(layer: int, found: Tensor, expected: Tensor) -> None:
-    error = (found.to(expected.device) - expected).norm() / expected.norm()
-    if not error <= 1e-3:
-        raise UnsupportedModelError(
-            f"layer {layer}: with cached keys and values the block's output differs by {float(error):.1e} of its norm "
-            "from the pass over the whole prompt, so the model does not keep its context in keys and values alone"
-        )

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.core.formatting import in_brackets
@@ -26,8 +25,8 @@ KINDS = {
     "same_input": "from the first token",
     "same_output": "to the last token",
 }
-DRAWN = {"coupling": "coupling", "chance": "random bases"}
-SPREAD = 3  # tokens, where none are given
+_DRAWN = {"coupling": "coupling", "chance": "random bases"}
+_SPREAD = 3  # tokens, where none are given
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class TokenCoupling(JacobianMeasure):
     figures = {
         "layers": lines(
             {
-                words: [(name, variable, {"kind": kind}) for variable, name in DRAWN.items()]
+                words: [(name, variable, {"kind": kind}) for variable, name in _DRAWN.items()]
                 for kind, words in KINDS.items()
             },
             title="Coupling of tokens",
@@ -101,8 +100,10 @@ class TokenCoupling(JacobianMeasure):
             raise InputError("tokens couple with each other: give two positions at least")
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "TokenCoupling":
-        length = len(tokens[0])
-        prepared = replace(self, tokens=_spread(length)) if self.tokens is None else self
+        length, prepared = len(tokens[0]), self
+        if self.tokens is None:  # evenly spread
+            spread = {length * part // _SPREAD - 1 for part in range(1, _SPREAD + 1)}
+            prepared = replace(self, tokens=sorted(spread - {-1}))
         prepared.refuse_choices(model, length)
         if len({token % length for token in prepared.positions}) < 2:
             raise InputError("tokens couple with each other: give two different positions at least, in longer prompts")
@@ -113,9 +114,35 @@ class TokenCoupling(JacobianMeasure):
         return len(run.rows) * passes_of(run.tokens.shape[1], [*tokens, *(first for _ in later), *tokens[:-1]])
 
     def of_model(self, run: Run) -> xr.Dataset:
-        found = run.grid(
-            lambda prompt: _one_prompt(self, run, run.tokens[prompt]), pure=True, prompt=range(len(run.rows))
-        )
+        chosen_layers, tokens = self.places(run)
+
+        def one_prompt(prompt: int) -> xr.Dataset:
+            ids = run.tokens[prompt]
+            streams = residual_streams(run.model, ids)
+            own = {token: self.jacobians(run, ids, token, token, streams) for token in tokens}
+
+            def between(source: int, target: int) -> list[ResidualJacobian]:
+                return own[source] if source == target else self.jacobians(run, ids, source, target, streams)
+
+            members = {
+                "self": [*own.values()],
+                "same_input": [between(tokens[0], target) for target in tokens],
+                "same_output": [between(source, tokens[-1]) for source in tokens],
+            }
+            layers = [[self.pairs(run, one)[0] for one in zip(*of_kind, strict=True)] for of_kind in members.values()]
+            couplings, chances = (
+                np.stack([np.stack([self.by_k(pairs, "absolute", bases) for pairs in found], 1) for found in layers])
+                for bases in ("aligned", "chance")
+            )
+            sizes = np.stack([[pairs.values[:, 0].cpu().numpy() for pairs in found] for found in layers])
+            known = (sizes > 0)[:, None, ..., None]  # a token outside the layer's window has no Jacobian
+            couplings = between_different(np.where(known & known.swapaxes(-1, -2), couplings, np.nan))
+            chances = np.where(known, chances, np.nan).mean(-1)
+            labels = {"kind": list(members), "k": self.ks, "layer": chosen_layers, "token": tokens, "token_2": tokens}
+            dims = ("kind", "k", "layer", "token")
+            return xr.Dataset({"coupling": ((*dims, "token_2"), couplings), "chance": (dims, chances)}, labels)
+
+        found = run.grid(one_prompt, pure=True, prompt=range(len(run.rows)))
         return found.assign({name: found[name].transpose(*one.dims) for name, one in self.variables.items()})
 
     def findings(self, own: Numbers) -> list[str]:
@@ -145,40 +172,3 @@ class TokenCoupling(JacobianMeasure):
                 row[kind.replace("_", " ") + words] = f"{own(name, kind=kind, k=k).with_interval:.3f}"
             rows.append(row)
         return pd.DataFrame(rows)
-
-
-def _spread(length: int) -> list[int]:
-    """Return three positions, evenly spread over a prompt.
-
-    Example:
-        >>> _spread(48), _spread(2)
-        ([15, 31, 47], [0, 1])
-    """
-    return sorted({length * part // SPREAD - 1 for part in range(1, SPREAD + 1)} - {-1})
-
-
-def _one_prompt(measure: TokenCoupling, run: Run, prompt: Int[Tensor, " pos"]) -> xr.Dataset:
-    """Return the coupling of every pair of tokens in each layer, in the three ways."""
-    streams, (chosen_layers, tokens) = residual_streams(run.model, prompt), measure.places(run)
-    own = {token: measure.jacobians(run, prompt, token, token, streams) for token in tokens}
-
-    def between(source: int, target: int) -> list[ResidualJacobian]:
-        return own[source] if source == target else measure.jacobians(run, prompt, source, target, streams)
-
-    members = {
-        "self": [*own.values()],
-        "same_input": [between(tokens[0], target) for target in tokens],
-        "same_output": [between(source, tokens[-1]) for source in tokens],
-    }
-    layers = [[measure.pairs(run, one)[0] for one in zip(*of_kind, strict=True)] for of_kind in members.values()]
-    couplings, chances = (
-        np.stack([np.stack([measure.by_k(pairs, "absolute", bases) for pairs in found], 1) for found in layers])
-        for bases in ("aligned", "chance")
-    )
-    sizes = np.stack([[pairs.values[:, 0].cpu().numpy() for pairs in found] for found in layers])
-    known = (sizes > 0)[:, None]  # a token outside the layer's window has no Jacobian
-    couplings = between_different(np.where(known[..., None] & known[..., None, :], couplings, np.nan))
-    chances = np.where(known[..., None], chances, np.nan)
-    dims = ("kind", "k", "layer", "token")
-    labels = {"kind": list(members), "k": measure.ks, "layer": chosen_layers, "token": tokens, "token_2": tokens}
-    return xr.Dataset({"coupling": ((*dims, "token_2"), couplings), "chance": (dims, chances.mean(-1))}, labels)

@@ -105,6 +105,7 @@ def replace_scores(
     if not callable(scores_of):
         raise InputError(f"{scores_of!r} stands for no scores: give a function of a LayerCapture")
     session, hooks = session_of(model), []
+    cache_fault = session.cached_difference()  # proved here, as no pass may run inside another
     for index, picked in select_heads(model, layers, heads).items():
         probed = session.layer(index)
         if needs_positions and probed.geometry.encoding == "absolute":
@@ -112,7 +113,7 @@ def replace_scores(
                 f"layer {index}: positions are embeddings added to the residual stream, so its scores have no distance "
                 "to change; choose a model with rotary positions or ALiBi"
             )
-        hooks += _LayerEdit(session, probed, scores_of, picked).hooks()
+        hooks += _LayerEdit(session, probed, scores_of, picked, cache_fault).hooks()
     return hooks
 
 
@@ -122,12 +123,12 @@ class _LayerEdit:
     With `RowByRow`, `past` holds the keys of earlier passes, and where each prompt begins (-1 if it ends before them).
     """
 
-    def __init__(self, session: Session, probed: Probed, scores_of: ScoresOf, heads: Sequence[int]):
+    def __init__(self, session: Session, probed: Probed, scores_of: ScoresOf, heads: Sequence[int], cache_fault: str):
         self.session, self.probed, self.scores_of, self.heads = session, probed, scores_of, heads
         self.parts: dict[str, Tensor] = {}
         self.past: tuple[Tensor, list[int]] | None = None
         self.attn = session.attention(probed.geometry.layer)
-        self.cache_fault = session.cached_difference()  # proved here, as no pass may run inside another
+        self.cache_fault = cache_fault
 
     def hooks(self) -> HookList:
         names = self.probed.sites.names

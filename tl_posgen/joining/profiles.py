@@ -1,6 +1,6 @@
 """Head profiles: one row a head over the three subjects, with head metrics of other papers as further columns."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -12,9 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, double_device
-from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import TRAINED, Numbers
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
@@ -28,47 +27,33 @@ from tl_posgen.joining.numbers import (
     slow_mean_energy,
 )
 from tl_posgen.models.layers.capture import LayerCapture, scores_from
-from tl_posgen.models.selection import head_name
 from tl_posgen.models.tokens import bos_of
 from tl_posgen.position.decomposition.variance import Variance
-from tl_posgen.report.figures import Panels, model_label, sides
+from tl_posgen.report.kinds import points
 from tl_posgen.rope.rotation import rotate, to_planes
 from tl_posgen.slash.slash import Slash
-from tl_posgen.stats.rank_correlation import rank_correlation
 
 PERIOD = 50
 SINK = 0.3  # attention to the first token from which a query counts as sunk
 N_ROWS, LEAST_KEYS = 8, 4  # queries whose keys are permuted, keys that each sees at least
 SIDED = ("side", *HEAD)
-FROM_SLASH = {  # variable -> its name there
-    "r1": "r1",
-    "slash_score": "best_score",
-    "slash_distance": "best_distance",
-    "first_token": "first_token",
-}
+FROM_SLASH = {"r1": "r1", "slash_score": "best_score", "slash_distance": "best_distance", "first_token": "first_token"}
 FROM_VARIANCE = ("mean_energy", "interaction", "position", "additive_r", "absolute")  # the last, if it was asked for
-REPEATED = {  # on repeated random tokens: variable -> label, attention from token i to, short heading
-    "previous_token": ("previous token", "i-1", "prev"),
-    "duplicate_token": ("duplicate token", "i-T", "dup"),
-    "induction": ("induction", "i-T+1", "ind"),
-}
-METRICS = {  # of other papers: variable -> label, description, dims, bounds, source
-    "massive": ("massive values", "max_d / mean_d of |x_{:,d}| over tokens, before RoPE", SIDED, None, "2502.01563"),
-    "concentration": ("concentration", "sum_m |E z_m| / sum_m E|z_m|, before RoPE", SIDED, (0, 1), "2604.04921"),
-    "slow_mean": (
-        *("slow mean", "share of energy in the mean of planes that turn less than once in a prompt", SIDED, (0, 1)),
-        "2503.01832",
-    ),
-    "frequency_entropy": ("entropy over frequencies", "of p_m ~ E|q_m| E|k_m|, over ln M", HEAD, (0, 1), ""),
-    "sink_rate": ("sink rate", f"share of queries with S_i0 > {SINK}", HEAD, (0, 1), "2410.10781"),
-    "positional": ("positional", "overlap by place with attention to permuted keys", HEAD, (0, 1), "2511.11579"),
-    "symbolic": ("symbolic", "overlap by key with attention to permuted keys", HEAD, (0, 1), "2511.11579"),
+REPEATED = {"previous_token": ("i-1", "prev"), "duplicate_token": ("i-T", "dup"), "induction": ("i-T+1", "ind")}
+METRICS = {  # of other papers: variable -> what it is, dims, paper
+    "massive": ("max_d / mean_d of |x_{:,d}| over tokens, before RoPE", SIDED, "arXiv 2502.01563"),
+    "concentration": ("sum_m |E z_m| / sum_m E|z_m|, before RoPE", SIDED, "arXiv 2604.04921"),
+    "slow_mean": ("share of energy in the mean of planes that turn less than once", SIDED, "arXiv 2503.01832"),
+    "frequency_entropy": ("of p_m ~ E|q_m| E|k_m|, over ln M", HEAD, "ours"),
+    "sink_rate": (f"share of queries with S_i0 > {SINK}", HEAD, "arXiv 2410.10781"),
+    "positional": ("overlap by place with attention to permuted keys", HEAD, "arXiv 2511.11579"),
+    "symbolic": ("overlap by key with attention to permuted keys", HEAD, "arXiv 2511.11579"),
 }
 NO_TURN = "nothing rotates, so the interaction is zero by construction."
 
 
 def scatter(result: Any, x: str = "r1, k", y: str = "slash_score") -> go.Figure:
-    """Draw two columns of the heads' table against each other: a point a head, the first null models' beside it.
+    """Draw two columns of the heads' table against each other: a point a head, the first null models' beside them.
 
     Args:
         result: of `Profiles`.
@@ -83,20 +68,15 @@ def scatter(result: Any, x: str = "r1, k", y: str = "slash_score") -> go.Figure:
         >>> [len(one.x) for one in scatter(found, "interaction", "induction").data]
         [16]
     """
-    labels = [TRAINED, *(one.labels[0] for one in result.numbers.by_null.values())]
-    panels, rho = Panels([""], columns=1, row_height=420), None
-    for (side, _, colour), label in reversed(list(zip(sides(result), labels, strict=True))):
-        table = result.frame(init=label)
-        for name in (x, y):
-            if name not in table.columns[2:]:
-                raise InputError(f"profiles: no column {name!r}; it has {', '.join(map(repr, table.columns[2:]))}")
-        names = [head_name(*place) for place in zip(table["layer"], table["head"], strict=True)]
-        points = go.Scatter(x=table[x], y=table[y], text=names, name=side, mode="markers", marker={"color": colour})
-        panels.add(0, points.update(hovertemplate="%{text}<br>%{x:.3f}, %{y:.3f}<extra></extra>"))
-        rho = rank_correlation(*(torch.from_numpy(table[name].to_numpy(float).copy()) for name in (x, y)))
-    assert rho is not None
-    words = f"a point a head; Spearman's rho over heads {rho.r:.2f} [{rho.low:.2f}, {rho.high:.2f}], heads independent"
-    return panels.axes(x, y).finish(f"{y} by {x} · {model_label(result.own)}", words)
+    known = result.frame().columns[2:]
+    for name in (x, y):
+        if name not in known:
+            raise InputError(f"profiles: no column {name!r}; it has {', '.join(map(repr, known))}")
+    both = [(name, {"side": side} if side else {}) for name, _, side in (one.partition(", ") for one in (x, y))]
+    own = result.numbers
+    rho = own.correlation(*(own.array(name, **at) for name, at in both), ranks=True)
+    words = f"Spearman's rho over heads {rho:.2f}, heads independent"
+    return points(*both, title=f"{y} by {x}", subtitle=words, x_title=x, y_title=y)(result)
 
 
 @dataclass(frozen=True)
@@ -161,13 +141,15 @@ class Profiles(Measure):
         "first_token": Variable("attention to the first token", "", "E_i S_i0"),
         **{
             name: Variable(
-                *(label, "", f"S_{{i, {place}}}, mean attention on repeated random tokens"), headline=name, short=short
+                *(name.replace("_", " "), "", f"S_{{i, {place}}}, mean attention on repeated random tokens"),
+                headline=name,
+                short=short,
             )
-            for name, (label, place, short) in REPEATED.items()
+            for name, (place, short) in REPEATED.items()
         },
         **{
-            name: Variable(label, "", f"{what}; {f'reconstructed, arXiv {paper}' if paper else 'ours'}", dims, bounds=b)
-            for name, (label, what, dims, b, paper) in METRICS.items()
+            name: Variable(name.replace("_", " "), "", f"{what}; {paper}", dims)
+            for name, (what, dims, paper) in METRICS.items()
         },
     }
     figures = {"scatter": scatter}
@@ -191,36 +173,28 @@ class Profiles(Measure):
         variance = run.found(Variance).sel(tokens="without first", drop=True)
         first, period = _first_tokens(run.model), self.period
         assert period is not None
+        repeated, on_text, pattern = run.sums(), run.sums(), frozenset({"pattern"})
 
-        def on_repeated(layer: LayerCapture) -> Mapping[str, Any]:
+        def add_repeated(layer: LayerCapture) -> None:
             assert layer.pattern is not None
-            return vars(repeated_scores(layer.pattern, len(first), period))
+            repeated.add_layer(layer, vars(repeated_scores(layer.pattern, len(first), period)))
 
-        repeated = repeated_prompts(first, period, run.model.cfg.d_vocab, self.n_repeated, run.seed)
+        rows = repeated_prompts(first, period, run.model.cfg.d_vocab, self.n_repeated, run.seed)
+        run.capture(add_repeated, pattern, rows)
+        if self.metrics == "literature":
+            run.capture(lambda layer: on_text.add_layer(layer, _literature_metrics(layer, run.seed)), pattern)
         data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
         data = data.merge(variance[[name for name in FROM_VARIANCE if name in variance]])
-        data = data.merge(_means_of(run, on_repeated, repeated))
-        if self.metrics == "literature":
-            data = data.merge(_means_of(run, lambda layer: literature_metrics(layer, run.seed)))
+        data = data.merge(repeated.means()).merge(on_text.means())
         return xr.Dataset({name: one.transpose(*self.variables[str(name)].dims) for name, one in data.items()})
 
     def findings(self, own: Numbers) -> list[str]:
-        n_heads = int(own.data["interaction"].notnull().sum())
         on_text, *on_repeated = (
             f"{self.variables[name].label} {own.extreme(name):.2f}"
             f"{own.number(own.array(name).max(HEAD)).null_in_brackets:.2f}"
             for name in ("slash_score", *REPEATED)
         )
-        return [
-            f"Of {counted(n_heads, 'head')}, highest: {on_text}; on repeated random tokens {', '.join(on_repeated)}."
-        ]
-
-
-def _means_of(run: Run, values: Callable[[LayerCapture], Mapping[str, Any]], rows: Any = None) -> xr.Dataset:
-    """Return means over prompts (or other rows of token ids) of values of each layer, which has its pattern."""
-    sums = run.sums()
-    run.capture(lambda layer: sums.add_layer(layer, values(layer)), needs=frozenset({"pattern"}), rows=rows)
-    return sums.means()
+        return [f"Highest: {on_text}; on repeated random tokens {', '.join(on_repeated)}."]
 
 
 def _first_tokens(model: Any) -> Int[Tensor, " start"]:
@@ -228,8 +202,8 @@ def _first_tokens(model: Any) -> Int[Tensor, " start"]:
     return torch.tensor([] if model.tokenizer is None else bos_of(model.tokenizer), dtype=torch.int64)
 
 
-def literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:
-    """Return `METRICS` of one layer of one prompt, the first token left out where moments are taken.
+def _literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:
+    """Return the metrics of other papers of one layer of one prompt, the first token left out where moments are taken.
 
     Args:
         layer: with its pattern.
@@ -250,11 +224,11 @@ def literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:
         found["concentration"] = torch.stack([concentration(z) for z in planes])
         found["slow_mean"] = torch.stack([slow_mean_energy(z, rope.inv_freq, layer.length) for z in planes])
         found["frequency_entropy"] = frequency_entropy(q, k)
-    found["positional"], found["symbolic"] = permuted_overlaps(layer, np.random.default_rng([seed, layer.prompt]))
+    found["positional"], found["symbolic"] = _permuted_overlaps(layer, np.random.default_rng([seed, layer.prompt]))
     return found
 
 
-def permuted_overlaps(
+def _permuted_overlaps(
     layer: LayerCapture, generator: np.random.Generator
 ) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
     """overlap(S'_i, S_i) by place and by key, S' the attention of query i once the keys that it sees are permuted.

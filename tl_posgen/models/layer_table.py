@@ -1,13 +1,13 @@
 """The table of layers: what each does with positions, read from the model, then proved against its scores."""
 
-from collections.abc import Hashable, Mapping
+import re
 from typing import Any
 
 import pandas as pd
 import torch
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.geometry.probe import Found
+from tl_posgen.models.geometry.probe import Found, Probed
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
@@ -64,82 +64,60 @@ def check(model: Model | Session, *, printed: bool = True) -> pd.DataFrame:
         True
     """
     session = session_of(model)
-    table = pd.DataFrame([{"layer": layer, **_row_of(found)} for layer, found in enumerate(session.found(again=True))])
+    found = session.found(again=True)
+    rows, cells = zip(*(_row_of(layer, one) for layer, one in enumerate(found)), strict=True)
     if printed:
-        _print_table(table, f"{session.origin.name} as a {type(session.model).__name__}")
-    return table
+        print(f"{session.origin.name} as a {type(session.model).__name__}")
+        shown = pd.DataFrame(cells).fillna("")
+        shown = shown.loc[:, (shown != "").any()]
+        print(shown.to_string(index=False))
+        print("; ".join(f"{name}: {words}" for name, words in LEGEND.items() if name in shown.columns))
+        refusals = [str(one) for one in found if not isinstance(one, Probed)]
+        for refusal in {re.sub(r"^layer \d+", "", one): one for one in reversed(refusals)}.values():
+            print(f"not supported: {refusal}")
+    return pd.DataFrame(rows)
 
 
-def _row_of(found: Found) -> dict[str, Any]:
-    """Return one layer as a row of the table."""
+def _row_of(layer: int, found: Found) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return one layer as a row of the table, and as the terminal shows it."""
     if isinstance(found, UnsupportedModelError):
-        return {"supported": False, "refusal": str(found)}
-    geometry = found.geometry
-    wavelengths = (2 * torch.pi / geometry.rope.inv_freq).tolist()
-    return {
+        row = {"layer": layer, "supported": False, "refusal": str(found)}
+        return row, {"layer": str(layer), "positions": "not supported"}
+    one = found.geometry
+    wavelengths = (2 * torch.pi / one.rope.inv_freq).tolist()
+    row = {
+        "layer": layer,
         "supported": True,
-        "encoding": geometry.encoding,
+        "encoding": one.encoding,
         "planes": len(wavelengths),
         "shortest_wavelength": min(wavelengths, default=None),
         "longest_wavelength": max(wavelengths, default=None),
-        "rotary_dim": geometry.rope.rotary_dim,
-        "pairing": geometry.rope.pairing if wavelengths else None,
-        "scale": geometry.scale,
-        "soft_cap": geometry.soft_cap,
-        "window": geometry.window,
-        "heads": geometry.n_heads,
-        "key_value_heads": geometry.n_key_value_heads,
-        "d_head": geometry.d_head,
-        "qk_norm": geometry.qk_norm,
-        "sinks": geometry.sinks,
+        "rotary_dim": one.rope.rotary_dim,
+        "pairing": one.rope.pairing if wavelengths else None,
+        "scale": one.scale,
+        "soft_cap": one.soft_cap,
+        "window": one.window,
+        "heads": one.n_heads,
+        "key_value_heads": one.n_key_value_heads,
+        "d_head": one.d_head,
+        "qk_norm": one.qk_norm,
+        "sinks": one.sinks,
         "streamed": found.handed_on,
-        "proof_error": geometry.error,
+        "proof_error": one.error,
         "refusal": None,
     }
-
-
-def _print_table(table: pd.DataFrame, title: str) -> None:
-    """Print what a terminal has room for, empty columns left out; then, once each, why layers are not supported."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    rows = pd.DataFrame([_cells(row) for row in table.to_dict("records")]).fillna("")
-    rows = rows.loc[:, (rows != "").any()]
-    grid = Table(*rows.columns, box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    for row in rows.itertuples(index=False):
-        grid.add_row(*row)
-    console = Console()
-    console.print(title, markup=False, highlight=False, soft_wrap=True)
-    console.print(grid)
-    if table["supported"].any():
-        legend = "; ".join(f"{name}: {words}" for name, words in LEGEND.items() if name in rows.columns)
-        console.print(f"{legend}.", style="dim", highlight=False, soft_wrap=True)
-    refusals = table["refusal"].dropna()
-    for refusal in refusals[~refusals.str.replace(r"^layer \d+", "", regex=True).duplicated()]:
-        console.print(f"not supported: {refusal}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
-    """Format one row for the terminal."""
-
-    def number(name: str, form: str = ".4g") -> str:
-        return "" if pd.isna(row[name]) else format(row[name], form)
-
-    if not row["supported"]:
-        return {"layer": str(row["layer"]), "positions": "not supported"}
-    turning = row["planes"] > 0
-    return {
-        "layer": str(row["layer"]),
-        "positions": f"{row['encoding']}, {row['pairing']}" if turning else row["encoding"],
-        "planes": f"{row['planes']:.0f} of {row['d_head'] / 2:.0f}" if turning else "",
-        "wavelengths": f"{number('shortest_wavelength', '.3g')}..{row['longest_wavelength']:.0f}" if turning else "",
-        "scale": number("scale"),
-        "cap": number("soft_cap"),
-        "window": number("window"),
-        "heads": f"{row['heads']:.0f}, {row['key_value_heads']:.0f} keys",
-        "qk norm": "yes" if row["qk_norm"] else "",
-        "sinks": "yes" if row["sinks"] else "",
-        "scores": "streamed" if row["streamed"] else "",
-        "proof": number("proof_error", ".0e"),
+    cells = {
+        "layer": str(layer),
+        "positions": f"{one.encoding}, {one.rope.pairing}" if wavelengths else one.encoding,
+        "planes": f"{len(wavelengths)} of {one.d_head // 2}" if wavelengths else "",
+        "wavelengths": f"{min(wavelengths):.3g}..{max(wavelengths):.0f}" if wavelengths else "",
+        "scale": f"{one.scale:.4g}",
+        "cap": f"{one.soft_cap:.4g}" if one.soft_cap else "",
+        "window": f"{one.window}" if one.window else "",
+        "heads": f"{one.n_heads}, {one.n_key_value_heads} keys",
+        "qk norm": "yes" if one.qk_norm else "",
+        "sinks": "yes" if one.sinks else "",
+        "scores": "streamed" if found.handed_on else "",
+        "proof": f"{one.error:.0e}",
     }
+    return row, cells

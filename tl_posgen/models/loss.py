@@ -39,7 +39,7 @@ def token_losses(
     session = session_of(model)
     session.require_evaluation()
     rows = []
-    with session.exclusive(session.owner), torch.no_grad(), session.model.hooks(fwd_hooks=list(hooks)):
+    with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
         for some in tokens.to(session.device).split(batch):
             rows.append(judged(session, logits_of(session, some), some).cpu())
     return torch.cat(rows)

@@ -1,8 +1,11 @@
-"""Estimates of memory, made before anything runs, as a process that exceeds its memory is killed."""
+"""Estimates of memory, made before anything runs, as a process that exceeds its memory is killed; and memory given
+back."""
 
+import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -23,21 +26,18 @@ def memory_of(device: torch.device) -> int | None:
 
 def control_group_limits(root: Path = Path("/")) -> list[int]:
     """Return the bytes that each control group of Linux (a container, a scheduler) allows this process."""
-    groups, found = root / "proc/self/cgroup", []
-    for line in groups.read_text().splitlines() if groups.is_file() else ():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        elif not controllers:  # version 2
-            top, name = root / "sys/fs/cgroup", "memory.max"
-        else:
-            continue
-        below = top / path.strip("/")
-        for directory in (below, *(parent for parent in below.parents if parent.is_relative_to(top))):
-            limit = directory / name
-            if limit.is_file() and (value := limit.read_text().strip()).isdigit():  # "max" where there is none
-                found.append(int(value))
-    return found
+    groups, top = root / "proc/self/cgroup", root / "sys/fs/cgroup"
+    lines = groups.read_text().splitlines() if groups.is_file() else []
+    places = [(top, line[3:], "memory.max") for line in lines if line.startswith("0::")]
+    places += [(top / "memory", *line.split(":")[2:], "memory.limit_in_bytes") for line in lines if ":memory:" in line]
+    files = [
+        directory / name
+        for above, path, name in places
+        for directory in ((above / path.strip("/") / "-").parents)
+        if directory.is_relative_to(above)
+    ]
+    held = [file.read_text().strip() for file in files if file.is_file()]
+    return [int(value) for value in held if value.isdigit()]  # "max" where there is none
 
 
 def fits_pass(model: Any, n: int, **how: Any) -> bool:
@@ -51,8 +51,8 @@ def fits_pass(model: Any, n: int, **how: Any) -> bool:
 def require_pass_fits(model: Any, n: int, *, is_streamed: bool, matrices: int = 0) -> None:
     """Refuse prompts of n tokens whose forward pass, or what is measured of it, cannot fit: see `need_of_pass`."""
     cfg, weight = model.cfg, next(model.parameters())
-    held, how = memory_of(weight.device), {"is_streamed": is_streamed, "matrices": matrices}
-    what, each, power = need_of_pass(cfg.n_heads, cfg.d_vocab + cfg.d_model, weight.element_size(), **how)
+    held, width, size = memory_of(weight.device), cfg.d_vocab + cfg.d_model, weight.element_size()
+    what, each, power = need_of_pass(cfg.n_heads, width, size, is_streamed=is_streamed, matrices=matrices)
     if held is not None and each * n**power > held:
         raise InputError(
             f"prompts of {n} tokens: {what} {each * n**power / 1e9:.0f} GB, and there are {held / 1e9:.0f} GB of "
@@ -80,3 +80,29 @@ def need_of_pass(
     if per_pair := max(matrices * max(itemsize, 4), 0 if is_streamed else _MATRICES * itemsize):
         return f"attention of one layer ({n_heads} heads) needs", per_pair * n_heads, 2
     return "the logits need", itemsize * width, 1
+
+
+def release(model: Any) -> None:
+    """Give the memory of all weights back. The model is of no use afterwards: only for one that is ours."""
+    for weight in model.parameters():
+        weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
+    trim()
+
+
+def is_released(model: Any) -> bool:
+    """Tell whether `release` has been called on this model."""
+    return not any(weight.numel() for weight in model.parameters())
+
+
+_trimmed = 0.0  # when that was last done
+
+
+def trim(every: float = 0.0) -> None:
+    """Hand freed memory to the system: glibc keeps blocks below 32 MB, most weights and scores among them, for itself.
+    It takes 5 to 30 ms: with `every` once in so many seconds at most."""
+    global _trimmed
+    if every and monotonic() - _trimmed < every:
+        return
+    _trimmed = monotonic()
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
-import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -77,10 +77,23 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
     """
     if not isinstance(at, int):
         raise InputError(f"at = {at!r}: give a whole number, the position of a token")
-    ids = [_token_id(model, one) for one in (right, wrong)]
+    own, ids, names = session_of(model).model, list[int](), [right, wrong]
+    for one in names:
+        index: Any = one
+        if isinstance(one, str):
+            if own.tokenizer is None:
+                raise InputError(f"{one!r}: this model has no tokenizer; give token ids")
+            found = own.tokenizer(one, add_special_tokens=False).input_ids
+            if len(found) != 1:
+                raise InputError(
+                    f"{one!r} is {len(found)} tokens of this model; give text that is one token, or its id"
+                )
+            index = found[0]
+        if isinstance(index, bool) or not isinstance(index, Integral) or not 0 <= int(index) < own.cfg.d_vocab:
+            raise InputError(f"token {one!r}: this model has the ids 0 to {own.cfg.d_vocab - 1}")
+        ids.append(int(index))
     if ids[0] == ids[1]:
         raise InputError(f"metric: {right!r} and {wrong!r} are one token; their difference is always 0")
-    names = [one if isinstance(one, str) else int(one) for one in (right, wrong)]
 
     def difference(logits: Tensor, tokens: Tensor) -> Tensor:
         if not -tokens.shape[1] <= at < tokens.shape[1]:
@@ -89,22 +102,6 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         return pair[:, 0] - pair[:, 1]
 
     return Metric(f"logit of {names[0]!r} - {names[1]!r}", difference)
-
-
-def _token_id(model: Any, token: str | int) -> int:
-    """Return the id of one token, checked."""
-    session = session_of(model)
-    if isinstance(token, str):
-        if session.model.tokenizer is None:
-            raise InputError(f"{token!r}: this model has no tokenizer; give token ids")
-        found = session.model.tokenizer(token, add_special_tokens=False).input_ids
-        if len(found) != 1:
-            raise InputError(f"{token!r} is {len(found)} tokens of this model; give text that is one token, or its id")
-        token = int(found[0])
-    n = session.model.cfg.d_vocab
-    if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < n:
-        raise InputError(f"token {token!r}: this model has the ids 0 to {n - 1}")
-    return int(token)
 
 
 def as_metric(metric: Any) -> Metric | None:

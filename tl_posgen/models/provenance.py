@@ -8,10 +8,10 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE, double, double_device
+from tl_posgen.arithmetic import double, double_device
 from tl_posgen.models.session import Session
 
 SAME_WEIGHTS = ", the model's own weights"  # of a null whose seed also made the model
@@ -23,56 +23,30 @@ def null_label(init: int | str) -> str:
     return f"{'shuffled weights' if kind else 'random init'} (seed {seed})"
 
 
-_PACKAGES = ("tl-posgen", "transformer-lens", "torch", "transformers")
-
-
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of packages that a result may depend on."""
-    return {name: version(name) for name in _PACKAGES}
+    return {name: version(name) for name in ("tl-posgen", "transformer-lens", "torch", "transformers")}
 
 
 PART = 2**22  # entries of a tensor that are taken to float64 at once
 
 
 def fingerprint(session: Session) -> str:
-    """Return sixteen letters that other weights hardly share: of each parameter's sum, norm, and some 4,096 entries."""
-    weights = sorted(session.model.named_parameters())
-    digest = hashlib.sha256()
-    for (name, weight), (sums, norms, some) in zip(weights, _numbers_of([one for _, one in weights]), strict=True):
-        total, norm = sum(sums.tolist()), math.hypot(*norms.tolist())
-        digest.update(f"{name} {tuple(weight.shape)} {total} {norm}".encode() + some.numpy().tobytes())
+    """Return sixteen letters that other weights hardly share: of each parameter's sum, norm, and some 4,096 entries, in
+    float64. The host waits once for all of them."""
+    weights, digest, found = sorted(session.model.named_parameters()), hashlib.sha256(), list[Tensor]()
+    device = double_device(session.device)
+    for _, weight in weights:
+        flat = weight.detach().flatten()
+        parts = [torch.stack([x.sum(), torch.linalg.vector_norm(x)]) for x in map(double, flat.split(PART))]
+        found.append(torch.cat([*parts, double(flat[:: max(1, len(flat) // 4096)])]).to(device))
+    read = torch.cat(found).cpu().split([len(one) for one in found])
+    for (name, weight), numbers in zip(weights, read, strict=True):
+        n = 2 * max(1, -(-weight.numel() // PART))
+        total, norm = sum(numbers[:n:2].tolist()), math.hypot(*numbers[1:n:2].tolist())
+        digest.update(f"{name} {tuple(weight.shape)} {total} {norm}".encode() + numbers[n:].numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _numbers_of(weights: Sequence[Tensor]) -> list[tuple[Float[Tensor, " part"], Float[Tensor, " part"], Tensor]]:
-    """Return the sums and norms of the parts of each weight, and some of its entries: float64, on the CPU.
-
-    The host waits once for each device, and only a part at a time is held in float64.
-    """
-    steps = [max(1, one.numel() // 4096) for one in weights]  # between the entries that are looked at
-    parts = [
-        [-(-one.numel() // PART)] * 2 + [len(range(0, one.numel(), step))]
-        for one, step in zip(weights, steps, strict=True)
-    ]
-    found: list[Any] = [()] * len(weights)
-    for device in {one.device for one in weights}:
-        places = [place for place, one in enumerate(weights) if one.device == device]
-        sizes = [size for place in places for size in parts[place]]
-        together = torch.empty(sum(sizes), dtype=DOUBLE, device=double_device(device))
-        views = together.split(sizes)
-        for number, place in enumerate(places):
-            flat = weights[place].detach().flatten()
-            sums, norms, some = views[3 * number : 3 * number + 3]
-            some.copy_(double(flat[:: steps[place]]))
-            for at, part in enumerate(flat.split(PART)):
-                exact = double(part)
-                sums[at], norms[at] = exact.sum(), torch.linalg.vector_norm(exact)
-                del exact
-        read = together.cpu().split(sizes)
-        for number, place in enumerate(places):
-            found[place] = read[3 * number : 3 * number + 3]
-    return found
 
 
 def provenance_of(

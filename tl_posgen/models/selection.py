@@ -46,10 +46,15 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
     if heads is None:
         return {layer: list(range(n_heads)) for layer in indices}
     if isinstance(heads, pd.DataFrame):
-        given = _rows(heads)
+        if missing := {"layer", "head"} - set(heads.columns):
+            raise InputError(
+                "heads: a frame needs the columns layer and head, a row a head; "
+                f"{' and '.join(sorted(missing))} missing among [{', '.join(map(str, heads.columns))}]"
+            )
+        given: list[Any] = list(heads[["layer", "head"]].itertuples(index=False, name=None))
     else:
-        listed: list[Any] = [heads] if isinstance(heads, str) else _listed(heads, "head")
-        given: list[Any] = [parse_head(one) if isinstance(one, str) else one for one in listed]
+        listed = [heads] if isinstance(heads, str) else _listed(heads, "head")
+        given = [parse_head(one) if isinstance(one, str) else one for one in listed]
     pairs = [tuple(head) for head in given if isinstance(head, tuple | list)]
     if not pairs:
         return {layer: check_indices(given, n_heads, "head") for layer in indices}
@@ -86,19 +91,17 @@ def one_head(model: Model, layer: Any = None, head: Any = None) -> tuple[int, in
         >>> one_head(model, 3, 1), one_head(model, head="L3H1"), one_head(model, head=(3, 1))
         ((3, 1), (3, 1), (3, 1))
     """
+    remedy = 'give one head, layer=3, head=1 or head="3.1"'
     named = isinstance(head, str | pd.DataFrame | tuple | list)
     if head is None or (layer is None and not named):
-        raise InputError(f'head={head!r}: give one head, layer=3, head=1 or head="3.1"')
-    several = [tuple(head)] if isinstance(head, tuple | list) and len(head) == 2 and not _names(head) else head
-    found = select_heads(model, None if layer is None else [layer], several if named else [head])
+        raise InputError(f"head={head!r}: {remedy}")
+    if isinstance(head, tuple | list) and not any(isinstance(one, str | tuple | list) for one in head):
+        head = [tuple(head)]
+    found = select_heads(model, None if layer is None else [layer], head if named else [head])
     pairs = [(at, index) for at, of in found.items() for index in of]
     if len(pairs) != 1:
-        raise InputError(f'head={head!r}: these are {len(pairs)} heads; give one, layer=3, head=1 or head="3.1"')
+        raise InputError(f"head={head!r}: these are {len(pairs)} heads; {remedy}")
     return pairs[0]
-
-
-def _names(heads: Iterable[Any]) -> bool:
-    return any(isinstance(one, str | tuple | list) for one in heads)
 
 
 def head_name(layer: SupportsInt, head: SupportsInt) -> str:
@@ -154,12 +157,3 @@ def _listed(values: Any, kind: str) -> list[Any]:
         pairs = " or (layer, head) pairs or names" if kind == "head" else ""
         raise InputError(f"{kind}s={values!r}: give a list of integers{pairs}, such as {kind}s=[0, 1]")
     return list(values)
-
-
-def _rows(frame: pd.DataFrame) -> list[Any]:
-    if missing := {"layer", "head"} - set(frame.columns):
-        raise InputError(
-            f"heads: a frame needs the columns layer and head, a row a head; {' and '.join(sorted(missing))} missing "
-            f"among [{', '.join(map(str, frame.columns))}]"
-        )
-    return list(frame[["layer", "head"]].itertuples(index=False, name=None))

@@ -1,7 +1,7 @@
 """A session with a model: its origin, the geometry of its layers, its backend, and what an analysis chose for it."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,8 +52,13 @@ class Choices:
 
 @dataclass
 class _Memory:
-    """Everything found out about a model, and chosen for it: an attribute of the model. A copy begins with its origin
-    alone."""
+    """Everything found out about a model, and chosen for it.
+
+    It is an attribute of the model, and not of a session, because one model has many sessions: every public function
+    that is given the model makes one, hooks and measures inside an analysis too. What the outer one has proved and
+    chosen (how passes are run, the metric, who owns them) holds for them all, and ends with the user's object. A copy
+    of the model begins with its origin alone.
+    """
 
     origin: Origin
     dtype: torch.dtype | None = None
@@ -169,6 +174,26 @@ class Session:
             self._memory.owner = before
             self._memory.lock.release()
 
+    @contextmanager
+    def under(self, hooks: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+        """While the block runs, hooks are at work, as in `model.hooks(fwd_hooks=hooks)`, where a bridge works all of
+        its hook points out anew for every hook: as long as a short pass."""
+        model: Any = self.model
+        points, touched = model.hook_dict if hooks else {}, list[Any]()
+        model.context_level += 1
+        level = model.context_level
+        try:
+            for where, hook in hooks:
+                chosen = [points[where]] if isinstance(where, str) else [points[one] for one in points if where(one)]
+                for point in {id(point): point for point in chosen}.values():
+                    point.add_hook(hook, level=level)
+                    touched.append(point)
+            yield
+        finally:
+            for point in touched:
+                point.remove_hooks(level=level)
+            model.context_level -= 1
+
     def found(self, *, again: bool = False) -> tuple[Found, ...]:
         """Return every layer as the probe found it, supported or not; probed once, and again for another dtype."""
         dtype = self.dtype
@@ -268,8 +293,9 @@ def session_of(model: Model | Session) -> Session:
             f"{type(model).__name__} is not a model of TransformerLens; give a HookedTransformer, a TransformerBridge, "
             "or a name or directory for tl_posgen.load_model"
         )
-    require_weights(model)
     memory = vars(model).get(MEMORY)
+    if memory is None or next(model.parameters()).is_meta:
+        require_weights(model)
     if memory is None:
         memory = vars(model)[MEMORY] = _Memory(Origin(str(model.cfg.model_name), kind.name))
     return Session(model, kind(model), memory)

@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tl_posgen.errors import InputError, ModelError
+from tl_posgen.errors import InputError, ModelError, check_whole
 from tl_posgen.models.capture.padding import ids_and_mask, pad_token, spans_of_mask, texts_of
+from tl_posgen.models.conversion.files import MINI
 from tl_posgen.models.conversion.hugging_face import load_tokenizer
 from tl_posgen.models.conversion.quiet import quiet
-from tl_posgen.models.conversion.source import MINI
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits
 
-_CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough
 _LONGEST_PATH = 4096  # characters
 _LIKE_A_PATH = re.compile(r"(~|\.{1,2})/\S+|/\S+/\S*|\S+\.(txt|md|json|jsonl|csv|tsv|parquet)")
-_MARGIN = 8  # tokens kept away from where a text was cut, because the cut may change the last few
 
 
 def to_prompts(
@@ -47,7 +44,7 @@ def to_prompts(
             front of a text, every prompt starts with one, and it counts; a text that begins with one gets no other.
         n_prompts: how many prompts; as many as there are, if left out. Of the pieces that `length` makes, they are
             spread evenly over all texts, as neighbours depend on each other: piece i * pieces // n_prompts.
-        consecutive: take the first pieces, one after the other; of a long text only the beginning is tokenised.
+        consecutive: take the first pieces, one after the other.
 
     Raises:
         InputError: no text or an empty one, prompts of fewer than two tokens or longer than the model takes, a text too
@@ -66,8 +63,7 @@ def to_prompts(
     texts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
         bos = bos_of(session.model.tokenizer)
-        wanted = n_prompts * length if consecutive and length is not None and n_prompts else None
-        sources = [text_ids(session.model.tokenizer, text, wanted) for text in texts]
+        sources = [text_ids(session.model.tokenizer, text) for text in texts]
         sources = [ids[len(bos) :] if ids[: len(bos)] == bos else ids for ids in sources]
     else:
         bos, sources = [], given_prompts(session.model.tokenizer, prompts)
@@ -88,8 +84,7 @@ def to_prompts(
         )
     if (shortest := min(map(len, rows))) < 2:
         raise InputError(f"a prompt has only {shortest} token; two are needed at least")
-    for row in rows:
-        check_ids(session, row)
+    check_ids(session, *rows)
     return [torch.tensor(row, device="cpu") for row in rows]
 
 
@@ -108,13 +103,9 @@ def check_numbers(session: Session, length: int | None, n_prompts: int | None) -
 
 def check_counts(length: int | None, n_prompts: int | None) -> None:
     """Refuse a length or a number of prompts that is none, whatever the model."""
-    for name, value, unit in (("length", length, "tokens"), ("n_prompts", n_prompts, "prompts")):
-        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-            raise InputError(f"{name} = {value!r}: give a whole number of {unit}")
-    if length is not None and length < 2:
-        raise InputError(f"length {length}: a prompt needs two tokens at least")
-    if n_prompts is not None and n_prompts < 1:
-        raise InputError(f"n_prompts {n_prompts}: one prompt at least")
+    for name, least, value in (("length", 2, length), ("n_prompts", 1, n_prompts)):
+        if value is not None:
+            check_whole("prompts", least, **{name: value})
 
 
 def refuse_file_names(prompts: Any) -> None:
@@ -153,11 +144,8 @@ def _tokenizer_of_files(name: str) -> Any:
         return load_tokenizer(Path(name), trust_remote_code=False)
 
 
-def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
-    """Return the text's own tokens, without special ones; the first `wanted` at least, where the text has that many.
-
-    Of a long text only a beginning is tokenised, cut at a white space.
-    """
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the text's own tokens, without special ones."""
     if not text.strip():
         raise InputError("a text is empty")
     try:
@@ -165,17 +153,7 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
     except UnicodeEncodeError as error:
         place = f"character {error.start}, {text[error.start]!r}"
         raise InputError(f"a text is no Unicode: {place}, is half of a pair; read it with errors='replace'") from error
-    characters = len(text) if wanted is None else _CHARACTERS_PER_TOKEN * (wanted + _MARGIN)
-    while True:
-        part = text[:characters]
-        if characters < len(text):
-            part = part[: max(part.rfind(" "), part.rfind("\n"), 0)] or part
-        ids = tokenizer(part, add_special_tokens=False, verbose=False).input_ids
-        if characters >= len(text):
-            return ids
-        if wanted is not None and len(ids) >= wanted + _MARGIN:
-            return ids[:wanted]
-        characters *= 4
+    return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
 
 def given_prompts(tokenizer: Any, prompts: Any) -> list[list[int]]:
@@ -211,15 +189,15 @@ def given_ids(prompts: Any) -> list[list[list[int]]]:
     return [rows] if len({len(row) for row in rows}) == 1 else found
 
 
-def check_ids(session: Session, ids: Sequence[int]) -> None:
+def check_ids(session: Session, *prompts: Sequence[int]) -> None:
     """Refuse ids outside the vocabulary, and prompts longer than the model takes."""
     d_vocab = session.model.cfg.d_vocab
-    for extreme in (min(ids), max(ids)):
-        if not 0 <= extreme < d_vocab:
-            raise InputError(
-                f"token id {extreme} is outside the vocabulary of {d_vocab}; was the text tokenised for another model?"
-            )
-    require_fits(session, len(ids))
+    for ids in prompts:
+        for extreme in (min(ids), max(ids)):
+            if not 0 <= extreme < d_vocab:
+                wrong = f"token id {extreme} is outside the vocabulary of {d_vocab}"
+                raise InputError(f"{wrong}; was the text tokenised for another model?")
+        require_fits(session, len(ids))
 
 
 def token_strings(model: Model | Session, tokens: Int[Tensor, " pos"]) -> list[str]:

@@ -29,6 +29,42 @@ if TYPE_CHECKING:
 
 BY = ("term", "plane", "source")
 ALIBI = "alibi"
+DRAWS = 5  # of other terms, in `check`
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a head's scores in a running model: what is explained, and from what terms are deleted."""
+
+    session: Session
+    tokens: Int[Tensor, " pos"]
+    layer: int
+    head: int
+    query: int
+
+    @property
+    def keys(self) -> range:
+        """The keys that the query sees."""
+        window = self.session.layer(self.layer).geometry.window
+        return range(0 if window is None else max(0, self.query - window + 1), self.query + 1)
+
+    def predicted(self, deleted: Float[Tensor, " pos"]) -> tuple[Float[Tensor, " d_vocab"], Float[Tensor, " key"]]:
+        """Return log-probabilities of the token after the query, and the head's attention in its row, with this much
+        taken from the row's scores."""
+        rows, place = list[Tensor](), [(self.layer, self.head)]
+
+        def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+            products = capture.geometry.scale * capture.rotated_q @ capture.rotated_k.mT
+            products[:, self.query] -= deleted.to(products)
+            visible = capture.geometry.visible(capture.length, products.device)
+            scores = finished(products, capture).masked_fill(~visible, -torch.inf)
+            rows.append(double(scores[0, self.query]).softmax(-1))
+            return scores
+
+        with under(self.session, replace_scores(self.session.model, scores_of, heads=place)):
+            logits = run_capture(self.session, self.tokens[None], lambda _: None, {"logits"}, heads=place)
+        assert logits is not None
+        return double(logits[0, self.query]).log_softmax(-1), rows[-1]
 
 
 @dataclass(frozen=True)
@@ -43,7 +79,7 @@ class Explanation:
     """
 
     data: xr.Dataset
-    _deletion: "Deletion | None" = field(default=None, repr=False)
+    _row: Row | None = field(default=None, repr=False)
 
     @property
     def head(self) -> str:
@@ -84,17 +120,14 @@ class Explanation:
             raise InputError(f"by={wrong[0]!r}: choose any of {', '.join(BY)}, each once")
         summed = self.data["contribution"].sum([dim for dim in BY if dim not in by])
         frame = summed.transpose("key", *by).rename("contribution").to_dataframe().reset_index()
-        labels = ["key", "token", *by]
-        if ALIBI in self.data and not by:
-            frame["contribution"] += self.data[ALIBI].values
-        elif ALIBI in self.data:
-            alone = {"key": self.data["key"].values, "token": self.data["token"].values}
-            alone |= {"term": ALIBI, "plane": -1, "source": ALIBI, "contribution": self.data[ALIBI].values}
-            frame = pd.concat([frame, pd.DataFrame(alone)], ignore_index=True)
+        if ALIBI in self.data:
+            labels = {"key": self.data["key"].values, "token": self.data["token"].values}
+            labels |= {"term": ALIBI, "plane": -1, "source": ALIBI, "contribution": self.data[ALIBI].values}
+            frame = pd.concat([frame, pd.DataFrame(labels)], ignore_index=True)
         if not by:
-            frame["score"] = self.data["score"].values
-            return pd.DataFrame(frame[["key", "token", "contribution", "score"]])
-        return pd.DataFrame(frame[[*labels, "contribution"]])
+            frame = frame.groupby(["key", "token"], sort=False)["contribution"].sum().reset_index()
+            return frame.assign(score=self.data["score"].values)
+        return pd.DataFrame(frame[["key", "token", *by, "contribution"]])
 
     def largest(self, n: int = 10, key: int | None = None, by: Sequence[str] = ("term", "source")) -> pd.DataFrame:
         """Return the n rows of `frame(by)` with the largest contributions, of one key or of all.
@@ -106,7 +139,7 @@ class Explanation:
         if key is not None and key not in self.data["key"].values:
             keys = self.data["key"].values
             raise InputError(f"key {key!r}: the query sees keys {keys[0]} to {keys[-1]}")
-        frame = self.frame(by) if key is None else rows_of(self.frame(by), "key", [key])
+        frame = self.frame(by) if key is None else self.frame(by).query("key == @key")
         order = np.argsort(-abs(frame["contribution"].to_numpy()), kind="stable")
         return frame.iloc[order[:n]].reset_index(drop=True)
 
@@ -161,12 +194,36 @@ class Explanation:
         Raises:
             InputError: the difference of two prompts; n terms that are larger than all others together.
         """
-        deletion = self._deletion
+        row = self._row
         require("n", n, Count)
         require("seed", seed, Whole)
-        if deletion is None:
+        if row is None:
             raise InputError("check deletes terms of one prompt; explain each of the two without other=")
-        return _compare_deletions(self, deletion, n, seed)
+        cells = self.data["contribution"].sum("plane").transpose("key", "term", "source")
+        values, keys = cells.values.ravel(), np.repeat(cells["key"].values, cells[0].size)
+        attention = np.repeat(self.data["attention"].values, cells[0].size)
+        order = np.argsort(-abs(values) * attention * (1 - attention), kind="stable")
+        size, rest = float(abs(values[order[:n]]).sum()), float(abs(values[order[n:]]).sum())
+        if size > rest:
+            raise InputError(f"n = {n}: give a number of {len(values)} terms that are less than all others together")
+        log_p, pattern = row.predicted(torch.zeros(len(row.tokens)))
+
+        def deleted(chosen: np.ndarray, shares: np.ndarray) -> dict[str, int | float]:
+            taken = np.bincount(keys[chosen], shares * values[chosen], minlength=len(row.tokens))
+            without = row.predicted(torch.from_numpy(taken))
+            moved, kl = (without[1] - pattern).abs().sum() / 2, (log_p.exp() * (log_p - without[0])).sum()
+            return {"terms": len(chosen), "size": size, "attention": float(moved), "prediction": float(kl)}
+
+        generator, draws = np.random.default_rng(seed), []
+        for _ in range(DRAWS):
+            drawn = generator.permutation(order[n:])
+            sizes = abs(values[drawn])
+            before = sizes.cumsum() - sizes
+            some = before < size  # whole ones, and a part of the last
+            shares = np.minimum(1.0, (size - before[some]) / np.maximum(sizes[some], 1e-300))
+            draws.append(deleted(drawn[some], shares))
+        rows = [deleted(order[:n], np.ones(n)), pd.DataFrame(draws).mean().to_dict()]
+        return pd.DataFrame(rows, index=pd.Index(["largest", "drawn"], name="deleted"))
 
     def minus(self, other: "Explanation") -> "Explanation":
         """Return which terms make the difference to another prompt of as many tokens: its contributions taken away.
@@ -193,85 +250,3 @@ class Explanation:
         off = mine.attrs["largest_difference"] + theirs.attrs["largest_difference"]
         attrs = {**mine.attrs, "largest_difference": off, "other": theirs.attrs["prompt"]}
         return Explanation(data.assign_attrs(attrs))
-
-
-def rows_of(frame: pd.DataFrame, column: str, labels: Sequence[Any]) -> pd.DataFrame:
-    """Return the rows whose label in a column is one of these."""
-    return pd.DataFrame(frame[frame[column].isin(labels)])
-
-
-# Deletion of terms from one row of scores in the running model, beside the same amount of drawn terms
-
-
-DRAWS = 5
-TERM = ("key", "term", "source")
-
-
-@dataclass(frozen=True)
-class Deletion:
-    """The row of a running model from which something is deleted."""
-
-    session: Session
-    tokens: Int[Tensor, " pos"]
-    layer: int
-    head: int
-    query: int
-
-    def predicted(self, deleted: Float[Tensor, " pos"]) -> tuple[Float[Tensor, " d_vocab"], Float[Tensor, " key"]]:
-        """Return log-probabilities of the token after the query, and the head's attention in its row, with this much
-        taken from the row's scores."""
-        rows = list[Tensor]()
-
-        def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-            products = capture.geometry.scale * capture.rotated_q @ capture.rotated_k.mT
-            products[:, self.query] -= deleted.to(products)
-            visible = capture.geometry.visible(capture.length, products.device)
-            scores = finished(products, capture).masked_fill(~visible, -torch.inf)
-            rows.append(double(scores[0, self.query]).softmax(-1))
-            return scores
-
-        hooks = replace_scores(self.session.model, scores_of, heads=[(self.layer, self.head)])
-        with under(self.session, hooks):
-            place = [(self.layer, self.head)]
-            logits = run_capture(self.session, self.tokens[None], lambda _: None, {"logits"}, heads=place)
-        assert logits is not None
-        return double(logits[0, self.query]).log_softmax(-1), rows[-1]
-
-
-def _compare_deletions(explanation: "Explanation", deletion: Deletion, n: int, seed: int) -> pd.DataFrame:
-    """Return what deleting the n largest terms does, and what as much in drawn ones does; see `Explanation.check`."""
-    cells = explanation.data["contribution"].sum("plane").transpose(*TERM)
-    values, keys = cells.values.ravel(), np.repeat(cells["key"].values, cells[0].size)
-    attention = np.repeat(explanation.data["attention"].values, cells[0].size)
-    order = np.argsort(-abs(values) * attention * (1 - attention), kind="stable")
-    size, rest = float(abs(values[order[:n]]).sum()), float(abs(values[order[n:]]).sum())
-    if n < 1 or size > rest:
-        raise InputError(f"n = {n}: give a number of terms, of {len(values)}, that are less than all others together")
-    untouched = deletion.predicted(torch.zeros(len(deletion.tokens)))
-
-    def deleted(chosen: np.ndarray, shares: np.ndarray) -> dict[str, int | float]:
-        row = np.bincount(keys[chosen], shares * values[chosen], minlength=len(deletion.tokens))
-        log_p, pattern = deletion.predicted(torch.from_numpy(row))
-        moved = float((pattern - untouched[1]).abs().sum() / 2)
-        kl = float((untouched[0].exp() * (untouched[0] - log_p)).sum())
-        return {"terms": len(chosen), "size": size, "attention": moved, "prediction": kl}
-
-    generator, draws = np.random.default_rng(seed), []
-    for _ in range(DRAWS):
-        drawn = generator.permutation(order[n:])
-        shares = _shares_until(abs(values[drawn]), size)
-        draws.append(deleted(drawn[: len(shares)], shares))
-    rows = [deleted(order[:n], np.ones(n)), pd.DataFrame(draws).mean().to_dict()]
-    return pd.DataFrame(rows, index=pd.Index(["largest", "drawn"], name="deleted"))
-
-
-def _shares_until(sizes: np.ndarray, total: float) -> np.ndarray:
-    """Return how much of each of the first sizes makes the total: 1, and of the last one a part.
-
-    Example:
-        >>> _shares_until(np.array([1.0, 2.0, 4.0, 9.0]), 4.0).tolist()
-        [1.0, 1.0, 0.25]
-    """
-    before = np.concatenate([[0.0], sizes.cumsum()[:-1]])
-    sizes, before = sizes[before < total], before[before < total]
-    return np.minimum(1.0, (total - before) / np.maximum(sizes, 1e-300))

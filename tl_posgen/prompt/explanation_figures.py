@@ -3,14 +3,12 @@
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 from markupsafe import Markup
 from rich.console import Console
 
 from tl_posgen.core.formatting import counted
-from tl_posgen.prompt.explanation import Explanation, rows_of
-from tl_posgen.prompt.numbers import TERMS
+from tl_posgen.prompt.explanation import Explanation
 from tl_posgen.report.circuits import stacked, titled, token_colours
 from tl_posgen.report.figures import COLOURS, Panels, plain
 from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
@@ -25,14 +23,12 @@ MOST_KEYS, MOST_SOURCES, MOST_ROWS, FEW_ROWS = 48, 16, 24, 8
 def _heading(explanation: Explanation) -> tuple[str, str]:
     """Return the title and the subtitle: model, head, query, baseline, reference."""
     attrs = explanation.data.attrs
-    query = f"{_quoted(attrs['query_token'])} ({attrs['query']})"
-    title = f"Why {explanation.head} attends from {query} · {plain(attrs['model'])}"
-    against = attrs["against"]
-    if attrs["against_key"] is not None:
-        against = f"that of key {attrs['against_key']}, {_quoted(against)}"
-    words = f"scores less {against}; means of {plain(attrs['reference'])}"
-    words = f"{words}; {attrs['note']}" if attrs["note"] else words
-    return title, f"{words}<br>less the same of another prompt" if "other" in attrs else words
+    title = f"Why {explanation.head} attends from {_quoted(attrs['query_token'])} ({attrs['query']})"
+    key, against = attrs["against_key"], attrs["against"]
+    words = f"scores less {against if key is None else f'that of key {key}, {_quoted(against)}'}"
+    words = "; ".join(filter(None, [words, f"means of {plain(attrs['reference'])}", attrs["note"]]))
+    words = f"{words}<br>less the same of another prompt" if "other" in attrs else words
+    return f"{title} · {plain(attrs['model'])}", words
 
 
 def _quoted(token: str) -> str:
@@ -43,39 +39,33 @@ def _quoted(token: str) -> str:
 def draw_explanation(explanation: Explanation) -> go.Figure:
     """Draw terms of every key, and of the key that stands out its sources and planes, stacked by term."""
     data, key = explanation.data, explanation.stands_out
-    terms = explanation.frame(("term",))
-    size = data["score"].to_series().abs()
-    shown = sorted(size.nlargest(MOST_KEYS).index)
-    terms = rows_of(terms, "key", shown)
+    shown = sorted(data["score"].to_series().abs().nlargest(MOST_KEYS).index)
     words = dict(zip(data["key"].values, data["token"].values, strict=True))
-    labels = [f"{at} {_quoted(words[at])}" for at in shown]
-    place = f"key {key} {_quoted(words[key])}"
-    titles = [f"by key ({len(shown)} of {len(words)})" if len(shown) < len(words) else "by key"]
-    panels = Panels([*titles, f"{place}, by source of the {data.attrs['side']}", f"{place}, by plane"], columns=1)
-    _bars(panels, 0, terms.assign(label=terms["key"].map(dict(zip(shown, labels, strict=True)))), labels)
-    score = data["score"].sel(key=shown).values
-    marks = {"mode": "markers", "marker": {"color": "black", "size": 6, "symbol": "line-ew-open"}}
-    panels.add(0, go.Scatter(x=labels, y=score, name="score", hovertemplate="%{x}: %{y:.3f}<extra></extra>", **marks))
-    for panel, label in ((1, "source"), (2, "plane")):
-        rows = rows_of(rows_of(explanation.frame(("term", label)), "key", [key]), "term", TERMS)
+    labels, place = {at: f"{at} {_quoted(words[at])}" for at in shown}, f"key {key} {_quoted(words[key])}"
+    title_of_keys = f"by key ({len(shown)} of {len(words)})" if len(shown) < len(words) else "by key"
+    panels = Panels([title_of_keys, f"{place}, by source of the {data.attrs['side']}", f"{place}, by plane"], columns=1)
+    bars = [explanation.frame(("term",)).query("key in @shown").assign(label=lambda rows: rows["key"].map(labels))]
+    orders = [list(labels.values())]
+    for label in ("source", "plane"):
+        rows = explanation.frame(("term", label)).query("key == @key and term != 'alibi'")
         order = list(rows[label].unique())
         if label == "source":
             order = list(rows["contribution"].abs().groupby(rows["source"]).sum().nlargest(MOST_SOURCES).index)
         names = {one: "unrotated" if one == -1 else plain(one) for one in order}
-        rows = rows_of(rows, label, order)
-        _bars(panels, panel, rows.assign(label=rows[label].map(names)), [names[one] for one in order])
+        bars.append(rows.query(f"{label} in @order").assign(label=lambda rows: rows[label].map(names)))  # noqa: B023
+        orders.append(list(names.values()))
+    for panel, (rows, order) in enumerate(zip(bars, orders, strict=True)):
+        for term in rows["term"].unique():
+            values = rows.query("term == @term").set_index("label")["contribution"].reindex(order)
+            hover = f"%{{x}}, {title(term)}: %{{y:.3f}}<extra></extra>"
+            bar = go.Bar(x=order, y=values.values, name=title(term), hovertemplate=hover)
+            panels.add(panel, bar.update(marker_color=TERM_COLOURS.get(term, COLOURS[-1])))
+    score = data["score"].sel(key=shown).values
+    marks = {"mode": "markers", "marker": {"color": "black", "size": 6, "symbol": "line-ew-open"}}
+    template = "%{x}: %{y:.3f}<extra></extra>"
+    panels.add(0, go.Scatter(x=orders[0], y=score, name="score", hovertemplate=template, **marks))
     panels.figure.update_layout(barmode="relative", bargap=0.15).update_xaxes(type="category")
-    words, subtitle = _heading(explanation)
-    return panels.axes("", "logits").finish(words, subtitle).update_layout(margin_t=120)
-
-
-def _bars(panels: Panels, panel: int, rows: pd.DataFrame, labels: list[str]) -> None:
-    """Add one stacked bar a label, a colour a term."""
-    for term in rows["term"].unique():
-        values = rows_of(rows, "term", [term]).set_index("label")["contribution"].reindex(labels)
-        hover = f"%{{x}}, {title(term)}: %{{y:.3f}}<extra></extra>"
-        colour = TERM_COLOURS.get(term, COLOURS[-1])
-        panels.add(panel, go.Bar(x=labels, y=values.values, name=title(term), marker_color=colour, hovertemplate=hover))
+    return panels.axes("", "logits").finish(*_heading(explanation)).update_layout(margin_t=120)
 
 
 def colour_terms(explanation: Explanation) -> Any:
@@ -93,43 +83,44 @@ def colour_terms(explanation: Explanation) -> Any:
     return stacked(pages, f"<p><b>{words}</b><br>{subtitle}</p>")
 
 
-def _with_words(terms: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of terms with the names that figures and headings have for them."""
-    return terms.assign(term=terms["term"].map(title))
-
-
 def page_of(explanation: Explanation) -> str:
     """Return an HTML page that loads nothing: the figure, the coloured prompt, and the largest terms."""
     heading_words, subtitle = _heading(explanation)
     label = "the prompt, coloured by the score and by each term"
     key = explanation.stands_out
-    few, most = (_with_words(one) for one in (explanation.largest(FEW_ROWS, key), explanation.largest(MOST_ROWS)))
-    terms = _section_of(
-        *("terms", "Which terms make the score of each key?", explanation.table()),
-        explanation="Nothing is fitted or left over: the terms of a key add up to its score less the baseline.",
-        figures=[figure_on_page(explanation.plot()) | {"title": PARTS, "subtitle": ""}],  # the page has the heading
-        views=[{"label": label, "page": Markup(explanation.show().local_src)}],
+    few, most = (
+        one.assign(term=one["term"].map(title))
+        for one in (explanation.largest(FEW_ROWS, key), explanation.largest(MOST_ROWS))
     )
-    sources = _section_of(
-        *("sources", f"Which sources write key {key}?", most),
-        explanation=f"The {len(few)} largest terms of key {key}, by the source that wrote them; folded, the "
-        f"{len(most)} largest over all keys.",
-        short=table_on_page(few),
-    )
+    parts = [
+        {
+            "id": "terms",
+            "title": "Which terms make the score of each key?",
+            "explanation": "Nothing is fitted or left over: the terms of a key add up to its score less the baseline.",
+            "figures": [figure_on_page(explanation.plot()) | {"title": PARTS, "subtitle": ""}],  # the page has both
+            "views": [{"label": label, "page": Markup(explanation.show().local_src)}],
+        },
+        {
+            "id": "sources",
+            "title": f"Which sources write key {key}?",
+            "explanation": f"The {len(few)} largest terms of key {key}, by the source that wrote them; folded, the "
+            f"{len(most)} largest over all keys.",
+            "short": table_on_page(few),
+        },
+    ]
+    sections = [  # each with its table folded, whole
+        {"findings": [], "figures": [], "views": [], "table": table_on_page(rows), "rows": len(rows), **one}
+        | {"shown": len(rows)}
+        for one, rows in zip(parts, (explanation.table(), most), strict=True)
+    ]
     words = {"title": Markup(heading_words), "beside": Markup(subtitle), "findings": []}
-    return fill_page([terms, sources], (), explanation.data.attrs, words)
-
-
-def _section_of(name: str, question: str, table: pd.DataFrame, **more: Any) -> dict[str, Any]:
-    """Return a section of the page: its table folded, whole."""
-    rows = {"table": table_on_page(table), "rows": len(table), "shown": len(table)}
-    return {"id": name, "title": question, "findings": [], "figures": [], "views": [], **rows, **more}
+    return fill_page(sections, (), explanation.data.attrs, words)
 
 
 # In the terminal
 
 
-MOST_KEYS, MOST_TERMS = 12, 8
+PRINTED_KEYS, PRINTED_TERMS = 12, 8
 
 
 def print_explanation(explanation: Explanation, *, full: bool = False) -> None:
@@ -140,18 +131,17 @@ def print_explanation(explanation: Explanation, *, full: bool = False) -> None:
     """
     console, attrs, key = Console(markup=False), explanation.data.attrs, explanation.stands_out
     against = attrs["against"] if attrs["against_key"] is None else f"key {attrs['against_key']}, {attrs['against']!r}"
-    title = f"{attrs['model']}, {explanation.head}: scores of query {attrs['query']}, {attrs['query_token']!r}, less "
-    title += against + (", less the same of the other prompt" if "other" in attrs else "")
+    words = f"{attrs['model']}, {explanation.head}: scores of query {attrs['query']}, {attrs['query_token']!r}, less "
+    words += against + (", less the same of the other prompt" if "other" in attrs else "")
     table, terms = explanation.table(), explanation.largest(len(explanation.frame(("term", "source"))), key)
     for frame in (table, terms):
         frame["token"] = [repr(token) for token in frame["token"]]
-    print_frame(console, table.head(len(table) if full else MOST_KEYS), title)
+    print_frame(console, table.head(len(table) if full else PRINTED_KEYS), words)
     token = table.set_index("key")["token"][key]
     name = f"largest terms of key {key}, {token}, by source of the {attrs['side']}"
-    print_frame(
-        console, _with_words(terms).drop(columns=["key", "token"]).head(len(terms) if full else MOST_TERMS), name
-    )
-    left = len(table) - MOST_KEYS
+    terms = terms.assign(term=terms["term"].map(title)).drop(columns=["key", "token"])
+    print_frame(console, terms.head(len(terms) if full else PRINTED_TERMS), name)
+    left = len(table) - PRINTED_KEYS
     if left > 0 and not full:
         print(f"Not shown: {counted(left, 'key')} with less attention; --full shows all.")
     note = f" {attrs['note'][0].upper()}{attrs['note'][1:]}." if attrs["note"] else ""

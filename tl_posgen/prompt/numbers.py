@@ -1,31 +1,14 @@
 """Terms of scores, and of their sources: tensors in, tensors out; no model, no labels."""
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.rope.planes import turning_factors
-from tl_posgen.rope.rotation import Rope, complex_planes, rotate
-from tl_posgen.rope.splits import split_scores
+from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
 
 TERMS = ("position", "key_part", "query_key", "interaction")
-
-
-@dataclass(frozen=True)
-class SplitTerms:
-    """Terms of scale <R_i q_i, R_j k_j>, without a mask; they add up to it. See `split_terms`."""
-
-    position: Float[Tensor, "head query key"]
-    key_part: Float[Tensor, "head query key"]
-    query_key: Float[Tensor, "head query key"]
-    interaction: Float[Tensor, "head query key"]
-
-    @property
-    def scores(self) -> Float[Tensor, "head query key"]:
-        return self.position + self.key_part + self.query_key + self.interaction
 
 
 def split_terms(
@@ -36,7 +19,7 @@ def split_terms(
     mean_turn: Complex[Tensor, "head plane_and_rest"],
     rope: Rope,
     scale: float,
-) -> SplitTerms:
+) -> dict[str, Float[Tensor, "head query key"]]:
     r"""W_ij = position + key_part + query_key + interaction, each scale Re sum_m over planes m, with e_j = k_j - kbar:
 
         position     q_i conj(kbar) u(i - j)         what the query and the distance give, whatever the key
@@ -50,6 +33,9 @@ def split_terms(
         q, k: before RoPE; fewer queries than keys are the last ones.
         mean_query, mean_key, mean_turn: qbar, kbar and ubar = E_p[u(d)], from another text.
 
+    Returns:
+        The terms by name, without a mask; they add up to scale <R_i q_i, R_j k_j>.
+
     Source: the least-squares split, whose form is that of Han & Ji 2025 (arXiv 2503.13305); a split of single prompts
     by means of another text, and of content into its two parts, is ours.
 
@@ -58,16 +44,18 @@ def split_terms(
         >>> q, k = torch.randn(2, 1, 4, 2, generator=torch.Generator().manual_seed(0))
         >>> terms = split_terms(q, k, q[:, 0], k[:, 0], one, rope, 1.0)
         >>> positions = torch.arange(4)
-        >>> torch.allclose(terms.scores, (rotate(q, positions, rope) @ rotate(k, positions, rope).mT).double())
+        >>> torch.allclose(sum(terms.values()), (rotate(q, positions, rope) @ rotate(k, positions, rope).mT).double())
         True
     """
-    q, k, mean_query, mean_key = (double(x) for x in (q, k, mean_query, mean_key))
-    own = split_scores(q, k, rope, scale, mean_turn, mean_key)
-    key_part = split_scores(mean_query[:, None].expand_as(q), k, rope, scale, mean_turn, mean_key).content
+    q, k, mean_query, mean_key = double(q), double(k), double(mean_query)[:, None], double(mean_key)[:, None]
     positions = torch.arange(k.shape[1], device=k.device)
-    rotated_q = rotate(q, positions[-q.shape[1] :], rope)
-    deviations = scale * rotated_q @ rotate(k - mean_key[:, None], positions, rope).mT
-    return SplitTerms(own.position, key_part, own.content - key_part, deviations - own.content)
+    rotated = scale * rotate(q, positions[-q.shape[1] :], rope)
+    mean_turned = scale * mean_turn[:, None]
+    of_query, of_mean = (real_coordinates(complex_planes(x, rope) * mean_turned) for x in (q, mean_query))
+    own = real_coordinates(complex_planes(k - mean_key, rope)).mT
+    content, key_part = of_query @ own, (of_mean @ own).expand(-1, q.shape[1], -1)
+    position, deviations = (rotated @ rotate(x, positions, rope).mT for x in (mean_key, k - mean_key))
+    return dict(zip(TERMS, (position, key_part, content - key_part, deviations - content), strict=True))
 
 
 def source_terms(

@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import full_precision
+from tl_posgen.arithmetic import double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.capture.capturing import captures_from_cache, run_capture
@@ -20,7 +20,7 @@ from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import to_prompts, token_strings
-from tl_posgen.prompt.numbers import TERMS, SplitTerms, split_terms
+from tl_posgen.prompt.numbers import TERMS, split_terms
 from tl_posgen.residual.reference import Reference, given_reference
 
 DIMS = ("head", "query", "key")
@@ -121,48 +121,52 @@ def one_prompt(session: Session, prompt: Any) -> Int[Tensor, " pos"]:
 
 
 def _split_of_capture(session: Session, capture: LayerCapture, reference: Reference) -> xr.Dataset:
-    """Return the split of a captured layer's heads; UnsupportedModelError where its parts do not add up to the scores
-    of the pass."""
-    geometry, heads = capture.geometry, list(capture.heads)
-    terms = _terms_of(capture, reference)  # an edited capture refuses here
-    parts = {name: getattr(terms, name) for name in TERMS}
+    """Return the split of a captured layer's heads, NaN at invisible pairs; UnsupportedModelError where its parts do
+    not add up to the scores of the pass."""
+    geometry, parts = capture.geometry, _terms_of(capture, reference)  # an edited capture refuses here
+    nothing = torch.zeros_like(parts["position"])
     if not geometry.rope.rotary_dim:
-        parts |= {"row": parts["position"], "position": torch.zeros_like(terms.position)}
-        parts["interaction"] = torch.zeros_like(terms.interaction)
+        parts |= {"row": parts["position"], "position": nothing, "interaction": nothing}
     if geometry.alibi_slopes is not None:
-        nothing = torch.zeros_like(terms.position)
-        parts["alibi"] = finished_scores(nothing, geometry, heads)
+        parts["alibi"] = finished_scores(nothing, geometry, list(capture.heads))
     total = torch.stack(list(parts.values())).sum(0)
     used = capture.scores() if capture.attn_scores is None else capture.attn_scores
-    off = _require_sum(capture, soft_capped(total, geometry.soft_cap) - used, session.dtype)
+    visible = geometry.visible(capture.length, total.device)
+    gap = (soft_capped(total, geometry.soft_cap) - used).abs().masked_fill(~visible, 0)
+    if not bool((gap <= allowed_error(capture.rotated_q, capture.rotated_k, geometry, session.dtype)).all()):
+        raise UnsupportedModelError(
+            f"layer {capture.layer}: the parts of its scores add up to others than the pass used, off by "
+            f"{float(gap.max()):.2g}; load the model in float32 if it is in half precision"
+        )
     parts = {"score": used if geometry.soft_cap is None else total, **parts}
     parts["content"] = parts["key_part"] + parts["query_key"]
     if geometry.soft_cap is not None:
         parts["capped"] = used
+    labelled = ((name, part, DESCRIPTIONS[name]) for name, part in parts.items())
+    data = {
+        name: (
+            DIMS,
+            double(part).masked_fill(~visible, torch.nan).cpu().numpy(),
+            {"units": "logits", "description": words},
+        )
+        for name, part, words in labelled
+    }
+    coordinates: dict[str, Any] = {"head": list(capture.heads)}
+    coordinates |= {dim: range(capture.length) for dim in ("query", "key")}
+    if capture.tokens is not None:
+        words = np.array(token_strings(session, capture.tokens), dtype=object)  # whose NULs numpy's strings lose
+        coordinates |= {"query_token": ("query", words), "key_token": ("key", words)}
     attrs = {"model": session.label, "layer": geometry.layer, "reference": reference.label}
-    attrs |= {"largest_difference": off, "note": note_of(capture)}
-    return _labelled(session, capture, parts).assign_attrs(attrs)
+    attrs |= {"largest_difference": float(gap.max()), "note": note_of(capture)}
+    return xr.Dataset(data, coordinates, attrs)
 
 
-def _terms_of(capture: LayerCapture, reference: Reference) -> SplitTerms:
+def _terms_of(capture: LayerCapture, reference: Reference) -> dict[str, Float[Tensor, "head query key"]]:
     """Return the terms of a captured layer's scores, without a mask."""
     geometry, means, k = capture.geometry, reference.of_layer(capture.geometry), capture.k
     every = (means.mean_query, means.mean_key, means.mean_turn)
     mean_query, mean_key, turn = (x[list(capture.heads)].to(k.device) for x in every)
     return split_terms(capture.q, k, mean_query, mean_key, turn, geometry.rope, geometry.scale)
-
-
-def _require_sum(capture: LayerCapture, gap: Float[Tensor, "head query key"], dtype: torch.dtype) -> float:
-    """Return max |sum of parts - score of the pass| over visible pairs, or refuse where it is more than rounding."""
-    visible = capture.geometry.visible(capture.length, gap.device)
-    gap = gap.abs().masked_fill(~visible, 0)
-    allowed = allowed_error(capture.rotated_q, capture.rotated_k, capture.geometry, dtype)
-    if not bool((gap <= allowed).all()):
-        raise UnsupportedModelError(
-            f"layer {capture.layer}: the parts of its scores add up to others than the pass used, off by "
-            f"{float(gap.max()):.2g}; load the model in float32 if it is in half precision"
-        )
-    return float(gap.max())
 
 
 def note_of(capture: LayerCapture) -> str:
@@ -180,25 +184,6 @@ def note_of(capture: LayerCapture) -> str:
     if geometry.window is not None:
         notes.append(f"keys {geometry.window} and more tokens back are invisible")
     return "; ".join(notes)
-
-
-def _labelled(session: Session, capture: LayerCapture, parts: dict[str, Tensor]) -> xr.Dataset:
-    """Return parts [head, query, key] with labels, NaN at invisible pairs."""
-    invisible = ~capture.geometry.visible(capture.length, capture.device)
-    data = {
-        name: xr.DataArray(
-            part.double().masked_fill(invisible, torch.nan).cpu().numpy(),
-            dims=DIMS,
-            attrs={"units": "logits", "description": DESCRIPTIONS[name]},
-        )
-        for name, part in parts.items()
-    }
-    coordinates: dict[str, Any] = {"head": list(capture.heads)}
-    coordinates |= {dim: range(capture.length) for dim in ("query", "key")}
-    if capture.tokens is not None:
-        words = np.array(token_strings(session, capture.tokens), dtype=object)  # whose NULs numpy's strings lose
-        coordinates |= {"query_token": ("query", words), "key_token": ("key", words)}
-    return xr.Dataset(data, coords=coordinates)
 
 
 # Path patching
@@ -251,7 +236,13 @@ def patch_parts(
     means = given_reference(session.model, reference, list(selected))
     places = [(layer, head) for layer, some in selected.items() for head in some]
     run_capture(session, row[None], captures.append, heads=places)
-    others = {capture.layer: _sum_of(capture, means, terms) for capture in captures}
+
+    def part_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        found, turns = _terms_of(capture, means), capture.geometry.rope.rotary_dim > 0
+        zero = torch.zeros_like(found["position"])  # position and interaction, where nothing rotates, as in `split`
+        return sum((found[term] for term in terms if turns or term not in ("position", "interaction")), zero)
+
+    others = {capture.layer: part_of(capture) for capture in captures}
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         if capture.length != len(row):
@@ -259,17 +250,7 @@ def patch_parts(
         geometry = capture.geometry
         own = geometry.scale * capture.rotated_q @ capture.rotated_k.mT
         kept = [selected[capture.layer].index(head) for head in capture.heads]
-        change = others[capture.layer][kept].to(own.device) - _sum_of(capture, means, terms)
+        change = others[capture.layer][kept].to(own.device) - part_of(capture)
         return finished(own + change.to(own), capture)
 
     return replace_scores(session.model, scores_of, heads=places)
-
-
-def _sum_of(capture: LayerCapture, reference: Reference, terms: Sequence[str]) -> Float[Tensor, "head query key"]:
-    """Return the sum of some terms of a captured layer's scores, without a mask.
-
-    Position and interaction are zero where nothing rotates, as in `split`.
-    """
-    found = _terms_of(capture, reference)
-    kept = [term for term in terms if capture.geometry.rope.rotary_dim or term not in ("position", "interaction")]
-    return sum((getattr(found, term) for term in kept), torch.zeros_like(found.position))

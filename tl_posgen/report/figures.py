@@ -20,11 +20,11 @@ SCALE = "Viridis"
 MARKS = sample_colorscale(SCALE, [0.25, 0.4, 0.55, 0.7, 0.85])  # of lines and points: seen on white and on black
 DIVERGING = "RdBu"
 AT_START = {"textposition": "inside", "insidetextanchor": "start", "textangle": 0}  # of bars: no dotted line crosses it
-LINE = 20  # pixels from one name to the next
+_LINE = 20  # pixels from one name to the next
 NOTHING = "nothing to show: no number is defined here"
 MOST_NAMES = 8  # of layers or heads in a legend, along a colour bar, as columns of panels
 MOST_TICKS = 16  # numbers written along an axis
-COLOUR_BAR = 400  # pixels, the most: its ends are seen at once
+_COLOUR_BAR = 400  # pixels, the most: its ends are seen at once
 
 
 def plain(text: Any) -> str:
@@ -55,8 +55,24 @@ def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
 
 
 def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420) -> go.Figure:
-    """Add title, subtitle and the layout that all figures share."""
-    _thin_names(figure)
+    """Add title, subtitle and the layout that all figures share.
+
+    A few names stay where they would grow with the model: in the legend of those that differ by a number, "layer 3",
+    and along axes whose places are given.
+    """
+    alike = defaultdict[str, list[Any]](list)
+    traces: Any = figure.data
+    for trace in traces:
+        if trace["showlegend"] and trace["name"]:
+            alike[re.sub(r"\d+", "#", str(trace["name"]))].append(trace)
+    for traces in alike.values():
+        kept = {id(trace) for trace in evenly(traces)}
+        for trace in traces:
+            trace["showlegend"] = id(trace) in kept
+    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
+        if axis.tickvals is not None and len(axis.tickvals) > MOST_TICKS:
+            texts = axis.tickvals if axis.ticktext is None else axis.ticktext
+            axis.update(tickvals=evenly(axis.tickvals, MOST_TICKS), ticktext=evenly(texts, MOST_TICKS))
     heading = f"<b>{title}</b>" + (f"<br><span style='font-size:12px;color:#555'>{subtitle}</span>" if subtitle else "")
     figure.update_layout(
         title={"text": heading, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}},
@@ -85,24 +101,6 @@ def colours_of(n: int) -> list[str]:
     """Return n colours: different ones while there are, else a scale from the first to the last."""
     sampled: Any = sample_colorscale(SCALE, list(np.linspace(0, 0.9, n)))
     return list(COLOURS[:n]) if n <= len(COLOURS) else sampled
-
-
-def _thin_names(figure: go.Figure) -> None:
-    """Leave a few names where they would grow with the model: in the legend of those that differ by a number, "layer
-    3", and along axes whose places are given."""
-    alike = defaultdict[str, list[Any]](list)
-    traces: Any = figure.data
-    for trace in traces:
-        if trace["showlegend"] and trace["name"]:
-            alike[re.sub(r"\d+", "#", str(trace["name"]))].append(trace)
-    for traces in alike.values():
-        kept = {id(trace) for trace in evenly(traces)}
-        for trace in traces:
-            trace["showlegend"] = id(trace) in kept
-    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
-        if axis.tickvals is not None and len(axis.tickvals) > MOST_TICKS:
-            texts = axis.tickvals if axis.ticktext is None else axis.ticktext
-            axis.update(tickvals=evenly(axis.tickvals, MOST_TICKS), ticktext=evenly(texts, MOST_TICKS))
 
 
 class Panels:
@@ -158,17 +156,17 @@ class Panels:
 
     def finish(self, title: str, subtitle: str = "") -> go.Figure:
         """Return the figure with title, subtitle and shared layout."""
-        if not any(has_numbers(trace) for trace in self.figure.data):
+        if not any(_has_numbers(trace) for trace in self.figure.data):
             place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 14}}
             self.figure.add_annotation(text=NOTHING, **place)
         height = 140 + self.row_height * self.n_rows
         if self.figure.layout.coloraxis.to_plotly_json():  # the page may make the figure taller
-            bar = {"lenmode": "pixels", "len": min(COLOUR_BAR, height - 140), "y": 1, "yanchor": "top"}
+            bar = {"lenmode": "pixels", "len": min(_COLOUR_BAR, height - 140), "y": 1, "yanchor": "top"}
             self.figure.update_layout(coloraxis_colorbar=bar)
         return finish(self.figure, title, subtitle, height=height)
 
 
-def has_numbers(trace: Any) -> bool:
+def _has_numbers(trace: Any) -> bool:
     """Tell whether any value of a trace is a finite number; of a curve, any y (or r), of horizontal bars, any x."""
     names = ("x",) if "orientation" in trace and trace["orientation"] == "h" else ("z", "r", "y", "x")
     values = next((trace[name] for name in names if name in trace and trace[name] is not None), ())
@@ -233,7 +231,7 @@ def named_points(
     x, y = points
     low, high = (float(end) for end in (min(0.0, *y), max(top, *y)))
     low, high = low - 0.05 * (high - low), high + 0.08 * (high - low)
-    edge, step = float(x.max() + 0.08 * ((np.ptp(x)) or 1.0)), (high - low) * LINE / height
+    edge, step = float(x.max() + 0.08 * ((np.ptp(x)) or 1.0)), (high - low) * _LINE / height
     places = np.sort(y).astype(float)
     for one in range(1, len(places)):  # up, until each line has its height
         places[one] = max(places[one], places[one - 1] + step)

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
-from jaxtyping import Float, Real
 
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import (
@@ -24,14 +23,14 @@ from tl_posgen.report.figures import (
 FEW = 12  # an axis of so few whole numbers labels them all
 MOST_CURVES = 16  # of a layer's heads, drawn one by one
 MOST_ROWS = 128  # of a map with a row a head
-N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
+_N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
 MEDIAN = "median over heads, and nine tenths of them"
 
 
 def thinned(dataset: xr.Dataset, dim: str = "distance", share: float = 0.5) -> xr.Dataset:
     """Return a selection of places along a dimension, up to a share of its length: all short ones, fewer long ones."""
     n = max(1, int(dataset.sizes[dim] * share))
-    places = np.unique(np.geomspace(1, n, N_POINTS).round().astype(int)) - 1
+    places = np.unique(np.geomspace(1, n, _N_POINTS).round().astype(int)) - 1
     return dataset.isel({dim: places})
 
 
@@ -110,8 +109,8 @@ def layer_curves(
     beside: Callable[[xr.Dataset, Any], list[go.Scatter]] = lambda data, layer: [],
     at: Mapping[str, Any] | None = None,
 ) -> go.Figure:
-    """Draw one panel per layer and one line per head, with the null models' heads behind them; of many heads their
-    median, and the band of nine tenths of them.
+    """Draw one panel per layer and one line per head, behind them the median of the null models' heads and the band of
+    nine tenths of them; of many heads these of the model too.
 
     Args:
         log_x: x is along + 1, on a logarithmic axis, and long curves are thinned.
@@ -119,24 +118,24 @@ def layer_curves(
         at: labels of other dims, as in `head_map`.
         beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
     """
-    layers, columns = result.own["layer"].values, []
+    layers, many = result.own["layer"].values, result.own.sizes["head"] > MOST_CURVES
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
     for side, whole, colour in reversed(sides(result)):
         chosen = at_labels(result, whole[measure], at).to_dataset(name=measure)
         data = (thinned(chosen, along, share) if log_x else chosen)[measure].transpose("layer", "head", along)
-        x, curves = data[along].values + (1 if log_x else 0), data.values.astype(np.float32)
-        columns.append((side, whole is not result.own, colour, data["head"].values, x, curves))
-    many = result.own.sizes["head"] > MOST_CURVES
+        x, is_null = data[along].values + log_x, whole is not result.own
+        for number, layer in enumerate(layers):
+            curves = data.values[number].astype(np.float32)
+            if is_null or many:
+                low, middle, high = pd.DataFrame(curves).quantile([0.05, 0.5, 0.95]).to_numpy()
+                known = np.isfinite(middle)
+                area = band(x[known], low[known], high[known], side, grey=is_null).update(showlegend=False)
+                panels.add(number, area, _curve(x, middle, f"layer {layer}, {side}", side, colour, along))
+                continue
+            heads = data["head"].values
+            for head, y, shade in zip(heads, curves, colours_of(len(heads)), strict=True):
+                panels.add(number, _curve(x, y, head_name(layer, head), f"head {head}", shade, along))
     for number, layer in enumerate(layers):
-        for side, is_null, colour, heads, x, curves in columns:
-            if many:
-                panels.add(number, *_over_heads(x, curves[number], layer, side, colour, along, grey=is_null))
-            elif is_null:
-                panels.add(number, curve(*_joined(x, curves[number]), layer, side, colour, along, width=1, opacity=0.5))
-            else:
-                for head, y, shade in zip(heads, curves[number], colours_of(len(heads)), strict=True):
-                    drawn = curve(x, y, layer, f"head {head}", shade, along)
-                    panels.add(number, drawn | {"hovertemplate": _hover_of(head_name(layer, head), along)})
         panels.add(number, *beside(thinned(result.own, along, share) if log_x else result.own, layer))
     panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
     words = f"{subtitle}; {MEDIAN}" if many else subtitle
@@ -146,66 +145,15 @@ def layer_curves(
     return figure
 
 
-def curve(
-    x: Real[np.ndarray, " point"],
-    y: Float[np.ndarray, " point"],
-    layer: Any,
-    name: str,
-    colour: str,
-    along: str,
-    *,
-    width: int | float = 1.6,
-    opacity: float = 1.0,
-) -> dict[str, Any]:
-    """Return a layer's curve as a plain mapping, which plotly handles faster than a trace: there may be a thousand."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
+def _curve(x: np.ndarray, y: np.ndarray, hover: str, name: str, colour: str, along: str) -> dict[str, Any]:
+    """Return a curve as a plain mapping, which plotly handles faster than a trace: there may be a thousand."""
+    look = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.6}, "showlegend": None}
+    return look | {
         "x": x,
         "y": y,
         "name": name,
-        "line": {"color": colour, "width": width},
-        "opacity": opacity,
-        "showlegend": None,
-        "hovertemplate": _hover_of(f"layer {layer}, {name}", along),
+        "hovertemplate": f"{hover}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>",
     }
-
-
-def _over_heads(
-    x: Real[np.ndarray, " x"],
-    curves: Float[np.ndarray, "head x"],
-    layer: Any,
-    name: str,
-    colour: str,
-    along: str,
-    *,
-    grey: bool = False,
-) -> list[Any]:
-    """Return the median of a layer's curves, in front of the band of nine tenths of them."""
-    low, middle, high = pd.DataFrame(curves).quantile([0.05, 0.5, 0.95]).to_numpy()
-    known = np.isfinite(middle)
-    area = band(x[known], low[known], high[known], name, grey=grey).update(showlegend=False)
-    return [area, curve(x, middle, layer, name, colour, along)]
-
-
-def _hover_of(name: str, along: str) -> str:
-    """Return what hovering over a curve says."""
-    return f"{name}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>"
-
-
-def _joined(
-    x: Real[np.ndarray, " x"], curves: Float[np.ndarray, "curve x"]
-) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, " point"]]:
-    """Join several curves [curve, x] over one x into a single line with gaps between them.
-
-    Example:
-        >>> x, y = _joined(np.array([1, 2]), np.array([[3.0, 4.0], [5.0, 6.0]]))
-        >>> x.tolist(), y.tolist()
-        ([1.0, 2.0, nan, 1.0, 2.0, nan], [3.0, 4.0, nan, 5.0, 6.0, nan])
-    """
-    gap = np.full((len(curves), 1), np.nan, dtype=np.float32)
-    every = np.broadcast_to(x.astype(np.float32), (len(curves), len(x)))
-    return np.append(every, gap, axis=1).ravel(), np.append(curves, gap, axis=1).ravel()
 
 
 def by_head(array: xr.DataArray, most: int | float = MOST_ROWS) -> xr.DataArray:

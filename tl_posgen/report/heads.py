@@ -15,10 +15,10 @@ from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import at_labels, model_name
 from tl_posgen.report.tables import title
 
-VALUES = 250_000  # of one curve over all heads
-LONGEST, SHORTEST = 96, 24  # points of a head's curve
-STEPS = 2**15 - 1  # either side of zero
-LOGARITHMIC = ("distance", "d0")  # drawn over themselves + 1
+_VALUES = 250_000  # of one curve over all heads
+LONGEST, _SHORTEST = 96, 24  # points of a head's curve
+_STEPS = 2**15 - 1  # either side of zero
+_LOGARITHMIC = ("distance", "d0")  # drawn over themselves + 1
 
 
 def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
@@ -73,7 +73,7 @@ def _curve_of(
 ) -> dict[str, Any]:
     """Return the curve of every head at these labels, thinned, and the span of the first random init's heads; on a
     logarithmic axis long distances are thinned most."""
-    most, log = int(np.clip(VALUES // len(places), SHORTEST, LONGEST)), along in LOGARITHMIC
+    most, log = int(np.clip(_VALUES // len(places), _SHORTEST, LONGEST)), along in _LOGARITHMIC
 
     def rows(data: xr.Dataset) -> xr.DataArray:
         array = at_labels(result, data[name], {along: slice(None), **labels})
@@ -119,5 +119,5 @@ def quantised(values: Float[np.ndarray, "head point"]) -> tuple[Int16[np.ndarray
     finite = np.isfinite(values)
     low, high = (float(values[finite].min()), float(values[finite].max())) if finite.any() else (0.0, 0.0)
     share = (np.where(finite, values, low) - low) / ((high - low) or 1.0)
-    steps = np.where(finite, np.round(share * 2 * STEPS) - STEPS, -STEPS - 1)
+    steps = np.where(finite, np.round(share * 2 * _STEPS) - _STEPS, -_STEPS - 1)
     return steps.astype("<i2"), low, high

@@ -23,7 +23,6 @@ import xarray as xr
 
 from tl_posgen.core.measure import HEAD, in_words
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import KEPT
 from tl_posgen.report.figures import (
     AT_START,
     COLOURS,
@@ -45,10 +44,10 @@ from tl_posgen.report.head_figures import head_points
 Curve: TypeAlias = Sequence[Any]  # (name, variable or function of Numbers [, labels])
 Figure: TypeAlias = Callable[[Any], go.Figure]  # of a Result: an entry of `Measure.figures`
 Words: TypeAlias = str | Callable[[Any], str]  # a text, or a function of the result that gives it
-INTERVALS = "95 % intervals over prompts"
+_INTERVALS = "95 % intervals over prompts"
 DASHES = {"random init": "dash", "shuffled": "dot"}
-NULL_COLOURS = {"random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
-CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
+_NULL_COLOURS = {"random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
+_CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
 
 
 @dataclass(frozen=True)
@@ -79,18 +78,18 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
             yield _Drawn(number, name, colours[name], own.along(array, along, bounds), known)
 
 
-def _said(words: Words, result: Any) -> str:
-    return words(result) if callable(words) else words.format(**{**result.own.attrs, **result.measure.options()})
-
-
-def _heading(title: str, result: Any) -> str:
-    return f"{title} · {model_label(result.own)}"
+def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *told: str) -> go.Figure:
+    """Return the figure under its title, with the model's name, and a subtitle that may name options."""
+    names = {**result.own.attrs, **result.measure.options()}
+    words = subtitle(result) if callable(subtitle) else subtitle.format(**names)
+    return panels.finish(f"{title} · {model_label(result.own)}", "; ".join(filter(None, [words, *told])))
 
 
 def lines(
-    panels: Mapping[str, Sequence[Curve]],
+    panels: Mapping[str, Sequence[Curve]] | Callable[[Any], Mapping[str, Sequence[Curve]]],
     along: str = "layer",
     *,
+    x: str = "",
     title: str,
     subtitle: Words = "",
     x_title: str = "",
@@ -101,24 +100,26 @@ def lines(
     """Return a figure of curves along a dim: means over the other dims with intervals, the null models' broken.
 
     Args:
-        panels: title -> curves.
+        panels: title -> curves, or a function of the result that returns this.
+        x: a variable of that dim, in the place of its labels; on a logarithmic axis, over itself + 1.
         subtitle: may name options: "at distance {d0:g}".
         log_x: on a logarithmic axis.
     """
 
     def figure(result: Any) -> go.Figure:
-        drawn = Panels(list(panels), columns=columns, row_height=280)
-        x = result.own[along].values.tolist()
-        for one in _drawn(result, panels, along):
-            drawn.add(one.panel, line_with_intervals(x, one.ends, one.name, one.colour))
+        known = panels(result) if callable(panels) else panels
+        drawn = Panels(list(known), columns=columns, row_height=280)
+        at = (result.own[x].values + log_x if x else result.own[along].values).tolist()
+        for one in _drawn(result, known, along):
+            drawn.add(one.panel, line_with_intervals(at, one.ends, one.name, one.colour))
             for kind, values in one.nulls.items():
                 look: dict[str, Any] = {"dash": DASHES[kind], "width": 1, "showlegend": False}
-                drawn.add(one.panel, line(x, values, f"{one.name}, {kind}", one.colour, **look))
+                drawn.add(one.panel, line(at, values, f"{one.name}, {kind}", one.colour, **look))
         over = "mean over heads, " if along == "layer" else ""
         words = {"dash": "dashed", "dot": "dotted"}
         broken = [f"{words[DASHES[kind]]}: {kind}" for kind in result.numbers.by_null]
-        told = "; ".join(filter(None, [_said(subtitle, result), f"{over}{INTERVALS}", *broken]))
-        return drawn.axes(x_title or along, y_title, log_x=log_x).finish(_heading(title, result), told)
+        drawn.axes(x_title or (f"{x} + 1" if x and log_x else x or along), y_title, log_x=log_x)
+        return _finished(drawn, result, title, subtitle, f"{over}{_INTERVALS}", *broken)
 
     return figure
 
@@ -154,7 +155,7 @@ def bars(
             bar = go.Bar(x=value, y=names, name=one.name, text=written, orientation="h", marker_color=one.colour)
             drawn.add(one.panel, bar.update(error_x=error_bars(value, low, high), **AT_START))
             for kind, values in one.nulls.items():
-                look: dict[str, Any] = {"orientation": "h", "marker_color": NULL_COLOURS[kind]}
+                look: dict[str, Any] = {"orientation": "h", "marker_color": _NULL_COLOURS[kind]}
                 drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **look))
             if mark is not None:
                 place: dict[str, Any] = {"row": 1, "col": one.panel + 1, "line_dash": "dot"}
@@ -162,8 +163,7 @@ def bars(
         drawn.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.25)
         marked = "" if mark is None else f"dotted: {in_words(mark, result.measure.words)}"
         has_ends = any(np.isfinite(one.ends[1:]).any() for one in every)
-        told = filter(None, [_said(subtitle, result), INTERVALS if has_ends else "", marked])
-        return drawn.finish(_heading(title, result), "; ".join(told))
+        return _finished(drawn, result, title, subtitle, _INTERVALS if has_ends else "", marked)
 
     return figure
 
@@ -203,8 +203,8 @@ def points(
             if equal:
                 drawn.add(panel, equality(tops[0]))
         drawn.figure.update_annotations(font_size=11)
-        words = "; ".join(filter(None, [_said(subtitle, result), "a point a head", "dotted: equal" if equal else ""]))
-        return drawn.axes(x_title, y_title).finish(_heading(title, result), words)
+        drawn.axes(x_title, y_title)
+        return _finished(drawn, result, title, subtitle, "a point a head", "dotted: equal" if equal else "")
 
     return figure
 
@@ -225,8 +225,8 @@ def heat_maps(
     diagonal: bool = True,
     row_height: int = 300,
 ) -> Figure:
-    """Return a figure of maps of a variable over two dims, means over prompts: a row for each label of the dims `per`,
-    a column for the model and each kind of null models, all on one colour scale.
+    """Return a figure of maps of a variable over two dims, means over all others: a row for each label of the dims
+    `per`, a column for the model and each kind of null models, all on one colour scale.
 
     Args:
         at: labels of other dims.
@@ -242,17 +242,17 @@ def heat_maps(
         for row, (kind, (side, data, _)) in product(rows, zip(result.sides, shown, strict=True)):
             labels = dict(zip(per, row, strict=True))
             array = at_labels(result, data[name], {**(at or {}), **labels})
-            array = array.mean([dim for dim in array.dims if dim in KEPT]).transpose(down, across)
+            array = array.mean([dim for dim in array.dims if dim not in (down, across)]).transpose(down, across)
             maps.append(array if diagonal else array.where(~np.eye(*array.shape, dtype=bool)))
             where = "".join(f", {dim} = {label}" for dim, label in labels.items())
             titles.append(panel_title(result, kind, labels) if panel_title else f"{side}{where}")
         drawn = Panels(titles, columns=len(shown), row_height=row_height)
-        text = "%{z:.2f}" if len(shown) * max((one.shape[1] for one in maps), default=0) <= CELLS_WRITTEN else None
+        text = "%{z:.2f}" if len(shown) * max((one.shape[1] for one in maps), default=0) <= _CELLS_WRITTEN else None
         for number, array in enumerate(maps):
             drawn.add(number, heat(array, texttemplate=text))
         drawn.figure.update_xaxes(type="category").update_yaxes(type="category", autorange="reversed")
         ends = limits or (min(float(one.min()) for one in maps), max(float(one.max()) for one in maps))
         drawn.figure.update_layout(coloraxis=colour_axis(*ends))
-        return drawn.axes(x_title or across, y_title or down).finish(_heading(title, result), _said(subtitle, result))
+        return _finished(drawn.axes(x_title or across, y_title or down), result, title, subtitle)
 
     return figure

@@ -27,21 +27,21 @@ from tl_posgen.report.heads import heads_of
 from tl_posgen.report.tables import MOST_HEADS, compact, labelled, short_table, table_html
 
 QUESTION = "How does attention use position?"
-MOST_VALUES = 64  # a longer list of the provenance is shown as its length
-MOST_SECTIONS = 5  # that are open; of more, all but the first are folded
-MOST_ROWS = 200  # of a long table
+_MOST_VALUES = 64  # a longer list of the provenance is shown as its length
+_MOST_SECTIONS = 5  # that are open; of more, all but the first are folded
+_MOST_ROWS = 200  # of a long table
 CELL_ROWS = 16  # of a table in a notebook's cell
-HEADROOM = 54  # pixels above a figure's panels, for their titles
-NULLS = {
+_HEADROOM = 54  # pixels above a figure's panels, for their titles
+_NULLS = {
     "random init": "for a randomly initialised model of the same shape (random init)",
     "shuffled": "for the trained weights with the entries of every matrix in random order (shuffled)",
 }
-TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
+_TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
-WITHOUT_FIRST = re.compile("without (the )?first token")
+_WITHOUT_FIRST = re.compile("without (the )?first token")
 FRAME = '<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:0" loading="lazy"></iframe>'
-HEAD = re.compile(r"L\d+H\d+")
-UNSHOWN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")  # which HTML drops, or cannot hold
+_HEAD = re.compile(r"L\d+H\d+")
+_UNSHOWN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")  # which HTML drops, or cannot hold
 
 
 def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
@@ -51,7 +51,19 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     findings = Report(results, provenance).headlines()
     if {*findings} <= {*(sections[0]["findings"] if sections else [])}:
         findings = []  # they stand right below
-    words = {"title": _page_title(results, provenance), "beside": _beside(results, sections), "findings": findings}
+    question = question_of(*(result.measure for result in results.values())) if results else QUESTION
+    models = (result.own.attrs.get("model") for result in results.values())
+    model = provenance.get("model") or next(models, None)
+    title = f"{question} · {model}" if model else question
+    # what numbers are also given for
+    shown = [text for one in sections for text in (*one["findings"], *(figure["spec"] for figure in one["figures"]))]
+    without_first = any(_WITHOUT_FIRST.search(text) for text in shown)
+    parts = ["without the first token, often an attention sink"] if without_first else []
+    kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
+    parts += [words for kind, words in _NULLS.items() if kind in kinds]
+    also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
+    beside = " ".join([*also, *Report(results, {}).without_null()])
+    words = {"title": title, "beside": beside, "findings": findings}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
 
@@ -68,9 +80,9 @@ def fill_page(
         return Markup("".join(files("tl_posgen.report").joinpath(name).read_text(encoding="utf-8") for name in names))
 
     environment = Environment(loader=PackageLoader("tl_posgen.report", "."), autoescape=True)
-    templates = {name: plotly.io.templates[one].to_plotly_json() for name, one in TEMPLATES.items()}
+    templates = {name: plotly.io.templates[one].to_plotly_json() for name, one in _TEMPLATES.items()}
     sections = [{"n_open": 1, **one} for one in sections]
-    is_folded = len(sections) > MOST_SECTIONS
+    is_folded = len(sections) > _MOST_SECTIONS
     unfolded = sections[:1] if is_folded else sections
     page = environment.get_template("page.html.j2").render(
         **words,
@@ -86,15 +98,9 @@ def fill_page(
         style=shipped("page.css"),
         behaviour=shipped("panels.js", "page.js"),
     )
-    return UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", page)  # scripts read the letter, readers see its number
-
-
-def _page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
-    """Return the question of the page with the model's name."""
-    first = next(iter(results.values()), None)
-    question = question_of(*(result.measure for result in results.values())) if results else QUESTION
-    model = provenance.get("model") or (None if first is None else first.own.attrs.get("model"))
-    return f"{question} · {model}" if model else question
+    return _UNSHOWN.sub(
+        lambda found: f"\\u{ord(found[0]):04x}", page
+    )  # scripts read the letter, readers see its number
 
 
 def question_of(first: Measure, *others: Measure) -> str:
@@ -106,17 +112,6 @@ def question_of(first: Measure, *others: Measure) -> str:
     return first.question if is_one or first.name == "claims" else QUESTION
 
 
-def _beside(results: Mapping[str, Result], sections: Sequence[Mapping[str, Any]]) -> str:
-    """Say what numbers of a page are also given for; "" if for nothing."""
-    shown = [text for one in sections for text in (*one["findings"], *(figure["spec"] for figure in one["figures"]))]
-    without_first = any(WITHOUT_FIRST.search(text) for text in shown)
-    parts = ["without the first token, often an attention sink"] if without_first else []
-    kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
-    parts += [words for kind, words in NULLS.items() if kind in kinds]
-    also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
-    return " ".join([*also, *Report(results, {}).without_null()])
-
-
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
     """Return what the template shows of a result; scripts of token-level views are added to `scripts`."""
     measure, frame, table = result.measure, result.frame(), short_table(result)
@@ -126,14 +121,15 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
     for index, label in enumerate(result.token_labels()):
         script, page = split_script(result.show(index))
         scripts[script] = None
-        head = HEAD.search(label)
+        head = _HEAD.search(label)
         views.append({"label": label, "head": head[0] if head else "", "page": Markup(page)})
     # of a long table, the rows of the highest first headline, or number; the first rows where there is neither
     numbers = [str(name) for name in frame.columns if name not in measure.rows and is_float_dtype(frame[name])]
     headlines = [name for name, one in measure.variables.items() if one.headline and name in numbers]
-    by = [*headlines, *numbers, ""][0] if len(frame) > MOST_ROWS else ""
-    shown = frame.nlargest(MOST_ROWS, by) if by else frame.head(MOST_ROWS) if len(frame) > 10 * MOST_ROWS else frame
-    known = [result.own[name].attrs for name in dict.fromkeys(_quantity(one) for one in frame) if name in result.own]
+    by = [*headlines, *numbers, ""][0] if len(frame) > _MOST_ROWS else ""
+    shown = frame.nlargest(_MOST_ROWS, by) if by else frame.head(_MOST_ROWS) if len(frame) > 10 * _MOST_ROWS else frame
+    names = dict.fromkeys(str(one).partition(", ")[0] for one in frame)  # "r" of "r, without first"
+    known = [result.own[name].attrs for name in names if name in result.own]
     return {
         "id": result.name,
         "title": measure.question,
@@ -158,11 +154,6 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
     }
 
 
-def _quantity(column: Any) -> str:
-    """Return the variable of a column: "r" of "r, without first"."""
-    return str(column).partition(", ")[0]
-
-
 def table_on_page(frame: pd.DataFrame) -> Markup:
     """Return the table in HTML; a cell that holds a verdict says so, for its colour."""
     return Markup(VERDICTS.sub(r'<td data-verdict="\1">\1</td>', table_html(frame)))
@@ -178,9 +169,14 @@ def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
     words = {name: html.unescape(text) for name, text in words.items()}  # plotly's are HTML; the page escapes its own
     layout.pop("template", None)
     margin = layout.get("margin", {})
-    height = layout.get("height", 450) - max(0, margin.get("t", HEADROOM) - HEADROOM)
-    layout |= {"margin": {**margin, "t": HEADROOM}, "height": height}
-    traces = [{key: _single(value) for key, value in trace.items()} for trace in figure["data"]]
+    height = layout.get("height", 450) - max(0, margin.get("t", _HEADROOM) - _HEADROOM)
+    layout |= {"margin": {**margin, "t": _HEADROOM}, "height": height}
+    traces = [dict(trace) for trace in figure["data"]]
+    for trace in traces:  # packed numbers in single precision, which halves the page
+        for key, value in trace.items():
+            if isinstance(value, dict) and value.get("dtype") == "f8":
+                numbers = np.frombuffer(base64.b64decode(value["bdata"]), "<f8").astype("<f4")
+                trace[key] = {**value, "dtype": "f4", "bdata": base64.b64encode(numbers.tobytes()).decode()}
     has_map = any(trace.get("meta") == "heads" for trace in traces)
     return {
         **words,
@@ -188,14 +184,6 @@ def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
         "has_map": has_map,
         "spec": _json(to_json_plotly({"data": traces, "layout": layout})),
     }
-
-
-def _single(value: Any) -> Any:
-    """Return the packed numbers of a plotly trace in single precision, which halves the page."""
-    if not isinstance(value, dict) or value.get("dtype") != "f8":
-        return value
-    numbers = np.frombuffer(base64.b64decode(value["bdata"]), "<f8").astype("<f4")
-    return {**value, "dtype": "f4", "bdata": base64.b64encode(numbers.tobytes()).decode()}
 
 
 def _json(text: str | None) -> Markup:
@@ -209,7 +197,7 @@ def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, st
         if isinstance(value, Mapping):
             rows += _flat(value, f"{prefix}{name} ")
         else:
-            text = f"{len(value)} values" if isinstance(value, list) and len(value) > MOST_VALUES else str(value)
+            text = f"{len(value)} values" if isinstance(value, list) and len(value) > _MOST_VALUES else str(value)
             rows.append((f"{prefix}{name}", html.unescape(text)))
     return rows
 

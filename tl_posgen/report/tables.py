@@ -1,6 +1,6 @@
 """Tables of results, as page, notebook and terminal show them; printed, split where too wide, no number cut."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -17,7 +17,7 @@ from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.result import Result
 
 MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row per layer
-MOST_COLUMNS = 9  # of numbers there
+_MOST_COLUMNS = 9  # of numbers there
 NO_NUMBER = "-"  # in a cell; sentences say "not defined"
 
 
@@ -32,7 +32,7 @@ def compact(result: Result, of: str = TRAINED) -> pd.DataFrame:
     frame = labelled(result, result.frame(init=result.numbers.by_null[of].labels[0] if of != TRAINED else TRAINED))
     if tuple(frame.columns[:2]) == HEAD and len(frame) > MOST_HEADS:
         frame = pd.DataFrame(frame.groupby("layer", as_index=False).mean()).assign(head="all")
-    return frame.iloc[:, : MOST_COLUMNS + len(result.measure.rows)]
+    return frame.iloc[:, : _MOST_COLUMNS + len(result.measure.rows)]
 
 
 def short_table(result: Result, of: str = TRAINED) -> pd.DataFrame | None:
@@ -44,20 +44,19 @@ def short_table(result: Result, of: str = TRAINED) -> pd.DataFrame | None:
 def _with_words(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame with its labels in the words of the measure."""
     words = result.measure.words
-    texts = [str(name) for name, labels in result.own.coords.items() if labels.dtype.kind in "OUT"]
-    named = [name for name in texts if name in frame] if words else []
-    return frame.assign(**{name: [in_words(label, words) for label in frame[name]] for name in named})
+    named = [n for n, labels in result.own.coords.items() if words and labels.dtype.kind in "OUT" and n in frame]
+    return frame.assign(**{str(name): [in_words(label, words) for label in frame[name]] for name in named})
 
 
 def labelled(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame of a result with its columns and conditions called as figures call them."""
     labels = {name: one.label for name, one in result.measure.variables.items()}
 
-    def words(column: str) -> str:
-        name, *more = column.split(", ")
+    def words(column: Any) -> str:
+        name, *more = str(column).split(", ")
         return ", ".join([labels.get(name, name), *(in_words(one, result.measure.words) for one in more)])
 
-    return _with_words(result, frame).rename(columns=lambda column: words(str(column)))
+    return _with_words(result, frame).rename(columns=words)
 
 
 def head_means(table: pd.DataFrame) -> dict[str, float]:
@@ -138,7 +137,6 @@ def print_columns(
     n_labels: int,
     foot: Sequence[str] = (),
     legend: str = "",
-    gap: int = 2,
     *,
     whole: bool = True,
 ) -> int:
@@ -151,7 +149,6 @@ def print_columns(
         n_labels: how many of the first columns name the rows; every table begins with them.
         foot: styles of the last rows, which a line separates from the others.
         legend: printed below the last table.
-        gap: spaces between columns.
         whole: False prints only the first table.
 
     Returns:
@@ -159,20 +156,22 @@ def print_columns(
     """
     names = list(columns)
     labels, rest = names[:n_labels], names[n_labels:]
+
+    def width(widths: Mapping[str, int], group: Sequence[str], gap: int) -> int:
+        return sum(widths[name] + gap for name in group) + 2 - gap
+
     uncut = {name: widest([name, *columns[name]]) for name in names}
-    by_cell = {name: widest([*name.split(), *columns[name]]) for name in names}
-    by_word = by_cell | {
-        name: widest([word for one in (name, *columns[name]) for word in one.split()]) for name in labels
-    }
-    unbroken = all(table_width(by_cell, [*labels, name], gap) <= console.width for name in rest)
-    needs = by_cell if unbroken else by_word
+    gap = 2 if width(uncut, names, 2) <= console.width else 1
+    needs = {name: widest([*name.split(), *columns[name]]) for name in names}
+    if any(width(needs, [*labels, name], gap) > console.width for name in rest):  # labels are broken, too
+        needs |= {name: widest([word for one in (name, *columns[name]) for word in one.split()]) for name in labels}
     groups = [[*labels]]  # of columns that fit the width, each with the labels and at least one other
     for name in rest:
-        if len(groups[-1]) > n_labels and table_width(needs, [*groups[-1], name], gap) > console.width:
+        if len(groups[-1]) > n_labels and width(needs, [*groups[-1], name], gap) > console.width:
             groups.append([*labels])
         groups[-1].append(name)
     for group in groups if whole else groups[:1]:
-        widths = uncut if table_width(uncut, group, gap) <= console.width else needs
+        widths = uncut if width(uncut, group, gap) <= console.width else needs
         table = empty_table(title, gap)
         for name in group:
             table.add_column(name, justify="right", width=widths[name])
@@ -181,38 +180,16 @@ def print_columns(
         for number, row in enumerate(rows):
             style = foot[number - body] if number >= body else None
             table.add_row(*row, style=style, end_section=number == body - 1 and bool(foot))
-        if table_width(widths, group, gap) > console.width:
-            table.width = table_width(widths, group, gap)
+        if (wide := width(widths, group, gap)) > console.width:
+            table.width = wide
         console.print(table, crop=False)
     if legend:
-        shown = names if whole else groups[0]
-        console.print(_legend_of(legend, shown, set(names) - {*shown}), style="dim", highlight=False)
+        console.print(f"{legend.removesuffix('.')}.", style="dim", highlight=False)
     return 0 if whole else sum(len(group) - n_labels for group in groups[1:])
-
-
-def _legend_of(legend: str, shown: Sequence[str], hidden: Collection[str]) -> str:
-    """Return a legend "column: meaning; columns, of one meaning: ..." without the columns that are hidden.
-
-    Example:
-        >>> _legend_of("r: of scores; R², rho: of ranks.", ["r"], ["R²", "rho"])
-        'r: of scores.'
-    """
-
-    def names_one(part: str, columns: Collection[str]) -> bool:
-        keys = part.partition(":")[0].split(", ")
-        return any(column == key or column.startswith(f"{key},") for key in keys for column in columns)
-
-    parts = legend.removesuffix(".").split("; ")
-    return "; ".join(part for part in parts if names_one(part, shown) or not names_one(part, hidden)) + "."
 
 
 def widest(texts: Sequence[str]) -> int:
     return max(map(cell_len, texts), default=1)
-
-
-def table_width(widths: Mapping[str, int], names: Sequence[str], gap: int = 2) -> int:
-    """Return the width in characters of a table of these columns."""
-    return sum(widths[name] + gap for name in names) + 2 - gap
 
 
 def empty_table(title: str, gap: int = 2) -> Table:

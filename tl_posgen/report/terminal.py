@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import pandas as pd
-from pandas.api.types import is_float_dtype
 from rich.console import Console
 from rich.padding import Padding
 
@@ -18,24 +17,20 @@ from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
 from tl_posgen.report.figures import model_name
 from tl_posgen.report.tables import (
-    NO_NUMBER,
-    cell,
     compact,
     empty_table,
     head_means,
     print_columns,
     print_frame,
     short,
-    table_width,
     title,
     widest,
     with_whole_numbers,
 )
 
-MOST_COLUMNS = 15  # of the table of all measures; with more columns each measure has its own table
+_MOST_COLUMNS = 15  # of the table of all measures; with more columns each measure has its own table
 MOST_LINES = 38  # of the default output; the path of the page takes two more
-TABLE_LINES = 28  # of these for the table, or fewer where sentences are long
-FLAT = 0.01  # a random init's column that spans less than this share of the model's span is flat
+_TABLE_LINES = 28  # of these for the table, or fewer where sentences are long
 
 
 def print_report(report: Report, *, full: bool = False) -> None:
@@ -45,7 +40,7 @@ def print_report(report: Report, *, full: bool = False) -> None:
         for name, result in report.items()
         if any(one.headline for one in result.measure.variables.values()) and result.headline_frame() is not None
     ]
-    if not per_head or len(report.frame().columns) > MOST_COLUMNS:
+    if not per_head or len(report.frame().columns) > _MOST_COLUMNS:
         print_measures(report, full=full)
         return
     others = [result for name, result in report.items() if name not in per_head]
@@ -56,7 +51,7 @@ def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | N
     """Print up to three sentences, the table `lead` or that of the first result, and how much is left out.
 
     Args:
-        full: print all sentences, and one table per result with the random init's below it.
+        full: print all sentences, and one table per result with those of its null models below it.
         lead: a frame whose `attrs` hold its title and its legend.
     """
     results, first = list(report.values()), None
@@ -70,18 +65,19 @@ def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | N
 
 
 # prints a table, or at most so many rows and the columns that fit; returns how many are left out
-Printer: TypeAlias = Callable[[Console, int | None], dict[str, int]]
+_Printer: TypeAlias = Callable[[Console, int | None], dict[str, int]]
 
 
-def _print_blocks(first: Printer | None, results: Sequence[Result], report: Report, full: bool) -> None:
+def _print_blocks(first: _Printer | None, results: Sequence[Result], report: Report, full: bool) -> None:
     """Print three sentences and the first table; or (full) all sentences and every result's table."""
     console = Console(markup=False)
 
     def print_tables(most: int | None = None) -> None:
         if first is not None:
             first(console, most)
-        for result in results if full else ():
-            _print_result(console, result)
+        for result in filter(_has_table, results) if full else ():
+            for side in result.sides:
+                print_own(console, result=result, of=side)
 
     def printed(show: Callable[[], Any]) -> list[str]:
         with console.capture() as captured:
@@ -91,7 +87,7 @@ def _print_blocks(first: Printer | None, results: Sequence[Result], report: Repo
     try:
         shown = [*report.findings(), *report.without_null()] if full else [*report.headlines(), *report.notes()]
     except Exception:  # of a measure's own sentences: what was measured is still shown
-        print_tables(None if full else TABLE_LINES)
+        print_tables(None if full else _TABLE_LINES)
         raise
     told = printed(lambda: [console.print(f"• {one}", highlight=False) for one in shown])
     if told:
@@ -101,7 +97,7 @@ def _print_blocks(first: Printer | None, results: Sequence[Result], report: Repo
         return
     missing = dict[str, int]()
     if first is not None:
-        room = max(1, min(TABLE_LINES, MOST_LINES - len(told) - 3))
+        room = max(1, min(_TABLE_LINES, MOST_LINES - len(told) - 3))
         for most in range(room, 0, -1):  # until the table fits, if its first row does
             lines = printed(lambda: missing.update(first(console, most)))  # noqa: B023
             if len(lines) <= room or most == 1:
@@ -136,8 +132,7 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
         columns[title(name) if short_name in columns else short_name] = [
             short(v) if isinstance(v, float) else f"{v}" for v in values
         ]
-    wide = table_width({name: widest([name, *cells]) for name, cells in columns.items()}, list(columns)) > console.width
-    left_out = print_columns(console, columns, heading, 2, styles, legend, 1 if wide else 2, whole=most is None)
+    left_out = print_columns(console, columns, heading, 2, styles, legend, whole=most is None)
     return {"row": len(frame) - len(rows), "column": left_out}
 
 
@@ -151,37 +146,6 @@ def print_own(console: Console, most: int | None = None, *, result: Result, of: 
     table, name = compact(result, of), title(result.name)
     side = model_name(result.sides[of])
     return print_frame(console, table, f"{name}: {side}", result.measure.legend, most)
-
-
-def _print_result(console: Console, result: Result) -> None:
-    """Print the short table of a result, then those of its null models, or a sentence of one that is flat."""
-    if not _has_table(result):
-        return
-    print_own(console, result=result)
-    for kind in list(result.sides)[1:]:
-        if flat := flat_null(compact(result), compact(result, kind)):
-            console.print(f"{title(result.name)}: {model_name(result.sides[kind])}: {flat}", highlight=False)
-            console.print()
-        else:
-            print_own(console, result=result, of=kind)
-
-
-def flat_null(own: pd.DataFrame, null: pd.DataFrame) -> str:
-    """Return a null model's table in words if its first number hardly changes from row to row, else "".
-
-    Example:
-        >>> own = pd.DataFrame({"condition": ["unchanged", "no_rope"], "loss": [3.4, 4.4]})
-        >>> flat_null(own, own.assign(loss=[7.641, 7.642])), flat_null(own, own.assign(loss=[3.0, 3.5]))
-        ('loss 7.641 to 7.642 in all 2 rows.', '')
-    """
-    numbers = [name for name in null.columns if is_float_dtype(null[name]) and name in own]
-    spans = [frame[name].max() - frame[name].min() for name in numbers[:1] for frame in (null, own)]
-    if len(null) < 2 or not spans or not spans[0] <= FLAT * spans[1]:
-        return ""
-    ends = {name: (cell(float(null[name].min())), cell(float(null[name].max()))) for name in numbers}
-    known = {title(name): one for name, one in ends.items() if one[0] != NO_NUMBER}
-    parts = [f"{name} {low}{'' if low == high else f' to {high}'}" for name, (low, high) in known.items()]
-    return f"{', '.join(parts)} in all {len(null)} rows."
 
 
 def print_known_measures(*, full: bool = False) -> None:

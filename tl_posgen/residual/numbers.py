@@ -1,6 +1,7 @@
-"""Frozen norms, and queries or keys as the linear maps that they make: tensors in, tensors out."""
+"""Frozen norms, queries or keys as the linear maps that they make, and sums by source: tensors in, tensors out."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,19 +94,11 @@ class FrozenMap:
     factor: Float[Tensor, "head pos"]
     constants: Mapping[str, tuple[Float[Tensor, "head d_head"], Float[Tensor, "head pos"]]]
 
-    def of_head(self, head: int) -> "FrozenMap":
-        """Return the map of one head."""
-        return self.of_heads([head])
-
     def of_heads(self, heads: Sequence[int]) -> "FrozenMap":
         """Return the map of some of the heads."""
         chosen = list(heads)
         constants = {name: (b[chosen], c[chosen]) for name, (b, c) in self.constants.items()}
         return FrozenMap(self.matrix[chosen], self.factor[chosen], constants)
-
-    def names(self, sources: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of what `vectors` returns."""
-        return (*sources, *self.constants)
 
     def vectors(
         self, sources: Float[Tensor, "source pos d_model"]
@@ -157,8 +150,8 @@ def frozen_map(
         >>> x = torch.randn(5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         >>> one = FrozenNorm(torch.ones(8), torch.zeros(8), False, torch.ones(5), 0.0)
         >>> found = frozen_map(one, torch.ones(1, 8, 2), torch.ones(1, 2), None, ("ln bias", "b_K", "k_norm bias"))
-        >>> found.names(("x",)), torch.allclose(found.vectors(x[None]).sum(0)[0, :, 0], x.sum(-1) + 1)
-        (('x', 'b_K'), True)
+        >>> list(found.constants), torch.allclose(found.vectors(x[None]).sum(0)[0, :, 0], x.sum(-1) + 1)
+        (['b_K'], True)
     """
     weight = double(weight)
     matrix = double(norm.gamma)[:, None] * weight
@@ -171,10 +164,57 @@ def frozen_map(
     if behind is not None:
         matrix = _scaled(matrix, behind.gamma[:, None], behind.centred)
         factor = factor * behind.factor
-        constants = {
-            name: (_scaled(vector, behind.gamma, behind.centred), behind.factor)
-            for name, (vector, _) in constants.items()
-        }
+        scaled = {name: _scaled(vector, behind.gamma, behind.centred) for name, vector in inner.items()}
+        constants = {name: (vector, behind.factor) for name, vector in scaled.items()}
         constants[names[2]] = behind.beta, ones
     kept = {name: one for name, one in constants.items() if bool(one[0].any())}
     return FrozenMap(matrix, factor, kept)
+
+
+@dataclass(frozen=True)
+class SourceSums:
+    """Sums over tokens by source, float64; `a + b` are those of both prompts, a source that one lacks is zero there.
+
+    Attributes:
+        n: how many tokens.
+        names: of the sources, each once.
+        values: one row a source.
+    """
+
+    n: int
+    names: tuple[str, ...]
+    values: Float[Tensor, "source *rest"]
+
+    def of_names(self, names: Sequence[str]) -> Float[Tensor, "name *rest"]:
+        """Return the rows of these sources, zeros of those that it lacks."""
+        whole = self.values.new_zeros(len(names), *self.values.shape[1:])
+        here = [place for place, name in enumerate(names) if name in self.names]
+        whole[here] = self.values[[self.names.index(names[place]) for place in here]]
+        return whole
+
+    def __add__(self, other: "SourceSums") -> "SourceSums":
+        names = sorted_sources((*self.names, *other.names))
+        return SourceSums(self.n + other.n, names, self.of_names(names) + other.of_names(names))
+
+    def __sub__(self, other: "SourceSums") -> "SourceSums":
+        """Return the sums of the other prompts, of which `other` is one."""
+        return SourceSums(self.n - other.n, self.names, self.values - other.of_names(self.names))
+
+    @property
+    def means(self) -> Float[Tensor, "source *rest"]:
+        return self.values / self.n
+
+
+def sorted_sources(names: Iterable[str]) -> tuple[str, ...]:
+    """Return each name once: embeddings, then layer by layer, then biases of queries and keys.
+
+    Example:
+        >>> sorted_sources(["b_K", "L10 MLP", "L2H0", "embed", "L2H0"])
+        ('embed', 'L2H0', 'L10 MLP', 'b_K')
+    """
+
+    def place(name: str) -> tuple[int, int]:
+        layer = re.match(r"L(\d+)", name)
+        return (1, int(layer[1])) if layer else (0 if "embed" in name else 2, 0)
+
+    return tuple(sorted(dict.fromkeys(names), key=place))

@@ -1,33 +1,27 @@
 """Reference: the mean query, the mean key and the distances of every head over a text that is not the prompt."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tl_posgen.arithmetic import DOUBLE, double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.capturing import run_capture
-from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.selection import Layers, check_indices
-from tl_posgen.models.session import Session, session_of
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import bundled_text, spread, text_ids, to_prompts
-from tl_posgen.residual.residual_sources import (
-    ROUNDING,
-    ResidualSources,
-    Side,
-    SourceReader,
-    frozen_layer,
-    require_small,
-)
-from tl_posgen.rope.splits import DistanceDistribution, attention_profile
+from tl_posgen.residual.numbers import SourceSums
+from tl_posgen.residual.residual_sources import Side, SourceVectors, read_prompts
+from tl_posgen.rope.bilinear_sums import sums_along_diagonals
+from tl_posgen.rope.splits import DistanceDistribution
 
+SIDES: tuple[Side, Side] = ("q", "k")
 Distances = Literal["uniform", "causal", "attention"]
 USUAL_LENGTH, USUAL_PROMPTS = 256, 8
 BUNDLED = "the bundled book, Alice's Adventures in Wonderland"
@@ -40,15 +34,14 @@ class LayerReference:
     Attributes:
         mean_query, mean_key: the first token of every prompt left out; the mean key is repeated for grouped heads.
         mean_turn: ubar_m = E_p[u_m(d)], one complex number a plane.
-        sources: names of what earlier layers wrote, and of biases, by side, "query" and "key"; empty if not asked for.
-        source_means: side -> what each adds to the mean query or key; they add up to it.
+        sources: side, "q" or "k" -> sums of what each source gives, whose `means` add up to the mean query or key;
+            empty if not asked for.
     """
 
     mean_query: Float[Tensor, "head d_head"]
     mean_key: Float[Tensor, "head d_head"]
     mean_turn: Complex[Tensor, "head plane_and_rest"]
-    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    source_means: Mapping[str, Float[Tensor, "source head d_head"]] = field(default_factory=dict)
+    sources: Mapping[Side, SourceSums] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,51 +84,6 @@ class Reference:
                 f"this model has {shape}; make the reference by the model that is explained"
             )
         return found
-
-
-@dataclass
-class _Sums:
-    """Sums over prompts of one layer."""
-
-    capture: LayerCapture  # of the last prompt
-    n: int = 0
-    query: Any = 0.0
-    key: Any = 0.0
-    profile: Any = 0.0  # how much attention goes d tokens back
-    names: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of sources, by side
-    sources: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, capture: LayerCapture) -> None:
-        self.capture, self.n = capture, self.n + capture.length - 1
-        self.query = self.query + double(capture.q[:, 1:]).sum(1)
-        self.key = self.key + double(capture.k[:, 1:]).sum(1)
-        if capture.pattern is not None:
-            pattern = double(capture.pattern[:, 1:, 1:])
-            weights = attention_profile(pattern).weights * pattern.sum((1, 2))[:, None]
-            longer = max(weights.shape[-1], 0 if isinstance(self.profile, float) else self.profile.shape[-1])
-            both = [x for x in (weights, self.profile) if isinstance(x, Tensor)]
-            self.profile = sum(torch.nn.functional.pad(x, (0, longer - x.shape[-1])) for x in both)
-
-    def add_sources(self, session: Session, capture: LayerCapture, written: ResidualSources) -> None:
-        """Add what each source gives to the queries and keys of a prompt."""
-        sides: dict[Side, Tensor] = {"query": capture.q, "key": capture.k}
-        for side, whole in sides.items():
-            frozen, n = frozen_layer(session, capture, side), capture.length - 1
-            means, names = frozen.mean_vectors(written.values), frozen.names(written.names)
-            rest = double(whole[:, 1:]).mean(1) - means.sum(0)
-            require_small(rest, whole, session.dtype)
-            if session.dtype.itemsize < torch.float32.itemsize:
-                means, names = torch.cat([means, rest[None]]), (*names, ROUNDING)
-            if self.names.setdefault(side, names) != names:
-                raise UnsupportedModelError(f"layer {capture.layer}: prompts of the reference differ in their sources")
-            self.sources[side] = n * means + self.sources.get(side, 0)
-
-    def means(self, n_distances: int, kind: str) -> LayerReference:
-        geometry = self.capture.geometry
-        p = distance_weights(min(n_distances, geometry.window or n_distances), kind, self.profile)
-        turn = p.mean_turn(geometry.rope, geometry.d_head).to(self.key.device)
-        means = {side: total / self.n for side, total in self.sources.items()}
-        return LayerReference(self.query / self.n, self.key / self.n, turn.expand(len(self.key), -1), self.names, means)
 
 
 def distance_weights(n: int, kind: str, profile: Any = None) -> DistanceDistribution:
@@ -189,54 +137,44 @@ def reference_of(
     """
     if distances not in ("uniform", "causal", "attention"):
         raise InputError(f"distances {distances!r}: choose uniform, causal or attention")
-    session = session_of(open_model(model))
-    rows = _reference_prompts(session, bundled_text() if text is None else text, length, n_prompts)
-    sums: dict[int, _Sums] = {}
-
-    indices = check_indices(layers, session.model.cfg.n_layers, "layer")
-    needs = ({"pattern"} if distances == "attention" else set()) | ({"resid", "inputs"} if sources else set())
-    for row in rows:
-        reading, captures = SourceReader(session, max(indices) if sources else 0), list[LayerCapture]()
-        with reading.attached(), _naming_remedy(sources):
-            run_capture(session, row[None], captures.append, needs, layers=indices)
-        for capture in captures:
-            one = sums.setdefault(capture.layer, _Sums(capture))
-            one.add(capture)
-            if sources and capture.resid is not None:
-                one.add_sources(session, capture, reading.sources(capture.layer, capture.resid.to(capture.device)))
-    longest = max(map(len, rows))
-    found = {layer: one.means(longest, distances) for layer, one in sums.items()}
-    return Reference(session.label, _name_of_text(text), len(rows), longest, distances, found)
-
-
-@contextmanager
-def _naming_remedy(sources: bool) -> Iterator[None]:
-    """Say, where queries and keys cannot be traced, that means alone need no sources."""
+    session, given = session_of(open_model(model)), bundled_text() if text is None else text
+    usual, tokenizer = session.limit.cut(USUAL_LENGTH), session.model.tokenizer
+    if length is None and isinstance(given, str) and len(text_ids(tokenizer, given)) < usual:
+        rows = to_prompts(session, given)  # one, as it is
+    else:
+        rows = spread(to_prompts(session, given, usual if length is None else length), n_prompts)
+    longest, sums, geometries = max(map(len, rows)), dict[int, dict[str, Any]](), dict[int, LayerGeometry]()
+    where = {"layers": check_indices(layers, session.model.cfg.n_layers, "layer")}
+    needs = [*(["pattern"] if distances == "attention" else []), *(["resid", "inputs"] if sources else [])]
     try:
-        yield
+        for capture, reader in read_prompts(session, rows, needs=needs, **where):
+            found: dict[str, Any] = {"n": capture.length - 1}
+            found |= {"q": double(capture.q[:, 1:]).sum(1), "k": double(capture.k[:, 1:]).sum(1)}
+            if capture.pattern is not None:
+                profile = sums_along_diagonals(double(capture.pattern[:, 1:, 1:]))
+                found["profile"] = pad(profile, (0, longest - profile.shape[-1]))
+            if sources:
+                written = reader.of_capture(capture)
+                for side in SIDES:
+                    found[f"{side} by source"] = SourceVectors.of_capture(session, capture, written, side).sums()
+            before = sums.setdefault(capture.layer, {})
+            sums[capture.layer] = {name: before[name] + one if before else one for name, one in found.items()}
+            geometries[capture.layer] = capture.geometry
     except UnsupportedModelError as error:
         if not sources or "traced" not in str(error):
             raise
         raise UnsupportedModelError(f"{error}; means alone: reference_of(..., sources=False)") from error
-
-
-def _reference_prompts(session: Session, text: Any, length: int | None, n_prompts: int) -> Sequence[Int[Tensor, " _"]]:
-    """Return the prompts of a reference text, spread over it; the text as it is, where it is shorter than one."""
-    if length is None:
-        length = session.limit.cut(USUAL_LENGTH)
-        if isinstance(text, str) and len(text_ids(session.model.tokenizer, text, length)) < length:
-            return to_prompts(session, text)
-    return spread(to_prompts(session, text, length), n_prompts)
-
-
-def _name_of_text(text: Any) -> str:
-    """Return a text as titles quote it."""
-    if text is None:
-        return BUNDLED
-    if not isinstance(text, str):
-        return "given prompts"
-    words = " ".join(text.split())
-    return f"“{words}”" if len(words) <= 40 else f"“{words[:40]}…”"
+    means = {}
+    for layer, one in sums.items():
+        geometry, n = geometries[layer], one["n"]
+        p = distance_weights(min(longest, geometry.window or longest), distances, one.get("profile"))
+        turn = p.mean_turn(geometry.rope, geometry.d_head).to(one["k"].device).expand(geometry.n_heads, -1)
+        by_source = {side: one[f"{side} by source"] for side in SIDES if sources}
+        means[layer] = LayerReference(one["q"] / n, one["k"] / n, turn, by_source)
+    words = " ".join(text.split()) if isinstance(text, str) else ""
+    quoted = f"“{words}”" if len(words) <= 40 else f"“{words[:40]}…”"
+    name = BUNDLED if text is None else quoted if isinstance(text, str) else "given prompts"
+    return Reference(session.label, name, len(rows), longest, str(distances), means)
 
 
 def given_reference(model: Any, reference: Any, layers: Sequence[int], *, sources: bool = False) -> Reference:

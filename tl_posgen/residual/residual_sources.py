@@ -1,8 +1,6 @@
 """The residual stream as a sum of what embeddings, heads and MLPs wrote, and queries and keys as linear maps of it."""
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -19,9 +17,11 @@ from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name, select_heads
 from tl_posgen.models.session import Session, session_of
-from tl_posgen.residual.numbers import FrozenMap, FrozenNorm, freeze, frozen_map
+from tl_posgen.residual.numbers import REST, FrozenMap, FrozenNorm, SourceSums, freeze, frozen_map
 
 By = Literal["layer", "head"]
+Side = Literal["q", "k"]
+ROUNDING = "rounding"  # what half precision takes away, as a source
 REMEDY = "give parts of your own, parts={name: [pos, d_model]} with rest=True"
 
 
@@ -67,12 +67,32 @@ def residual_sources(model: Any, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 po
     if not isinstance(tokens, Tensor) or not tokens.numel() or tokens.numel() != max(tokens.shape, default=0):
         given = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
         raise InputError(f"tokens of {given}: give the token ids of one prompt, as model.to_tokens(text) does")
-    reading, found = SourceReader(session, layers[0]), list[LayerCapture]()
-    with reading.attached():
-        run_capture(session, tokens.reshape(1, -1), found.append, {"resid"}, layers=layers)
-    resid = found[0].resid
-    assert resid is not None
-    return reading.sources(layers[0], resid)
+    ((capture, reader),) = read_prompts(session, [tokens.flatten()], needs={"resid"}, layers=layers)
+    return reader.of_capture(capture)
+
+
+def read_prompts(
+    session: Session,
+    rows: Iterable[Int[Tensor, " _"]],
+    by: By = "head",
+    needs: Iterable[str] = ("resid", "inputs"),
+    **where: Any,
+) -> Iterator[tuple[LayerCapture, "SourceReader"]]:
+    """Yield every chosen layer of every prompt, with a reader of what earlier layers wrote in that pass.
+
+    Args:
+        by: whether a source is a head, or all heads of a layer.
+        needs: of `run_capture`; without "resid" nothing can be read.
+        where: layers or heads.
+    """
+    last = max(select_heads(session.model, **where)) if "resid" in needs else 0
+    for number, row in enumerate(rows):
+        reader, captures = SourceReader(session, last, by), list[LayerCapture]()
+        with watching(session.model, {name: partial(reader.keep, name) for name in reader.points()}):
+            run_capture(session, row[None], captures.append, needs, **where)
+        while captures:  # let go one by one
+            captures[0].prompt = number
+            yield captures.pop(0), reader
 
 
 @dataclass
@@ -100,74 +120,64 @@ class SourceReader:
             names += [f"blocks.{layer}.{one}" for one in ("attn.hook_z", "hook_attn_out", "hook_mlp_out")]
         return [name for name in names if name in known]
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """While the block runs, forward passes are read; the last one is kept."""
-        receivers: dict[str, Callable[[Tensor], None]] = {name: partial(self.keep, name) for name in self.points()}
-        with watching(self.session.model, receivers):
-            yield
-
-    def keep(self, name: str, value: Tensor) -> None:
+    def keep(self, name: str, value: Tensor, hook: Any = None) -> None:
+        """Keep what a hook point carries, of the last pass."""
         self.seen[name] = value.detach()
         self.written.clear()
+
+    def of_capture(self, capture: LayerCapture) -> ResidualSources:
+        """Return the sources before the layer of a capture with its residual stream, of one prompt."""
+        assert capture.resid is not None
+        return self.sources(capture.layer, capture.resid.to(capture.device))  # layers may be spread over devices
 
     def sources(self, layer: int, residual: Float[Tensor, "pos d_model"], row: int = 0) -> ResidualSources:
         """Return the sources before a layer whose residual stream this is, of one prompt of the batch; call it when
         the pass has come so far."""
+        named, residual = dict[str, Tensor](), double(residual)
         with torch.no_grad(), without_hooks(self.session.model):  # norms are called, which have hooks
-            named = dict(self.before_layer(-1, row, residual))
-            for index in range(layer):
-                named |= self.before_layer(index, row, residual)
-        residual = double(residual)  # layers may be spread over devices
+            for index in range(-1, layer):
+                if (index, row) not in self.written:
+                    found = self._attention(index, row) | self._mlp(index, row) if index >= 0 else self._embeddings(row)
+                    self.written[index, row] = {name: value for name, value in found.items() if bool(value.any())}
+                named |= self.written[index, row]
         values = torch.stack([value.to(residual.device) for value in named.values()])
-        low, high = values.aminmax()
-        off, reach = float((values.sum(0) - residual).abs().max()), float(torch.maximum(-low, high))
-        if not off <= tolerance(self.session.dtype) * reach:
+        off, ends = float((values.sum(0) - residual).abs().max()), values.aminmax()
+        if not off <= tolerance(self.session.dtype) * max(-float(ends.min), float(ends.max)):
             raise UnsupportedModelError(
                 f"layer {layer}: what earlier layers wrote does not add up to its residual stream: off by {off:.2g} "
                 f"where it reaches {float(residual.abs().max()):.2g} (blocks that scale what they add?); {REMEDY}"
             )
         return ResidualSources(tuple(named), values, residual)
 
-    def before_layer(self, layer: int, row: int, residual: Float[Tensor, "pos d_model"]) -> dict[str, Tensor]:
-        """Return what one layer wrote, or what enters the first one, layer -1; made once a pass."""
-        if (layer, row) not in self.written:
-            found = self.embeddings(row, residual) if layer < 0 else self.attention(layer, row) | self.mlp(layer, row)
-            self.written[layer, row] = {name: value for name, value in found.items() if bool(value.any())}
-        return self.written[layer, row]
-
-    def read(self, name: str, row: int) -> Tensor:
+    def _read(self, name: str, row: int) -> Tensor:
         if name not in self.seen:
             raise UnsupportedModelError(f"{name} does not fire, so what it carries cannot be a source; {REMEDY}")
         value = self.seen[name]
         return double(value[min(row, len(value) - 1)])
 
-    def embeddings(self, row: int, residual: Float[Tensor, "pos d_model"]) -> dict[str, Tensor]:
+    def _embeddings(self, row: int) -> dict[str, Tensor]:
         """Return what enters layer 0: learned positions, and all else as the embedding."""
-        entering = self.read("blocks.0.hook_resid_pre", row).to(residual.device)
+        entering = self._read("blocks.0.hook_resid_pre", row)
         if "hook_pos_embed" not in self.seen:
             return {"embed": entering}
         positions = double(self.seen["hook_pos_embed"]).to(entering).reshape(-1, *entering.shape)
         positions = positions[min(row, len(positions) - 1)]
         return {"embed": entering - positions, "pos_embed": positions}
 
-    def attention(self, layer: int, row: int) -> dict[str, Tensor]:
+    def _attention(self, layer: int, row: int) -> dict[str, Tensor]:
         """Return what each head of a layer wrote, or all of them together, and the bias."""
         attn, block = self.session.attention(layer), self.session.backend.model.blocks[layer]
-        bias, out = getattr(attn, "b_O", None), self.read(f"blocks.{layer}.hook_attn_out", row)
-        bias = None if bias is None else double(bias.detach()).expand_as(out)
+        bias, out = getattr(attn, "b_O", None), self._read(f"blocks.{layer}.hook_attn_out", row)
+        bias = {} if bias is None else {f"L{layer} attention bias": double(bias.detach()).expand_as(out)}
         if self.by == "layer" and not hasattr(block, "ln1_post"):
-            own = {} if bias is None else {f"L{layer} attention bias": bias}
-            return {f"L{layer} attention": out if bias is None else out - bias, **own}
-        z, weight = self.read(f"blocks.{layer}.attn.hook_z", row), double(attn.W_O.detach())
+            return {f"L{layer} attention": out - sum(bias.values()), **bias}
+        z, weight = self._read(f"blocks.{layer}.attn.hook_z", row), double(attn.W_O.detach())
         z = z if z.ndim == 3 else z.unflatten(-1, (len(weight), -1))
         if self.by == "head":
             values = torch.einsum("phd,hdm->hpm", z, weight)
-            named = {head_name(layer, head): one for head, one in enumerate(values)}
+            named = {head_name(layer, head): one for head, one in enumerate(values)} | bias
         else:
-            named = {f"L{layer} attention": torch.einsum("phd,hdm->pm", z, weight)}
-        if bias is not None:
-            named[f"L{layer} attention bias"] = bias
+            named = {f"L{layer} attention": torch.einsum("phd,hdm->pm", z, weight)} | bias
         before = torch.stack(list(named.values())).sum(0)
         if near(before, out, self.session.dtype):
             return named
@@ -180,12 +190,12 @@ class SourceReader:
         named = {name: norm.linear(value) for name, value in named.items()}
         return {**named, f"L{layer} attention norm bias": norm.beta.expand_as(out)}
 
-    def mlp(self, layer: int, row: int) -> dict[str, Tensor]:
+    def _mlp(self, layer: int, row: int) -> dict[str, Tensor]:
         """Return what the MLP of a layer wrote, its bias apart unless a norm stands behind it; nothing without one."""
         block = self.session.backend.model.blocks[layer]
         if not hasattr(block, "mlp"):
             return {}
-        out = self.read(f"blocks.{layer}.hook_mlp_out", row)
+        out = self._read(f"blocks.{layer}.hook_mlp_out", row)
         bias = getattr(block.mlp, "b_out", None)
         if not isinstance(bias, Tensor) or bias.shape != out.shape[-1:] or hasattr(block, "ln2_post"):
             return {f"L{layer} MLP": out}
@@ -193,20 +203,15 @@ class SourceReader:
         return {f"L{layer} MLP": out - bias, f"L{layer} MLP bias": bias}
 
 
-def place_of_source(name: str) -> tuple[int, int]:
-    """Return where a source stands among others: embeddings, then layer by layer, then biases of queries and keys.
-
-    Example:
-        >>> sorted(["b_K", "L10 MLP", "L2H0", "embed"], key=place_of_source)
-        ['embed', 'L2H0', 'L10 MLP', 'b_K']
-    """
-    layer = re.match(r"L(\d+)", name)
-    return (1, int(layer[1])) if layer else (0 if "embed" in name else 2, 0)
-
-
 def near(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
     """Tell whether two streams are equal but for rounding in the model's dtype."""
     return bool((double(x) - double(y)).abs().max() <= tolerance(dtype) * double(y).abs().max())
+
+
+def called(module: torch.nn.Module, session: Session, x: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
+    """Return what a module of the model makes of rows, in the model's dtype and on the module's device."""
+    device = next((one.device for one in module.parameters()), x.device)
+    return module(x[None].to(device, session.dtype))[0].to(x.device)
 
 
 def _norm_between(session: Session, layer: int, x: Tensor, y: Tensor) -> FrozenNorm | None:
@@ -219,19 +224,6 @@ def _norm_between(session: Session, layer: int, x: Tensor, y: Tensor) -> FrozenN
     return None
 
 
-def called(module: torch.nn.Module, session: Session, x: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
-    """Return what a module of the model makes of rows, in the model's dtype and on the module's device."""
-    device = next((one.device for one in module.parameters()), x.device)
-    return module(x[None].to(device, session.dtype))[0].to(x.device)
-
-
-# Queries and keys
-
-
-Side = Literal["query", "key"]
-ROUNDING = "rounding"  # what half precision takes away, as a source
-
-
 def frozen_layer(session: Session, capture: LayerCapture, side: Side) -> FrozenMap:
     """Return the map from the residual stream to the queries, or keys, of all heads of the layer.
 
@@ -241,85 +233,94 @@ def frozen_layer(session: Session, capture: LayerCapture, side: Side) -> FrozenM
     Raises:
         UnsupportedModelError: the attention's input is no norm of the residual stream, or queries and keys are clipped.
     """
-    resid, inputs, projections = capture.resid, capture.inputs, capture.projections
-    assert resid is not None
+    inputs, projections, dtype = capture.inputs, capture.projections, session.dtype
+    assert capture.resid is not None
     assert inputs is not None
     assert projections is not None
-    part = side[0]
-    weight, bias = (projections.w_q, projections.b_q) if part == "q" else (projections.w_k, projections.b_k)
+    resid, untraced = capture.resid.to(inputs.device), "be traced to what earlier layers wrote"
+    weight, bias = (projections.w_q, projections.b_q) if side == "q" else (projections.w_k, projections.b_k)
+    finish = partial(projections.finish, side)
     with torch.no_grad(), without_hooks(session.model):
-        norm = _attention_norm(session, capture.layer, resid.to(inputs.device), inputs)
+        if near(resid, inputs, dtype):  # there is none
+            ones = torch.ones_like(double(resid))
+            norm = FrozenNorm(ones[0], 0 * ones[0], False, ones[:, 0], 0.0)
+        else:
+            norm = _norm_between(session, capture.layer, resid, inputs)
         raw = inputs.to(weight.dtype) @ weight + (0 if bias is None else bias[:, None])
-        behind = _norm_behind(partial(projections.finish, part), raw, session.dtype, capture.layer)
-    if part == "k":
-        weight, bias = projections.per_query_head(weight), None if bias is None else projections.per_query_head(bias)
-        if behind is not None:
-            per_head = (projections.per_query_head(x) for x in (behind.gamma, behind.beta, behind.factor))
-            gamma, beta, factor = per_head
-            behind = FrozenNorm(gamma, beta, behind.centred, factor, behind.error)
-    return frozen_map(norm, weight, bias, behind, ("ln bias", f"b_{part.upper()}", f"{part}_norm bias"))
-
-
-def _attention_norm(
-    session: Session, layer: int, resid: Float[Tensor, "pos d_model"], inputs: Float[Tensor, "pos d_model"]
-) -> FrozenNorm:
-    """Return the norm before attention, frozen; the identity where there is none."""
-    if near(resid, inputs, session.dtype):
-        ones = torch.ones_like(double(resid))
-        return FrozenNorm(ones[0], 0 * ones[0], False, ones[:, 0], 0.0)
-    norm = _norm_between(session, layer, resid, inputs)
+        found = finish(raw)
+        behind = None if near(raw, found, dtype) else freeze(finish, raw, found)
     if norm is None:
         raise UnsupportedModelError(
-            f"layer {layer}: no norm of the block makes its attention's input of the residual stream, so queries and "
-            "keys cannot be traced to what earlier layers wrote"
+            f"layer {capture.layer}: no norm of the block makes its attention's input of the residual stream, so "
+            f"queries and keys cannot {untraced}"
         )
-    return norm
-
-
-def _norm_behind(
-    finish: partial, raw: Float[Tensor, "some_head pos d_head"], dtype: torch.dtype, layer: int
-) -> FrozenNorm | None:
-    """Return the norm of queries or keys, frozen; None where there is none."""
-    found = finish(raw)
-    if near(raw, found, dtype):
-        return None
-    norm = freeze(finish, raw, found)
-    if norm.error > tolerance(dtype):
+    if behind is not None and behind.error > tolerance(dtype):
         raise UnsupportedModelError(
-            f"layer {layer}: what follows the projection to queries and keys is no norm (clipping?), so they cannot be "
-            "traced to what earlier layers wrote"
+            f"layer {capture.layer}: what follows the projection to queries and keys is no norm (clipping?), so they "
+            f"cannot {untraced}"
         )
-    return norm
+    if side == "k":
+        of_each = projections.per_query_head
+        weight, bias = of_each(weight), None if bias is None else of_each(bias)
+        if behind is not None:
+            gamma, beta, factor = map(of_each, (behind.gamma, behind.beta, behind.factor))
+            behind = FrozenNorm(gamma, beta, behind.centred, factor, behind.error)
+    return frozen_map(norm, weight, bias, behind, ("ln bias", f"b_{side.upper()}", f"{side}_norm bias"))
 
 
-def source_vectors(
-    frozen: FrozenMap,
-    names: tuple[str, ...],
-    sources: Float[Tensor, "source pos d_model"],
-    whole: Float[Tensor, "pos d_head"],
-    dtype: torch.dtype,
-) -> tuple[tuple[str, ...], Float[Tensor, "all_source pos d_head"]]:
-    """Return what each source adds to the queries or keys of one head, with names.
+@dataclass(frozen=True)
+class SourceVectors:
+    """x_t = sum_s x_{s,t}: queries or keys of the heads of a capture as sums of what each source gives them, float64.
 
-    Args:
-        frozen: the map of one head.
-        whole: the vectors that the pass had. In half precision what the sources leave of them is a source too.
-
-    Raises:
-        UnsupportedModelError: the vectors do not add up to `whole`.
+    Attributes:
+        whole: the vectors that the pass had.
+        written: the sources of the residual stream.
+        frozen: makes queries or keys of them.
+        names: of the sources, biases included; last what half precision took away, where the model's is that coarse.
     """
-    vectors, names = frozen.vectors(sources)[:, 0], frozen.names(names)
-    rest = double(whole) - vectors.sum(0)
-    require_small(rest, whole, dtype)
-    if dtype.itemsize < torch.float32.itemsize:
-        return (*names, ROUNDING), torch.cat([vectors, rest[None]])
-    return names, vectors
 
+    whole: Float[Tensor, "head pos d_head"]
+    written: ResidualSources
+    frozen: FrozenMap
+    names: tuple[str, ...]
 
-def require_small(rest: Tensor, whole: Tensor, dtype: torch.dtype) -> None:
-    """Refuse sources that leave more of queries or keys than rounding does."""
-    off, reach = float(rest.abs().max()), float(whole.abs().max())
-    if not off <= tolerance(dtype) * reach:
-        raise UnsupportedModelError(
-            f"what the sources write does not add up to queries or keys: off by {off:.2g} where they reach {reach:.2g}"
-        )
+    @classmethod
+    def of_capture(
+        cls, session: Session, capture: LayerCapture, written: ResidualSources, side: Side
+    ) -> "SourceVectors":
+        """Return one side of a capture with its resid, inputs and projections.
+
+        Raises:
+            UnsupportedModelError: what the sources give does not add up to the queries or keys.
+        """
+        whole, dtype = double((capture.q if side == "q" else capture.k).detach()), session.dtype
+        frozen = frozen_layer(session, capture, side).of_heads(capture.heads)
+        off = float((frozen.vectors(written.residual[None]).sum(0) - whole).abs().max())
+        reach = float(whole.abs().max())
+        if not off <= tolerance(dtype) * reach:
+            raise UnsupportedModelError(
+                "what the sources write does not add up to queries or keys: "
+                f"off by {off:.2g} where they reach {reach:.2g}"
+            )
+        names = (*written.names, *frozen.constants)
+        return cls(whole, written, frozen, (*names, ROUNDING) if dtype.itemsize < torch.float32.itemsize else names)
+
+    def vectors(self) -> Float[Tensor, "source head pos d_head"]:
+        """Return what each source gives to every vector."""
+        return self._with_rounding(self.frozen.vectors(self.written.values), self.whole)
+
+    def sums(self, tokens: slice = REST) -> SourceSums:
+        """Return the sums over tokens of what each source gives."""
+        whole = self.whole[:, tokens]
+        n = whole.shape[1]
+        values = n * self.frozen.mean_vectors(self.written.values, tokens)
+        return SourceSums(n, self.names, self._with_rounding(values, whole.sum(1)))
+
+    def products(self, weights: Float[Tensor, "head pos d_head"], tokens: slice = REST) -> SourceSums:
+        """Return the sums over tokens of the products of what each source gives with weights."""
+        whole = (self.whole * weights)[:, tokens]
+        values = self.frozen.products(self.written.values, weights, tokens)
+        return SourceSums(whole.shape[1], self.names, self._with_rounding(values, whole.sum((1, 2))))
+
+    def _with_rounding(self, values: Float[Tensor, "source *rest"], whole: Float[Tensor, "*rest"]) -> Tensor:
+        return torch.cat([values, (whole - values.sum(0))[None]]) if ROUNDING in self.names else values

@@ -1,6 +1,6 @@
 """Sums of <q_i, k_j> over a causal band, by distance, by query and by key, without the [query, key] matrix."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -33,8 +33,26 @@ def sums_over_band(q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head p
         >>> [x.tolist() for x in sums_over_band(q, k, width=3)]
         [[[3.0, 2.0, 1.0]], [[1.0, 2.0, 3.0]], [[3.0, 2.0, 1.0]], [6.0]]
     """
-    short = q.shape[1] <= SHORT + 3 * q.shape[2]
-    return (_short_sums if short else _long_sums)(q, k, width)
+    heads, n, _ = q.shape
+    if n <= SHORT + 3 * q.shape[2]:
+        scores = (q @ k.mT).tril_().triu_(1 - width)
+        distance, query, key = sums_along_diagonals(scores), scores.sum(-1), scores.sum(-2)
+        return double(distance), double(query), double(key), double(scores.square_().sum((-2, -1)))
+
+    query, key, squares = _sums_over_triangle(q, k)
+    if width < n:
+        query_beyond, key_beyond, squares_beyond = _sums_over_triangle(q[:, width:], k[:, : n - width])
+        query[:, width:] -= query_beyond
+        key[:, : n - width] -= key_beyond
+        squares = squares - squares_beyond
+    length = fft_length(n + width - 1)
+    spectrum = torch.zeros(heads, length // 2 + 1, dtype=COMPLEX_DOUBLE, device=q.device)
+    group = max(1, elements_at_once(q.device, WORKING_SET) // (heads * length))
+    for q_part, k_part in zip(q.mT.split(group, 1), k.mT.split(group, 1), strict=True):  # a few coordinates at a time
+        spectrum += torch.linalg.vecdot(torch.fft.rfft(k_part, length), torch.fft.rfft(q_part, length), dim=1)
+    distance = torch.fft.irfft(spectrum)[:, :n]
+    distance[:, width:] = 0
+    return distance, query, key, squares
 
 
 def weighted_sums_over_band(
@@ -47,35 +65,22 @@ def weighted_sums_over_band(
     """
     *near, far = weights
     distance, query, key, squares = (far * x for x in sums_over_band(q, k, width))
-    if not near:
-        return distance, query, key, squares
-    more = _near_sums(q, k, torch.tensor(near, dtype=DOUBLE, device=q.device) - far)
-    return distance + more[0], query + more[1], key + more[2], squares + more[3]
-
-
-def sums_along_diagonals(block: Float[Tensor, "head row key"]) -> Float[Tensor, "head distance"]:
-    """Return the sum of a block of scores over the pairs at each distance d = 0 .. n_keys - 1.
-
-    The block's last row and last key belong to the same token. Reading the padded block with a stride of one row and
-    one entry shifts each row by one against the row before, so that equal distances fall into one column.
-
-    Example:
-        >>> sums_along_diagonals(torch.tensor([[[1.0, 0.0], [2.0, 4.0]]])).tolist()
-        [[5.0, 2.0]]
-    """
-    heads, rows, keys = block.shape
-    wide = pad(block, (rows - 1, 0))
-    return wide.as_strided((heads, rows, keys), (wide.stride(0), wide.stride(1) + 1, 1)).sum(1).flip(-1)
-
-
-def along_diagonals(values: Float[Tensor, "head distance"], rows: int) -> Float[Tensor, "head row key"]:
-    """Return the last rows of the Toeplitz matrix with values_d at distance d; entries with j > i are meaningless.
-
-    Example:
-        >>> along_diagonals(torch.tensor([[5.0, 2.0, 1.0]]), rows=2).tril(1).tolist()
-        [[[2.0, 5.0, 0.0], [1.0, 2.0, 5.0]]]
-    """
-    return pad(values.flip(-1), (0, rows - 1)).unfold(-1, values.shape[-1], 1).flip(1)
+    (heads, n, _), reach = q.shape, min(len(near), q.shape[1])
+    own, index = torch.tensor(near, dtype=DOUBLE, device=q.device) - far, torch.arange(n, device=q.device)
+    step = max(CHUNK, min(reach, elements_at_once(q.device, WORKING_SET) // (heads * max(reach, 1))))
+    for start in range(0, n, step) if near else ():
+        rows = slice(start, min(start + step, n))
+        keys = slice(max(0, start - reach + 1), rows.stop)
+        apart = index[rows, None] - index[keys]
+        counted = torch.where((apart >= 0) & (apart < reach), own[apart.clamp(0, reach - 1)], 0)
+        scores = double(q[:, rows] @ k[:, keys].mT)
+        weighted = counted * scores
+        along = sums_along_diagonals(weighted)[:, :reach]
+        distance[:, : along.shape[1]] += along
+        query[:, rows] += weighted.sum(-1)
+        key[:, keys] += weighted.sum(-2)
+        squares += weighted.mul_(scores).sum((-2, -1))
+    return distance, query, key, squares
 
 
 def products_over_band(
@@ -99,64 +104,19 @@ def products_over_band(
     return found
 
 
-def _short_sums(q: Tensor, k: Tensor, width: int) -> Sums:
-    """Return the sums of `sums_over_band` from the whole score matrix, which is fastest for short texts."""
-    scores = (q @ k.mT).tril_().triu_(1 - width)
-    distance, query, key = sums_along_diagonals(scores), scores.sum(-1), scores.sum(-2)
-    return double(distance), double(query), double(key), double(scores.square_().sum((-2, -1)))
-
-
-def _near_sums(q: Tensor, k: Tensor, weights: Float[Tensor, " near"]) -> Sums:
-    """Return the weighted sums over distances < len(weights), from blocks of scores."""
-    (heads, n, _), reach = q.shape, min(len(weights), q.shape[1])
-    distance, query, key = torch.zeros(3, heads, n, dtype=DOUBLE, device=q.device)
-    squares, index = distance.new_zeros(heads), torch.arange(n, device=q.device)
-    step = max(CHUNK, min(reach, elements_at_once(q.device, WORKING_SET) // (heads * reach)))
-    for start in range(0, n, step):
-        rows = slice(start, min(start + step, n))
-        keys = slice(max(0, start - reach + 1), rows.stop)
-        apart = index[rows, None] - index[keys]
-        counted = torch.where((apart >= 0) & (apart < reach), weights[apart.clamp(0, reach - 1)], 0)
-        scores = double(q[:, rows] @ k[:, keys].mT)
-        weighted = counted * scores
-        along = sums_along_diagonals(weighted)[:, :reach]
-        distance[:, : along.shape[1]] += along
-        query[:, rows] = weighted.sum(-1)
-        key[:, keys] += weighted.sum(-2)
-        squares += weighted.mul_(scores).sum((-2, -1))
-    return distance, query, key, squares
-
-
-def _long_sums(q: Tensor, k: Tensor, width: int) -> Sums:
-    """Return the sums of `sums_over_band` without the score matrix: a triangle less the triangle beyond the window."""
-    query, key, squares = _sums_over_triangle(q, k)
-    n = q.shape[1]
-    if width < n:
-        query_beyond, key_beyond, squares_beyond = _sums_over_triangle(q[:, width:], k[:, : n - width])
-        query[:, width:] -= query_beyond
-        key[:, : n - width] -= key_beyond
-        squares = squares - squares_beyond
-    return _distance_sums(q, k, width), query, key, squares
-
-
 def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return sums by query, by key and of squares over j <= i: from the scores inside a chunk of tokens, from sums and
     second moments between chunks."""
     heads, n, _ = q.shape
     q, k = _in_chunks(q, CHUNK), _in_chunks(k, CHUNK)
     inside = (q @ k.mT).tril_()
-    keys_before = _exclusive_cumsum(k.sum(2)).to(k.dtype)
-    queries_after = _exclusive_cumsum(q.sum(2).flip(1)).flip(1).to(q.dtype)
+    sums = torch.stack([k.sum(2), q.sum(2).flip(1)])  # of the chunks before, and behind
+    keys_before, queries_after = pad(sums[:, :, :-1].cumsum(2, dtype=DOUBLE), (0, 0, 1, 0)).to(k.dtype)
     query = inside.sum(-1) + (q @ keys_before[..., None]).squeeze(-1)
-    key = inside.sum(-2) + (k @ queries_after[..., None]).squeeze(-1)
+    key = inside.sum(-2) + (k @ queries_after.flip(1)[..., None]).squeeze(-1)
     squares = inside.square_().sum((-2, -1)).sum(-1, dtype=DOUBLE)
     squares += _products_between_chunks({0: q}, {0: k}, [(0, 0)], [(0, 0)])[0]
     return double(query.reshape(heads, -1)[:, :n]), double(key.reshape(heads, -1)[:, :n]), squares
-
-
-def _exclusive_cumsum(x: Float[Tensor, "head chunk d_head"]) -> Float[Tensor, "head chunk d_head"]:
-    """Return the sum over all earlier chunks, in float64."""
-    return pad(x[:, :-1].cumsum(1, dtype=DOUBLE), (0, 0, 1, 0))
 
 
 def _in_chunks(x: Float[Tensor, "... pos d_head"], chunk: int) -> Float[Tensor, "... n_chunks chunk d_head"]:
@@ -196,7 +156,11 @@ def _products_between_chunks(
     q_pairs, k_pairs = ([(first[side], second[side]) for first, second in pairs] for side in (0, 1))
     found = [torch.zeros((), dtype=DOUBLE, device=next(iter(queries.values())).device)] * len(which)
     before: dict[tuple[int, int], Tensor | float] = dict.fromkeys(k_pairs, 0.0)
-    for q_slab, k_slab in zip(_slabs(queries), _slabs(keys), strict=True):
+    q_slabs, k_slabs = (
+        [dict(zip(side, part, strict=True)) for part in zip(*(x.split(SLAB, -3) for x in side.values()), strict=True)]
+        for side in (queries, keys)
+    )
+    for q_slab, k_slab in zip(q_slabs, k_slabs, strict=True):
         q_moments, k_moments = (
             {(a, b): (slab[a].mT @ slab[b]).flatten(-2) for a, b in dict.fromkeys(of)}
             for slab, of in ((q_slab, q_pairs), (k_slab, k_pairs))
@@ -209,22 +173,29 @@ def _products_between_chunks(
     return found
 
 
-def _slabs(chunks: Mapping[int, Tensor]) -> Iterator[dict[int, Tensor]]:
-    parts = zip(*(x.split(SLAB, -3) for x in chunks.values()), strict=True)
-    return (dict(zip(chunks, part, strict=True)) for part in parts)
+def sums_along_diagonals(block: Float[Tensor, "head row key"]) -> Float[Tensor, "head distance"]:
+    """Return the sum of a block of scores over the pairs at each distance d = 0 .. n_keys - 1.
+
+    The block's last row and last key belong to the same token. Reading the padded block with a stride of one row and
+    one entry shifts each row by one against the row before, so that equal distances fall into one column.
+
+    Example:
+        >>> sums_along_diagonals(torch.tensor([[[1.0, 0.0], [2.0, 4.0]]])).tolist()
+        [[5.0, 2.0]]
+    """
+    heads, rows, keys = block.shape
+    wide = pad(block, (rows - 1, 0))
+    return wide.as_strided((heads, rows, keys), (wide.stride(0), wide.stride(1) + 1, 1)).sum(1).flip(-1)
 
 
-def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
-    """sum_i <q_i, k_{i-d}> for d < width, and 0 for larger d, by FFT, a few coordinates at a time."""
-    heads, n, _ = q.shape
-    length = fft_length(n + width - 1)
-    spectrum = torch.zeros(heads, length // 2 + 1, dtype=COMPLEX_DOUBLE, device=q.device)
-    group = max(1, elements_at_once(q.device, WORKING_SET) // (heads * length))
-    for q_part, k_part in zip(q.mT.split(group, 1), k.mT.split(group, 1), strict=True):
-        spectrum += torch.linalg.vecdot(torch.fft.rfft(k_part, length), torch.fft.rfft(q_part, length), dim=1)
-    sums = torch.fft.irfft(spectrum)[:, :n]
-    sums[:, width:] = 0
-    return sums
+def along_diagonals(values: Float[Tensor, "head distance"], rows: int) -> Float[Tensor, "head row key"]:
+    """Return the last rows of the Toeplitz matrix with values_d at distance d; entries with j > i are meaningless.
+
+    Example:
+        >>> along_diagonals(torch.tensor([[5.0, 2.0, 1.0]]), rows=2).tril(1).tolist()
+        [[[2.0, 5.0, 0.0], [1.0, 2.0, 5.0]]]
+    """
+    return pad(values.flip(-1), (0, rows - 1)).unfold(-1, values.shape[-1], 1).flip(1)
 
 
 def fft_length(at_least: int) -> int:

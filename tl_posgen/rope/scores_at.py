@@ -37,11 +37,10 @@ def scores_frozen_beyond(
     limit: int | float,
 ) -> Float[Tensor, "head query key"]:
     """score_ij at distance min(i - j, limit) (LM-Infinite's rule), from two matrix products."""
-    _refuse_negative_number(limit)
-    rows, position = _positions(q, k)
-    true = scores_at_positions(q, k, rope, scale, rows, position)
-    near = rows[:, None] - position <= limit
-    return torch.where(near, true, _scores_at_constant(q, k, rope, scale, limit))
+    far, keys = scores_at(q, k, rope, scale, limit), torch.arange(k.shape[1], device=k.device)
+    queries = keys[-q.shape[1] :]
+    true = scores_at_positions(q, k, rope, scale, queries, keys)
+    return torch.where(queries[:, None] - keys <= limit, true, far)
 
 
 def scores_at(
@@ -68,14 +67,17 @@ def scores_at(
     Raises:
         InputError: a distance is negative at some j <= i, or a matrix does not have the shape [query, key].
     """
+    keys = torch.arange(k.shape[1], device=k.device)
+    queries = keys[-q.shape[1] :]
     if not isinstance(distance, Tensor) and not callable(distance):
-        _refuse_negative_number(distance)
-        return _scores_at_constant(q, k, rope, scale, distance)
-    rows, position = _positions(q, k)
-    n, before = len(rows), len(position) - len(rows)
-    matrix = distance if isinstance(distance, Tensor) else distance((rows[:, None] - position).clamp(min=0))
-    if tuple(matrix.shape) != (n, before + n):
-        wanted = f"{n} queries and {before + n} keys; give [{n}, {before + n}]"
+        if not distance >= 0:
+            raise InputError(f"distance {distance}: distances must be 0 or more")
+        every = torch.full((len(queries),), float(distance), dtype=DOUBLE, device=q.device)
+        return scale * rotate(q, every, rope) @ unturned(k, rope).mT
+    own = queries[:, None] - keys
+    matrix, before = distance if isinstance(distance, Tensor) else distance(own.clamp(min=0)), len(keys) - len(queries)
+    if matrix.shape != own.shape:
+        wanted = f"{len(queries)} queries and {len(keys)} keys; give {list(own.shape)}"
         raise InputError(f"distance of shape {tuple(matrix.shape)} for {wanted}")
     matrix = matrix.to(q.device).tril(before)
     if len(wrong := (~(matrix >= 0)).nonzero()):
@@ -83,30 +85,15 @@ def scores_at(
         raise InputError(
             f"distance {matrix[query, key].item()} at query {query}, key {key}: distances must be 0 or more"
         )
-    offset = (matrix - (rows[:, None] - position)).tril(before)
-    offsets = offset.unique()
-    if len(offsets) <= len(rope.inv_freq):
-        return _scores_at_offsets(q, k, rope, scale, offset, offsets.tolist())
-    blocks = [slice(start, start + QUERY_BLOCK) for start in range(0, n, QUERY_BLOCK)]
-    return torch.cat([_scores_at_matrix(q[:, at], k, rope, scale, matrix[at]) for at in blocks], dim=1)
-
-
-def _positions(q: Tensor, k: Tensor) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
-    """Return the positions of the queries and of the keys."""
-    position = torch.arange(k.shape[1], device=k.device)
-    return position[-q.shape[1] :], position
-
-
-def _scores_at_constant(q: Tensor, k: Tensor, rope: Rope, scale: float, distance: int | float) -> Tensor:
-    every = torch.full((q.shape[1],), float(distance), dtype=DOUBLE, device=q.device)
-    return scale * rotate(q, every, rope) @ unturned(k, rope).mT
-
-
-def _scores_at_offsets(q: Tensor, k: Tensor, rope: Rope, scale: float, offset: Tensor, offsets: list) -> Tensor:
-    rows, position = _positions(q, k)
-    total = scores_at_positions(q, k, rope, scale, rows + offsets[0], position)
-    for value in offsets[1:]:
-        total = torch.where(offset == value, scores_at_positions(q, k, rope, scale, rows + value, position), total)
+    offset = (matrix - own).tril(before)
+    first, *others = offset.unique().tolist()
+    if len(others) >= len(rope.inv_freq):
+        blocks = [slice(start, start + QUERY_BLOCK) for start in range(0, len(queries), QUERY_BLOCK)]
+        return torch.cat([_scores_at_matrix(q[:, at], k, rope, scale, matrix[at]) for at in blocks], dim=1)
+    total = scores_at_positions(q, k, rope, scale, queries + first, keys)
+    for value in others:
+        moved = scores_at_positions(q, k, rope, scale, queries + value, keys)
+        total = torch.where(offset == value, moved, total)
     return total
 
 
@@ -128,8 +115,3 @@ def _scores_at_matrix(q: Tensor, k: Tensor, rope: Rope, scale: float, distance: 
 def unturned(k: Tensor, rope: Rope) -> Tensor:
     """R_0 k: no rotation at position zero, but YaRN's factor on rotated keys applies."""
     return rotate(k, torch.zeros(k.shape[-2], device=k.device), rope)
-
-
-def _refuse_negative_number(distance: int | float) -> None:
-    if not distance >= 0:
-        raise InputError(f"distance {distance}: distances must be 0 or more")

@@ -1,6 +1,5 @@
 """Cheap rules that a head's attention obeys: how much of it they recall, what they cost, and hooks that impose them."""
 
-from tl_posgen.rules.hooks import apply_rules
-from tl_posgen.rules.rules import Rules
+from tl_posgen.rules.rules import Rules, apply_rules
 
 __all__ = ["Rules", "apply_rules"]

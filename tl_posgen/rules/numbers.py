@@ -11,15 +11,12 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import double
 from tl_posgen.rope.planes import mean_curves, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
 from tl_posgen.rope.splits import split_scores
 
 Rule = Literal["window", "sinks", "slashes", "vertical", "slashes_and_vertical", "mean_query", "position_and_content"]
-Weights = Literal["near", "causal", "uniform"]
 RULES: tuple[Rule, ...] = get_args(Rule)  # the cheapest first
-PREDICTING: tuple[Rule, ...] = RULES[2:]  # whose number stands for a score
 N_SINKS = 4
 _STEP = 2.0**-10  # logits: equal keys, such as a token's in the first layer, are equal whatever rounding makes of them
 
@@ -30,20 +27,18 @@ class Means:
 
     Attributes:
         q, k: qbar and kbar, the mean query and the mean key before RoPE; a mean key for each query head.
-        n_distances: ubar, the mean factor by which a plane turns, is over the distances 0 .. n_distances - 1.
-        weights: of a distance in this mean: "near" 1 / (d + 1), "causal" n_distances - d, "uniform" 1.
+        n_distances: ubar, the mean factor by which a plane turns, is over the distances 0 .. n_distances - 1, weighted
+            by 1 / (d + 1), as attention mostly is near.
     """
 
     q: Float[Tensor, "head d_head"]
     k: Float[Tensor, "head d_head"]
     n_distances: int
-    weights: Weights = "near"
 
     def turn(self, rope: Rope) -> Complex[Tensor, " plane_and_rest"]:
-        """ubar_m = sum_d w(d) u_m(d) / sum_d w(d)."""
+        """ubar_m = sum_d w(d) u_m(d) / sum_d w(d), w(d) = 1 / (d + 1)."""
         d = torch.arange(self.n_distances)
-        weights = {"near": 1 / (d + 1), "causal": self.n_distances - d, "uniform": torch.ones(len(d))}[self.weights]
-        turn = turning_factors(d, rope, self.q.shape[-1])
+        weights, turn = 1 / (d.double() + 1), turning_factors(d, rope, self.q.shape[-1])
         return weights.to(turn) @ turn / weights.sum()
 
 
@@ -65,7 +60,7 @@ def rule_scores(
     position_and_content: s Re sum_m q_im conj(kbar_m) u_m(d) + s Re sum_m q_im conj(k_jm - kbar_m) ubar_m.
 
     As shares of the variance of a score these are d, k, d + k, d + k + kd and d + qd + k + qk (and what is the same for
-    all keys of a query). A soft cap changes no ranking and is left out; scores with which R^2 is taken have it.
+    all keys of a query). A soft cap changes no ranking and is left out.
 
     Args:
         q, k: before RoPE.
@@ -188,15 +183,3 @@ def _ordered_keys(
     bits = bits ^ ((bits >> 31) & (2**31 - 1))
     ordered = (bits.long() << 32) | torch.arange(scores.shape[-1], device=scores.device)
     return torch.where(visible, ordered, -(2**63))
-
-
-def squared_correlations(
-    x: Float[Tensor, "head query key"], y: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
-) -> Float[Tensor, "3 head"]:
-    """sum xy, sum xx and sum yy over visible keys, x and y less their mean in each query: R^2 = xy^2 / (xx yy)."""
-    x, y = double(x), double(y)
-    shown = visible.to(x.device)
-    n = shown.sum(-1, keepdim=True).clamp(min=1)
-    x, y = (one - one.masked_fill(~shown, 0).sum(-1, keepdim=True) / n for one in (x, y))
-    x, y = (one.masked_fill(~shown, 0) for one in (x, y))
-    return torch.stack([(x * y).sum((1, 2)), x.square().sum((1, 2)), y.square().sum((1, 2))])

@@ -1,41 +1,33 @@
 """Rules: which cheap rule of attention does a head obey, how much of its attention is recalled, and at what loss?"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, cast
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 import xarray as xr
-from jaxtyping import Float
-from plotly.colors import hex_to_rgb
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, double_device
-from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
+from tl_posgen.core.measure import HEAD, OUT, TOKENS, Variable
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Count, Each
+from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import HookList
+from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
+from tl_posgen.interventions import Interventions
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.report.figures import Panels, model_label, sides
-from tl_posgen.report.head_figures import head_names
-from tl_posgen.rules.hooks import REFERENCES, Calibration, ranks_by, rule_hooks
-from tl_posgen.rules.numbers import (
-    PREDICTING,
-    RULES,
-    Means,
-    Rule,
-    Weights,
-    best_keys,
-    distances_of,
-    squared_correlations,
-)
+from tl_posgen.models.model import Model
+from tl_posgen.models.provenance import fingerprint
+from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
+from tl_posgen.models.session import session_of
+from tl_posgen.report.kinds import bars
+from tl_posgen.rules.numbers import RULES, Means, Rule, best_keys, distances_of, drawn_scores, kept_keys, rule_scores
 
-CELL = ("rule", "budget")
+REFERENCES = ("drawn", "oracle")  # drawn keys, those of most attention
 WORDS = {  # rule -> its name in sentences, tables and figures
     "sinks": "sinks and window",
     "slashes": "slashes a(d)",
@@ -48,36 +40,130 @@ WORDS = {  # rule -> its name in sentences, tables and figures
 }
 SMALLEST = 1e-300  # attention; of none at all, a rule recalls 0
 BLOCK = 256  # queries whose attention is in memory
+Calibration = Mapping[int, tuple[list[int], Means]]  # layer -> its heads and their means
 
 
-def _draw_recall(result: Any) -> go.Figure:
-    """Draw the recall of every head, a column a rule and a panel a budget, beside the random init."""
-    budgets, rules = result.own["budget"].values, result.own["rule"].values[:-1]  # the best keys recall all
-    names = [WORDS.get(str(rule), str(rule)) for rule in rules]
-    panels = Panels([f"{budget} keys" for budget in budgets], columns=1, row_height=300)
-    for side, data, colour in sides(result):
-        fill = f"rgba{(*hex_to_rgb(colour), 0.45)}"
-        for panel, budget in enumerate(budgets):
-            recall = data["recall"].sel(budget=budget, rule=rules, tokens="all").mean("prompt")
-            points = recall.stack(unit=HEAD).transpose("rule", "unit")
-            dots = go.Box(x=np.repeat(names, points.sizes["unit"]), y=points.values.ravel(), name=side, fillcolor=fill)
-            dots.update(text=head_names(points["unit"].values) * len(rules), boxpoints="all", pointpos=0, jitter=0.6)
-            panels.add(panel, dots.update(marker={"color": colour, "size": 4}, line={"width": 0}))
-    panels.axes("", "recall").figure.update_layout(boxmode="group").update_yaxes(range=[0, 1.03])
-    for row, budget in enumerate(budgets, 1):
-        rises = result.own["rise"].sel(budget=budget, rule=rules).mean("prompt").values
-        texts = [f"{name}<br>{rise:+.2f} nats" for name, rise in zip(names, rises, strict=True)]
-        panels.figure.update_xaxes(tickvals=names, ticktext=texts, tickfont_size=10, row=row)
-    subtitle = (
-        "attention in the keys that a rule keeps / attention in as many best keys, on prompts it was not calibrated "
-        "on; a dot a head, the boxes are quartiles; below the names: the rise of the loss with the rule in every head"
-    )
-    return panels.finish(f"Recall of rules · {model_label(result.own)}", subtitle)
+# Hooks
+
+
+def apply_rules(
+    model: Model, result: Any, rule: str, budget: int | None = None, *, layers: Layers = None, heads: Heads = None
+) -> HookList:
+    """score_ij <- -inf unless the rule keeps key j for query i; other scores stay.
+
+    A query that sees no more keys than the budget keeps all; its own key and the first ones are ranked as any other.
+
+    Args:
+        result: of the measure `rules`, also after `tl_posgen.load`, whose calibration rules are made of.
+        rule: one of `tl_posgen.rules.numbers.RULES`, "drawn" for drawn keys, or "oracle" for those of most attention.
+        budget: keys that each head keeps; as many as were measured if left out.
+        layers, heads: of those measured; all of them if left out.
+
+    Returns:
+        Hooks for `model.hooks(fwd_hooks=...)` or `run_with_hooks`, alone or joined to others. They work row by row, so
+        a model also writes on under them with a KV cache, and under `tl_posgen.streaming` memory is linear in the
+        number of tokens. They say what the rule does to the model, and save no time.
+
+    Raises:
+        InputError: no result of `rules`, or one that was calibrated on other weights; a rule that is not known; a head
+            that was not measured.
+        UnsupportedModelError: see `tl_posgen.hooks.replace_scores`.
+
+    Source: ours; for the rules' own see `tl_posgen.rules.numbers.rule_scores`.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> from tl_posgen.rules import Rules
+        >>> model, text = load_model("mini"), "Down, down, down. Would the fall never come to an end?"
+        >>> cut = {"length": 12, "n_prompts": 2, "consecutive": True, "null_seeds": (), "progress": False}
+        >>> hooks = apply_rules(model, Rules(rules=["window"], budget=4)(model, text * 3, **cut), "window")
+        >>> tokens = torch.arange(9)[None]
+        >>> changed = (model.run_with_hooks(tokens, fwd_hooks=hooks) - model(tokens)).abs().amax((0, 2)) > 1e-3
+        >>> changed.tolist()
+        [False, False, False, False, True, True, True, True, True]
+    """
+    if getattr(result, "name", "") != "rules":
+        raise InputError(f"apply_rules: {result!r} is no result of the measure rules")
+    known = [*RULES, *REFERENCES]
+    if rule not in known:
+        raise InputError(f"apply_rules: rule = {rule!r}: choose from {', '.join(known)}")
+    require("budget", budget, Count | None)
+    session = session_of(model)
+    here, there = fingerprint(session), result.provenance.get("weights")
+    if here != there:
+        backends = result.provenance.get("backend"), session.backend.name
+        hint = (
+            f". HookedTransformer and TransformerBridge hold the same weights in other matrices: give the backend on "
+            f"which they were calibrated ({backends[0]}, and this model's is {backends[1]})"
+        )
+        raise InputError(
+            f"rules: calibrated on {result.provenance.get('model')}, weights {there}, and this model's are {here}; "
+            f"measure rules of this model{hint if backends[0] != backends[1] else ''}"
+        )
+    calibration = _calibration_of(result.own)
+    measured = [(layer, head) for layer, (some, _) in calibration.items() for head in some]
+    chosen = measured
+    if layers is not None or heads is not None:
+        chosen = [(layer, head) for layer, some in select_heads(model, layers, heads).items() for head in some]
+        if lacking := [one for one in chosen if one not in measured]:
+            raise InputError(
+                f"apply_rules: {head_name(*lacking[0])} was not measured; choose measured layers and heads"
+            )
+    budget = result.measure.budget if budget is None else budget
+    return _rule_hooks(model, rule, budget, calibration, int(result.provenance.get("seed", 0)), chosen)
+
+
+def _calibration_of(data: xr.Dataset) -> Calibration:
+    """Return the means of every layer."""
+    found = {}
+    for layer in data["layer"].values.tolist():
+        both = data[["mean_query", "mean_key"]].sel(layer=layer)
+        both = both.dropna("component", how="all").dropna("head", how="all").transpose("head", "component")
+        q, k = (torch.from_numpy(both[name].values.copy()) for name in both.data_vars)
+        found[layer] = both["head"].values.tolist(), Means(q, k, int(data.attrs["n_distances"]))
+    return found
+
+
+def _rule_hooks(
+    model: Model, rule: str, budget: int, calibration: Calibration, seed: int, heads: Sequence[tuple[int, int]]
+) -> HookList:
+    """Return the hooks of a rule from its calibration; the seed is that of drawn keys."""
+
+    def keys_seen(capture: LayerCapture, own: Float[Tensor, "head query key"]) -> Bool[Tensor, "head query key"]:
+        visible = capture.geometry.sees(distances_of(capture.q.shape[1], capture.k.shape[1], capture.q.device))
+        ranked = _ranks_by(rule, capture, own.to(visible.device), calibration[capture.layer], seed)
+        return kept_keys(ranked.detach(), visible, budget)
+
+    return replace_scores(model, RowByRow(keys_seen, with_own=True), heads=heads)
+
+
+def _ranks_by(
+    rule: str,
+    capture: LayerCapture,
+    own: Float[Tensor, "head query key"],
+    calibration: tuple[list[int], Means],
+    seed: int,
+) -> Float[Tensor, "head query key"]:
+    """Return the numbers by which a rule ranks the keys of each query; the oracle ranks by `own`, those of the pass."""
+    if rule == "oracle":
+        return own
+    q, k, geometry = capture.q, capture.k, capture.geometry
+    heads = torch.tensor(list(capture.heads), device=q.device)
+    if rule == "drawn":
+        return drawn_scores(geometry.layer * geometry.n_heads + heads, q.shape[1], k.shape[1], seed)
+    known, means = calibration
+    places, n = [known.index(head) for head in capture.heads], means.n_distances
+    means = Means(means.q[places], means.k[places], min(n, geometry.window or n))
+    slopes = None if geometry.alibi_slopes is None else geometry.alibi_slopes.to(q.device)[heads]
+    return rule_scores(cast(Rule, rule), q, k, means, geometry.rope, geometry.scale, slopes)
+
+
+# The measure
 
 
 @dataclass(frozen=True)
-class Rules(Measure):
-    r"""recall(B) = attention in the B keys that a rule ranks first / attention in the best B keys.
+class Rules(Interventions):
+    r"""recall = attention in the B keys that a rule ranks first / attention in the best B keys.
 
     Which cheap rule says where a head attends: the last keys, the first ones too, fixed distances, fixed keys, a mean
     query, or position + content? Means of queries and keys come from half of the prompts. On the other half: the
@@ -89,21 +175,18 @@ class Rules(Measure):
     `sinks` the first four keys, then -d; `slashes` a(d), the score of the mean query and the mean key; `vertical` c(j),
     the mean query with the key less the mean key, averaged over distances; `slashes_and_vertical` a + c; `mean_query`
     the mean query with the key; `position_and_content` the query with the mean key, and with the key less the mean key,
-    averaged over distances. Only the last one reads the query.
+    averaged over distances. Only the last one reads the query. These averages weigh distance d by 1 / (d + 1).
 
     The first key and the query's own are ranked as all others; recall is also given without the attention to the first
     key. A query that sees no more than B keys keeps them all, and is left out of the means. Loss: with the rule in
-    every head, over the tokens behind the first B. R^2, of a rule's number with the score within queries, does not tell
-    how a head ranks.
+    every head, over the tokens behind the first B.
 
     Args:
         rules: which.
-        budgets: B, keys that each query head may keep.
-        weights: of distances in these averages: "near" 1 / (d + 1), as attention mostly is near; "causal", as often as
-            they occur; "uniform".
+        budget: B, keys that each query head may keep.
 
     Raises:
-        InputError: fewer than two prompts; even or odd ones that are all no longer than the largest budget.
+        InputError: fewer than two prompts, prompts of different lengths, or no longer than the budget.
         UnsupportedModelError: a model whose scores cannot be replaced.
 
     Source: window and sinks: Xiao et al. 2023 (arXiv 2309.17453). mean_query after the trigonometric series of
@@ -113,43 +196,42 @@ class Rules(Measure):
     Example:
         >>> cut = {"length": 24, "n_prompts": 2, "consecutive": True, "null_seeds": (), "progress": False}
         >>> text = "Down, down, down. Would the fall never come to an end? " * 4
-        >>> found = Rules(rules=["window", "position_and_content"], budgets=[6])("mini", text, **cut)
-        >>> recall = found.sel(budget=6, tokens="all")["recall"].mean(("prompt", "layer", "head"))
+        >>> found = Rules(rules=["window", "position_and_content"], budget=6)("mini", text, **cut)
+        >>> recall = found.sel(tokens="all")["recall"].mean(("prompt", "layer", "head"))
         >>> bool(recall.sel(rule="drawn") < recall.sel(rule="position_and_content") < recall.sel(rule="oracle"))
         True
     """
 
     rules: Annotated[Sequence[Rule], Each()] = RULES
-    budgets: Annotated[Sequence[Count], Each()] = (32, 64)
-    weights: Weights = "near"
+    budget: Count = 32
 
     question = "Which cheap rule of attention does a head obey, and what does it cost?"
-    rows = (*CELL, *HEAD)
+    rows = ("rule", *HEAD)
     whole_rows = True
     words = WORDS
     variables = {
         "recall": Variable(
-            *("recall", "", "mass / mass of the best B keys", ("tokens", *CELL, "prompt", *HEAD), "recall"),
+            *("recall", "", "mass / mass of the best B keys", ("tokens", "rule", "prompt", *HEAD), "recall"),
             bounds=(0, 1),
         ),
-        "mass": Variable(
-            *("attention kept", "", "in the rule's B keys", ("tokens", *CELL, "prompt", *HEAD)), bounds=(0, 1)
-        ),
-        "r2": Variable(
-            *("R^2", "", "of the rule's number with the score, within queries", ("rule", "prompt", *HEAD)),
-            bounds=(0, 1),
-        ),
-        "loss": Variable("loss", "nats per token", "no rule, behind the first B tokens", ("budget", "prompt")),
-        "rise": Variable("rise of the loss", "nats", "with the rule in every head", (*CELL, "prompt"), "rise"),
+        "loss": Variable("loss", "nats per token", "behind the first B tokens", ("condition", "prompt"), "loss"),
         "mean_query": Variable("mean query", "", "before RoPE", (*HEAD, "component")),
         "mean_key": Variable("mean key", "", "before RoPE", (*HEAD, "component")),
-        "n_distances": Variable("distances", "", "over which turns are averaged", ("layer",)),
     }
-    legend = (
-        "budget: keys that a head keeps; recall: attention in them against the best B keys, mean over heads; rise: of "
-        "the loss, nats, the rule in every head."
-    )
-    figures = {"recall": _draw_recall}
+    legend = "recall: attention in a rule's keys against the best ones, mean over heads; the rule in every head."
+    figures = {
+        "recall": bars(
+            {
+                "all keys": [("recall", "recall")],
+                "without the first key": [("recall", lambda own: own.array("recall", rule=None, **OUT))],
+            },
+            "rule",
+            title="Recall of rules",
+            subtitle="attention in the {budget} keys that a rule keeps / in as many best keys, mean over heads, on "
+            "prompts it was not calibrated on",
+        ),
+        **Interventions.figures,
+    }
     caveats = {
         "absolute": "nothing turns, so slashes are the last keys, and a mean query ranks as vertical keys do.",
         "alibi": "slashes are the last keys where the slope is not zero.",
@@ -157,155 +239,100 @@ class Rules(Measure):
     }
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        cheapest_first = [rule for rule in RULES if rule in self.rules]
-        return {"rule": [*cheapest_first, *REFERENCES], "budget": sorted(self.budgets)}
-
-    def usual(self) -> Mapping[str, Any]:
-        return {"tokens": "all"}
+        return {"rule": [*(rule for rule in RULES if rule in self.rules), *REFERENCES]}  # the cheapest first
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Rules":
         if len(tokens) < 2:
             raise InputError("rules: even prompts calibrate and odd ones are measured: give two at least")
-        longest = min(max(map(len, half)) for half in (tokens[::2], tokens[1::2]))
-        if longest < max(self.budgets) + 2:  # one query that sees more, and the token behind it
-            shorter = f", or budgets up to {longest - 2}" if longest > 2 else ""
+        n = len(tokens[0])
+        if n < self.budget + 2:  # one query that sees more, and the token behind it
+            shorter = f", or a budget of {n - 2}" if n > 2 else ""
             raise InputError(
-                f"rules: prompts of {longest} tokens with budgets={list(self.budgets)}: no key would be left out; give "
-                f"prompts of {max(self.budgets) + 2} tokens or more{shorter}"
+                f"rules: prompts of {n} tokens with budget={self.budget}: no key would be left out; give prompts of "
+                f"{self.budget + 2} tokens or more{shorter}"
             )
         return self
 
     def passes(self, run: Run) -> int:
-        n_odd = len(run.rows) // 2
-        return len(run.rows) + n_odd * (1 + len(self.labels()["rule"]) * len(self.budgets))
+        return len(run.rows) + len(run.rows) // 2 * (1 + len(self.labels()["rule"]))
 
     def of_model(self, run: Run) -> xr.Dataset:
-        odd, seen, labels = run.rows[1::2], run.sums(), self.labels()
-        calibration, means = self.calibrated(run)
+        sums, recalls = run.sums(), run.sums()
 
-        def add(capture: LayerCapture) -> None:
-            seen.add_layer(capture, _recalls_of(capture, calibration[capture.layer], run.seed, **labels))
+        def add_means(layer: LayerCapture) -> None:  # the first token of each prompt is left out
+            both = {"mean_query": layer.q, "mean_key": layer.k}
+            sums.add_layer(layer, {name: double(x)[:, 1:].mean(1) for name, x in both.items()})
 
-        run.capture(add, frozenset({"pattern"}), odd)
-        untouched = self.losses(run, odd, [])
+        run.capture(add_means, rows=run.rows[::2])
+        means = sums.means().assign_attrs(n_distances=len(run.rows[0]))
+        calibration = _calibration_of(means)
 
-        def rise(rule: str, budget: int) -> dict[str, np.ndarray]:
-            found = self.losses(run, odd, self.condition(run, rule, budget, calibration)) - untouched
-            return {"rise": found[labels["budget"].index(budget)]}
+        def add_recall(layer: LayerCapture) -> None:
+            recalls.add_layer(layer, {"recall": self._recall(layer, calibration[layer.layer], run.seed)})
 
-        data = xr.Dataset({name: seen.mean(name) for name in ("recall", "mass", "r2")}).merge(means)
-        data = data.merge(run.grid(rise, pure=True, **labels)).assign(loss=(("budget", "prompt"), untouched))
+        odd = replace(run, rows=run.rows[1::2], before={**run.before, self.name: means})
+        odd.capture(add_recall, frozenset({"pattern"}))
+        data = recalls.means().merge(super().of_model(odd)).merge(means).assign_attrs(means.attrs)
         return data.assign_coords(prompt=np.arange(1, len(run.rows), 2))
 
-    def condition(self, run: Run, rule: str, budget: int, calibration: Calibration) -> HookList:
-        """Return the hooks of a rule in every chosen head."""
+    def conditions(self, run: Run) -> Mapping[str, Any]:
+        calibration = _calibration_of(run.data)
         heads = [(layer, head) for layer, (some, _) in calibration.items() for head in some]
-        return rule_hooks(run.model, rule, budget, calibration, run.seed, heads=heads)
+        return {
+            rule: _rule_hooks(run.model, rule, self.budget, calibration, run.seed, heads)
+            for rule in self.labels()["rule"]
+        }
 
-    def calibrated(self, run: Run) -> tuple[Calibration, xr.Dataset]:
-        """Return the means over tokens of the even prompts, the first token of each left out; also as arrays."""
-        even, sums = run.rows[::2], run.sums()
-        longest, n_tokens = max(map(len, even)), sum(len(row) - 1 for row in even)
+    def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
+        return {"loss": run.losses_under(hooks)[:, self.budget :].mean(-1).numpy()}
 
-        def add(capture: LayerCapture) -> None:
-            sums.add_layer(capture, {side: double(x)[:, 1:].sum(1) for side, x in (("q", capture.q), ("k", capture.k))})
-
-        run.capture(add, rows=even)
-        calibration, found = {}, []
-        for layer, (geometry, heads) in sums.layers.items():
-            q, k = (torch.from_numpy(sums.by_layer(side)[layer].sum) / n_tokens for side in "qk")
-            n_distances = min(longest, geometry.window or longest)
-            calibration[layer] = list(heads), Means(q, k, n_distances, self.weights)
-            arrays = {"mean_query": q, "mean_key": k}
-            values = {name: (("head", "component"), one.numpy()) for name, one in arrays.items()}
-            labels = {"layer": layer, "head": list(heads), "component": range(q.shape[1])}
-            found.append(xr.Dataset({**values, "n_distances": n_distances}, labels))
-        return calibration, sums.join_layers(found)
-
-    def losses(self, run: Run, rows: Sequence[Tensor], hooks: HookList) -> Float[np.ndarray, "budget prompt"]:
-        """Return the loss of each prompt behind its first B tokens; NaN where it has no more."""
-        budgets, lengths = self.labels()["budget"], [len(row) for row in rows]
-        found = np.full((len(budgets), len(rows)), np.nan)
-        for length in sorted(set(lengths)):
-            places = [place for place, one in enumerate(lengths) if one == length]
-            losses = run.losses(torch.stack([rows[place] for place in places]), hooks)
-            for number, budget in enumerate(budgets):
-                if losses.shape[1] > budget:
-                    found[number, places] = losses[:, budget:].mean(1).numpy()
-        return found
+    def _recall(
+        self, capture: LayerCapture, calibration: tuple[list[int], Means], seed: int
+    ) -> Float[Tensor, "tokens rule head"]:
+        """Return means over the queries that see more than the budget, with and without the attention to the first key;
+        NaN where there is none."""
+        device, rules = double_device(capture.device), self.labels()["rule"]
+        recall = torch.zeros(len(TOKENS), len(rules), len(capture.heads), dtype=DOUBLE, device=device)
+        n_queries = torch.zeros((), dtype=DOUBLE, device=device)
+        for start in range(0, capture.length, BLOCK):
+            stop = min(capture.length, start + BLOCK)
+            if stop <= self.budget:
+                continue
+            rows, own = capture.of_rows(start, stop), capture.score_rows(start, stop)
+            visible = capture.geometry.sees(distances_of(stop - start, stop, own.device))
+            counted = (visible.sum(-1) > self.budget).to(device)
+            pattern = double(capture.pattern_rows(start, stop))
+            both = torch.stack([pattern, pattern])
+            both[1, ..., 0] = 0
+            best = both.topk(self.budget).values.sum(-1).clamp(min=SMALLEST)
+            n_queries += counted.sum()
+            for number, rule in enumerate(rules):
+                kept = best_keys(_ranks_by(rule, rows, own, calibration, seed), visible, self.budget).to(device)
+                held = both.gather(-1, kept.expand(len(TOKENS), -1, -1, -1)).sum(-1)
+                recall[:, number] += (held / best)[..., counted].sum(-1)
+        return recall / n_queries
 
     def findings(self, own: Numbers) -> list[str]:
-        lines, (*rules, drawn, _) = [], self.labels()["rule"]
-        for budget in self.labels()["budget"]:
-            rises = {rule: own("rise", rule=rule, budget=budget) for rule in (*rules, drawn)}
-            recalls = {rule: own("recall", rule=rule, budget=budget) for rule in (*rules, drawn)}
-            best = max(rules, key=lambda rule: recalls[rule].value)
-            rest = {rule: own("recall", rule=rule, budget=budget, tokens=TOKENS[1]).plain for rule in (*rules, drawn)}
-            each = [f"{WORDS.get(rule, rule)} {one:.3f} ({rises[rule].plain:+.3f} nats)" for rule, one in rest.items()]
-            lines += [
-                f"Of the attention in the best {budget} keys, {WORDS.get(best, best)} recalls {recalls[best]:.3f}, the "
-                f"most (mean over heads), and with it in every head the loss changes by {rises[best]:+.3f} nats; drawn "
-                f"keys recall {recalls[drawn]:.3f} and change it by {rises[drawn]:+.3f}.",
-                f"Recall of the best {budget} keys without the attention to the first key, and the change of the loss "
-                f"with the rule in every head: {', '.join(each)}.",
-            ]
-        return lines
+        rises, (*rules, drawn, _) = self.rises(own), self.labels()["rule"]
+        recalls = {rule: own("recall", rule=rule) for rule in (*rules, drawn)}
+        best = max(rules, key=lambda rule: recalls[rule].value)
+        each = [
+            f"{WORDS.get(rule, rule)} {own('recall', rule=rule, **OUT).plain:.3f} ({rises[rule].plain:+.3f} nats)"
+            for rule in recalls
+        ]
+        return [
+            f"Of the attention in the best {self.budget} keys, {WORDS.get(best, best)} recalls {recalls[best]:.3f}, "
+            f"the most (mean over heads), and with it in every head the loss changes by {rises[best]:+.3f} nats; "
+            f"drawn keys recall {recalls[drawn]:.3f} and change it by {rises[drawn]:+.3f}.",
+            f"Recall of the best {self.budget} keys without the attention to the first key, and the change of the loss "
+            f"with the rule in every head: {', '.join(each)}.",
+        ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a rule and budget: recall, with the first key and without, and the rise of the loss."""
-        columns = {
-            "recall": own.array("recall"),
-            "recall without the first key": own.array("recall", tokens=TOKENS[1]),
-            "rise of the loss": own.array("rise"),
-        }
-        return own.frame(columns, *CELL)
-
-
-def _recalls_of(
-    capture: LayerCapture,
-    calibration: tuple[Sequence[int], Means],
-    seed: int,
-    rule: Sequence[str],
-    budget: Sequence[int],
-) -> dict[str, Tensor]:
-    """Return means over the queries that see more than the budget, and R^2 over all: "mass" and "recall" [tokens, rule,
-    budget, head], without the attention to the first key in the second place, "r2" [rule, head].
-
-    NaN where no query sees more than the budget.
-
-    Args:
-        capture: with its pattern.
-        rule: all of them, "drawn" and "oracle" too.
-        budget: all of them.
-    """
-    device, n_heads, most = double_device(capture.device), len(capture.heads), max(budget)
-    mass, recall = torch.zeros(2, 2, len(rule), len(budget), n_heads, dtype=DOUBLE, device=device)
-    n_queries = torch.zeros(len(budget), 1, dtype=DOUBLE, device=device)
-    products = torch.zeros(len(rule), 3, n_heads, dtype=DOUBLE, device=device)
-    for start in range(0, capture.length, BLOCK):
-        stop = min(capture.length, start + BLOCK)
-        rows, own = capture.of_rows(start, stop), capture.score_rows(start, stop)
-        visible = capture.geometry.sees(distances_of(stop - start, stop, own.device))
-        pattern, n_visible = double(capture.pattern_rows(start, stop)), visible.sum(-1).to(device)
-        without_first = pattern.clone()
-        without_first[..., 0] = 0
-        patterns = [  # with what the best 1, 2, .. keys of each query hold
-            (one, one.topk(min(most, stop)).values.cumsum(-1).clamp(min=SMALLEST)) for one in (pattern, without_first)
-        ]
-        smaller = [(at, one) for at, one in enumerate(budget) if one < stop]  # others leave no key of these queries out
-        for at, one in smaller:
-            n_queries[at] += (n_visible > one).sum()
-        for number, name in enumerate(rule):
-            scores = ranks_by(name, rows, own, calibration, seed)
-            if name in PREDICTING:
-                products[number] += squared_correlations(scores, own, visible).to(device)
-            ranked = best_keys(scores, visible, most).to(device)
-            for tokens, (attention, best) in enumerate(patterns):
-                held = attention.gather(-1, ranked).cumsum(-1)
-                for at, one in smaller:
-                    counted = n_visible > one
-                    kept = held[:, counted, one - 1]
-                    mass[tokens, number, at] += kept.sum(-1)
-                    recall[tokens, number, at] += (kept / best[:, counted, one - 1]).sum(-1)
-    product, x, y = products.unbind(1)
-    return {"mass": mass / n_queries, "recall": recall / n_queries, "r2": product.square() / (x * y)}
+        """Return a row a rule: its loss and rise, and recall with the first key and without."""
+        table = super().table(own)
+        for name, at in (("recall", {}), ("recall without the first key", OUT)):
+            recall = own.along(own.array("recall", rule=None, **at), "rule")
+            of_rule = dict(zip(self.labels()["rule"], (one.value for one in recall), strict=True))
+            table[name] = table["condition"].map(of_rule)
+        return table

@@ -1,7 +1,6 @@
 """Slash-dominant heads (Cheng et al. 2026, arXiv 2601.08297)."""
 
-from tl_posgen.slash.ablation_hooks import ablate_bands
-from tl_posgen.slash.band_ablation import BandAblation
+from tl_posgen.slash.band_ablation import BandAblation, ablate_bands
 from tl_posgen.slash.cone import Cone
 from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_ablation import SlashAblation

@@ -7,6 +7,8 @@ from typing import Any
 import pandas as pd
 import torch
 import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
 
 from tl_posgen.core.formatting import counted, in_brackets
 from tl_posgen.core.measure import HEAD, Variable
@@ -14,24 +16,85 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layer_table import geometry_of
-from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.report.kinds import bars
-from tl_posgen.rope.frequency_bands import BANDS
-from tl_posgen.slash.ablation_hooks import ablate_bands
-from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
+from tl_posgen.models.layers.capture import LayerCapture, scores_from
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.session import session_of
+from tl_posgen.rope.frequency_bands import BANDS, Band, band_of
 from tl_posgen.slash.layer_means import Dominance, statistics_of
+from tl_posgen.slash.numbers.ablations import OF_THE_PROMPT, Ablation, ablate
 from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Scheme, ablations
 
 SCHEMES = {"thirds": "A third of the planes", "wavelength": "A band by wavelength"}
-OF_PROMPTS = {
+_OF_PROMPTS = {
     "profile": Variable("", dims=(*HEAD, "distance")),
     "uniform": Variable("", dims=("layer", "distance")),
     "score": Variable("", dims=("prompt", *HEAD)),
 }
+
+
+def mean_of_slash_heads(data: xr.Dataset, name: str = "score") -> xr.DataArray:
+    """Return the mean of a slash score over the heads that are dominant unchanged; over all where none is."""
+    before = data["dominant"].sel(condition="unchanged", drop=True).astype(bool).any("short_distance")
+    return data[name].where(before | ~before.any(HEAD)).mean(HEAD)
+
+
+def n_slash_heads(data: xr.Dataset) -> xr.DataArray:
+    """Return how many heads are dominant at one of the distances."""
+    return data["dominant"].astype(bool).any("short_distance").sum(HEAD)
+
+
+def n_slash_heads_kept(data: xr.Dataset) -> xr.DataArray:
+    """Return how many heads are dominant at a distance where they are unchanged."""
+    dominant = data["dominant"].astype(bool)
+    return (dominant & dominant.sel(condition="unchanged", drop=True)).any("short_distance").sum(HEAD)
+
+
+def ablate_bands(
+    model: Model, kind: Ablation | str, band: Band | None = None, *, layers: Layers = None, heads: Heads = None
+) -> HookList:
+    """score_ij <- scale <q'_i, k'_j> with q' and k' rotated after an ablation; see `slash.numbers.ablations.ablate`.
+
+    Args:
+        kind: "drop", "freeze" or "keep" a band; "rank_one", "no_rope", "means", "means_no_rope"; "none".
+        band: boolean per plane (`tl_posgen.rope.frequency_bands.bands_by_thirds`) or plane numbers, for the first
+            three; or a function from a layer's `Rope` to one, where layers have frequencies of their own (Gemma 3).
+            "drop", "freeze", "keep", "no_rope" and "none" work with a KV cache too.
+        layers, heads: chosen layers and heads; all if left out. Heads are indices, (layer, head) pairs or a frame with
+            these columns.
+
+    Raises:
+        InputError: an unknown kind, no model, no band for a kind that needs one, a band that is none of the above or
+            does not fit the planes of a chosen layer.
+        UnsupportedModelError: see `replace_scores`.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> same = model.run_with_hooks(tokens, fwd_hooks=ablate_bands(model, "none"))
+        >>> torch.allclose(same, model(tokens), atol=1e-4)
+        True
+    """
+    session_of(model)
+    for geometry in geometry_of(model, list(select_heads(model, layers, heads))):
+        vectors = torch.ones(1, 2, geometry.d_head)
+        try:
+            ablate(vectors, vectors, geometry.rope, kind, band_of(band, geometry.rope))
+        except InputError as error:
+            raise InputError(f"layer {geometry.layer}: {error}") from error
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        rope = capture.geometry.rope
+        q, k = ablate(capture.q, capture.k, rope, kind, band_of(band, rope))
+        return scores_from(q, k, capture.geometry, capture.heads, capture.query_positions)
+
+    return replace_scores(model, scores_of if kind in OF_THE_PROMPT else RowByRow(scores_of), layers, heads)
 
 
 @dataclass(frozen=True)
@@ -82,22 +145,6 @@ class BandAblation(Dominance, Interventions):
         "n_planes": Variable("planes in the band", "", "", ("condition", "model_layer")),
     }
     legend = "score: mean slash score of the heads that are slash-dominant unchanged; kept: how many of them still are."
-    figures = {
-        **Interventions.figures,
-        "slash": bars(
-            {
-                "mean slash score of the slash heads": [("score", lambda own: mean_of_slash_heads(own.dataset))],
-                "slash heads": [
-                    ("slash-dominant", lambda own: n_slash_heads(own.dataset)),
-                    ("of those before", lambda own: n_slash_heads_kept(own.dataset)),
-                ],
-            },
-            "condition",
-            title="Slash heads without a band of RoPE",
-            subtitle="each head at its own distance; dominant: a score of {kappa} at one of the distances {distances}",
-            form=".3g",
-        ),
-    }
 
     def requires(self, model: Any) -> None:
         if not any(geometry.rope.rotary_dim for geometry in geometry_of(model)):
@@ -110,12 +157,12 @@ class BandAblation(Dominance, Interventions):
         return len(run.rows) * len(ablations(self.schemes, run.tokens.shape[1]))
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
-        planned = ablations(self.schemes, run.tokens.shape[1])[1:]
-        return {one.label: ablate_bands(run.model, one.kind, one.planes) for one in planned}
+        planned = ablations(self.schemes, run.tokens.shape[1]).items()
+        return {name: ablate_bands(run.model, *one) for name, one in planned if name != UNTOUCHED}
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss, and slash scores at each head's own distance, with one condition in all layers."""
-        sums, place = Sums(OF_PROMPTS), run.found(Slash)["best_distance"]
+        sums, place = Sums(_OF_PROMPTS), run.found(Slash)["best_distance"]
 
         def consumer(layer: LayerCapture) -> None:
             found = statistics_of(layer)
@@ -129,13 +176,10 @@ class BandAblation(Dominance, Interventions):
         return {"loss": loss, "score": sums.mean("score"), "dominant": dominant}
 
     def of_model(self, run: Run) -> xr.Dataset:
-        data, planned = super().of_model(run), ablations(self.schemes, run.tokens.shape[1])
+        data, planned = super().of_model(run), ablations(self.schemes, run.tokens.shape[1]).values()
         ropes = [geometry.rope for geometry in geometry_of(run.model)]
-        n_planes = [[int(one.planes(rope).sum()) for rope in ropes] for one in planned]
-        parts = {name: [getattr(one, name) for one in planned] for name in ("kind", "scheme", "band")}
-        return data.assign_coords({name: ("condition", part) for name, part in parts.items()}).assign(
-            dominant=data["dominant"].astype(bool), n_planes=(("condition", "model_layer"), n_planes)
-        )
+        n_planes = [[int(planes(rope).sum()) for rope in ropes] for _, planes in planned]
+        return data.assign(dominant=data["dominant"].astype(bool), n_planes=(("condition", "model_layer"), n_planes))
 
     def slash_score(self, own: Numbers, condition: str = UNTOUCHED) -> Number:
         """Return the mean score of the heads that are dominant in the unchanged model (of all where none is)."""
@@ -149,14 +193,11 @@ class BandAblation(Dominance, Interventions):
         rises, lines = self.rises(own), []
         for scheme, words in SCHEMES.items():
             if scheme in self.schemes:
-                names = {band: f"drop {band}, {scheme}" for band in BANDS}
-                kept = {
-                    name: own.number(n_slash_heads_kept(own.dataset).sel(condition=name)) for name in names.values()
-                }
-                parts = [
-                    f"{band} {rises[name].with_interval:+.3f} ({kept[name].plain:.0f} kept)"
-                    for band, name in names.items()
-                ]
+                parts = []
+                for band in BANDS:
+                    name = f"drop {band}, {scheme}"
+                    kept = own.number(n_slash_heads_kept(own.dataset).sel(condition=name))
+                    parts.append(f"{band} {rises[name].with_interval:+.3f} ({kept.plain:.0f} kept)")
                 lines.append(f"{words} dropped in every layer, the loss changes by {', '.join(parts)}.")
 
         def score_and_loss(condition: str) -> str:
@@ -173,13 +214,13 @@ class BandAblation(Dominance, Interventions):
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row per condition, by the first scheme alone: the pictures show the other."""
-        data, scheme = own.dataset, next(iter(self.schemes), "")
+        data, others = own.dataset, tuple(f", {scheme}" for scheme in [*dict.fromkeys(self.schemes)][1:])
         columns = {
             "loss": data["loss"],
             "slash heads": n_slash_heads(data),
             "kept": n_slash_heads_kept(data),
             "score": mean_of_slash_heads(data),
         }
-        shown = data["scheme"].isin(["", scheme]).values
-        frame = own.frame(columns, "condition")[shown].reset_index(drop=True)
+        frame = own.frame(columns, "condition")
+        frame = frame[~frame["condition"].str.endswith(others)].reset_index(drop=True)
         return frame.astype({name: int for name in ("slash heads", "kept") if (frame[name] % 1 == 0).all()})

@@ -8,10 +8,9 @@ from typing import Any
 import pandas as pd
 import torch
 import xarray as xr
-from torch import Tensor
 
 from tl_posgen.core.formatting import in_brackets
-from tl_posgen.core.measure import HEAD, TOKENS, Variable, by_tokens
+from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
@@ -34,9 +33,9 @@ from tl_posgen.slash.layer_means import (
 )
 from tl_posgen.slash.numbers.cone_fit import axis_gain, bias_share, fit_cone
 
-WORTHLESS = 0.01  # of a slash score above uniform attention: no share of less is told
+_WORTHLESS = 0.01  # of a slash score above uniform attention: no share of less is told
 INPUTS = ("measured", "axis only", "off axis")
-PER_LAYER, SIDES = ("tokens", "layer"), ("tokens", "side", *HEAD)
+_PER_LAYER, _SIDES = ("tokens", "layer"), ("tokens", "side", *HEAD)
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,13 @@ class Cone(Dominance):
     needs = frozenset({"pattern", "inputs"})
     rows = PER_HEAD
     variables = {
-        "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of what enters RoPE, after qk-norm", SIDES, **SHARE),
-        "rank95": Variable("R.95 of Q and K", "", "min{K: s_1^2 + .. + s_K^2 >= .95 sum s^2}", SIDES, interval=True),
+        "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of what enters RoPE, after qk-norm", _SIDES, **SHARE),
+        "rank95": Variable("R.95 of Q and K", "", "min{K: s_1^2 + .. + s_K^2 >= .95 sum s^2}", _SIDES, interval=True),
         "bias_share": Variable(
-            "share of the bias", "", "|b|^2 / (|H W|^2 + |b|^2); a bias alone has r1 = 1", SIDES, **SHARE
+            "share of the bias", "", "|b|^2 / (|H W|^2 + |b|^2); a bias alone has r1 = 1", _SIDES, **SHARE
         ),
         "gain": Variable(
-            "gain of the axis", "", "|u'W| over its root mean square over directions", SIDES, interval=True
+            "gain of the axis", "", "|u'W| over its root mean square over directions", _SIDES, interval=True
         ),
         "score": Variable("slash score", "", "with a part of the inputs", ("tokens", "input", *HEAD, "distance")),
         "best_score": Variable("slash score", "", "at the best distance", ("tokens", "input", *HEAD), **SHARE),
@@ -91,11 +90,11 @@ class Cone(Dominance):
             "slash-dominant", "", "score >= kappa, or twice uniform attention, at one of the distances", PER_HEAD
         ),
         "cosine": Variable(
-            *("cosine with the axis", "", "mean over inputs h of <h, u> / |h|", PER_LAYER),
+            *("cosine with the axis", "", "mean over inputs h of <h, u> / |h|", _PER_LAYER),
             interval=True,
             bounds=(-1, 1),
         ),
-        "r1_h": Variable("r1 of the inputs", "", "s_1^2 / sum s^2 of H", PER_LAYER, **SHARE),
+        "r1_h": Variable("r1 of the inputs", "", "s_1^2 / sum s^2 of H", _PER_LAYER, **SHARE),
     }
     legend = (
         "r1: s_1^2 / sum s^2 of Q, K before RoPE; R.95: how many directions hold 95 % of it; gain: how much W_Q, W_K "
@@ -153,14 +152,33 @@ class Cone(Dominance):
         for layer in range(model.cfg.n_layers):
             session_of(model).projections(layer)  # every layer makes its queries and keys from one input
 
-    def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
+    def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         require_two_tokens(layer)
-        found = by_tokens(*(_from_token(layer, first) for first in range(len(TOKENS))))
-        measured = layer.once(statistics_of)
-        return found | {"score": torch.cat([measured.score[:, None], found["score"]], 1), "uniform": measured.uniform}
+        assert layer.inputs is not None
+        assert layer.projections is not None
+        heads, projections, measured, both = list(layer.heads), layer.projections, layer.once(statistics_of), []
+        for first in range(2):
+            inputs = layer.inputs[first:]
+            cone, along, positions = fit_cone(inputs), rank_one(inputs), torch.arange(len(inputs), device=inputs.device)
+            scores, sides = [measured.score[first, :, : len(inputs)]], []
+            for kept in (along, inputs - along):
+                made = (projections.queries(kept)[heads], projections.keys(kept)[heads])
+                rotated = (rotate(x, positions, layer.geometry.rope) for x in made)
+                scores.append(statistics_from_qk(layer, *rotated).score[0])
+            for side in "qk":
+                weight, bias = (getattr(projections, f"{kind}_{side}") for kind in "wb")
+                weight = projections.per_query_head(weight)[heads]
+                bias = None if bias is None else projections.per_query_head(bias)[heads]
+                x, share = getattr(layer, side)[:, first:], bias_share(inputs, weight, bias)
+                ranks = {"r1": rank_one_share(x), "rank95": rank_of_share(x).to(share)}
+                sides.append(ranks | {"bias_share": share, "gain": axis_gain(cone.axis, weight)})
+            found = {name: torch.stack([side[name] for side in sides]) for name in sides[0]}
+            found |= {"cosine": cone.cosine.mean(), "r1_h": cone.r1, "score": torch.stack(scores)}
+            both.append(found | {"uniform": measured.uniform[first, : len(inputs)]})
+        return both[0], both[1]
 
     def finish(self, sums: Sums) -> xr.Dataset:
-        data, uniform = sums.means(), sums.mean("uniform", (*PER_LAYER, "distance"))
+        data, uniform = sums.means(), sums.mean("uniform", (*_PER_LAYER, "distance"))
         measured = data["score"].sel(input="measured", drop=True)
         place = best_distance(measured)
         data = data.assign(
@@ -200,7 +218,7 @@ class Cone(Dominance):
         """Return the ratio of the dominant heads' slash scores above uniform attention, with a part of the inputs alone
         to measured; it may exceed 1.
 
-        Not defined where the measured one is no higher than WORTHLESS.
+        Not defined where the measured one is no higher than .01.
 
         Args:
             less: another part, whose ratio is taken off.
@@ -208,7 +226,7 @@ class Cone(Dominance):
         score, uniform = own.array("best_score", input=None), own.array("best_uniform")
         above = mean_over_group(own, score - uniform, "dominant")
         measured = above.sel(input="measured")
-        ratio = above / measured.where(measured > WORTHLESS)
+        ratio = above / measured.where(measured > _WORTHLESS)
         return own.number(ratio.sel(input=part) - (0 if less is None else ratio.sel(input=less)))
 
     def table(self, own: Numbers) -> pd.DataFrame:
@@ -218,31 +236,3 @@ class Cone(Dominance):
         columns |= {f"gain {side.upper()}": data["gain"].sel(side=side) for side in "qk"}
         headings = zip(("slash", "axis only", "off axis"), INPUTS, strict=True)
         return group_table(own, columns | {name: data["best_score"].sel(input=part) for name, part in headings})
-
-
-def _from_token(layer: LayerCapture, first: int) -> dict[str, Tensor]:
-    """Return everything from the token `first` on: ranks and gains [side, head], scores without measured ones [input,
-    head, distance], and the cone of the inputs."""
-    assert layer.inputs is not None
-    assert layer.projections is not None
-    inputs, heads, projections = layer.inputs[first:], list(layer.heads), layer.projections
-    cone, along, positions = fit_cone(inputs), rank_one(inputs), torch.arange(len(inputs), device=inputs.device)
-    scores, sides = [], []
-    for kept in (along, inputs - along):
-        both = projections.queries(kept)[heads], projections.keys(kept)[heads]
-        rotated = (rotate(x, positions, layer.geometry.rope) for x in both)
-        scores.append(statistics_from_qk(layer, *rotated).score[0])
-    for side in "qk":
-        weight, bias = (getattr(projections, f"{kind}_{side}") for kind in "wb")
-        weight = projections.per_query_head(weight)[heads]
-        bias = None if bias is None else projections.per_query_head(bias)[heads]
-        x, share = getattr(layer, side)[:, first:], bias_share(inputs, weight, bias)
-        ranks = {"r1": rank_one_share(x), "rank95": rank_of_share(x).to(share)}
-        sides.append(ranks | {"bias_share": share, "gain": axis_gain(cone.axis, weight)})
-    q, k = sides
-    return {
-        **{name: torch.stack([q[name], k[name]]) for name in q},
-        "score": torch.stack(scores),
-        "cosine": cone.cosine.mean(),
-        "r1_h": cone.r1,
-    }

@@ -70,23 +70,3 @@ def group_table(own: Numbers, columns: Mapping[str, xr.DataArray]) -> pd.DataFra
             values = {heading: own.number(mean).value for heading, mean in means.items()}
             rows.append({"tokens": title, "heads": f"{n:.3g} {words}", **values})
     return pd.DataFrame(rows)
-
-
-# Heads of a model whose bands are ablated
-
-
-def mean_of_slash_heads(data: xr.Dataset, name: str = "score") -> xr.DataArray:
-    """Return the mean of a slash score over the heads that are dominant unchanged; over all where none is."""
-    before = data["dominant"].sel(condition="unchanged", drop=True).astype(bool).any("short_distance")
-    return data[name].where(before | ~before.any(HEAD)).mean(HEAD)
-
-
-def n_slash_heads(data: xr.Dataset) -> xr.DataArray:
-    """Return how many heads are dominant at one of the distances."""
-    return data["dominant"].astype(bool).any("short_distance").sum(HEAD)
-
-
-def n_slash_heads_kept(data: xr.Dataset) -> xr.DataArray:
-    """Return how many heads are dominant at a distance where they are unchanged."""
-    dominant = data["dominant"].astype(bool)
-    return (dominant & dominant.sel(condition="unchanged", drop=True)).any("short_distance").sum(HEAD)

@@ -1,6 +1,6 @@
 """Measure what is left of each head's slash when its own Q, K or RoPE are ablated, one layer alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, product
 from typing import Any, Literal, get_args
@@ -23,44 +23,36 @@ from tl_posgen.slash.layer_means import at_distance, best_distance, statistics_f
 from tl_posgen.slash.numbers.ablations import ablate
 
 Scheme = Literal["thirds", "wavelength"]
-BAND_KINDS = ("drop", "freeze", "keep")
+_BAND_KINDS = ("drop", "freeze", "keep")
 WHOLE_KINDS = {
     "rank_one": "Q, K of rank one",
     "no_rope": "RoPE removed",
     "means": "Q, K their means",
     "means_no_rope": "Q, K their means with RoPE removed",
 }
-WITHOUT_PLANES = ["unchanged", "rank_one", "means"]
-ROWS = ("condition", *HEAD)
-N_HEADS = 8  # the strongest heads, drawn one by one
+_WITHOUT_PLANES = ["unchanged", "rank_one", "means"]
+_ROWS = ("condition", *HEAD)
+_N_HEADS = 8  # the strongest heads, drawn one by one
 
 
-@dataclass(frozen=True)
-class Condition:
-    """One ablation: a kind, and for "drop", "freeze" and "keep" a frequency band; n tokens end a medium wavelength."""
+def ablations(schemes: Sequence[str], n: int = 0) -> dict[str, tuple[str, Callable[[Rope], Bool[Tensor, " plane"]]]]:
+    """Return the ablations by name, the unchanged model first: a kind, and the planes of a layer that it is about.
 
-    kind: str
-    scheme: str = ""
-    band: str = ""
-    n: int = 0
+    Each band is dropped, frozen and kept alone, by each scheme; then Q and K of rank one, RoPE removed, means, and the
+    last two together. n tokens end a medium wavelength.
+    """
 
-    @property
-    def label(self) -> str:
-        return f"{self.kind} {self.band}, {self.scheme}" if self.band else self.kind
+    def planes_of(scheme: str, number: int) -> Callable[[Rope], Bool[Tensor, " plane"]]:
+        by_thirds = scheme == "thirds"
+        return lambda rope: (bands_by_thirds(len(rope.inv_freq)) if by_thirds else bands_by_wavelength(rope, n))[number]
 
-    def planes(self, rope: Rope) -> Bool[Tensor, " plane"]:
-        """Return which planes of a layer it is about: those of its band, or all."""
-        if not self.band:
-            return torch.ones_like(rope.inv_freq, dtype=torch.bool)
-        bands = bands_by_thirds(len(rope.inv_freq)) if self.scheme == "thirds" else bands_by_wavelength(rope, self.n)
-        return bands[BANDS.index(self.band)]
-
-
-def ablations(schemes: Sequence[str], n: int = 0) -> list[Condition]:
-    """Return unchanged; each band dropped, frozen and kept alone; rank one, RoPE removed, means, and the last two."""
-    bands = product(dict.fromkeys(schemes), BAND_KINDS, BANDS)
-    banded = [Condition(kind, scheme, band, n) for scheme, kind, band in bands]
-    return [Condition("unchanged"), *banded, *(Condition(kind) for kind in WHOLE_KINDS)]
+    whole = [("unchanged", "none"), *((kind, kind) for kind in WHOLE_KINDS)]
+    found = {name: (kind, lambda rope: torch.ones_like(rope.inv_freq, dtype=torch.bool)) for name, kind in whole}
+    banded = {
+        f"{kind} {band}, {scheme}": (kind, planes_of(scheme, number))
+        for scheme, kind, (number, band) in product(dict.fromkeys(schemes), _BAND_KINDS, enumerate(BANDS))
+    }
+    return {"unchanged": found.pop("unchanged"), **banded, **found}
 
 
 def _strongest_heads(result: Any) -> go.Figure:
@@ -71,7 +63,7 @@ def _strongest_heads(result: Any) -> go.Figure:
     names = {"unchanged": "unchanged", **WHOLE_KINDS, **by_thirds}
     kinds = [kind for kind in names if kind in result.own["condition"]]
     for number, (_, data, _) in enumerate(both):
-        heads = strongest_named(data, data["best_score"].sel(condition="unchanged", drop=True), N_HEADS)
+        heads = strongest_named(data, data["best_score"].sel(condition="unchanged", drop=True), _N_HEADS)
         for kind, colour in zip(kinds, cycle(COLOURS), strict=False):
             scores = [float(one["best_score"].sel(condition=kind)) for one in heads.values()]
             panels.add(number, go.Bar(x=[*heads], y=scores, name=names[kind], marker_color=colour))
@@ -114,17 +106,17 @@ class SlashAblation(Measure):
     words = WHOLE_KINDS
     question = "What makes the slash: content, RoPE, which frequencies?"
     needs = frozenset({"pattern"})
-    rows = ROWS
+    rows = _ROWS
     variables = {
-        "score": Variable("slash score", "", "with this layer alone ablated", ("tokens", *ROWS, "distance")),
-        "best_score": Variable("slash score", "", "at the head's best distance, unchanged", ROWS),
+        "score": Variable("slash score", "", "with this layer alone ablated", ("tokens", *_ROWS, "distance")),
+        "best_score": Variable("slash score", "", "at the head's best distance, unchanged", _ROWS),
         "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2"),
         "best_uniform": Variable("slash score of uniform attention", "", "at the best distance"),
     }
     figures = {"ablations": _strongest_heads}
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"condition": [one.label for one in ablations(self.schemes)]}
+        return {"condition": list(ablations(self.schemes))}
 
     def usual(self) -> Mapping[str, Any]:
         return {"condition": "unchanged"}
@@ -132,15 +124,15 @@ class SlashAblation(Measure):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         unchanged, rope = layer.once(statistics_of), layer.geometry.rope
         scores = [unchanged.score]
-        for one in ablations(self.schemes, layer.length)[1:]:
-            rotated = ablate(layer.q, layer.k, rope, one.kind, one.planes(rope))
+        for kind, planes in [*ablations(self.schemes, layer.length).values()][1:]:
+            rotated = ablate(layer.q, layer.k, rope, kind, planes(rope))
             scores.append(statistics_from_qk(layer, *rotated).score)
         return {"score": torch.stack(scores, 1), "uniform": unchanged.uniform[0]}
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", ("layer", "distance"))
         if not any(len(geometry.rope.inv_freq) for geometry, _ in sums.layers.values()):
-            data = data.sel(condition=WITHOUT_PLANES)
+            data = data.sel(condition=_WITHOUT_PLANES)
         score = data["score"].sel(tokens="all", drop=True)
         place = best_distance(score.sel(condition="unchanged", drop=True))
         return data.assign(

@@ -15,11 +15,11 @@ from tl_posgen.slash.layer_means import thresholds
 from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 from tl_posgen.slash.slash import Slash
 
-LEGEND = (
+_LEGEND = (
     "slash score: mean attention paid that many tokens back; on random tokens: the same on i.i.d. uniform tokens; "
     "without RoPE: with nothing rotated in the head's own layer."
 )
-ELSEWHERE = {
+_ELSEWHERE = {
     "on random tokens": ("slash_transfer", "source", "random"),
     "without RoPE": ("slash_ablation", "condition", "no_rope"),
 }
@@ -31,12 +31,10 @@ def find_slash_heads(
     *,
     kappa: float = SHORT_KAPPA,
     distances: Sequence[int] = tuple(SHORT_DISTANCES),
-    layers: Sequence[int] | None = None,
-    heads: Any = None,
     length: int | None = None,
     n_prompts: int | None = None,
     consecutive: bool = False,
-    progress: bool = True,
+    **settings: Any,
 ) -> pd.DataFrame:
     r"""All (head, D) with SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}] >= kappa, strongest first.
 
@@ -44,7 +42,7 @@ def find_slash_heads(
     prompts and random inits are those of the measure `slash`.
 
     Args:
-        model, prompts, layers, heads, length, n_prompts, consecutive, progress: as in `analyze`.
+        model, prompts, length, n_prompts, consecutive, settings: as in `analyze`, such as heads, layers, progress.
         kappa: the score that makes a head slash-dominant, in (0, 1].
         distances: D to look at: 0 is the token itself, 1 the previous one.
 
@@ -69,9 +67,8 @@ def find_slash_heads(
     tokens = to_prompts(model, prompts, length, n_prompts, consecutive=consecutive)
     if max(distances) >= (longest := max(len(prompt) for prompt in tokens)):
         raise InputError(f"distance {max(distances)}: the longest prompt has {longest} tokens; give longer prompts")
-    cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    where: dict[str, Any] = {"layers": layers, "heads": heads}
-    data = measure(model, prompts, **where, **cut, null_seeds=(), progress=progress).sel(tokens="all")
+    cut = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
+    data = measure(model, prompts, **{**cut, "null_seeds": (), **settings}).sel(tokens="all")
     found = data[["score"]].assign(ratio=data["score"] / data["uniform"])
     found = found.where(found["score"] >= thresholds(measure.kappa, data["uniform"])).sel(distance=measure.distances)
     table = found.reset_coords(drop=True).to_dataframe(dim_order=[*HEAD, "distance"]).reset_index()
@@ -99,13 +96,13 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
     score = data["score"].where(data["score"] >= thresholds(kappa, data["uniform"]))
     score = score.sel(distance=data["short_distance"].values)
     columns = {"distance": score.fillna(-1).idxmax("distance").astype(int), "slash score": score.max("distance")}
-    for heading, (name, dim, label) in ELSEWHERE.items():
+    for heading, (name, dim, label) in _ELSEWHERE.items():
         if name in report and label in report[name].own[dim]:
             other = report[name].own["score"].sel({"tokens": "all", dim: label, "distance": columns["distance"]})
             columns[heading] = other.reset_coords(drop=True)
     heads = columns["distance"].to_dataset(name="distance").assign(columns).to_dataframe(dim_order=list(HEAD))
     table = _strongest_first(heads.reset_index()[[*HEAD, *columns]], "slash score")
-    table.attrs |= {"title": f"slash-dominant heads: {data.attrs.get('model', 'model')}", "legend": LEGEND}
+    table.attrs |= {"title": f"slash-dominant heads: {data.attrs.get('model', 'model')}", "legend": _LEGEND}
     return table
 
 

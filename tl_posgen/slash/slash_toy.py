@@ -1,72 +1,46 @@
 """Does gradient descent make a slash head? A shallow RoPE transformer trained, and its head measured on the way."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, product
-from typing import Any
+from itertools import product
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import embedding, one_hot
 from tqdm.auto import trange
 
 from tl_posgen.arithmetic import full_precision
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import Variable
+from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers
+from tl_posgen.core.options import Count, Each, Positive, Real, Whole, Within
 from tl_posgen.core.result import Result, joined
-from tl_posgen.report.figures import COLOURS, Panels, colour_axis, heat, line
-from tl_posgen.slash.numbers.slash_scores import uniform_scores
-from tl_posgen.slash.toy_model import (
-    Planes,
-    ShallowTransformer,
-    ToySettings,
-    draw_prompts,
-    measure,
-    pattern_of_one_prompt,
-)
+from tl_posgen.errors import InputError
+from tl_posgen.report.figures import Panels, colour_axis, heat
+from tl_posgen.report.kinds import lines
+from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
+from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+from tl_posgen.rope.spectra import rank_one_share
+from tl_posgen.slash.numbers.ablations import keep
+from tl_posgen.slash.numbers.slash_scores import slash_statistics, uniform_scores
 
 FEATURES = ("trained", "unseen")
-EVALUATION_PROMPTS = 256
-CURVE = ("seed", "step")
+_EVALUATION_PROMPTS = 256
+_SNAPSHOTS = (0, 10, 20, 30, 50, 100, 300, 1000)
+_CURVE = ("seed", "step")
 
 
 def _heading(result: Any) -> str:
-    """Return which toy it is."""
     toy = result.measure
     return f"slash toy, D = {toy.distance}, planes: {toy.planes.replace('_', ' and ')}"
-
-
-def _lines(curves: xr.DataArray, along: str) -> list[go.Scatter]:
-    """Return a line a seed, and a dash for each kind of features where there are two."""
-    if "features" not in curves.dims:
-        curves = curves.expand_dims(features=["trained"])
-    looks = {"trained": ("", "solid"), "unseen": (", unseen features", "dot")}
-    return [
-        line(curves[along].values, curves.sel(features=kind, seed=seed).values, f"seed {seed}{end}", colour, dash=dash)
-        for kind, (end, dash) in looks.items()
-        if kind in curves["features"]
-        for seed, colour in zip(curves["seed"].values, cycle(COLOURS), strict=False)
-    ]
-
-
-def _training(result: Any) -> go.Figure:
-    """Draw curves over training, a line a seed."""
-    data = result.own
-    shown = {
-        "squared loss": data["loss"],
-        "slash score at D": data["score"],
-        "r1 of Q before RoPE": data["r1"].sel(side="q"),
-        "matching layer: diagonal less the rest": data["matching"],
-    }
-    panels = Panels(list(shown), columns=2, row_height=250)
-    for number, curves in enumerate(shown.values()):
-        panels.add(number, *_lines(curves, "step"))
-    subtitle = "held-out prompts, a line a seed; dotted: features that were never trained on"
-    return panels.axes("step").finish(f"Learning · {_heading(result)}", subtitle)
 
 
 def _maps(result: Any) -> go.Figure:
@@ -84,25 +58,59 @@ def _maps(result: Any) -> go.Figure:
 
 
 @dataclass(frozen=True)
-class SlashToy(ToySettings):
+class SlashToy(Measure):
     r"""Gradient descent on E (w[x_N] - sum_j a_j y_j)^2 makes a head with S_{j,j-D} near 1, on unseen features too.
 
     A shallow RoPE transformer is trained to answer with what was shown D tokens later, on embeddings that lie on a
     cone. Its attention head is measured on the features it was trained on and on features it has never seen. The task
     and its settings are this project's own.
 
-    Its result is made by the function `slash_toy`, which says what the settings are.
+    A prompt is n_tokens i.i.d. features x_j; the label shown at position j is y_{j-D} = w[x_{j-D}] with w ~ N(0, I)
+    drawn per prompt, and w[x_N] is asked for. It can be found only by attending D tokens back (layer 1) and matching
+    what is seen there with x_N (layer 2). The embeddings e_k = cos(angle) u + sin(angle) v_k lie on a cone around u.
+    Its result is made by the function `slash_toy`.
 
-    Source: the claim: Cheng et al. 2026 (arXiv 2601.08297); task and settings: ours
+    Args:
+        distance: D.
+        planes: frequency bands (thirds of the planes) that the head keeps: all, high_medium, high, medium or low.
+        steps, batch, learning_rate: of Adam.
+        n_tokens: N.
+        n_features: trained features; as many more are only ever used for measuring.
+        angle: of the cone, in degrees.
+        d_head, rope_base, init_std: of W_Q and W_K; scores are not divided by sqrt(d_head).
+        seeds: one run each, of weights and of data. They are trained together.
+        every: measure after so many steps.
+        snapshots: steps at which the pattern of one prompt is kept; by default some early ones and the last.
+
+    Raises:
+        InputError: settings that make no task; the message says which.
+
+    Source: that a shallow RoPE transformer under gradient descent learns such heads is claimed by Cheng et al. 2026
+    (arXiv 2601.08297); this task and its settings are ours, not the paper's.
     """
+
+    distance: Whole = 3
+    planes: Literal["all", "high_medium", "high", "medium", "low"] = "all"
+    steps: Count = 1500
+    batch: Count = 256
+    n_tokens: Count = 48
+    n_features: Count = 8
+    angle: Annotated[Real, Within(words="a number of degrees")] = 30.0
+    d_head: Count = 32
+    rope_base: Positive = 10_000.0
+    init_std: Positive = 0.02
+    learning_rate: Positive = 0.02
+    seeds: Annotated[Sequence[Whole], Each()] = (0, 1, 2)
+    every: Count = 10
+    snapshots: Sequence[int] | None = None
 
     question = "Does gradient descent make a slash head?"
     rows = ("seed",)
     variables = {
-        "loss": Variable("squared loss", "", "of the held-out prompts whose answer was shown", CURVE),
-        "score": Variable("slash score at D", dims=("features", *CURVE)),
-        "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of the trained features", ("side", *CURVE)),
-        "matching": Variable("matching layer", "", "mean diagonal of M less the mean off it", CURVE),
+        "loss": Variable("squared loss", "", "of the held-out prompts whose answer was shown", _CURVE),
+        "score": Variable("slash score at D", dims=("features", *_CURVE)),
+        "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of the trained features", ("side", *_CURVE)),
+        "matching": Variable("matching layer", "", "mean diagonal of M less the mean off it", _CURVE),
         "uniform": Variable("slash score of uniform attention", dims=("distance",)),
         "pattern": Variable("attention of one prompt", dims=("features", "seed", "snapshot", "query", "key")),
     }
@@ -110,7 +118,54 @@ class SlashToy(ToySettings):
         "score: slash score at D on the features trained on, and on unseen ones; r1: s_1^2 / sum s^2 of the head's Q "
         "and K; formed by step: when the score passed one half."
     )
-    figures = {"training": _training, "maps": _maps}
+    figures = {
+        "training": lines(
+            {
+                "squared loss": [("loss", "loss")],
+                "slash score at D": [(f"{one} features", "score", {"features": one}) for one in FEATURES],
+                "r1 before RoPE": [(side.upper(), "r1", {"side": side}) for side in "qk"],
+                "matching layer: diagonal less the rest": [("M", "matching")],
+            },
+            "step",
+            title="Learning",
+            subtitle=lambda result: f"{_heading(result)}; held-out prompts, means over seeds",
+            columns=2,
+        ),
+        "maps": _maps,
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distance > self.n_tokens - 3:
+            raise InputError(
+                f"distance {self.distance}: prompts of {self.n_tokens} tokens allow 0..{self.n_tokens - 3}"
+            )
+        if self.d_head % 2:
+            raise InputError(f"d_head = {self.d_head}: give an even number, as planes are of two")
+        if not self.kept_steps or self.kept_steps[0] < 0 or self.kept_steps[-1] > self.steps:
+            raise InputError(f"snapshots {self.kept_steps}: choose steps in 0..{self.steps}")
+
+    @property
+    def kept_steps(self) -> list[int]:
+        """Return the steps at which a pattern is kept: the chosen snapshots, or some early steps and the last."""
+        early = {step for step in _SNAPSHOTS if step < self.steps}
+        return sorted(early | {self.steps} if self.snapshots is None else set(self.snapshots))
+
+    @property
+    def rope(self) -> Rope:
+        return Rope(inverse_frequencies(self.d_head, self.rope_base))
+
+    @property
+    def kept(self) -> Bool[Tensor, " plane"]:
+        names = BANDS if self.planes == "all" else self.planes.split("_")
+        return bands_by_thirds(self.d_head // 2)[[BANDS.index(name) for name in names]].any(0)
+
+    @property
+    def embeddings(self) -> Float[Tensor, "features=2 feature d_model"]:
+        """e_k = cos(a) u + sin(a) v_k in the standard basis, u first; trained features, then unseen ones."""
+        angle, size = math.radians(self.angle), 2 * self.n_features
+        around = math.sin(angle) * torch.eye(size)
+        return torch.cat([torch.full((size, 1), math.cos(angle)), around], dim=1).view(2, self.n_features, size + 1)
 
     def findings(self, own: Numbers) -> list[str]:
         formed = self.formed(own.data).dropna("seed")
@@ -158,44 +213,75 @@ class SlashToy(ToySettings):
         return own.frame(columns, "seed")
 
 
+class ShallowTransformer(torch.nn.Module):
+    """Transformer of two layers, with one independent copy per seed, trained side by side.
+
+    Layer 1: one head, pattern S = softmax_i(<R_j W_Q' e(x_j), R_i W_K' e(x_i)>), output c_j = sum_i S_ji onehot(x_i).
+    Layer 2: a = softmax_j(onehot(x_N)' M c_j) over j = D .. N-2, prediction sum_j a_j y_j.
+    """
+
+    def __init__(self, settings: SlashToy, generators: Sequence[torch.Generator]):
+        super().__init__()
+        self.settings, self.rope, self.kept = settings, settings.rope, settings.kept
+        shape = (2, settings.embeddings.shape[-1], settings.d_head)
+        drawn = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+        self.w_q, self.w_k = (torch.nn.Parameter(settings.init_std * w) for w in drawn.unbind(1))
+        self.matching = torch.nn.Parameter(0.5 * torch.eye(settings.n_features).repeat(len(generators), 1, 1))
+        future = torch.ones(settings.n_tokens, settings.n_tokens).triu(1).bool()
+        self.mask = torch.zeros(future.shape).masked_fill(future, -torch.inf)
+
+    def projected(
+        self, weight: Float[Tensor, "seed d_model d_head"], features: Float[Tensor, "feature d_model"]
+    ) -> Float[Tensor, "seed feature d_head"]:
+        """Return the query or key of each feature before RoPE, with the kept planes only."""
+        return keep(features @ weight, self.rope, self.kept)
+
+    def pattern(
+        self, tokens: Int[Tensor, "seed prompt pos"], features: Float[Tensor, "feature d_model"], first_query: int = 0
+    ) -> Float[Tensor, "seed prompt query pos"]:
+        """Return S of the queries from `first_query` on; tokens are indices into the given features."""
+        n_seeds, n_prompts, n = tokens.shape
+        positions = torch.arange(n)
+        row = (torch.arange(n_seeds)[:, None, None] * len(features) + tokens) * n + positions
+
+        def looked_up(weight: Tensor) -> Tensor:
+            # few features: rotate each once at every position, then look the tokens up
+            table = self.projected(weight, features)[:, :, None].expand(-1, -1, n, -1)
+            return embedding(row, rotate(table, positions, self.rope).reshape(-1, weight.shape[-1])).flatten(0, 1)
+
+        q, k = looked_up(self.w_q)[:, first_query:], looked_up(self.w_k)
+        return torch.baddbmm(self.mask[first_query:], q, k.mT).softmax(-1).view(n_seeds, n_prompts, -1, n)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "seed prompt pos"],
+        values: Float[Tensor, "seed prompt pos"],
+        features: Float[Tensor, "feature d_model"],
+    ) -> Float[Tensor, "seed prompt"]:
+        """Return the prediction of values[..., -1]; position j shows the value of position j - D."""
+        distance, n_features = self.settings.distance, len(features)
+        context = self.pattern(tokens, features, distance)[:, :, :-1] @ one_hot(tokens, n_features).float()
+        asked = tokens[..., -1:].expand(-1, -1, n_features)
+        attention = (context @ self.matching.gather(1, asked)[..., None])[..., 0].softmax(-1)
+        return (attention * values[..., : attention.shape[-1]]).sum(-1)
+
+
+def draw_prompts(
+    settings: SlashToy, generators: Sequence[torch.Generator], n_prompts: int
+) -> tuple[Int[Tensor, "seed prompt pos"], Float[Tensor, "seed prompt pos"]]:
+    """Draw tokens x_j and their values w[x_j], with a new w per prompt; every seed has its own generator."""
+    shape, n = (n_prompts, settings.n_tokens), settings.n_features
+    tokens = torch.stack([torch.randint(n, shape, generator=generator) for generator in generators])
+    weights = torch.stack([torch.randn(n_prompts, n, generator=generator) for generator in generators])
+    return tokens, weights.gather(2, tokens)
+
+
 @full_precision()
-def slash_toy(
-    distance: int = 3,
-    planes: Planes | str = "all",
-    *,
-    seeds: Sequence[int] = (0, 1, 2),
-    steps: int = 1500,
-    batch: int = 256,
-    n_tokens: int = 48,
-    n_features: int = 8,
-    angle: float = 30.0,
-    d_head: int = 32,
-    rope_base: float = 10_000.0,
-    init_std: float = 0.02,
-    learning_rate: float = 0.02,
-    every: int = 10,
-    snapshots: Sequence[int] | None = None,
-    progress: bool = True,
-) -> Result:
+def slash_toy(distance: int = 3, planes: str = "all", *, progress: bool = True, **settings: Any) -> Result:
     r"""Gradient descent on E (w[x_N] - sum_j a_j y_j)^2 makes a head with S_{j,j-D} near 1, on unseen features too.
 
-    A prompt is n_tokens i.i.d. features x_j; the label shown at position j is y_{j-D} = w[x_{j-D}] with w ~ N(0, I)
-    drawn per prompt, and w[x_N] is asked for. It can be found only by attending D tokens back (layer 1) and matching
-    what is seen there with x_N (layer 2). The embeddings e_k = cos(angle) u + sin(angle) v_k lie on a cone around u.
-    That a shallow RoPE transformer under gradient descent learns such heads is the claim of Cheng et al. 2026
-    (arXiv 2601.08297); this task and its settings are ours, not the paper's.
-
     Args:
-        distance: D.
-        planes: frequency bands (thirds of the planes) that the head keeps: all, high_medium, high, medium or low.
-        seeds: one run each, of weights and of data. They are trained together.
-        steps, batch, learning_rate: of Adam.
-        n_tokens: N.
-        n_features: trained features; as many more are only ever used for measuring.
-        angle: of the cone, in degrees.
-        d_head, rope_base, init_std: of W_Q and W_K; scores are not divided by sqrt(d_head).
-        every: measure after so many steps.
-        snapshots: steps at which the pattern of one prompt is kept; by default some early ones and the last.
+        distance, planes, settings: the options of `SlashToy`, which says what the task is.
         progress: show a progress bar.
 
     Returns:
@@ -204,46 +290,61 @@ def slash_toy(
     Raises:
         InputError: settings that make no task; the message says which.
 
+    Source: see `SlashToy`
+
     Example:
         >>> result = slash_toy(steps=2, batch=4, seeds=(0,), progress=False)
         >>> result.own["score"].sizes["step"], result.own["pattern"].sizes["query"]
         (2, 48)
     """
-    settings = SlashToy(**{name: value for name, value in locals().items() if name != "progress"})
-    described = {"experiment": "slash_toy", **settings.options()}
-    provenance = {**described, "options": settings.options(), "dtype": "float32", "torch": torch.__version__}
+    toy = SlashToy.with_options({"distance": distance, "planes": planes, **settings})
+    assert isinstance(toy, SlashToy)
+    described = {"experiment": "slash_toy", **toy.options()}
+    provenance = {**described, "options": toy.options(), "dtype": "float32", "torch": torch.__version__}
     with torch.device("cpu"):  # whatever torch's default device is: tensors this small are slower anywhere else
-        trained = _train(settings, progress)
-    return Result(settings, joined(settings, {TRAINED: trained}, ["toy"]), provenance)
+        trained = _trained(toy, progress)
+    return Result(toy, joined(toy, {TRAINED: trained}, ["toy"]), provenance)
 
 
-def _train(settings: ToySettings, progress: bool) -> xr.Dataset:
+def _trained(toy: SlashToy, progress: bool) -> xr.Dataset:
     """Train the shallow transformers of all seeds, side by side, and measure them on the way."""
-    generators = [torch.Generator().manual_seed(seed) for seed in settings.seeds]
-    model = ShallowTransformer(settings, generators)
-    optimiser = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    held_out = draw_prompts(settings, generators, EVALUATION_PROMPTS)
-    features, kept_steps = settings.embeddings[0], settings.kept_steps
-    moments, patterns = {}, {}
-    for step in trange(settings.steps + 1, desc="slash toy", unit="step", disable=not progress):
-        if step % settings.every == 0 or step == settings.steps:
-            moments[step] = measure(model, *held_out)
-        if step in kept_steps:
-            patterns[step] = pattern_of_one_prompt(model, held_out[0])
-        if step < settings.steps:
-            tokens, values = draw_prompts(settings, generators, settings.batch)
-            error = model(tokens, values, features) - values[..., -1]
+    generators = [torch.Generator().manual_seed(seed) for seed in toy.seeds]
+    model, embeddings = ShallowTransformer(toy, generators), toy.embeddings
+    optimiser = torch.optim.Adam(model.parameters(), lr=toy.learning_rate)
+    tokens, values = draw_prompts(toy, generators, _EVALUATION_PROMPTS)
+    # if x_N never occurred before, its value was never shown: a few such prompts would dominate the loss
+    shown = (tokens[..., : -1 - toy.distance] == tokens[..., -1:]).any(-1)
+    off_diagonal = ~torch.eye(toy.n_features, dtype=torch.bool)
+
+    def slash_score(features: Tensor) -> Tensor:
+        # prompts take the place of heads: one score per prompt, then their mean
+        found = slash_statistics(model.pattern(tokens, features).flatten(0, 1), entropy=False)
+        return found.score[0, :, toy.distance].view(tokens.shape[:2]).mean(1)
+
+    measured, patterns = {}, {}
+    for step in trange(toy.steps + 1, desc="slash toy", unit="step", disable=not progress):
+        with torch.no_grad():
+            if step % toy.every == 0 or step == toy.steps:
+                error = (model(tokens, values, embeddings[0]) - values[..., -1]).square()
+                ranks = [rank_one_share(model.projected(weight, embeddings[0])) for weight in (model.w_q, model.w_k)]
+                measured[step] = {
+                    "loss": (error * shown).sum(-1) / shown.sum(-1),
+                    "score": torch.stack([slash_score(features) for features in embeddings]),
+                    "r1": torch.stack(ranks),
+                    "matching": model.matching.diagonal(0, 1, 2).mean(-1) - model.matching[:, off_diagonal].mean(-1),
+                }
+            if step in toy.kept_steps:
+                patterns[step] = torch.stack([model.pattern(tokens[:, :1], features)[:, 0] for features in embeddings])
+        if step < toy.steps:
+            drawn, labels = draw_prompts(toy, generators, toy.batch)
+            error = model(drawn, labels, embeddings[0]) - labels[..., -1]
             optimiser.zero_grad()
             # a sum over seeds: each copy gets the gradient of its own mean loss
             error.square().mean(-1).sum().backward()
             optimiser.step()
-    over_steps = xr.concat(moments.values(), pd.Index(list(moments), name="step"))
-    assert isinstance(over_steps, xr.Dataset)
-    dims = ("features", "seed", "snapshot", "query", "key")
-    dataset = over_steps.transpose("side", "features", "seed", "step").assign(
-        uniform=("distance", uniform_scores(settings.n_tokens).numpy()),
-        pattern=(dims, torch.stack([*patterns.values()], 2).numpy()),
-    )
-    places = range(settings.n_tokens)
-    coords = {"seed": list(settings.seeds), "features": list(FEATURES), "side": list("qk"), "snapshot": list(patterns)}
-    return dataset.assign_coords(coords | dict.fromkeys(("distance", "query", "key"), places))
+    curves = {name: torch.stack([one[name] for one in measured.values()], -1) for name in measured[0]}
+    curves |= {"uniform": uniform_scores(toy.n_tokens), "pattern": torch.stack([*patterns.values()], 2)}
+    arrays = {name: (toy.variables[name].dims, one.double().numpy()) for name, one in curves.items()}
+    coords = {"seed": list(toy.seeds), "features": list(FEATURES), "side": list("qk"), "snapshot": list(patterns)}
+    places = dict.fromkeys(("distance", "query", "key"), range(toy.n_tokens))
+    return xr.Dataset(arrays, {**coords, **places, "step": list(measured)})

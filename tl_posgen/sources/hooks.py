@@ -1,6 +1,5 @@
 """Queries and keys of a running model without what one source writes into them."""
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -10,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.null_models import check_seed
 from tl_posgen.core.options import require
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores, scores_with
 from tl_posgen.models.geometry.plain_proof import without_hooks
@@ -21,13 +19,14 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.session import Session, session_of
+from tl_posgen.residual.numbers import SourceSums
 from tl_posgen.residual.reference import Reference, reference_of
-from tl_posgen.residual.residual_sources import ROUNDING, Side, SourceReader, called, frozen_layer, near
+from tl_posgen.residual.residual_sources import ROUNDING, Side, SourceReader, SourceVectors, called, near
 from tl_posgen.rope.rotation import complex_planes, from_complex_planes
 
 Removed = Literal["constant", "varying", "all"]
 On = Literal["keys", "queries"]
-SIDES: Mapping[str, Side] = {"keys": "key", "queries": "query"}
+SIDES: Mapping[str, Side] = {"keys": "k", "queries": "q"}
 
 
 def remove_source(
@@ -49,7 +48,7 @@ def remove_source(
 
     Args:
         source: as `Sources` names them: "embed", "pos_embed", "L0H3", "L0 attention" (all its heads), "L0 MLP", biases
-            such as "L0 MLP bias" and "b_K", "embed + L0 MLP"; or several, which are removed together.
+            such as "L0 MLP bias" and "b_K"; or several, which are removed together.
         part: what of it is removed.
         on: "keys" or "queries".
         heads: as in `replace_scores`; if left out, all of the layers into which one of the sources writes.
@@ -88,92 +87,91 @@ def remove_source(
         raise InputError('source: give one at least, such as "L0 MLP"')
     if control and part != "constant":
         raise InputError(f"control=True with part={part!r}: random phases are those of a constant; leave one out")
-    session = session_of(model)
+    session, side = session_of(model), SIDES[on]
     chosen = select_heads(session.model, None, heads)
     if not isinstance(reference, Reference):
         reference = reference_of(session.model, reference, layers=list(chosen))
-    names = _names_by_layer(session, reference, chosen, SIDES[on], asked, optional=heads is None)
-    chosen = {layer: of for layer, of in chosen.items() if layer in names}
-    constants = {}
-    for layer, removed in names.items():
-        means = reference.layers[layer]
-        rows = [place for place, name in enumerate(means.sources[SIDES[on]]) if name in removed]
-        constants[layer] = means.source_means[SIDES[on]][rows].sum(0)
+    sums = {layer: reference.of_layer(session.layer(layer).geometry).sources.get(side) for layer in chosen}
+    means = {layer: one for layer, one in sums.items() if one is not None}
+    if len(means) < len(sums):
+        raise InputError("the reference has no sources; make it with reference_of(model, text, sources=True)")
+    for name in asked:
+        lacking = [layer for layer, one in means.items() if not _meant([name], one.names)]
+        if len(lacking) == len(means) or (lacking and heads is not None):
+            layer = lacking[0 if heads is not None else -1]
+            known = ", ".join(one for one in means[layer].names if one != ROUNDING)
+            raise InputError(f"layer {layer}: no source {name!r} before it; it has {known}")
+    removed = {layer: names for layer, one in means.items() if (names := _meant(asked, one.names))}
+    chosen = {layer: of for layer, of in chosen.items() if layer in removed}
+    constants = {layer: means[layer].of_names(names).sum(0) / means[layer].n for layer, names in removed.items()}
     if control:
         constants = {layer: turned(session.layer(layer).geometry, one, on, seed) for layer, one in constants.items()}
-    live = None if part == "constant" else _LiveSources(session, max(chosen), names, SIDES[on])
+    reader = SourceReader(session, max(chosen))
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        gone = _of_heads(constants, capture)
-        if live is not None:
-            written = live.part_of(capture)
+        gone = constants[capture.layer][list(capture.heads), None]
+        if part != "constant":
+            written = _written(session, reader, capture, side, removed[capture.layer])
             gone = written - gone.to(written) if part == "varying" else written
-        if on == "keys":
-            return scores_with(capture, k=capture.k - gone.to(capture.k))
-        return scores_with(capture, q=capture.q - gone.to(capture.q))
+        whole = capture.k if on == "keys" else capture.q
+        return scores_with(capture, **{side: whole - gone.to(whole)})
 
-    by_row = RowByRow(scores_of) if live is None else scores_of
-    heads = [(layer, head) for layer, of in chosen.items() for head in of]
-    return [*(live.hooks(chosen) if live else []), *replace_scores(model, by_row, heads=heads)]
-
-
-def _of_heads(constants: Mapping[int, Tensor], capture: LayerCapture) -> Float[Tensor, "head 1 d_head"]:
-    """Return the constants of the heads of a capture."""
-    return constants[capture.layer][list(capture.heads), None]
+    by_row = RowByRow(scores_of) if part == "constant" else scores_of
+    live = [] if part == "constant" else [*reader.points(), *(_resid(layer) for layer in chosen if layer)]
+    places = [(layer, head) for layer, of in chosen.items() for head in of]
+    reading: HookList = [(name, partial(_keep, reader, name)) for name in live]
+    return [*reading, *replace_scores(model, by_row, heads=places)]
 
 
-def _names_by_layer(
-    session: Session,
-    reference: Reference,
-    chosen: Mapping[int, Sequence[int]],
-    side: Side,
-    asked: Sequence[str],
-    *,
-    optional: bool,
-) -> dict[int, set[str]]:
-    """Return, by layer, the names of the sources that are removed there.
-
-    Args:
-        optional: whether a layer may lack a source, if another has it.
-    """
-    found: dict[int, set[str]] = {layer: set() for layer in chosen}
-    missing: dict[str, InputError] = {}
-    there: set[str] = set()
-    for layer in chosen:
-        every = reference.of_layer(session.layer(layer).geometry).sources.get(side, ())
-        if not every:
-            raise InputError("the reference has no sources; make it with reference_of(model, text, sources=True)")
-        known = [name for name in every if name != ROUNDING]
-        for one in asked:
-            try:
-                found[layer] |= set(_expanded(one, known))
-                there.add(one)
-            except LookupError as error:
-                words = f"layer {layer}: no source {error.args[0]!r} before it; it has {', '.join(known)}"
-                missing[one] = InputError(words)
-                if not optional:
-                    raise missing[one] from None
-    if nowhere := [one for one in asked if one not in there]:
-        raise missing[nowhere[0]]
-    return {layer: names for layer, names in found.items() if names}
+def _keep(reader: SourceReader, name: str, value: Tensor, hook: Any) -> None:
+    """Let the reader see what a hook point carries; the value stays as it is."""
+    reader.keep(name, value)
 
 
-def _expanded(name: str, known: Sequence[str]) -> list[str]:
-    """Return the sources that a name stands for: "L0 attention" for all heads of a layer, "embed + L0 MLP" for these.
+def _resid(layer: int) -> str:
+    return f"blocks.{layer}.hook_resid_pre"
+
+
+def _meant(asked: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the sources that names stand for: "L0 attention" for all heads of a layer.
 
     Example:
-        >>> _expanded("embed + L0 attention", ["embed", "L0H0", "L0H1", "L0 MLP"])
+        >>> _meant(["embed", "L0 attention"], ["embed", "L0H0", "L0H1", "L0 MLP", "rounding"])
         ['embed', 'L0H0', 'L0H1']
     """
-    if name in known:
-        return [name]
-    if " + " in name.strip(" +"):
-        return [each for one in name.split(" + ") for each in _expanded(one, known)]
-    layer = re.fullmatch(r"(L\d+) attention", name)
-    heads = [one for one in known if layer and re.fullmatch(rf"{layer[1]}H\d+", one)]
-    if not heads:
-        raise LookupError(name)
-    return heads
+    layers = [name.removesuffix(" attention") for name in asked if name.endswith(" attention")]
+    return [
+        one for one in known if one != ROUNDING and (one in asked or any(one.startswith(f"{of}H") for of in layers))
+    ]
+
+
+def _written(
+    session: Session, reader: SourceReader, capture: LayerCapture, side: Side, names: Sequence[str]
+) -> Float[Tensor, "head pos d_head"]:
+    """Return what the named sources write into the queries or keys of a layer in the pass that runs."""
+    x = reader.seen[_resid(capture.layer)][capture.prompt].float().to(capture.device)
+    if len(x) != capture.length:
+        raise InputError(
+            "remove_source: of padded prompts what a source writes cannot be read; run prompts of one length, or take "
+            'part="constant"'
+        )
+    written = reader.sources(capture.layer, x, capture.prompt)
+    capture.resid, capture.projections = x, session.projections(capture.layer)
+    norms = [one for name, one in session.backend.model.blocks[capture.layer].named_children() if name.startswith("ln")]
+    with torch.no_grad(), without_hooks(session.model):
+        for norm in (None, *norms):  # what entered W_K is the residual stream, or the norm of it that gives these keys
+            inputs = x if norm is None else called(norm, session, x)
+            keys = capture.projections.keys(inputs.to(capture.projections.w_k.device))[list(capture.heads)]
+            if near(keys.to(capture.k), capture.k, session.dtype):
+                break
+        else:
+            raise UnsupportedModelError(
+                f"layer {capture.layer}: no norm of the block gives the keys of this pass (other hooks change them?), "
+                'so they cannot be traced to what earlier layers wrote; part="constant" needs no tracing'
+            )
+    capture.inputs = inputs
+    vectors = SourceVectors.of_capture(session, capture, written, side)
+    return SourceSums(1, vectors.names, vectors.vectors()).of_names(names).sum(0)
 
 
 def turned(
@@ -192,54 +190,3 @@ def turned(
     z = complex_planes(double(constant), geometry.rope)
     z[:, :n_planes] *= torch.polar(torch.ones_like(angles), angles).to(z)
     return from_complex_planes(z, geometry.rope, geometry.d_head)
-
-
-class _LiveSources:
-    """Vectors that sources write into queries or keys in the pass that runs."""
-
-    def __init__(self, session: Session, last: int, names: Mapping[int, set[str]], side: Side):
-        self.session, self.names, self.reader = session, names, SourceReader(session, last)
-        self.side: Side = side
-        self.resid: dict[int, Tensor] = {}
-
-    def hooks(self, layers: Mapping[int, Sequence[int]]) -> HookList:
-        """Return the hooks that read the pass; they stand before those that use it."""
-
-        def keep(name: str, value: Tensor, hook: object) -> None:
-            self.reader.keep(name, value)
-
-        def keep_resid(layer: int, value: Tensor, hook: object) -> None:
-            self.resid[layer] = value.detach()
-
-        found: HookList = [(name, partial(keep, name)) for name in self.reader.points()]
-        return found + [(f"blocks.{layer}.hook_resid_pre", partial(keep_resid, layer)) for layer in layers]
-
-    def part_of(self, capture: LayerCapture) -> Float[Tensor, "head pos d_head"]:
-        """Return what the sources of a layer write into its queries or keys."""
-        x = double(self.resid[capture.layer][capture.prompt]).float().to(capture.device)
-        if len(x) != capture.length:
-            raise InputError(
-                "remove_source: of padded prompts what a source writes cannot be read; run prompts of one length, or "
-                'take part="constant"'
-            )
-        written = self.reader.sources(capture.layer, x, capture.prompt)
-        capture.resid, capture.inputs = x, self.inputs_of(capture, x)
-        capture.projections = self.session.projections(capture.layer)
-        frozen = frozen_layer(self.session, capture, self.side)
-        wanted = [place for place, name in enumerate(frozen.names(written.names)) if name in self.names[capture.layer]]
-        return frozen.of_heads(capture.heads).vectors(written.values)[wanted].sum(0)
-
-    def inputs_of(self, capture: LayerCapture, x: Float[Tensor, "pos d_model"]) -> Float[Tensor, "pos d_model"]:
-        """Return what entered W_K: the residual stream, or the norm of it that gives the keys of the pass."""
-        projections, block = self.session.projections(capture.layer), self.session.backend.model.blocks[capture.layer]
-        norms = [one for name, one in block.named_children() if name.startswith("ln")]
-        with torch.no_grad(), without_hooks(self.session.model):
-            for norm in (None, *norms):
-                inputs = x if norm is None else called(norm, self.session, x)
-                keys = projections.keys(inputs.to(projections.w_k.device))[list(capture.heads)]
-                if near(keys.to(capture.k), capture.k, self.session.dtype):
-                    return inputs
-        raise UnsupportedModelError(
-            f"layer {capture.layer}: no norm of the block gives the keys of this pass (other hooks change them?), "
-            'so they cannot be traced to what earlier layers wrote; part="constant" needs no tracing'
-        )

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.position.decomposition.numbers.variance_shares import NOTHING, Spread, TripleMoments
+from tl_posgen.position.decomposition.numbers.variance_shares import Spread, TripleMoments
 from tl_posgen.rope.planes import SecondMoments
 from tl_posgen.rope.rotation import Rope, complex_planes, from_complex_planes
 
@@ -64,18 +63,3 @@ def source_weights(
     z = complex_planes(double(x), rope)
     g = z.conj() @ form.plain.mT + z @ form.conjugate.mT
     return from_complex_planes(g / 2, rope, x.shape[-1])
-
-
-def products_of_means(
-    form: SecondMoments, means: Float[Tensor, "source head d_head"], rope: Rope
-) -> Float[Tensor, "source head"]:
-    """<xbar_s, g>, g the weights of xbar = sum_s xbar_s: E[w_s w] of a term that has the mean of x alone."""
-    weights = source_weights(form, means.sum(0)[:, None], rope)[:, 0]
-    return (double(means) * weights).sum(-1)
-
-
-def as_shares(values: Float[Tensor, "source head"], moments: TripleMoments) -> Float[Tensor, "source head"]:
-    """E[w_s w] / E w^2; NaN where E w^2 is rounding beside E|q|^2 E|k|^2."""
-    total = values.sum(0)
-    energies = [x.mean.abs().square().sum(-1) + x.energy.sum(-1) for x in (moments.q, moments.k)]
-    return values / total.masked_fill(total <= NOTHING * energies[0] * energies[1], torch.nan)

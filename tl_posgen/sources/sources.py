@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.host_copies import HostCopies
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.number import Number
@@ -20,38 +21,31 @@ from tl_posgen.core.run import Run
 from tl_posgen.core.sums import PromptGroups, Sums, total
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.selection import select_heads
-from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights
-from tl_posgen.residual.residual_sources import By, ResidualSources
-from tl_posgen.sources.constants import (
-    CHECKED,
-    CURVES,
-    OF_MEAN_TOKEN,
-    PREDICTORS,
-    MeanToken,
-    checked,
-    strongest_pairs,
-    without_constants,
+from tl_posgen.position.decomposition.numbers.variance_shares import (
+    NOTHING,
+    DistanceWeights,
+    Spread,
+    turning,
+    weighted_spread,
 )
-from tl_posgen.sources.figures import draw_check, draw_curves, draw_graph, draw_heads, draw_layers
-from tl_posgen.sources.source_sums import (
-    SIDE_WORDS,
-    Factors,
-    Letter,
-    SourcedSide,
-    SourceSums,
-    TermName,
-    all_sources,
-    folded,
-    products_of,
-    read_prompts,
-    share_of,
-    sums_of,
-    takes_products,
-)
+from tl_posgen.position.decomposition.variance import moments_with_and_without_first
+from tl_posgen.report.kinds import heat_maps
+from tl_posgen.residual.numbers import REST, SourceSums, sorted_sources
+from tl_posgen.residual.residual_sources import By, Side, SourceVectors, read_prompts
+from tl_posgen.rope.planes import SecondMoments
+from tl_posgen.rope.rotation import rotate
+from tl_posgen.slash.layer_means import statistics_from_qk
+from tl_posgen.sources.graph import SIDE_WORDS, draw_graph
+from tl_posgen.sources.numbers import TERMS, source_form, source_weights
+from tl_posgen.stats.correlations import rank_correlation
 
+TermName = Literal["position", "content", "interaction", "key"]
 WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key part"}
 DIMS = ("tokens", "side", "term", *HEAD)
+OF_SOURCE = (*HEAD, "source")
+PARTS = dict(zip(TOKENS, (slice(0, None), REST), strict=True))  # tokens that count
+PREDICTORS = {"position share": "share", "energy of the constant": "constant_energy"}  # of the fall -> its variable
+UNTOUCHED = "untouched"
 MOST_LAYERS, MOST_SOURCES = 8, 3  # that a sentence names; that a row of the table has
 NO_TURN = "nothing rotates, so position and interaction are zero by construction and have no sources; content has."
 
@@ -69,26 +63,20 @@ class Sources(Measure):
     out unless tokens="all" is asked for. Parts of w_qkd = s Re sum_m z^q_m conj(z^k_m) u_m(d), with kbar and ubar the
     means and v = u - ubar: position, of kbar and v; content, of k - kbar and ubar; interaction, of k - kbar and v; key,
     of E q, k - kbar and ubar. Their E w^2 is the variance that `variance` gives d + qd, k + qk, kd + qkd, and k.
-
-    A prompt in which every token is the mean token (the mean embedding, first token left out) shows how much of a
-    constant needs tokens that vary: the cosine of E x_s with what s writes there. With both sides, curves of the
-    strongest pairs of a query source and a key source are kept, a_st(d), which add up to the curve of mean query and
-    mean key. Heads chosen with heads=report.heads("slash") are those of the graph.
+    Heads chosen with heads=report.heads("slash") are those of the graph.
 
     Position on the key side needs the mean of each source alone, from one pass; what needs second moments takes a
     second pass, and intervals of its shares hold the weights of all prompts fixed. One hop only: the first MLP may
-    stand for the embedding, which fold=["mlp0"] makes one source with it. Averages over tokens are nearly constant
-    without training too: compare with random init.
+    stand for the embedding. Averages over tokens are nearly constant without training too: compare with random init.
 
     check=True takes the constant E k_s of each source from the captured keys of a prompt, as the other prompts have it,
-    and correlates the relative fall of each head's slash score over all heads and sources with the position share, with
-    |E k_s|^2 and with E|k_s|^2.
+    and correlates the relative fall of each head's slash score over all heads and sources with the position share, and
+    with |E k_s|^2.
 
     Args:
         terms: of which parts.
         sides: "k", sources of keys; "q", of queries.
         by: whether all heads of a layer are one source, or each head.
-        fold: "mlp0": the embedding and the first MLP are one source.
         n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out.
         weights: of distances: "uniform", or "causal" (as often as they occur in a text that long).
         check: whether to remove the constant of each source from the keys and correlate the fall of slash scores.
@@ -107,9 +95,8 @@ class Sources(Measure):
     """
 
     terms: Annotated[Sequence[TermName], Each()] = ("position",)
-    sides: Annotated[Sequence[Letter], Each()] = ("k",)
+    sides: Annotated[Sequence[Side], Each()] = ("k",)
     by: By = "layer"
-    fold: Annotated[Sequence[Literal["mlp0"]], Each(0)] = ()
     n_distances: Distances | None = None
     weights: DistanceWeights = "uniform"
     check: bool = False
@@ -128,19 +115,29 @@ class Sources(Measure):
             interval=True,
             bounds=(1, np.inf),
         ),
-        "of_mean_token": OF_MEAN_TOKEN,
-        **CURVES,
         "mean_square": Variable("E w^2", "logits^2", "of the part of the score that the term is", DIMS),
-        **CHECKED,
+        "fall": Variable(
+            *("fall of the slash score", "", "1 - score without the source's constant in the keys / score"),
+            OF_SOURCE,
+            interval=True,
+        ),
+        "constant_energy": Variable("energy of the constant", "", "|E k_s|^2", OF_SOURCE),
+        "rho": Variable(
+            *("Spearman's rho with the fall", "", "over all heads and sources of layers with several sources"),
+            ("predictor",),
+            interval=True,
+            bounds=(-1, 1),
+        ),
     }
     figures = {
-        "layers": draw_layers,
-        "heads": draw_heads,
+        "layers": heat_maps(
+            *("share", "layer", "source"),
+            title="Sources, mean over heads",
+            subtitle="shares sum to 1 along a row; negative where a source works against the others",
+            limits=(-1.0, 1.0),
+        ),
         "graph": draw_graph,
-        "curves": draw_curves,
-        "check": draw_check,
     }
-    by_head = frozenset({"heads"})
     whole_rows = True
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
@@ -150,10 +147,6 @@ class Sources(Measure):
     def usual(self) -> Mapping[str, Any]:
         return {"tokens": TOKENS[1], "side": self.sides[0], "term": self.terms[0]}
 
-    def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        needed = {"check": "fall", "curves": "curve"}
-        return [kind for kind in self.figures if needed.get(kind, "share") in data]
-
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Sources":
         if self.check and ("position" not in self.terms or "k" not in self.sides):
             raise InputError('sources: check=True needs "position" in terms and "k" in sides; add them')
@@ -162,82 +155,111 @@ class Sources(Measure):
         return self
 
     @property
-    def places(self) -> list[tuple[Letter, TermName]]:
+    def places(self) -> list[tuple[Side, TermName]]:
         """Side and term of every share."""
-        return [(side, term) for side in self.sides for term in self.terms]
-
-    @property
-    def folded(self) -> Mapping[str, str]:
-        """Source -> the name of those that it is one with."""
-        return dict.fromkeys(("embed", "L0 MLP", "L0 MLP bias"), "embed + L0 MLP") if self.fold else {}
+        return list(product(self.sides, self.terms))
 
     # The passes
 
     @property
-    def reads_twice(self) -> bool:
-        """Whether a second pass of the prompts is needed."""
-        return self.check or any(takes_products(*place) for place in self.places)
+    def products(self) -> list[tuple[Side, TermName]]:
+        """Side and term of the shares that need more than means of sources: products of every token with fixed weights,
+        from a second pass."""
+        return [(side, term) for side, term in self.places if getattr(TERMS[term], side) != "mean"]
 
     def passes(self, run: Run) -> int:
-        return len(run.rows) * (1 + self.reads_twice) + 1
+        return len(run.rows) * (2 if self.check or self.products else 1)
 
     def of_model(self, run: Run) -> xr.Dataset:
         groups, own = PromptGroups(self, grouped=run.init is None), dict[tuple[int, int], SourceSums]()
-        mean_token, layers = MeanToken(), select_heads(run.model, **run.where)
-        for capture, written in read_prompts(run, self.by):
-            if capture.layer == min(layers):
-                mean_token.add(written)
-            written = folded(written, self.folded)
-            values = self.add(groups, capture, sums_of(run.session, capture, written, self.sides))
+
+        def add(capture: LayerCapture, values: Mapping[str, Any]) -> Mapping[str, Any]:
+            copies = HostCopies.start(capture, {self.name: values}).arrived()
+            groups.sums_of(capture.prompt).add_layer(copies.place, copies.values[self.name])
+            return copies.values[self.name]
+
+        for capture, reader in read_prompts(run.session, run.rows, self.by, **run.where):
+            written = reader.of_capture(capture)
+            both = zip(TOKENS, moments_with_and_without_first(capture), strict=True)
+            found: dict[str, Any] = {f"moments {tokens}": moments for tokens, moments in both}
+            for side in self.sides:
+                vectors = SourceVectors.of_capture(run.session, capture, written, side)
+                rest = vectors.sums(REST)
+                found |= {f"{side} {TOKENS[0]}": vectors.sums(slice(0, 1)) + rest, f"{side} {TOKENS[1]}": rest}
+            values = add(capture, found)
             if self.check:
                 own[capture.prompt, capture.layer] = values[f"k {TOKENS[1]}"]
-        whole = total(groups.parts)
-        for capture, written in read_prompts(run, self.by) if self.reads_twice else ():
-            written = folded(written, self.folded)
-            found = self.products(run, capture, written, whole)
+        whole, again = total(groups.parts), self.check or self.products
+        for capture, reader in read_prompts(run.session, run.rows, self.by, **run.where) if again else ():
+            written = reader.of_capture(capture)
+            every = {side: SourceVectors.of_capture(run.session, capture, written, side) for side in self.sides}
+            found = {}
+            for tokens in TOKENS:
+                distance = self.distance(whole, capture.layer, tokens)
+                for side, term in self.products:
+                    one = self.products_of(whole, capture, every[side], side, term, tokens, distance)
+                    found[f"{side} {term} {tokens}"] = one
             if self.check:
                 rest = whole.by_layer(f"k {TOKENS[1]}")[capture.layer] - own[capture.prompt, capture.layer]
-                found |= without_constants(run, capture, written, rest)
-            self.add(groups, capture, found)
-        data = groups.dataset()
-        every = data["source"].values.tolist()
-        data["of_mean_token"] = mean_token.cosines_of(run, whole, self.sides, self.by, self.folded, every)
-        return data.assign(strongest_pairs(whole, self.n_distances, self.weights) if len(self.sides) > 1 else {})
+                found["slash"] = without_constants(capture, rest, max(1, min(map(len, run.rows)) // 2))
+            add(capture, found)
+        return groups.dataset()
 
-    def add(self, groups: PromptGroups, capture: LayerCapture, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add values of one layer of one prompt; return them on the host."""
-        copies = HostCopies.start(capture, {self.name: values}).arrived()
-        groups.sums_of(capture.prompt).add_layer(copies.place, copies.values[self.name])
-        return copies.values[self.name]
+    def distance(self, sums: Sums, layer: int, tokens: str) -> Spread:
+        """Return the spread of u(d) over the distances of the prompts of these sums, as in `variance`."""
+        (geometry, _), moments = sums.layers[layer], sums.by_layer(f"moments {tokens}")[layer]
+        n = self.n_distances or max(sums.lengths.values())
+        return weighted_spread(*turning(moments, geometry.rope, min(n, geometry.window or n), self.weights))
 
-    def products(self, run: Run, capture: LayerCapture, written: ResidualSources, whole: Sums) -> dict[str, Any]:
-        """Return what the terms take of one layer of one prompt beyond means of sources."""
-        found = {}
-        every = {tokens: self.factors(whole, capture.layer, tokens) for tokens in TOKENS}
-        for side in self.sides:
-            sourced = SourcedSide.of_capture(run.session, capture, written, side)
-            for term, tokens in product(self.terms, TOKENS):
-                if takes_products(side, term):
-                    sums = whole.by_layer(f"{side} {tokens}")[capture.layer]
-                    one = products_of(sourced, side, term, tokens, every[tokens], sums)
-                    found[f"{side} {term} {tokens}"] = one
-        return found
-
-    def factors(self, sums: Sums, layer: int, tokens: str) -> Factors:
-        return Factors.of_layer(sums, layer, tokens, self.n_distances, self.weights)
+    def products_of(
+        self,
+        whole: Sums,
+        capture: LayerCapture,
+        vectors: SourceVectors,
+        side: Side,
+        term: TermName,
+        tokens: str,
+        distance: Spread,
+    ) -> SourceSums:
+        """Return the sums over the tokens of one prompt of <x_s, g>, x_s what a source gives, or its deviation from the
+        mean over all prompts where the term has deviations."""
+        x, part, kind = vectors.whole, PARTS[tokens], TERMS[term]
+        moments, sums = (whole.by_layer(f"{name} {tokens}")[capture.layer] for name in ("moments", side))
+        means, centred = sums.means.to(x.device), getattr(kind, side) == "rest"
+        form = source_form(kind, side, moments, distance)
+        form = SecondMoments(form.plain.to(x.device), form.conjugate.to(x.device))
+        g = source_weights(form, x - means.sum(0)[:, None] if centred else x, capture.geometry.rope)
+        found = vectors.products(g, part)
+        return found + SourceSums(0, sums.names, -(means * g[:, part].sum(1)).sum(-1)) if centred else found
 
     # The dataset
 
     def finish(self, sums: Sums) -> xr.Dataset:
-        every, shape = all_sources(sums, self.sides), (len(TOKENS), len(self.sides), len(self.terms))
+        last_first = (one for side in self.sides for one in reversed(sums.by_layer(f"{side} {TOKENS[1]}").values()))
+        every = sorted_sources(name for one in last_first for name in one.names)
+        shape = (len(TOKENS), len(self.sides), len(self.terms))
         found: dict[str, dict[int, Any]] = {"share": {}, "mean_square": {}}
-        for layer in sums.layers:
-            cells = []
-            for tokens in TOKENS:
-                factors = self.factors(sums, layer, tokens)
-                cells += [share_of(sums, layer, *place, tokens, factors, every) for place in self.places]
-            for name, values in zip(found, zip(*cells, strict=True), strict=True):
-                found[name][layer] = torch.stack(values).unflatten(0, shape).numpy()
+        for layer, (geometry, heads) in sums.layers.items():
+            share = torch.full((*shape, len(heads), len(every)), torch.nan, dtype=DOUBLE)
+            squares = share[..., 0].clone()
+            for row, tokens in enumerate(TOKENS):
+                moments, distance = sums.by_layer(f"moments {tokens}")[layer], self.distance(sums, layer, tokens)
+                energies = [x.mean.abs().square().sum(-1) + x.energy.sum(-1) for x in (moments.q, moments.k)]
+                for place, (side, term) in zip(np.ndindex(shape[1:]), self.places, strict=True):
+                    if TERMS[term].d == "rest" and not geometry.rope.rotary_dim:
+                        continue  # zero by construction
+                    of_side: SourceSums = sums.by_layer(f"{side} {tokens}")[layer]
+                    if (side, term) in self.products:
+                        values = sums.by_layer(f"{side} {term} {tokens}")[layer].of_names(of_side.names) / of_side.n
+                    else:  # of the mean alone, <xbar_s, g>
+                        form, means = source_form(TERMS[term], side, moments, distance), of_side.means
+                        values = (means * source_weights(form, means.sum(0)[:, None], geometry.rope)[:, 0]).sum(-1)
+                    size = values.sum(0)
+                    known = size.masked_fill(size <= NOTHING * energies[0] * energies[1], torch.nan)  # else rounding
+                    columns = [every.index(name) for name in of_side.names]
+                    share[row][place][:, columns] = (values / known).mT
+                    squares[row][place] = geometry.scale**2 * size
+            found["share"][layer], found["mean_square"][layer] = share.numpy(), squares.numpy()
         data = xr.Dataset({name: sums.over_layers(name, values) for name, values in found.items()})
         share = data["share"].assign_coords(source=np.array(every, object))
         data = data.drop_vars("source").assign(share=share, absolute=abs(share).sum("source", min_count=1))
@@ -276,16 +298,6 @@ class Sources(Measure):
                 f"Shares add up to 1, and without their signs to {absolute:.2f}: above 1, sources cancel; most in "
                 f"{most:.2f}.",
             ]
-            if term == "position":
-                cosines = {
-                    f"layer {layer}: {name}": own("of_mean_token", side=side, layer=layer, source=name)
-                    for layer, (name, _) in shown
-                }
-                lines.append(
-                    "What these sources write where every token is the mean token has, with what they write on average,"
-                    f" a cosine of {'; '.join(f'{name} {one:.2f}' for name, one in cosines.items())}. At 1 it needs no "
-                    "variety of tokens."
-                )
         if "rho" in own:
             parts = ", ".join(f"{name} {own('rho', predictor=name):.2f}" for name in PREDICTORS)
             lines.append(f"Rank correlation with the fall of the slash score without a source's constant: {parts}.")
@@ -294,14 +306,11 @@ class Sources(Measure):
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row for each layer, side and term with its largest sources and their mean shares over heads."""
         rows = []
-        for side, term in self.places:
-            for layer in own.data["layer"].values:
-                largest = [
-                    f"{name} {number.plain:.2f}" for name, number in top_of(own, side, term, layer, MOST_SOURCES)
-                ]
-                absolute = own("absolute", side=side, term=term, layer=layer)
-                cells = {"layer": int(layer), "largest shares": ", ".join(largest) or "none"}
-                rows.append({"side": side, "term": term, **cells, "sum of |shares|": f"{absolute.plain:.2f}"})
+        for (side, term), layer in product(self.places, own.data["layer"].values):
+            top = [f"{name} {number.plain:.2f}" for name, number in top_of(own, side, term, layer, MOST_SOURCES)]
+            cells = {"side": side, "term": term, "layer": int(layer), "largest shares": ", ".join(top) or "none"}
+            absolute = own("absolute", side=side, term=term, layer=layer)
+            rows.append({**cells, "sum of |shares|": f"{absolute.plain:.2f}"})
         return pd.DataFrame(rows)
 
 
@@ -310,3 +319,44 @@ def top_of(own: Numbers, side: str, term: str, layer: Any, most: int) -> list[tu
     share = mean_of(own.of_side(own.array("share", side=side, term=term, layer=layer)))
     names = share.mean("head").to_series().dropna().nlargest(most).index
     return [(str(name), own("share", side=side, term=term, layer=layer, source=name)) for name in names]
+
+
+# The check: slash scores without the constant that a source writes into the keys
+
+
+def without_constants(capture: LayerCapture, rest: SourceSums, n_distances: int) -> SourceSums:
+    """Return slash scores [head, distance] of a prompt untouched and without the constant of each source.
+
+    Args:
+        rest: sums over the other prompts of what each source gives to the keys, which give the constants.
+    """
+    scores = [statistics_from_qk(capture, capture.rotated_q, capture.rotated_k).score[0]]
+    for constant in rest.means:
+        keys = rotate(capture.k - constant[:, None].to(capture.k), capture.positions, capture.geometry.rope)
+        scores.append(statistics_from_qk(capture, capture.rotated_q, keys).score[0])
+    return SourceSums(1, (UNTOUCHED, *rest.names), double(torch.stack(scores)[..., :n_distances]))
+
+
+def checked(sums: Sums, share: xr.DataArray) -> xr.Dataset:
+    """Return the fall of the slash score of every head and source at the head's best distance D < N/2, what may predict
+    it, and how well it does.
+
+    Args:
+        share: [layer, head, source] of position, keys.
+    """
+    found = []
+    for layer, scores in sums.by_layer("slash").items():
+        constants = sums.by_layer(f"k {TOKENS[1]}")[layer]
+        untouched, *others = scores.of_names([UNTOUCHED, *constants.names]) / scores.n
+        best = untouched.argmax(-1, keepdim=True)
+        at_best = torch.stack(others).gather(-1, best.expand(len(others), -1, -1))[..., 0]
+        fall, energy = 1 - at_best / untouched.gather(-1, best)[:, 0], constants.means.square().sum(-1)
+        arrays = {"fall": (("source", "head"), fall.numpy()), "constant_energy": (("source", "head"), energy.numpy())}
+        labels = {"layer": layer, "head": sums.layers[layer][1], "source": list(constants.names)}
+        found.append(xr.Dataset(arrays, labels))
+    data = sums.join_layers(found).reindex(source=share["source"]).transpose(*OF_SOURCE)
+    fall = data["fall"].where(share.notnull().sum("source") > 1)
+    columns = [share, data["constant_energy"], fall]
+    share, energy, fall = (torch.tensor(one.transpose(*OF_SOURCE).values.ravel(), dtype=DOUBLE) for one in columns)
+    rho = [rank_correlation(one, fall).r for one in (share, energy)]
+    return data.assign(rho=xr.DataArray(rho, {"predictor": list(PREDICTORS)}))

@@ -5,7 +5,7 @@
    they stay together. Fewer than FEWEST prompts have no interval: their ends are NaN.
 2. The ends are Tukey's, mean -+ t s of the jackknife's pseudo-values (`jackknife_interval`), whose mean lacks the bias
    of an estimate from few prompts; of a mean over prompts that is Student's interval (`mean_interval`).
-3. An interval holds its value, and is cut at the bounds of the quantity (`within_bounds`).
+3. An interval holds its value, and is cut at the bounds of the quantity (`_within_bounds`).
 
 Measured in benchmarks/intervals.py: scales on which the bounds lie at infinity (Fisher's z, the logit) hold the truth
 no more often than cutting does, less often near a bound, and their ends run away where a value lies close to one.
@@ -19,6 +19,8 @@ from jaxtyping import Float, Int
 from tl_posgen.errors import InputError
 
 Bounds = tuple[int | float, int | float]  # lowest and highest value of a quantity; -inf or inf for none on a side
+Values = Float[np.ndarray, "*measure"] | float
+Ends = tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]  # low and high
 
 FEWEST = 4  # prompts, or groups of them: fewer leave intervals too wide to say anything
 MOST_GROUPS = 6
@@ -42,26 +44,19 @@ def prompts_per_group(n: int) -> int:
     return size
 
 
-def within_bounds(
-    value: Float[np.ndarray, "*measure"] | float,
-    low: Float[np.ndarray, "*measure"] | float,
-    high: Float[np.ndarray, "*measure"] | float,
-    bounds: Bounds | None = None,
-) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
-    """min(value, max(low, lowest)) and max(value, min(high, highest)): ends that hold the value, cut at the bounds.
+def _within_bounds(value: Values, half: Values, mean: Values, bounds: Bounds | None) -> Ends:
+    """min(value, max(mean - half, lowest)) and max(value, min(mean + half, highest)): ends that hold the value.
 
     The truth lies within the bounds, so that cutting leaves out nothing of it. A value at its bound keeps the other
-    end; one beyond it (by rounding, or as the bound is none) is the end on that side. NaN where value or end is.
+    end; one beyond it (by rounding, or as the bound is none) is the end on that side. NaN where value or half is.
     """
     lowest, highest = (-np.inf, np.inf) if bounds is None else bounds
     if not lowest < highest:
         raise InputError(
             f"bounds {lowest:g} and {highest:g}: give the lowest value that there can be, then the highest"
         )
-    return (
-        np.asarray(np.minimum(value, np.maximum(low, lowest))),
-        np.asarray(np.maximum(value, np.minimum(high, highest))),
-    )
+    low, high = np.maximum(mean - half, lowest), np.minimum(mean + half, highest)
+    return np.asarray(np.minimum(value, low)), np.asarray(np.maximum(value, high))
 
 
 def t_975(degrees: Int[np.ndarray, "*measure"] | int) -> Float[np.ndarray, "*measure"]:
@@ -76,9 +71,7 @@ def t_975(degrees: Int[np.ndarray, "*measure"] | int) -> Float[np.ndarray, "*mea
     return np.where(degrees < 1, np.nan, np.where(degrees > 9, expanded, np.take(T_975, n - 1, mode="clip")))
 
 
-def mean_interval(
-    values: Float[np.ndarray, "prompt *measure"], bounds: Bounds | None = None
-) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
+def mean_interval(values: Float[np.ndarray, "prompt *measure"], bounds: Bounds | None = None) -> Ends:
     r"""mean -+ t_{.975, n - 1} s / sqrt(n), cut at the bounds: Student's interval of the mean over n prompts.
 
     Args:
@@ -88,7 +81,7 @@ def mean_interval(
     Returns:
         Lower and upper end; NaN of fewer than FEWEST values.
 
-    Source: Student 1908; cut at the bounds, see `within_bounds`.
+    Source: Student 1908; cutting at the bounds is ours.
 
     Example:
         >>> low, high = mean_interval(np.array([0.90, 0.92, 0.91, 0.95]))
@@ -101,8 +94,7 @@ def mean_interval(
     mean = np.where(known, values, 0).sum(0) / np.maximum(n, 1)
     squares = (np.where(known, values - mean, 0) ** 2).sum(0)
     half = t_975(np.asarray(n - 1)) * np.sqrt(squares / np.maximum(n - 1, 1) / np.maximum(n, 1))
-    half = np.where(n < FEWEST, np.nan, half)
-    return within_bounds(mean, mean - half, mean + half, bounds)
+    return _within_bounds(mean, np.where(n < FEWEST, np.nan, half), mean, bounds)
 
 
 def jackknife_interval(
@@ -110,7 +102,7 @@ def jackknife_interval(
     without: Float[np.ndarray, "group *measure"],
     share: Float[np.ndarray, " group"],
     bounds: Bounds | None = None,
-) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
+) -> Ends:
     r"""mean_J -+ t_{.975, G - 1} s, s^2 = 1/G sum_g (p_g - mean_J)^2 / (h_g - 1): the delete-a-group jackknife.
 
     theta is the estimate of all prompts, theta_g that without group g, h_g = 1 / share_g,
@@ -129,7 +121,7 @@ def jackknife_interval(
         Lower and upper end; NaN of fewer than FEWEST groups, and where one of the estimates is.
 
     Source: Quenouille 1956, Tukey 1958; groups of unequal size: Busing, Meijer & van der Leeden 1999;
-    stretched and cut, see `within_bounds`.
+    stretching and cutting are ours.
 
     Example:
         >>> prompts = np.array([0.90, 0.92, 0.91, 0.95])
@@ -144,17 +136,17 @@ def jackknife_interval(
     if n and (not (share > 0).all() or abs(share.sum() - 1) > 1e-9):
         raise InputError(f"jackknife: shares {share.tolist()} of the prompts; they are above 0 and sum to 1")
     if n < FEWEST:
-        return within_bounds(value, value + np.nan, value + np.nan, bounds)
+        return _within_bounds(value, np.nan, value, bounds)
     h = (1 / share).reshape(n, *(1 for _ in np.shape(value)))
     mean = n * value - ((1 - 1 / h) * without).sum(0)
     pseudo_values = h * value - (h - 1) * without
     half = t_975(n - 1) * np.sqrt(((pseudo_values - mean) ** 2 / (h - 1)).mean(0))
-    return within_bounds(value, mean - half, mean + half, bounds)
+    return _within_bounds(value, half, mean, bounds)
 
 
 def difference_interval(
     first: Sequence[Float[np.ndarray, "*measure"]], second: Sequence[Float[np.ndarray, "*measure"]]
-) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
+) -> Ends:
     r"""d - sqrt((b - l_b)^2 + (h_a - a)^2) and d + sqrt((h_b - b)^2 + (a - l_a)^2), d = b - a.
 
     For two numbers of independent prompts, given as (a, l_a, h_a) and (b, l_b, h_b); those of the same prompts are left

@@ -12,10 +12,10 @@ from typing import Any, TypeVar, get_type_hints
 
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import check_seed, check_seeds
+from tl_posgen.core.null_models import check_seeds
 from tl_posgen.core.options import require
 from tl_posgen.core.store import in_file_name
-from tl_posgen.errors import InputError, PosgenError
+from tl_posgen.errors import InputError, PosgenError, check_seed
 from tl_posgen.models.loading.load import Pretrained
 from tl_posgen.models.provenance import versions
 from tl_posgen.models.tokens import bundled_text, read_text
@@ -28,7 +28,7 @@ else:
 MEASURES = ("three_axis", "variance", "mean_key")
 BUNDLED = "bundled"
 MAIN = "main"  # the revision of a model that a study names none of
-IDENTITY = (".json", ".safetensors", ".gguf", ".model", ".txt", ".jinja")  # files that make a model or a tokenizer
+_IDENTITY = (".json", ".safetensors", ".gguf", ".model", ".txt", ".jinja")  # files that make a model or a tokenizer
 _Made = TypeVar("_Made")
 
 
@@ -183,7 +183,7 @@ class Study:
     Attributes:
         name: of the study.
         weights, texts, measures: models at their revisions, texts, and (name, options) of each measure.
-        length, n_prompts, consecutive, seed, null_seeds: as in `analyze`.
+        length, n_prompts, consecutive, seed, null_seeds, shuffled_seeds: as in `analyze`.
         drop_cache: delete a revision's files from the Hub's cache once its jobs are done.
 
     Example:
@@ -202,6 +202,7 @@ class Study:
     consecutive: bool = False
     seed: int = 0
     null_seeds: tuple[int, ...] = (0,)
+    shuffled_seeds: tuple[int, ...] | None = None
     drop_cache: bool = False
 
     def __post_init__(self) -> None:
@@ -257,8 +258,9 @@ class Study:
     @property
     def cut(self) -> dict[str, Any]:
         """How its texts are cut into prompts, and its seeds, as `analyze` takes them."""
-        cut = {"length": self.length, "n_prompts": self.n_prompts, "consecutive": self.consecutive}
-        return cut | {"seed": self.seed, "null_seeds": [*self.null_seeds]}
+        cut = {name: getattr(self, name) for name in ("length", "n_prompts", "consecutive", "seed")}
+        shuffled = None if self.shuffled_seeds is None else [*self.shuffled_seeds]
+        return cut | {"null_seeds": [*self.null_seeds], "shuffled_seeds": shuffled}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -307,7 +309,7 @@ def digest_of(name: str) -> str:
         return name
     digest = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(path.iterdir()):
-        if file.is_file() and file.suffix in IDENTITY:
+        if file.is_file() and file.suffix in _IDENTITY:
             digest.update(f"{file.name} {file.stat().st_size} ".encode())
             with file.open("rb") as opened:
                 while part := opened.read(2**20):
@@ -331,8 +333,9 @@ def _parsed(written: Mapping[str, Any], folder: Path) -> Study:
             raise InputError(f"measures: {one!r}; give a name, or a table with a name and options")
         measures.append((table["name"], {key: value for key, value in table.items() if key != "name"}))
     more = {key: written[key] for key in ("length", "n_prompts", "consecutive", "seed", "drop_cache") if key in written}
-    if "null_seeds" in written:
-        more["null_seeds"] = tuple(check_seeds(written["null_seeds"]))
+    for key in ("null_seeds", "shuffled_seeds"):
+        if key in written:
+            more[key] = tuple(check_seeds(written[key], key))
     weights = tuple(one for entry in entries for one in entry.weights(folder))
     return Study(written.get("name"), weights, tuple(texts), tuple(measures), **more)  # pyright: ignore[reportArgumentType]
 

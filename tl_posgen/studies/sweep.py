@@ -16,16 +16,17 @@ from joblib import Parallel, delayed, parallel_config
 from tqdm.auto import tqdm
 
 from tl_posgen.core.engine import analyze
-from tl_posgen.core.files import require_writable
+from tl_posgen.core.files import require_writable, write_files
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report, load_provenance
 from tl_posgen.core.store import Parts, read_part, write_part
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.models.conversion.source import drop_from_cache, first_line
+from tl_posgen.models.conversion.files import drop_from_cache, first_line
 from tl_posgen.studies.study import Job, Study
 
 JOBS = "jobs"  # the directory of their files
-STARTS = 4  # a local Ray gives itself 30 s, in which a busy machine has not even loaded it
+_FAILED = ".failed"  # suffix of a file with the error of a job, beside where its own would be
+_STARTS = 4  # a local Ray gives itself 30 s, in which a busy machine has not even loaded it
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,10 @@ def sweep(
             for name, error in _outcomes(groups, partial(_measure, out=out), how, bar):
                 if not files[name].is_file():
                     failed[name] = error
+                    write_files(
+                        files[name].parent,
+                        {files[name].with_suffix(_FAILED).name: error.encode(errors="backslashreplace")},
+                    )
                     bar.write(f"{name} failed: {error}", file=sys.stderr)
         except (KeyboardInterrupt, SystemExit):
             n = sum(path.is_file() for path in files.values())
@@ -160,11 +165,12 @@ def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
             if len(jobs) > 1 and model is weights.pretrained:
                 model = model.load(precise=any(measure.precise for measure in study.asked))
             several = len(study.measures) > 1
-            how = {"measures": study.asked, "shuffled_seeds": (), "skip_unsupported": several, "progress": False}
+            how = {"measures": study.asked, "skip_unsupported": several, "progress": False}
             report = analyze(model, job.text.words, keep=parts, **how, **study.cut)
             of_job = {"job": list(job.place), "study": study.settings, "identity": job.identity}
             write_part(path, Report(report, report.provenance | of_job).as_bytes())
             parts.discard()
+            path.with_suffix(_FAILED).unlink(missing_ok=True)
         except OutputError:
             raise
         except Exception as error:
@@ -187,14 +193,14 @@ def _executor(workers: int, ray: str | None) -> Iterator[dict[str, Any]]:
     except ImportError as error:
         raise InputError("ray: Ray is not installed; in a clone of tl_posgen: pip install '.[ray]'") from error
     was_connected = cluster.is_initialized()
-    for tried in range(0 if was_connected else STARTS):
+    for tried in range(0 if was_connected else _STARTS):
         try:
             cluster.init(address=ray, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
             break
         except Exception as error:  # Ray has many kinds, a plain Exception for a node that starts too slowly
             cluster.shutdown()
             reason = first_line(error)
-            if "timed out during startup" not in reason or tried + 1 == STARTS:
+            if "timed out during startup" not in reason or tried + 1 == _STARTS:
                 raise InputError(f"ray: no Ray at {ray} ({reason}); start one with `ray start --head`") from error
     try:
         register_ray()
@@ -207,9 +213,15 @@ def _executor(workers: int, ray: str | None) -> Iterator[dict[str, Any]]:
 
 
 def states(study: Study | Mapping[str, Any] | str | os.PathLike, out: str | os.PathLike) -> dict[str, str]:
-    """Return "finished" or "to do" of every job of a study; asks no network, loads nothing."""
-    jobs = Study.read(study).jobs()
-    return {job.name: "finished" if Path(out, JOBS, job.file).is_file() else "to do" for job in jobs}
+    """Return "finished", "failed: ..." (the next run tries it again) or "to do" of every job of a study; asks no
+    network, loads nothing."""
+    found = {}
+    for job in Study.read(study).jobs():
+        path = Path(out, JOBS, job.file)
+        failed = path.with_suffix(_FAILED)
+        error = failed.read_text(encoding="utf-8", errors="replace") if failed.is_file() else ""
+        found[job.name] = "finished" if path.is_file() else f"failed: {error}" if error else "to do"
+    return found
 
 
 def finished_jobs(out: Path, jobs: Sequence[Job] = ()) -> dict[tuple[str, ...], Path]:

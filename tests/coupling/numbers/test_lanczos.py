@@ -59,16 +59,6 @@ def test_agrees_with_propack():
         np.testing.assert_allclose(np.abs(np.sum(mine * theirs, axis=0)), 1, atol=1e-8)
 
 
-def test_reported_residuals_are_the_true_ones_when_stopped_early():
-    matrix = matrix_with(torch.linspace(1, 0.5, 200).double(), 200, 200)
-    found = lanczos(matrix, 5, max_products=60)
-    true_left = (matrix @ found.right - found.values * found.left).norm(dim=0)
-    true_right = (matrix.mT @ found.left - found.values * found.right).norm(dim=0)
-    torch.testing.assert_close(found.left_residual, true_left, atol=1e-12, rtol=1e-6)
-    torch.testing.assert_close(found.right_residual, true_right, atol=1e-12, rtol=1e-6)
-    assert found.right_residual.max() > 1e-3  # it had not converged, and says so
-
-
 def test_a_decaying_spectrum_needs_fewer_products_than_dimensions():
     matrix = matrix_with(0.9 ** torch.arange(400).double(), 400, 400)
     counted = [0]
@@ -82,19 +72,8 @@ def test_a_decaying_spectrum_needs_fewer_products_than_dimensions():
         return matrix.mT @ u
 
     found = lanczos_triplets(multiply, multiply_back, (400, 400), 8)
-    assert found.products == counted[0] < 400
+    assert counted[0] < 400
     assert_triplets(found, matrix)
-
-
-def test_two_power_iterations_stay_far_behind_on_a_flat_spectrum():
-    """Why a Krylov space is used: the same start and more products, but power iterations miss the top direction."""
-    matrix = matrix_with(torch.linspace(1, 0.9, 300).double(), 300, 300)
-    found = lanczos(matrix, 4, block=8, max_products=200)
-    basis = torch.randn(300, 40, generator=torch.Generator().manual_seed(0)).double()
-    for _ in range(2):  # 200 products, QR between
-        basis = torch.linalg.qr(matrix @ (matrix.mT @ basis))[0]
-    power = torch.linalg.svdvals(matrix.mT @ basis)[0]
-    assert 1 - found.values[0] < 0.1 * (1 - power)
 
 
 def test_dense_triplets_come_with_small_residuals():
@@ -102,7 +81,6 @@ def test_dense_triplets_come_with_small_residuals():
     found = dense_triplets(matrix, 7)
     assert_triplets(found, matrix)
     assert torch.maximum(found.left_residual, found.right_residual).max() < 1e-12
-    assert found.products == 0
 
 
 def test_float32_converges_to_its_own_precision():

@@ -6,7 +6,7 @@ import pytest
 import tl_posgen
 from tl_posgen.coupling import coupling_scores
 from tl_posgen.errors import InputError, ModelError
-from tl_posgen.models.conversion.source import MINI, TOKENIZERS
+from tl_posgen.models.conversion.files import MINI, TOKENIZERS
 from tl_posgen.models.loading.checkpoints import Checkpoints
 
 
@@ -29,7 +29,7 @@ def test_revisions_on_the_hub_take_another_tokenizer_too(monkeypatch, tmp_path):
     for file in MINI.iterdir():
         if file.name not in TOKENIZERS:
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    monkeypatch.setattr("tl_posgen.models.conversion.source.download", lambda name, revision: tmp_path)
+    monkeypatch.setattr("tl_posgen.models.conversion.files._download", lambda name, revision: tmp_path)
     run = Checkpoints(["step1", "step2"], model="someone/model", tokenizer="mini")
     assert run.models[1].load().to_tokens("Alice").shape[1] > 1
     with pytest.raises(ModelError, match="no tokenizer"):
@@ -40,7 +40,7 @@ def test_a_table_of_scores_may_name_models_of_the_hub_beside_a_tokenizer(monkeyp
     def asked(name, revision):
         raise ModelError("the Hub was asked")
 
-    monkeypatch.setattr("tl_posgen.models.conversion.source.download", asked)
+    monkeypatch.setattr("tl_posgen.models.conversion.files._download", asked)
     table = pd.DataFrame({"model": ["someone/model"], "score": [0.5]})
     with pytest.raises(ModelError, match="the Hub was asked"):
         coupling_scores(table, alice, tokenizer="mini", widths=(64,), progress=False)

@@ -179,10 +179,11 @@ def test_sentences_and_table_show_the_numbers(result):
     own, measure, table = result.numbers, result.measure, result.table().set_index("condition")
     for edit in EDITS:
         rise, gap = measure.rises(own)[edit], measure.less_control(own, edit)
-        assert f"{edit} {rise.with_interval:+.3f}, {gap.with_interval:+.3f} more" in result.findings()[0]
+        words = measure.words[edit]
+        assert f"{words} {rise.with_interval:+.3f}, {gap.with_interval:+.3f} more" in result.findings()[0]
         assert table.loc[edit, "rise"] == rise.value
         assert table.loc[edit, "rise"] - table.loc[edit, "control"] == pytest.approx(gap.value)
-    assert f"shuffle_phases {measure.rho(own, 'shuffle_phases'):.2f}" in result.findings()[1]
+    assert f"phases shuffled {measure.rho(own, 'shuffle_phases'):.2f}" in result.findings()[1]
     maps, rise = result.plot("map").data, result.own["map_rise"].mean("prompt")
     np.testing.assert_array_equal(maps[0].z, rise.sel(map_edit=MAPPED[0], cost="edit"))
 

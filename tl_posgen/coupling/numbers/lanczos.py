@@ -21,7 +21,6 @@ class SingularTriplets:
     right: Float[Tensor, "n k"]  # orthonormal columns v_i
     left_residual: Float[Tensor, " k"]  # |J v_i - s_i u_i|, in the units of s
     right_residual: Float[Tensor, " k"]  # |J' u_i - s_i v_i|
-    products: int = 0  # columns multiplied by J or J'
 
 
 def dense_triplets(matrix: Float[Tensor, "m n"], k: int) -> SingularTriplets:
@@ -40,7 +39,6 @@ def lanczos_triplets(
     *,
     block: int = 16,
     tolerance: float | None = None,
-    max_products: int | None = None,
     seed: int = 0,
     dtype: torch.dtype = DOUBLE,
     device: torch.device | str = "cpu",
@@ -55,9 +53,7 @@ def lanczos_triplets(
         matvec, rmatvec: V [n, b] -> J V [m, b] and U [m, b] -> J' U [n, b], with block columns b.
         shape: (m, n).
         tolerance: stop when every residual of the k triplets is at most tolerance * s_1; 100 machine epsilons of
-            dtype when not given.
-        max_products: stop after this number of multiplied columns, converged or not; see the residuals. If left out,
-            stop at the latest when the basis spans the whole space.
+            dtype when not given. At the latest it stops when the basis spans the whole space.
 
     Source: Golub, Luk and Overton 1981 for the block method; full reorthogonalisation and the residuals taken from
     the stored products (no further product is needed) are ours.
@@ -70,37 +66,26 @@ def lanczos_triplets(
     omega = torch.randn(m, block, generator=torch.Generator().manual_seed(seed), dtype=dtype).to(device)
     left, right = omega.new_zeros(m, 0), omega.new_zeros(n, 0)
     images, back_images, start = left, right, rmatvec(omega)
-    products, next_look = block, k
-    new = _orthonormal_against(start, right)
+    new, next_look = _orthonormal_against(start, right), k
     while True:
         image = matvec(new)
         new_left = _orthonormal_against(image, left)
         back_image = rmatvec(new_left)
         right, images = torch.cat([right, new], dim=1), torch.cat([images, image], dim=1)
         left, back_images = torch.cat([left, new_left], dim=1), torch.cat([back_images, back_image], dim=1)
-        products += 2 * new.shape[1]
         space_left = min(m, n) - right.shape[1]
-        spent = max_products is not None and products >= max_products and right.shape[1] >= k
-        exhausted = space_left == 0 or spent
-        if exhausted or right.shape[1] >= next_look:
-            found = _triplets_from_bases(left, right, images, back_images, k, products)
+        if not space_left or right.shape[1] >= next_look:
+            # the triplets of the projection U (U' J V) V', with residuals from the stored J V and J' U
+            p, values, q = torch.linalg.svd(left.mT @ images)
+            p, values, q = p[:, :k], values[:k], q.mT[:, :k]
+            u, v = left @ p, right @ q
+            residuals = (images @ q - values * u).norm(dim=0), (back_images @ p - values * v).norm(dim=0)
+            found = SingularTriplets(u, values, v, *residuals)
             worst = torch.maximum(found.left_residual, found.right_residual).max()
-            if exhausted or bool(worst <= tolerance * found.values[0]):
+            if not space_left or bool(worst <= tolerance * found.values[0]):
                 return found
             next_look = int(1.1 * right.shape[1])  # the small decomposition costs the cube of the basis
         new = _orthonormal_against(back_image, right)[:, :space_left]
-
-
-def _triplets_from_bases(
-    left: Tensor, right: Tensor, images: Tensor, back_images: Tensor, k: int, products: int
-) -> SingularTriplets:
-    """Return the triplets of the projection U (U' J V) V', with residuals from the stored J V and J' U."""
-    p, values, q = torch.linalg.svd(left.mT @ images)
-    p, values, q = p[:, :k], values[:k], q.mT[:, :k]
-    u, v = left @ p, right @ q
-    left_residual = (images @ q - values * u).norm(dim=0)
-    right_residual = (back_images @ p - values * v).norm(dim=0)
-    return SingularTriplets(u, values, v, left_residual, right_residual, products)
 
 
 def _orthonormal_against(columns: Tensor, basis: Tensor) -> Tensor:

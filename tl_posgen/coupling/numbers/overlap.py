@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.coupling.numbers.lanczos import Product, SingularTriplets, dense_triplets
 from tl_posgen.errors import InputError
-from tl_posgen.stats.partial_correlation import regression_line
+from tl_posgen.stats.correlations import pearson
 
 Norm = Literal["frobenius", "trace"]
 Side = Literal["aligned", "swapped", "chance"]
@@ -20,13 +20,7 @@ NORMS: dict[Norm, int] = {"frobenius": 2, "trace": 1}
 
 
 def alignment(left: Float[Tensor, "*batch d k"], image: Float[Tensor, "*batch d k"]) -> Float[Tensor, "*batch k k"]:
-    r"""A = U2' (J1 V2): the first Jacobian in the top-K singular bases of the second.
-
-    Args:
-        left: U2, left singular vectors of the second Jacobian.
-        image: J1 V2, the first Jacobian applied to the right singular vectors of the second.
-
-    For the swapped version V2' J1 U2 give V2 and J1 U2. A for K' < K vectors is the leading K' x K' corner.
+    r"""A = U2' (J1 V2): the first Jacobian in the top-K singular bases of the second; for V2' J1 U2 give V2 and J1 U2.
 
     Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810 (definition).
 
@@ -36,7 +30,7 @@ def alignment(left: Float[Tensor, "*batch d k"], image: Float[Tensor, "*batch d 
         >>> alignment(basis, jacobian @ basis).tolist()
         [[3.0, 0.0], [0.0, 2.0]]
     """
-    return einsum(left, image, "... d row, ... d column -> ... row column")
+    return left.mT @ image
 
 
 def misalignment(
@@ -65,8 +59,6 @@ def misalignment(
         >>> round(misalignment(torch.zeros(2, 2), values, "trace").item(), 3)  # sqrt(13) / 5
         0.721
     """
-    if norm not in NORMS:
-        raise ValueError(f"norm {norm!r}; choose one of {', '.join(NORMS)}")
     difference = (aligned if signed else aligned.abs()) - torch.diag_embed(values)
     return difference.flatten(-2).norm(dim=-1) / values.norm(p=NORMS[norm], dim=-1)
 
@@ -165,5 +157,5 @@ def width_alone(
         pairs = every_pair([jacobian.matmul for jacobian in jacobians], triplets, chance_samples, generator)
         found.append(torch.stack([double(off_diagonal_mean(pairs.coupling(k, norm))) for norm in NORMS]))
     couplings, inverse_root = torch.stack(found, 1), torch.tensor(widths, dtype=DOUBLE) ** -0.5
-    r2 = [regression_line(inverse_root, row).r2 if len(widths) > 2 else torch.nan for row in couplings]
-    return WidthAlone(couplings, torch.tensor(ks), torch.tensor(r2, dtype=DOUBLE))
+    r2 = pearson(inverse_root.expand_as(couplings), couplings) ** 2 if len(widths) > 2 else couplings[:, 0] * torch.nan
+    return WidthAlone(couplings, torch.tensor(ks), r2)

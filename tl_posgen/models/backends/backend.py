@@ -1,17 +1,19 @@
 """Interface to the two kinds of model, and the origin of a model; `hooked` and `bridge` implement it."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.models.backends.sites import Sites
-from tl_posgen.models.conversion.convert import PARAMETERS
+from tl_posgen.models.conversion.convert import PARAMETERS, build
 from tl_posgen.models.layers.fused import Attention
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.model import Model
@@ -81,6 +83,7 @@ class Backend(ABC):
     name: ClassVar[BackendName]
     wraps_another: ClassVar[bool] = False  # whether it is made of a Hugging Face model
     attention_input: ClassVar[str]  # what the attention module calls the residual stream after its norm
+    device_map: Any = None  # accelerate's, of a model that it has spread over devices
 
     def __init__(self, model: Model):
         self.model: Any = model
@@ -94,17 +97,18 @@ class Backend(ABC):
         return random_tokens(self.model.cfg.d_vocab, self.limit().cut(n), next(self.model.parameters()).device)
 
     def n_parameters(self) -> int:
-        """Return the number of weights in transformers: tied ones once, and none that TransformerLens added."""
+        """Return the number of weights in transformers, tied ones once; of an object of the user's own, of those that
+        it holds."""
         known: int | None = vars(self.model).get(PARAMETERS)
-        return self.count_parameters() if known is None else known
-
-    @abstractmethod
-    def count_parameters(self) -> int:
-        """Return the number of weights of a model that was not made here."""
+        return sum(weight.numel() for weight in self.model.parameters()) if known is None else known
 
     def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
         """Return keyword arguments of a forward pass on prompts without padding."""
         return {}
+
+    def ending_behind(self, layer: int | None) -> AbstractContextManager[None]:
+        """While the block runs, `stop_at_layer=layer` ends passes there behind the last block too, without the head."""
+        return nullcontext()
 
     @abstractmethod
     def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
@@ -146,10 +150,33 @@ class Backend(ABC):
         """Return the name of the implementation of attention that transformers uses; None for TransformerLens' own."""
         return None
 
-    @abstractmethod
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
-        """Make a model of the same cfg with new weights from the CPU's random state, and the rule that made them; with
-        `moved`, every weight is moved off its initial value, so that a forgotten norm or bias shows."""
+        """Make a model of the same config with new weights from the CPU's random state, by transformers' own rule, and
+        name that rule; in the dtype and on the devices of this one.
+
+        Args:
+            moved: every weight is moved off its initial value, so that a forgotten norm or bias shows.
+        """
+        from transformers import AutoModelForCausalLM
+
+        weight, rules = next(self.model.parameters()), []
+
+        def make() -> Any:
+            options = {"attn_implementation": "eager", "trust_remote_code": origin.trust_remote_code}
+            hf_model = AutoModelForCausalLM.from_config(copy.deepcopy(origin.config), **options).eval()
+            rules.append(f"transformers, {type(hf_model).__name__}")
+            with torch.no_grad():
+                for one in hf_model.parameters() if moved else ():
+                    noise = torch.randn_like(one)
+                    one.add_(0.3 * noise if one.ndim == 1 else noise * one.shape[-1] ** -0.5)
+            hf_model = hf_model.to(weight.dtype)
+            if self.device_map:
+                from accelerate import dispatch_model
+
+                hf_model = dispatch_model(hf_model, self.device_map)
+            return hf_model
+
+        return build(make, self.model.tokenizer, origin.name, str(weight.device), self.name), rules[0]
 
     @abstractmethod
     def copy(self, origin: Origin) -> Model:

@@ -5,7 +5,6 @@ nothing is read from it but sizes. Where the Hugging Face modules leave a choice
 how ALiBi is scaled) every possibility becomes a draft, and the proof takes the one that reproduces the model's scores.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -15,19 +14,23 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin
 from tl_posgen.models.backends.fused_bridge import attention_scale, fused_bridge
 from tl_posgen.models.backends.sites import Sites, hook_names, split_heads
-from tl_posgen.models.conversion.convert import build_random, spread_of
 from tl_posgen.models.layers.fused import Attention
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.rope.rotation import Pairing, Rope
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
+
+
+def _end_pass(_block: Any, _args: Any, output: Any) -> None:
+    raise StopAtLayerException(output[0] if isinstance(output, tuple) else output)
 
 
 class Bridge(Backend):
@@ -51,12 +54,16 @@ class Bridge(Backend):
             return ContextLimit(rotary.original_max_seq_len, why)
         return ContextLimit()
 
-    def count_parameters(self) -> int:
-        # the model inside holds joint matrices and their parts, and a bias of the unembedding
-        hf_model = self.model.original_model
-        with torch.device("meta"):
-            plain = type(hf_model)(copy.deepcopy(hf_model.config))
-        return sum(weight.numel() for weight in plain.parameters())
+    @contextmanager
+    def ending_behind(self, layer: int | None) -> Iterator[None]:
+        if layer != len(self.model.blocks):
+            yield
+            return
+        handle = self.model.blocks[-1].register_forward_hook(_end_pass)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def hf_attention(self, layer: int) -> Any:
         return self.model.blocks[layer].attn.original_component
@@ -95,31 +102,27 @@ class Bridge(Backend):
             qk_norm="q_normed" in fired or (handed_on and _own_norm(hf_attn, "q") is not None),
         )
         positions = self.model.cfg.positional_embedding_type
-        if "cos" in fired:
-            ropes = list(_possible_ropes(self.model, layer, fired["sin"], fired["cos"]))
-            return [replace(draft, encoding="rotary", rope=rope) for rope in ropes]
-        if positions == "rotary" and handed_on:  # no hook shows the rotation, and there may be none
-            ropes = list(_every_rope(self.model, hf_attn, plain.d_head))
-            return [*(replace(draft, encoding="rotary", rope=rope) for rope in ropes), replace(draft, encoding="none")]
+        if "cos" in fired or (positions == "rotary" and handed_on):
+            ropes = _ropes(self.model.original_model, hf_attn, plain.d_head)
+            turned = [replace(draft, encoding="rotary", rope=rope) for rope in ropes]
+            # where no hook shows the rotation there may be none
+            return turned if "cos" in fired and turned else [*turned, replace(draft, encoding="none")]
         if positions == "rotary" and not rotates:
             raise UnsupportedModelError(
                 f"layer {layer}: a rotary model none of whose layers is given a rotation that hooks can see, "
                 "so its queries and keys may be captured after RoPE"
             )
         if positions == "alibi":
-            if self.model.original_model.config.model_type == "falcon":
-                raise UnsupportedModelError(
-                    f"layer {layer}: transformers' eager attention, which a bridge follows, adds Falcon's ALiBi twice, "
-                    "to the mask and to the scores, so this is not the model that was trained (its sdpa adds it once)"
-                )
-            return [replace(draft, encoding="alibi", alibi_slopes=alibi_slopes(draft.n_heads))]
+            from transformers.models.bloom.modeling_bloom import build_alibi_tensor  # MPT's and Falcon's are the same
+
+            slopes = build_alibi_tensor(torch.ones(1, 2, device="cpu"), draft.n_heads, torch.float32)[:, 0, 1]
+            return [replace(draft, encoding="alibi", alibi_slopes=slopes)]
         return [replace(draft, encoding="absolute" if positions == "standard" else "none")]
 
     def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
         if not geometry.qk_norm:
             return x
         norm = _own_norm(self.hf_attention(geometry.layer), part)
-        assert norm is not None
         weight = getattr(norm, "weight", None)
         per_head = weight is None or weight.numel() == x.shape[-1]
         return norm(x.transpose(1, 2) if per_head else x.flatten(2)).detach()
@@ -166,9 +169,9 @@ class Bridge(Backend):
         return getattr(self.model.original_model.config, "_attn_implementation", None)
 
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
-        hf_model, trust = self.model.original_model, origin.trust_remote_code
-        config, how = origin.config or hf_model.config, {"moved": moved, "spread": spread_of(hf_model)}
-        return build_random(config, self.model.tokenizer, origin.name, self.model, self.name, trust, **how)
+        hf_model = self.model.original_model
+        self.device_map = getattr(hf_model, "hf_device_map", None)
+        return super().random_init(replace(origin, config=origin.config or hf_model.config), moved=moved)
 
     def copy(self, origin: Origin) -> Model:
         # a deep copy of a bridge can go on using the original's weights: adapters replace methods by closures over them
@@ -194,82 +197,36 @@ def original(module: Any) -> Any:
 
 def _own_norm(hf_attn: Any, part: str) -> Any:
     """Return the norm of queries or keys without the hooks of the bridge's component for it; None without one."""
-    norm = next(
-        (one for name in (f"{part}_norm", "qk_norm") if (one := getattr(hf_attn, name, None)) is not None), None
-    )
-    return original(norm) or norm
+    norm = getattr(hf_attn, f"{part}_norm", None)
+    return original(getattr(hf_attn, "qk_norm", None) if norm is None else norm)
 
 
 def window_of(hf_attn: Any, layer: int) -> int | None:
     """Return the sliding window: the module's own where it has one, else the config's, in the layers of that type."""
+    config = getattr(hf_attn, "config", None)
     if not getattr(hf_attn, "is_sliding", True):  # EXAONE 4 keeps the config's window in full layers too
         return None
     if hasattr(hf_attn, "sliding_window"):
         return hf_attn.sliding_window
-    config = getattr(hf_attn, "config", None)
-    if config is not None and hasattr(config, "attention_layers"):  # GPT-Neo
+    if hasattr(config, "attention_layers"):  # GPT-Neo
         return config.window_size if config.attention_layers[layer] == "local" else None
     types = getattr(config, "layer_types", None)
-    if types is not None and types[layer] != "sliding_attention":
-        return None
-    return getattr(config, "sliding_window", None)
+    return getattr(config, "sliding_window", None) if types is None or types[layer] == "sliding_attention" else None
 
 
-def _possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator[Rope]:
-    """Yield the frequency buffers that turn one token as this layer's hook_sin and hook_cos say, in both pairings.
-
-    A model may hold several buffers (Gemma 3 one for window layers and one for the others); the hooks tell which.
-    """
-    tolerance = 4 * max(torch.finfo(cos.dtype).eps, torch.finfo(torch.float32).eps)  # made in float32, then cast
-    found = False
-    for inv_freq, scaling in _frequency_buffers(getattr(model, "rotary_emb", None), model.blocks[layer].attn):
-        # (c0, c1, .., c0, c1, ..) in most models, (c0, c0, c1, c1, ..) in Cohere, (c0, c1, ..) in GPT-OSS
-        for layout in (lambda x: x.repeat(2), lambda x: x.repeat_interleave(2), lambda x: x):
-            expected = (scaling * layout(torch.sin(inv_freq)), scaling * layout(torch.cos(inv_freq)))
-            actual = (double(sin[0, 1]).cpu(), double(cos[0, 1]).cpu())
-            if all(
-                a.shape == e.shape and (a - e).abs().max() <= tolerance for a, e in zip(actual, expected, strict=True)
-            ):
-                found = True
-                yield from (Rope(inv_freq, pairing, scaling) for pairing in PAIRINGS)
-                break
-    if not found:
-        raise UnsupportedModelError(
-            f"layer {layer}: it is rotated, but no inv_freq buffer of the model gives that rotation"
-        )
-
-
-def _every_rope(model: Any, hf_attn: Any, d_head: int) -> Iterator[Rope]:
-    """Yield all rotations that a layer may have, in both pairings."""
+def _ropes(hf_model: Any, hf_attn: Any, d_head: int) -> list[Rope]:
+    """Return the rotations that a layer may have, in both pairings: of every inv_freq in use by the model, in float64,
+    with the attention scaling that belongs to it. A model may hold several (Gemma 3 one for window layers and one for
+    the others)."""
+    found: dict[Any, Rope] = {}
     if hasattr(hf_attn, "embed_positions"):  # GPT-J, whose table has no frequencies beside it
         planes = double(torch.arange(0, hf_attn.pos_embd_dim, 2, device="cpu"))
-        yield Rope(10_000 ** -(planes / hf_attn.pos_embd_dim), "adjacent")
-    for inv_freq, scaling in _frequency_buffers(model.original_model):
-        if 2 * len(inv_freq) <= d_head:
-            yield from (Rope(inv_freq, pairing, scaling) for pairing in PAIRINGS)
-
-
-def _frequency_buffers(*modules: Any) -> Iterator[tuple[Float[Tensor, " plane"], float]]:
-    """Yield every inv_freq in use by the rotary modules, in float64, with the attention scaling that belongs to it."""
-    for module in modules:
-        for child in module.modules() if module is not None else ():
-            for name, buffer in child.named_buffers(recurse=False):
-                if name.endswith("inv_freq") and "original" not in name and buffer.ndim == 1:
-                    scaling = getattr(child, f"{name.removesuffix('inv_freq')}attention_scaling", 1.0)
-                    yield double(buffer.detach()).cpu(), float(scaling)
-
-
-def alibi_slopes(n_heads: int) -> Float[Tensor, " n_heads"]:
-    """2^(-8 h / n) for h = 1 .. n; for n that is no power of two, those of the power below, then every other one of
-    the power above.
-
-    Source: Press et al. 2022, "Train Short, Test Long", and its published code.
-
-    Example:
-        >>> alibi_slopes(4).tolist()
-        [0.25, 0.0625, 0.015625, 0.00390625]
-    """
-    power = 2 ** (n_heads.bit_length() - 1)
-    slopes = 2.0 ** (-8 / power * torch.arange(1, power + 1, device="cpu"))
-    between = 2.0 ** (-4 / power * (2 * torch.arange(n_heads - power, device="cpu") + 1))
-    return torch.cat([slopes, between])
+        found[()] = Rope(10_000 ** -(planes / hf_attn.pos_embd_dim), "adjacent")
+    for module in hf_model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name.endswith("inv_freq") and "original" not in name and buffer.ndim == 1 and 2 * len(buffer) <= d_head:
+                scaling = float(getattr(module, f"{name.removesuffix('inv_freq')}attention_scaling", 1.0))
+                inv_freq = double(buffer.detach()).cpu()
+                for pairing in PAIRINGS:
+                    found[(*inv_freq.tolist(), scaling, pairing)] = Rope(inv_freq, pairing, scaling)
+    return list(found.values())

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -15,8 +15,8 @@ from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin
 from tl_posgen.models.backends.fused_bridge import replaced
-from tl_posgen.models.backends.sites import Sites, hook_names, is_hooked, split_heads
-from tl_posgen.models.conversion.convert import build_random, hooked_parts
+from tl_posgen.models.backends.sites import Sites, hook_names, split_heads
+from tl_posgen.models.conversion.convert import hooked_parts
 from tl_posgen.models.layers.fused import Attention, Mask, finish_of
 from tl_posgen.models.layers.geometry import ContextLimit, Encoding, LayerGeometry
 from tl_posgen.models.model import Model
@@ -45,12 +45,6 @@ class Hooked(Backend):
             return ContextLimit(cfg.train_seq_length or cfg.n_ctx, why)
         lifted_as = "bridge" if cfg.positional_embedding_type == "rotary" else None
         return ContextLimit(cfg.n_ctx, "its context (cfg.n_ctx)", lifted_as)
-
-    def count_parameters(self) -> int:
-        # W_E and W_U are two tensors where embeddings are tied
-        embed, unembed = self.model.W_E.detach(), self.model.W_U.detach()
-        tied = embed.shape == unembed.T.shape and torch.equal(embed, unembed.T)
-        return sum(weight.numel() for weight in self.model.parameters()) - tied * unembed.numel()
 
     def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
         # with a tokenizer that pads on the left, leading tokens pass for padding unless it is told otherwise
@@ -96,10 +90,18 @@ class Hooked(Backend):
         )
         return [draft]
 
+    @contextmanager
     def fused(
         self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
-    ) -> AbstractContextManager[None]:
-        return _fused_hooked(self.model, geometries, attention_of)
+    ) -> Iterator[None]:
+        with ExitStack() as stack:
+            for layer, geometry in geometries.items():
+                attn = self.model.blocks[layer].attn
+                steps = _Steps(attn, attention_of(layer), geometry)
+                for name in ("calculate_attention_scores", "apply_causal_mask", "calculate_z_scores"):
+                    stack.enter_context(replaced(attn, name, getattr(steps, name)))
+                stack.callback(steps.put_back)
+            yield
 
     def context(self) -> KeyValueContext:
         from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
@@ -114,22 +116,23 @@ class Hooked(Backend):
 
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
         if origin.config is not None:
-            what = origin.config, self.model.tokenizer, origin.name, self.model, self.name, origin.trust_remote_code
-            return build_random(*what, moved=moved)
-        cfg = copy.deepcopy(self.model.cfg)
-        cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, True  # a seed there would seed everything
-        made = hooked_parts()[0](cfg).eval()
-        made.tokenizer, cfg.tokenizer_name = self.model.tokenizer, self.model.cfg.tokenizer_name
-        return made, f"HookedTransformer, init_mode {cfg.init_mode}"
+            return super().random_init(origin, moved=moved)
+        made = self._anew(init_weights=True)
+        return made, f"HookedTransformer, init_mode {made.cfg.init_mode}"
 
     def copy(self, origin: Origin) -> Model:
-        cfg = copy.deepcopy(self.model.cfg)  # a deep copy of the model would hold what its hooks hold
-        cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, False
-        made = hooked_parts()[0](cfg).eval()
+        made = self._anew(init_weights=False)
         made.load_state_dict(self.model.state_dict())
         places = {name: one.device for name, one in chain(self.model.named_parameters(), self.model.named_buffers())}
         for name, one in chain(made.named_parameters(), made.named_buffers()):
             one.data = one.data.to(places[name])  # TransformerLens spreads new layers over devices by its own rule
+        return made
+
+    def _anew(self, init_weights: bool) -> Any:
+        """Make a model of the same cfg; a deep copy of the model would hold what its hooks hold."""
+        cfg = copy.deepcopy(self.model.cfg)
+        cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, init_weights  # a seed there would seed everything
+        made = hooked_parts()[0](cfg).eval()
         made.tokenizer, cfg.tokenizer_name = self.model.tokenizer, self.model.cfg.tokenizer_name
         return made
 
@@ -161,73 +164,33 @@ def _hooked_rope(attn: Any) -> Rope:
     return Rope(torch.atan2(sin, cos).cpu(), pairing, 1.0 if abs(scaling - 1) < 1e-6 else scaling)
 
 
-@contextmanager
-def _fused_hooked(
-    model: Any, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
-) -> Iterator[None]:
-    """While the block runs, the attention of every layer of these geometries is computed by `attention_of(layer)`."""
-    with ExitStack() as stack:
-        for layer, geometry in geometries.items():
-            attn = model.blocks[layer].attn
-            steps = _Steps(attn, attention_of(layer), geometry)
-            for name in ("calculate_attention_scores", "apply_causal_mask", "calculate_z_scores"):
-                stack.enter_context(replaced(attn, name, getattr(steps, name)))
-            stack.callback(steps.forget)
-        yield
-
-
 class _Steps:
-    """Steps of one attention module, in the order in which it calls them."""
+    """Steps of one attention module, in the order in which it calls them. Its hook points of scores and pattern are set
+    aside meanwhile: `attention` fires them where they have hooks, and forms no scores otherwise."""
 
     def __init__(self, attn: Any, attention: Attention, geometry: LayerGeometry):
         self.attn, self.attention, self.geometry = attn, attention, geometry
+        self.points = {name: attn._modules[name] for name in ("hook_attn_scores", "hook_pattern")}
         self.given: dict[str, Any] = {}  # q, k and the mask, until the values come
-        self.formed: dict[str, Any] | None = None  # the layer's scores, where hooks see or edit them
 
-    def run_own(self, name: str, *args: Any) -> Tensor:
-        return getattr(type(self.attn), name)(self.attn, *args)
-
-    def forget(self) -> None:
-        """Drop what a pass that a hook ended left behind."""
-        if self.formed is not None and "handle" in self.formed:
-            self.formed["handle"].remove()
-        self.given, self.formed = {}, None
+    def put_back(self) -> None:
+        self.attn._modules.update(self.points)
 
     def calculate_attention_scores(self, q: Tensor, k: Tensor) -> Tensor:
-        self.forget()
+        self.attn._modules.update({name: torch.nn.Identity() for name in self.points})
         self.given = {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
-        self.formed = {} if is_hooked(self.attn) else None
-        if self.formed is not None:
-            return self.run_own("calculate_attention_scores", q, k)
         return q.new_zeros(1, self.geometry.n_heads, 1, 1)  # stands for the scores until the values come
 
     def apply_causal_mask(self, scores: Tensor, offset: int = 0, attention_mask: Tensor | None = None) -> Tensor:
         window = self.attn.cfg.window_size if self.attn.attn_type == "local" else None
-        n, padding = self.given["q"].shape[2], attention_mask
+        q, padding = self.given["q"], attention_mask
         padding = None if padding is None or bool(padding.all()) else padding.bool()
-        self.given["mask"] = Mask.of_window(n, window, padding, before=offset, device=self.given["q"].device)
-        if self.formed is None:
-            return scores
-        handle = self.attn.hook_attn_scores.register_forward_hook(self.see_scores)
-        self.formed["handle"] = handle
-        return self.run_own("apply_causal_mask", scores, offset, attention_mask)
-
-    def see_scores(self, _point: Any, _args: tuple, scores: Tensor) -> None:
-        assert self.formed is not None
-        self.formed["scores"] = scores
-        self.formed.pop("handle").remove()
+        self.given["mask"] = Mask.of_window(q.shape[2], window, padding, before=offset, device=q.device)
+        return scores
 
     def calculate_z_scores(self, v: Tensor, pattern: Tensor) -> Tensor:
+        self.put_back()
         given, self.given = self.given, {}
         sinks = self.attn.sinks if self.attn.cfg.use_attention_sinks else None
-        given |= {
-            "v": v.transpose(1, 2),
-            "scale": self.geometry.scale,
-            "finish": finish_of(self.geometry),
-            "sinks": sinks,
-        }
-        if self.formed is None:
-            return self.attn.hook_z(self.attention(**given).transpose(1, 2))
-        z = self.run_own("calculate_z_scores", v, pattern)
-        self.attention(**given, z=z.transpose(1, 2), scores=self.formed["scores"], pattern=pattern)
-        return z
+        how = {"scale": self.geometry.scale, "finish": finish_of(self.geometry), "sinks": sinks}
+        return self.attn.hook_z(self.attention(**given, v=v.transpose(1, 2), **how).transpose(1, 2))

@@ -3,7 +3,7 @@
 Read is [batch, head, pos, d] on either backend: queries and keys before RoPE, after qk-norm, in the model's dtype.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -111,17 +111,20 @@ def plain_scores(attn_scores: Tensor, dtype: torch.dtype) -> Tensor:
 def require_evaluation(model: Model) -> None:
     """Refuse active dropout and autocast (InputError) and quantised weights (UnsupportedModelError). Any floating-point
     dtype of two bytes or more is taken."""
-    if (found := next(_active_dropout(model), None)) is not None:
-        raise InputError(f"the model is in training mode and {found} is active; call model.eval() first")
+    for name, module in model.named_modules():
+        shares = {key: value for key, value in vars(module).items() if key.endswith("dropout")}
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            shares["p"] = module.p
+        if module.training and any(isinstance(share, float) and share > 0 for share in shares.values()):
+            dropout = f"dropout in {name or type(module).__name__}"
+            raise InputError(f"the model is in training mode and {dropout} is active; call model.eval() first")
+        if ".quantized." in f"{type(module).__module__}.":
+            raise UnsupportedModelError(f"{name} is quantised; load the model in float32, float16 or bfloat16")
     for name, weight in model.named_parameters():
-        if not weight.is_floating_point() or weight.element_size() < 2 or type(weight.detach()) is not torch.Tensor:
+        if type(weight.detach()) is not torch.Tensor or not weight.is_floating_point() or weight.element_size() < 2:
             plain = type(weight.detach()) is torch.Tensor
-            dtype = str(weight.dtype).removeprefix("torch.") if plain else type(weight.detach()).__name__
-            raise UnsupportedModelError(
-                f"{name} is quantised ({dtype}); load the model in float32, float16 or bfloat16"
-            )
-    if found := [name for name, module in model.named_modules() if ".quantized." in f"{type(module).__module__}."]:
-        raise UnsupportedModelError(f"{found[0]} is quantised; load the model in float32, float16 or bfloat16")
+            kind = str(weight.dtype).removeprefix("torch.") if plain else type(weight.detach()).__name__
+            raise UnsupportedModelError(f"{name} is quantised ({kind}); load the model in float32, float16 or bfloat16")
     if torch.is_autocast_enabled(next(model.parameters()).device.type):
         raise InputError(
             "autocast is on, so the model computes in another dtype than its weights have; leave its block"
@@ -136,14 +139,3 @@ def require_weights(model: Model) -> None:
             f"{name} is on the device meta, which holds no numbers (offloaded by accelerate, or not loaded); load the "
             "whole model onto devices that hold it, such as load_model(..., device='cpu')"
         )
-
-
-def _active_dropout(model: Any) -> Iterator[str]:
-    """Yield modules in training mode that drop: those of torch, and those with a share such as `attention_dropout`."""
-    for name, module in model.named_modules():
-        if not module.training:
-            continue
-        shares = {"p": getattr(module, "p", 0)} if isinstance(module, torch.nn.modules.dropout._DropoutNd) else {}
-        shares |= {key: value for key, value in vars(module).items() if key.endswith("dropout")}
-        if any(isinstance(share, float) and share > 0 for share in shares.values()):
-            yield f"dropout in {name or type(module).__name__}"

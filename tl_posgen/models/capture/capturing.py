@@ -34,13 +34,13 @@ from tl_posgen.models.capture.padding import (
     spans_of_pass,
     spans_of_tokens,
 )
-from tl_posgen.models.conversion.weights import trim
 from tl_posgen.models.geometry.pass_proof import as_streamed, cut, layer_capture, verify_capture
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import is_pattern, tolerance
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import LayerAttention
 from tl_posgen.models.layers.projections import attention_inputs, projection_weights, prove_projections
+from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
 from tl_posgen.models.session import Session, session_of
@@ -126,10 +126,10 @@ def run_capture(
             capture.pad = NO_PADDING
         options: dict[str, Any] = {"return_type": "logits"}
         if "logits" not in needs:
-            behind = max(capture.heads) + 1
-            options = {"return_type": None, "stop_at_layer": behind if behind < session.model.cfg.n_layers else None}
+            options = {"return_type": None, "stop_at_layer": max(capture.heads) + 1}
         count(len(tokens))
-        with torch.no_grad(), session.exclusive(capture), capture.attached():
+        ending = session.backend.ending_behind(options.get("stop_at_layer"))
+        with torch.no_grad(), session.exclusive(capture), capture.attached(), ending:
             predicted = session.backend.model(tokens, **options, **session.backend.options(tokens))
     if silent := [layer for layer in capture.heads if layer not in capture.fired]:
         raise UnsupportedModelError(

@@ -3,80 +3,54 @@
 import copy
 import io
 import json
-import math
 import re
-from collections.abc import Mapping
-from contextlib import redirect_stderr
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from tl_posgen.errors import ModelError
-from tl_posgen.models.conversion.source import COMPUTED, first_line, is_gguf
-from tl_posgen.models.conversion.weights import require_finite, require_usable
+from tl_posgen.models.conversion.files import first_line, is_gguf
 from tl_posgen.models.memory import memory_of
 
-# fields of the configs of all families that must be whole numbers above 0, and numbers above 0
-WHOLE = re.compile(
-    r"num_hidden_layers|num_layers|n_layers?|hidden_size|n_embd|d_model|head_dim|vocab_size|max_position_embeddings|"
-    r"n_positions|num(_attention|_key_value|_kv)?_heads|n_heads?"
-)
-POSITIVE = re.compile(r"query_pre_attn_scalar|rope_theta|rotary_emb_base|rope_local_base_freq|factor")
+# buffers that older versions of transformers saved and newer ones compute
+_COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|embed_positions|position_ids|attn\.bias|attention\.bias)$")
+_FLOATING = ("F64", "F32", "F16", "BF16")  # as safetensors and GGUF name them
+_reading_gguf = threading.Lock()
 
 
-def _from_place(place: Path) -> tuple[Path, dict[str, str]]:
+def _from_place(place: Path) -> tuple[Path, dict[str, Any]]:
     """Return the directory, and the keyword arguments, by which transformers finds a directory or a GGUF file."""
-    return (place.parent, {"gguf_file": place.name}) if is_gguf(place) else (place, {})
+    where = (place.parent, {"gguf_file": place.name}) if is_gguf(place) else (place, {})
+    return where[0], {**where[1], "local_files_only": True}
 
 
 def read_config(place: Path, trust_remote_code: bool) -> Any:
-    """Read the Hugging Face config, without the network; ModelError names the field that is wrong, or the method by
-    which the weights are quantised."""
+    """Read the Hugging Face config, without the network; ModelError for one that transformers does not take, or that
+    says by which method the weights are quantised."""
     from transformers import AutoConfig
 
     directory, where = _from_place(place)
     try:
-        if not where:
-            _require_numbers(json.loads((place / "config.json").read_text(encoding="utf-8")), f"{place}: config.json")
-        return AutoConfig.from_pretrained(
-            directory, **where, trust_remote_code=trust_remote_code and not where, local_files_only=True
-        )
-    except ModelError:
-        raise
+        written = {} if is_gguf(place) else json.loads((place / "config.json").read_text(encoding="utf-8"))
+        method = (written.get("quantization_config") or {}).get("quant_method")
+        config = None if method else AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, **where)
     except Exception as error:  # configs validate themselves with errors of many kinds
-        if where:
-            raise ModelError(
-                f"{place}: transformers cannot read this model from GGUF ({first_line(error)}); give the directory of "
-                "its safetensors"
-            ) from error
-        raise ModelError(f"{place}: config.json cannot be used: {first_line(error)}") from error
-
-
-def _require_numbers(value: Any, place: str, name: str = "") -> None:
-    """Refuse entries of a config, at any depth, of which no model can be made."""
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            _require_numbers(one, place, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list):
-        for one in value:
-            _require_numbers(one, place, name)
-    elif name.endswith("quantization_config.quant_method"):
+        reason = first_line(error)
+        if is_gguf(place):
+            what, remedy = "transformers cannot read this model from GGUF", "give the directory of its safetensors"
+            raise ModelError(f"{place}: {what} ({reason}); {remedy}") from error
+        raise ModelError(f"{place}: config.json cannot be used: {reason}") from error
+    if method:
         raise ModelError(
-            f"{place.partition(':')[0]}: quantised weights ({value}) are not measured; give the model that they were "
-            "made of, in float32 or bfloat16"
+            f"{place}: quantised weights ({method}) are not measured; give the model that they were made of, in "
+            "float32 or bfloat16"
         )
-    elif value is not None:
-        last, positive = name.rpartition(".")[2], type(value) in (int, float) and 0 < value < math.inf
-        wrong = ""
-        if isinstance(value, float) and math.isnan(value):
-            wrong = "it must be a number"
-        elif WHOLE.fullmatch(last) and not (positive and isinstance(value, int)):
-            wrong = "it must be a whole number, 1 or more"
-        elif POSITIVE.fullmatch(last) and not positive:
-            wrong = "it must be a number above 0"
-        if wrong:
-            raise ModelError(f"{place} says {name} = {value!r}; {wrong}")
+    return config
 
 
 def load_tokenizer(place: Path, trust_remote_code: bool) -> Any:
@@ -85,9 +59,7 @@ def load_tokenizer(place: Path, trust_remote_code: bool) -> Any:
 
     directory, where = _from_place(place)
     try:
-        return AutoTokenizer.from_pretrained(
-            directory, **where, trust_remote_code=trust_remote_code, local_files_only=True
-        )
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, **where)
     except Exception as error:  # tokenizers raises bare Exception on a broken tokenizer.json
         raise ModelError(f"{place}: its tokenizer cannot be used: {first_line(error)}") from error
 
@@ -96,62 +68,66 @@ def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], tru
     """Return the dtype that a directory's model asks for, or was asked for, before weights are read; "auto" is the one
     in config.json, else that of the weights. ModelError for weights that are quantised, are not those of the model, or
     are more than memory holds."""
-    require_usable(directory, config)
-    planned, report = _from_pretrained(
-        directory, config, dtype=dtype, device_map="meta", trust_remote_code=trust_remote_code
-    )
-    _require_all(directory, report, "config.json")
+    from safetensors import safe_open
+
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                stored = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        except Exception as error:  # its own, and those of the system
+            raise ModelError(f"{path}: not a readable safetensors file ({error}); download it again") from error
+        for name, held in stored.items():
+            if held not in _FLOATING and not _COMPUTED.search(name):
+                raise ModelError(f"{directory}: {name} is quantised ({held}); save the model in float32 or bfloat16")
+    planned = _from_pretrained(directory, config, dtype=dtype, device_map="meta", trust_remote_code=trust_remote_code)
     require_memory(directory, sum(weight.numel() for weight in planned.parameters()), planned.dtype)
     return planned.dtype
 
 
 def load_hf_model(place: Path, config: Any, **more: Any) -> Any:
     """Load the model of a directory, or of a GGUF file with its weights dequantised, in evaluation mode, with eager
-    attention."""
+    attention; ModelError for weights with NaN or inf, which names the tensor."""
     import transformers
 
     if is_gguf(place) and hasattr(transformers, "GgufConfig"):  # else a GPU may get the blocks as they are
         more["quantization_config"] = transformers.GgufConfig(dequantize=True)
     with redirect_stderr(io.StringIO()):  # a progress bar that no setting of transformers silences
-        hf_model, report = _from_pretrained(place, config, **more)
-    if is_gguf(place):
-        _require_all(place, report, "its metadata")
-    require_finite(place, hf_model)
+        hf_model = _from_pretrained(place, config, **more)
+    for name, weight in hf_model.named_parameters():
+        if not weight.is_meta and weight.numel():
+            low, high = weight.detach().aminmax()  # NaN is the least and the largest
+            if not (low.isfinite() and high.isfinite()):
+                kind = "NaN" if low.isnan() else "inf"
+                raise ModelError(f"{place}: {name} holds {kind}; the weights are broken, load another checkpoint")
     if is_gguf(place) and (quantiser := getattr(hf_model, "hf_quantizer", None)):
         quantiser.remove_quantization_config(hf_model)  # with it save_pretrained refuses
     hf_model.config.name_or_path = str(place)
     return hf_model.eval()
 
 
-def _from_pretrained(place: Path, config: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Return the model, and which weights it has, lacks, and did not take."""
+def _from_pretrained(place: Path, config: Any, **options: Any) -> Any:
+    """Return the model; ModelError where the weights are not those of the model of this config."""
     from transformers import AutoModelForCausalLM
 
     directory, where = _from_place(place)
-    options |= {"attn_implementation": "eager", "local_files_only": True, "ignore_mismatched_sizes": True, **where}
-    options |= {} if where else {"use_safetensors": True}
+    options |= {"attn_implementation": "eager", "ignore_mismatched_sizes": True, "output_loading_info": True, **where}
+    options |= {} if is_gguf(place) else {"use_safetensors": True}
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory, config=copy.deepcopy(config), output_loading_info=True, **options
-        )
-        return loaded
+        hf_model, report = AutoModelForCausalLM.from_pretrained(directory, config=copy.deepcopy(config), **options)
     except Exception as error:  # every architecture has its own
         raise ModelError(f"{place}: transformers cannot load this model: {first_line(error)}") from error
-
-
-def _require_all(place: Path, report: Mapping[str, Any], config: str) -> None:
-    """Refuse weights that are not those of the model of this config."""
-    wrong = {
+    unknown = [name for name in report["unexpected_keys"] if not _COMPUTED.search(name)]
+    wrong: Mapping[str, list[str]] = {
         "lack {} ({} tensors are missing)": sorted(report["missing_keys"]),
         "hold {} in another size ({} tensors do)": sorted(name for name, *_ in report["mismatched_keys"]),
-        "hold {}, which the model does not have ({} tensors)": sorted(
-            name for name in report["unexpected_keys"] if not COMPUTED.search(name)
-        ),
+        "hold {}, which the model does not have ({} tensors)": sorted(unknown),
     }
     for words, names in wrong.items():
         if names:
+            source = "its metadata" if is_gguf(place) else "config.json"
             found = words.format(names[0], len(names))
-            raise ModelError(f"{place}: the weights {found}; the checkpoint does not belong to {config}")
+            raise ModelError(f"{place}: the weights {found}; the checkpoint does not belong to {source}")
+    return hf_model
 
 
 def require_memory(place: Path, n_weights: int, dtype: torch.dtype) -> None:
@@ -162,3 +138,50 @@ def require_memory(place: Path, n_weights: int, dtype: torch.dtype) -> None:
             f"{place}: {n_weights / 1e9:.1f} billion weights need {needed / 1e9:.0f} GB in {dtype}, and "
             f"this machine has {held / 1e9:.0f} GB; load a smaller model or dtype"
         )
+
+
+@contextmanager
+def read_once(place: Path) -> Iterator[Any]:
+    """Yield the reader of a GGUF file, None of a directory. While the block runs transformers gets the same reader for
+    config, tokenizer and weights, as parsing a vocabulary takes 3 to 16 seconds each time.
+
+    Raises:
+        ModelError: it is no GGUF file, is damaged, or the package gguf is missing.
+    """
+    if not is_gguf(place):
+        yield None
+        return
+    try:
+        import gguf
+    except ImportError as error:
+        missing = "a GGUF file is read by the package gguf, which is not installed"
+        raise ModelError(f"{place}: {missing}; pip install 'gguf>=0.17'") from error
+    with place.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelError(f"{place}: not a GGUF file, by its first bytes; give one, or a directory of safetensors")
+    try:
+        reader = gguf.GGUFReader(place)
+    except Exception as error:  # whatever numpy says of bytes that are not there
+        raise ModelError(f"{place}: a damaged GGUF file ({first_line(error)}); download it again") from error
+    with _reading_gguf:
+        own = gguf.GGUFReader
+        gguf.GGUFReader = lambda path, *args: reader if Path(path) == place else own(path, *args)  # pyright: ignore
+        try:
+            yield reader
+        finally:
+            gguf.GGUFReader = own
+
+
+def quantisation_of(reader: Any) -> str | None:
+    """Return what the file says it is quantised to, such as "Q4_K_M", else the type of most weights; None for none."""
+    import gguf
+
+    known = {kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in gguf.LlamaFileType}
+    field = reader.get_field("general.file_type")
+    name = None if field is None else known.get(field.contents())
+    if name is None or name == "GUESSED":
+        sizes: Counter[str] = Counter()
+        for tensor in reader.tensors:
+            sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+        name = sizes.most_common(1)[0][0]
+    return None if name in _FLOATING else name

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import original
+from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.conversion.quiet import quiet
-from tl_posgen.models.conversion.source import first_line
 from tl_posgen.models.layers.fused import FAILURES
 from tl_posgen.models.same_logits import centred, how_they_differ, rounding_remedy
 

@@ -22,8 +22,8 @@ Rows: TypeAlias = Callable[[int, int], Bool[Tensor, "#batch 1 row key"]]
 Finish: TypeAlias = Callable[[Float[Tensor, "batch head row key"], Int[Tensor, "row key"]], Tensor]
 # (scores, stop) -> scores of some consecutive queries, the last of which has its own key at stop - 1
 RowEdit: TypeAlias = Callable[[Float[Tensor, "batch head row key"], int], Tensor]
-# (q, k, v, mask, scale, finish=None, sinks=None, **formed) -> z, in the place of one layer's attention; q, k rotated,
-# mask is a `Mask` or what transformers hands over, formed are z, scores and pattern as hooks left them, if they did
+# (q, k, v, mask, scale, finish=None, sinks=None) -> z, in the place of one layer's attention; q, k rotated, mask is a
+# `Mask` or what transformers hands over
 Attention: TypeAlias = Callable[..., Float[Tensor, "batch head pos d_value"]]
 
 

@@ -47,33 +47,27 @@ class Checkpoints:
         self.names = [Path(checkpoint).name for checkpoint in checkpoints]
         if len(set(self.names)) < len(self.names):
             raise InputError(f"checkpoints: two have one name: {', '.join(self.names)}")
-        if model is None:
-            for checkpoint in checkpoints:
-                _require_weights(Path(checkpoint).expanduser())
         self.steps = steps_of(self.names)
-        directory = Path(checkpoints[-1]).resolve().parent
-        self.label = model or (directory.parent.name if directory.name == "checkpoints" else directory.name)
-        if model is None and tokenizer is None:
-            tokenizer = checkpoints[-1]
-        how = (backend, dtype, device)
-        self.models = [
-            Pretrained(one, *how, tokenizer=tokenizer)
-            if model is None
-            else Pretrained(model, *how, str(one), tokenizer)
-            for one in checkpoints
-        ]
-
-
-def _require_weights(directory: Path) -> None:
-    if not directory.is_dir() or not any(directory.glob("*.safetensors")):
-        raise InputError(f"{directory}: not a checkpoint; give directories that save_pretrained wrote (safetensors)")
+        last = Path(checkpoints[-1]).resolve().parent
+        self.label = model or (last.parent.name if last.name == "checkpoints" else last.name)
+        if model is not None:
+            how = (backend, dtype, device)
+            self.models = [Pretrained(model, *how, str(one), tokenizer) for one in checkpoints]
+            return
+        for one in checkpoints:
+            if not any(Path(one).expanduser().glob("*.safetensors")):
+                remedy = "give directories that save_pretrained wrote (safetensors)"
+                raise InputError(f"{one}: not a checkpoint; {remedy}")
+        tokenizer = checkpoints[-1] if tokenizer is None else tokenizer
+        self.models = [Pretrained(one, backend, dtype, device, tokenizer=tokenizer) for one in checkpoints]
 
 
 def steps_of(names: Sequence[str]) -> np.ndarray:
     """Return the last number in every name, or the place in the sequence where one has none or they do not rise."""
     numbers = [re.findall(r"\d+", name) for name in names]
-    steps = np.array([int(found[-1]) if found else -1 for found in numbers])
-    rising = (steps >= 0).all() and (np.diff(steps) > 0).all()
-    if (steps >= 0).all() and (np.diff(steps) < 0).all() and len(steps) > 1:
+    if not all(numbers):
+        return np.arange(len(names))
+    steps = np.array([int(found[-1]) for found in numbers])
+    if len(steps) > 1 and (np.diff(steps) < 0).all():
         raise InputError(f"checkpoints: steps fall, {', '.join(names)}; give them in order of training")
-    return steps if rising else np.arange(len(names))
+    return steps if (np.diff(steps) > 0).all() else np.arange(len(names))

@@ -14,17 +14,24 @@ from tl_posgen.arithmetic import full_precision
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Origin
 from tl_posgen.models.conversion.convert import build, hooked_parts
-from tl_posgen.models.conversion.gguf_file import quantisation_of, read_once
-from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokenizer, plan, read_config, require_memory
+from tl_posgen.models.conversion.files import MINI, find_files, first_line, local_directory
+from tl_posgen.models.conversion.hugging_face import (
+    load_hf_model,
+    load_tokenizer,
+    plan,
+    quantisation_of,
+    read_config,
+    read_once,
+    require_memory,
+)
 from tl_posgen.models.conversion.quiet import quiet
-from tl_posgen.models.conversion.source import MINI, ModelFiles, find_files, first_line, local_directory
 from tl_posgen.models.model import Model
-from tl_posgen.models.same_logits import centred, logit_error
+from tl_posgen.models.same_logits import centred, how_they_differ
 from tl_posgen.models.session import Session, session_of
 
 BackendChoice = Literal["auto", "hooked", "bridge"]
 Dtype: TypeAlias = torch.dtype | str
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
 def load_model(
@@ -112,89 +119,64 @@ class Pretrained:
             )
         if not isinstance(self.backend, str) or self.backend not in ("auto", "hooked", "bridge"):
             raise InputError(f"backend {self.backend!r}: choose auto, hooked or bridge")
-        _require_dtype(self.dtype)
+        if not isinstance(self.dtype, str | torch.dtype) or str(self.dtype).removeprefix("torch.") not in DTYPES:
+            raise InputError(f"dtype={self.dtype!r}: give a floating-point one: {', '.join(DTYPES)}")
         if not isinstance(self.tokenizer, str | os.PathLike | None):
             raise InputError(f"tokenizer={self.tokenizer!r}: give a directory that holds one")
         if self.revision is not None and local_directory(self.name_or_directory):
             raise InputError(f"revision {self.revision!r}: {self.name_or_directory} is here and has none; leave it out")
-        if self.device_map is not None:
-            _require_device_map(self.device_map, self.device, self.backend)
+        spread, maps = self.device_map, ("auto", "balanced", "balanced_low_0", "sequential")
+        if spread is None:
+            return
+        if self.device is not None:
+            raise InputError(f"device={self.device!r} and device_map contradict each other; give one of them")
+        if self.backend == "hooked":
+            raise InputError("device_map: only a TransformerBridge can be spread over devices; give backend='bridge'")
+        if not isinstance(spread, Mapping) and spread not in maps:
+            raise InputError(f"device_map={spread!r}: give {', '.join(maps)}, or a mapping of module to device")
+        for place in {str(one): one for one in spread.values()}.values() if isinstance(spread, Mapping) else ():
+            if place == "disk":
+                raise InputError("device_map: weights on disk cannot be analysed; give devices that hold them")
+            usable(place if isinstance(place, str) else f"cuda:{place}")
 
+    @full_precision()
     def load(self, *, precise: bool = False) -> Model:
-        """Load the model; with `precise` in float32, and said so, where the checkpoint holds less and no dtype was
-        chosen."""
+        """Load the model, and remember its origin; with `precise` in float32, and said so, where the checkpoint holds
+        less and no dtype was chosen."""
         if self.backend == "hooked":
             hooked_parts()  # refuse before anything is downloaded
         device = usable(self.device)
         files = find_files(self.name_or_directory, self.revision, self.tokenizer)
-        return _load(files, self, device, precise=precise)
-
-
-@full_precision()
-def _load(files: ModelFiles, asked: Pretrained, device: str, *, precise: bool = False) -> Model:
-    """Load the model of a directory, and remember its origin."""
-    trust, spread, place = asked.trust_remote_code, asked.device_map, files.directory
-    bundled, chosen = place == MINI, as_dtype(asked.dtype)
-    with quiet(), read_once(place) as gguf:
-        config = read_config(place, trust)
-        words = load_tokenizer(files.tokenizer, trust)
-        if gguf is None:
-            held = plan(place, config, chosen, trust)
-            dtype = computed_in(held, asked.dtype, device, precise or bundled)
-        else:
-            held = dtype = torch.float32 if chosen == "auto" else chosen
-            require_memory(place, sum(int(tensor.n_elements) for tensor in gguf.tensors), dtype)
-        more = {"dtype": dtype, "trust_remote_code": trust} | ({} if spread is None else {"device_map": spread})
-        make = partial(load_hf_model, place, config, **more)
-        model = build(make, words, files.name, device, asked.backend if spread is None else "bridge")
-    if not bundled and dtype != (usual := computed_in(held, asked.dtype, device, precise=False)):
-        narrow, taken = (str(one).removeprefix("torch.") for one in (usual, dtype))
-        tqdm.write(f"{files.name} is loaded in {taken}, as {narrow} has too few digits here; give a dtype to choose")
-    session, where = session_of(model), (files.revision, place, files.tokenizer)
-    quantised = None if gguf is None else quantisation_of(gguf)
-    session.remember_origin(
-        Origin(
-            files.name, session.backend.name, *where, trust_remote_code=trust, dequantised_from=quantised, config=config
-        )
-    )
-    if reason := session.difference():
-        raise UnsupportedModelError(f"{files.name}: {reason}")
-    return model
-
-
-def _require_dtype(dtype: Any) -> None:
-    """Refuse what is no floating-point dtype of two bytes or more, nor the name of one."""
-    if isinstance(dtype, str) and dtype in ("auto", *DTYPES):
-        return
-    if not isinstance(dtype, torch.dtype) or str(dtype).removeprefix("torch.") not in DTYPES:
-        raise InputError(f"dtype={dtype!r}: give a floating-point one: auto, {', '.join(DTYPES)}")
-
-
-def as_dtype(dtype: Dtype) -> Any:
-    """Return torch's dtype of that name; "auto" as it is."""
-    return dtype if dtype == "auto" or isinstance(dtype, torch.dtype) else getattr(torch, dtype)
-
-
-def computed_in(held: torch.dtype, asked: Dtype, device: str, precise: bool) -> torch.dtype:
-    """Return the dtype to load weights in: the one asked for, or what a checkpoint of dtype `held` is computed in."""
-    narrow = held.itemsize < torch.float32.itemsize
-    slow = held == torch.float16 and torch.device(device).type == "cpu"  # 10 to 100 times slower than float32 there
-    return torch.float32 if asked == "auto" and (slow or (precise and narrow)) else held
-
-
-def _require_device_map(device_map: Any, device: str | None, backend: str) -> None:
-    """Refuse a map beside a device, for a HookedTransformer, or onto what holds no numbers."""
-    if device is not None:
-        raise InputError(f"device={device!r} and device_map contradict each other; give one of them")
-    if backend == "hooked":
-        raise InputError("device_map: only a TransformerBridge can be spread over devices; give backend='bridge'")
-    if isinstance(device_map, Mapping):
-        for place in {str(place): place for place in device_map.values()}.values():
-            if place == "disk":
-                raise InputError("device_map: weights on disk cannot be analysed; give devices that hold them")
-            usable(place if isinstance(place, str) else f"cuda:{place}")
-    elif device_map not in (maps := ("auto", "balanced", "balanced_low_0", "sequential")):
-        raise InputError(f"device_map={device_map!r}: give {', '.join(maps)}, or a mapping of module to device")
+        trust, spread, place, backend = self.trust_remote_code, self.device_map, files.directory, self.backend
+        chosen: Any = getattr(torch, self.dtype, "auto") if isinstance(self.dtype, str) else self.dtype
+        quantised, said = None, ""
+        with quiet(), read_once(place) as gguf:
+            config = read_config(place, trust)
+            tokenizer = load_tokenizer(files.tokenizer, trust)
+            if gguf is None:
+                held = plan(place, config, chosen, trust)
+            else:
+                held, quantised = torch.float32 if chosen == "auto" else chosen, quantisation_of(gguf)
+                require_memory(place, sum(int(tensor.n_elements) for tensor in gguf.tensors), held)
+            dtype, half = held, held.itemsize < torch.float32.itemsize
+            if chosen == "auto" and held == torch.float16 and torch.device(device).type == "cpu":
+                dtype = torch.float32  # 10 to 100 times faster than float16 there
+            elif chosen == "auto" and half and (precise or place == MINI):
+                dtype = torch.float32
+                said = "" if place == MINI else str(held).removeprefix("torch.")
+            more: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust}
+            if spread is not None:
+                more["device_map"], backend = spread, "bridge"
+            model = build(partial(load_hf_model, place, config, **more), tokenizer, files.name, device, backend)
+        if said:
+            tqdm.write(f"{files.name} is loaded in float32, as {said} has too few digits here; give a dtype to choose")
+        session = session_of(model)
+        where = {"revision": files.revision, "directory": place, "tokenizer": files.tokenizer, "config": config}
+        how = {"trust_remote_code": trust, "dequantised_from": quantised}
+        session.remember_origin(Origin(files.name, session.backend.name, **where, **how))
+        if reason := session.difference():
+            raise UnsupportedModelError(f"{files.name}: {reason}")
+        return model
 
 
 def is_ours(model: Any) -> bool:
@@ -226,20 +208,18 @@ def without_context_limit(model: Model | Session) -> Model:
     """Load the model anew as an object that takes longer prompts, in its dtype and on its device; else return `model`.
     ModelError where what is there now predicts otherwise, so that `model` has other weights than it was loaded with."""
     session = session_of(model)
-    model, backend, origin = session.model, session.limit.lifted_as, session.origin
+    backend, origin = session.limit.lifted_as, session.origin
     if backend is None:
-        return model
+        return session.model
     trust, name = origin.trust_remote_code, origin.directory or origin.name
     other = load_model(name, backend, session.dtype, str(session.device), trust_remote_code=trust)
     tokens = session.backend.some_tokens(24)
     with torch.no_grad():
-        own, anew = centred(model(tokens)), centred(other(tokens))
-    same, *_ = logit_error(anew, own, session.dtype)
-    if not same:
-        raise ModelError(
-            f"{origin.name}: this object takes no prompts beyond {session.limit.tokens} tokens, and what it was loaded "
-            f"from has other weights by now; hand over a {backend} of your own"
-        )
+        if how_they_differ(centred(other(tokens)), centred(session.model(tokens)), session.dtype):
+            raise ModelError(
+                f"{origin.name}: this object takes no prompts beyond {session.limit.tokens} tokens, and what it was "
+                f"loaded from has other weights by now; hand over a {backend} of your own"
+            )
     return other
 
 
@@ -247,31 +227,12 @@ def usable(device: str | None) -> str:
     """Return the device, chosen where left open; InputError where torch does not know it or cannot compute there."""
     if device in (None, "auto"):
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if reason := _why_unusable(device):
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # torch has several kinds for one mistake, and lists its backends in some
         here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         here = " or ".join(map(repr, [*here, *(["mps"] if torch.backends.mps.is_available() else [])]))
-        raise InputError(f"device {device!r} cannot be used ({reason}); give {here}, or leave it out")
+        reason = first_line(error).split(". ")[0]
+        reason = "torch knows no device of that name" if "device string" in reason.lower() else reason
+        raise InputError(f"device {device!r} cannot be used ({reason}); give {here}, or leave it out") from error
     return device
-
-
-def _why_unusable(device: Any) -> str:
-    """Say why nothing can be computed on a device; "" where something can."""
-    try:
-        known = torch.device(device)
-    except (RuntimeError, TypeError):
-        return "torch knows no device of that name"
-    if known.type == "meta":
-        return "it holds no numbers"
-    if known.type == "cuda" and not torch.cuda.is_available():
-        return "no CUDA device is here" if torch.backends.cuda.is_built() else "this torch is built without CUDA"
-    if known.type == "mps" and not torch.backends.mps.is_available():
-        return "no Apple GPU is here"
-    if known.index is not None and known.type in ("cuda", "mps"):
-        held = torch.cuda.device_count() if known.type == "cuda" else 1
-        if known.index >= held:
-            return f"this machine has {held} of them, numbered from 0"
-    try:
-        torch.zeros(1, device=known).item()
-    except Exception as error:  # torch has several kinds for one mistake, and lists its backends in some
-        return first_line(error).split(". ")[0]
-    return ""

@@ -6,18 +6,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tl_posgen.errors import InputError
+from tl_posgen.errors import check_seed
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 
 _SHUFFLED_BY = "trained, entries of every weight matrix permuted"
-
-
-def require_seed(seed: object) -> None:
-    """Refuse what torch's generators do not take."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise InputError(f"seed = {seed!r}: give a whole number, 0 or more")
 
 
 def random_like(model: Model | Session, seed: int) -> Model:
@@ -38,10 +32,9 @@ def random_like(model: Model | Session, seed: int) -> Model:
         >>> session_of(null).origin.initialisation
         'transformers, LlamaForCausalLM'
     """
-    require_seed(seed)
     session = session_of(model)
     model, origin = session.model, session.origin
-    with quiet(seed):
+    with quiet(check_seed(seed)):
         null, rule = session.backend.random_init(origin)
     null.cfg.default_prepend_bos = model.cfg.default_prepend_bos
     session_of(null).remember_origin(replace(origin, seed=seed, initialisation=rule, dequantised_from=None))
@@ -72,9 +65,9 @@ def shuffled_like(model: Model | Session, seed: int) -> Model:
         >>> torch.equal(one, other), torch.equal(one.sort().values, other.sort().values)
         (False, True)
     """
-    require_seed(seed)
-    session = session_of(model)
-    null = copy_of(session)
+    seed, session = check_seed(seed), session_of(model)
+    with quiet(seed=0):
+        null = session.backend.copy(session.origin)
     shuffle(null, seed)
     session_of(null).remember_origin(replace(session.origin, seed=seed, initialisation=_SHUFFLED_BY), proved=True)
     return null
@@ -91,12 +84,6 @@ def shuffle(model: Model, seed: int, *, undo: bool = False) -> None:
                 flat = weight.flatten()
                 shuffled = torch.empty_like(flat).index_copy_(0, order, flat) if undo else flat[order]
                 weight.copy_(shuffled.view_as(weight))
-
-
-def copy_of(session: Session) -> Model:
-    """Return the same weights in a model that shares nothing with the first, and without its hooks."""
-    with quiet(seed=0):
-        return session.backend.copy(session.origin)
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import rounding_unit
 from tl_posgen.errors import InputError, PosgenError, UnsupportedModelError
 from tl_posgen.models.backends.sites import is_hooked, take_row_edits
-from tl_posgen.models.conversion.source import first_line
+from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.geometry.pass_proof import checked_rows
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.probe import Probed
@@ -176,15 +176,13 @@ class _Stream:
         scale: float | None,
         finish: Any = None,
         sinks: Tensor | None = None,
-        **formed: Tensor,
     ) -> Float[Tensor, "batch head pos d_value"]:
         """Compute one layer's attention, see `tl_posgen.models.layers.fused.Attention`."""
         by, mask, geometry = scale_of(q, scale), as_mask(mask, q, k), self.geometries.get(layer)
         if geometry is not None and by != geometry.scale:  # OPT scales its queries, and not its scores
             q, by = q * (by / geometry.scale), geometry.scale
         attn = self.session.attention(layer)
-        if not formed and is_hooked(attn):
-            formed = form(attn, q, k, v, mask, by, finish, sinks)
+        formed = form(attn, q, k, v, mask, by, finish, sinks) if is_hooked(attn) else {}
         edits = take_row_edits(attn)
         if formed:
             done = LayerAttention(q, k, v, mask=mask, sinks=sinks, **formed)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ from tl_posgen.position.decomposition.three_axis import ThreeAxis, fit_capture
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.report.figures import DIVERGING, SCALE, Panels, model_label, token_map
 
-SCORES = ("true", "additive")
-MAPS = (*SCORES, "true - add.")
-TOKENS_OF_EVERY_HEAD, VALUES_OF_EVERY_HEAD = 48, 500_000
-WHY = ("closest to position + key", "furthest from position + key")
+_SCORES = ("true", "additive")
+_MAPS = (*_SCORES, "true - add.")
+_TOKENS_OF_EVERY_HEAD, _VALUES_OF_EVERY_HEAD = 48, 500_000
+_WHY = ("closest to position + key", "furthest from position + key")
 
 
 def _maps_of(data: xr.Dataset, example: int) -> np.ndarray:
@@ -35,30 +36,26 @@ def _maps_of(data: xr.Dataset, example: int) -> np.ndarray:
 
 def _draw_patterns(result: Any) -> go.Figure:
     """Draw the three maps of every example head as heat maps, a row a head."""
-    data = result.own
-    heads = [head_name(*place) for place in zip(data["layer"].values, data["head"].values, strict=True)]
-    panels = Panels([f"{head} · {name}" for head in heads for name in MAPS], columns=len(MAPS), row_height=280)
+    heads = [head_name(*place) for place in zip(result.own["layer"].values, result.own["head"].values, strict=True)]
+    panels = Panels([f"{head} · {name}" for head in heads for name in _MAPS], columns=len(_MAPS), row_height=280)
     attention, difference = {"colorscale": SCALE, "zmin": 0, "zmax": 1}, {"colorscale": DIVERGING, "zmid": 0}
-    for example in range(len(heads)):
-        for number, picture in enumerate(_maps_of(data, example)):
-            colours = difference if number == len(SCORES) else attention
-            shown = token_map(xr.DataArray(picture, dims=("query", "key")), **colours)
-            panels.add(len(MAPS) * example + number, shown)
+    for number, (example, kind) in enumerate(product(range(len(heads)), range(len(_MAPS)))):
+        shown = xr.DataArray(_maps_of(result.own, example)[kind], dims=("query", "key"))
+        panels.add(number, token_map(shown, **(difference if kind == 2 else attention)))
     panels.axes("key", "query").figure.update_yaxes(type="linear", autorange="reversed").update_xaxes(type="linear")
     subtitle = "attention of the scores, of the additive fit, their difference; first prompt; no random init"
-    return panels.finish(f"True and additive attention · {model_label(data)}", subtitle)
+    return panels.finish(f"True and additive attention · {model_label(result.own)}", subtitle)
 
 
 def _labels(data: xr.Dataset) -> list[str]:
     """Return the head of each example and why it was picked."""
-    names = ("layer", "head", "why", "r_within_rows")
-    rows = zip(*(data[name].values for name in names), strict=True)
+    rows = zip(*(data[name].values for name in ("layer", "head", "why", "r_within_rows")), strict=True)
     return [f"{head_name(layer, head)}: {why} (r within rows, first prompt: {r:.3f})" for layer, head, why, r in rows]
 
 
 def _show(data: xr.Dataset, example: int) -> Any:
     """Return a circuitsvis page of one example head: the three maps over the prompt's first 128 tokens."""
-    return attention_maps(_maps_of(data, example), [str(token) for token in data["token"].values], list(MAPS))
+    return attention_maps(_maps_of(data, example), [str(token) for token in data["token"].values], list(_MAPS))
 
 
 @dataclass(frozen=True)
@@ -109,22 +106,23 @@ class AttentionExamples(Measure):
     caveats = {"absolute": "the additive pattern's key part mixes where a key stands with what it is."}
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"scores": SCORES}
+        return {"scores": _SCORES}
+
+    def findings(self, own: Any) -> list[str]:
+        return []  # the heads that are shown were picked for their numbers
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return ["patterns"] if data.sizes["example"] else []
 
-    def prompt_tokens(
-        self, model: Any, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
-    ) -> Sequence[Tensor]:
-        return super().prompt_tokens(model, prompts, length, n_prompts, consecutive)[:1]
+    def prompt_tokens(self, *given: Any, **how: Any) -> Sequence[Tensor]:
+        return super().prompt_tokens(*given, **how)[:1]
 
     def of_model(self, run: Run) -> xr.Dataset:
         r = run.found(ThreeAxis)["r_within_rows"].sel(tokens="all").transpose("layer", "head").to_series()
-        picks = pick_heads(r, self.examples, WHY, run.where["heads"])
+        picks = pick_heads(r, self.examples, _WHY, run.where["heads"])
         n = min(CROP, len(run.rows[0]))
-        of_each = int((VALUES_OF_EVERY_HEAD / max(r.notnull().sum(), 1)) ** 0.5)  # fewer tokens of many heads
-        few, every = min(n, TOKENS_OF_EVERY_HEAD, of_each), dict[str, np.ndarray]()
+        of_each = int((_VALUES_OF_EVERY_HEAD / max(r.notnull().sum(), 1)) ** 0.5)  # fewer tokens of many heads
+        few, every = min(n, _TOKENS_OF_EVERY_HEAD, of_each), dict[str, np.ndarray]()
 
         def of_layer(layer: LayerCapture) -> dict[str, Tensor]:
             fit, place = layer.once(fit_capture)[0], layer.positions[:n]
@@ -137,7 +135,6 @@ class AttentionExamples(Measure):
 
         data = head_examples(run, run.rows[0], n, picks, of_layer, **run.where)
         if every:
-            maps = np.stack(list(every.values()), 1)
-            data = data.assign(of_every_head=(self.variables["of_every_head"].dims, maps))
-            data = data.assign_coords(unit=list(every))
+            maps = (self.variables["of_every_head"].dims, np.stack(list(every.values()), 1))
+            data = data.assign(of_every_head=maps).assign_coords(unit=list(every))
         return data

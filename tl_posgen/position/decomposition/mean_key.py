@@ -18,11 +18,11 @@ from tl_posgen.position.decomposition.three_axis import moments_of
 from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import lines
 
-FAR = 1000  # the distance of the source
-DIMS = ("tokens", *HEAD, "d0")
-WITHIN = "the mean of each row removed: all that softmax sees"
-EXACT = "nothing rotates, so f + g is the score itself and r = 1 by construction. This measure does not carry over."
-CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1), "judged": True}
+_FAR = 1000  # the distance of the source
+_DIMS = ("tokens", *HEAD, "d0")
+_WITHIN = "the mean of each row removed: all that softmax sees"
+_EXACT = "nothing rotates, so f + g is the score itself and r = 1 by construction. This measure does not carry over."
+_CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1), "judged": True}
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,13 @@ class MeanKey(Measure):
 
     question = "Does one mean key carry the position part?"
     variables = {
-        "r": Variable("r of the mean-key split", "", "corr of W and f + g", DIMS, "mean_key_r", "r-mk", **CORRELATION),
-        "r_within_rows": Variable("mean-key r within rows", "", WITHIN, DIMS, **CORRELATION),
+        "r": Variable(
+            "r of the mean-key split", "", "corr of W and f + g", _DIMS, "mean_key_r", "r-mk", **_CORRELATION
+        ),
+        "r_within_rows": Variable("mean-key r within rows", "", _WITHIN, _DIMS, **_CORRELATION),
     }
     curves = ("r",)
-    caveats = {"absolute": EXACT, "alibi": EXACT.replace("itself", "without its slope"), "none": EXACT}
+    caveats = {"absolute": _EXACT, "alibi": _EXACT.replace("itself", "without its slope"), "none": _EXACT}
     without_meaning = frozenset({"absolute", "alibi", "none"})
 
     @property
@@ -69,7 +71,7 @@ class MeanKey(Measure):
     @property
     def headline(self) -> int | float:
         """The headline dummy distance."""
-        return FAR if self.d0 is None else self.d0
+        return _FAR if self.d0 is None else self.d0
 
     def attached(self) -> "MeanKey":
         return replace(self, d0=self.headline)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double, row_ranges
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD, OUT, Measure, Variable, by_tokens
+from tl_posgen.core.measure import HEAD, OUT, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
@@ -22,12 +22,12 @@ from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.report.head_figures import head_map
 from tl_posgen.rope.spectra import rank_one_share
 
-ROUNDING = 1e-13  # share of sum |scale q_i|^2 |k_j|^2 below which a sum of squares is float32 rounding
+_ROUNDING = 1e-13  # share of sum |scale q_i|^2 |k_j|^2 below which a sum of squares is float32 rounding
 CROP = 512  # tokens whose residual the top direction is of; the time grows with their cube
-DIMS = ("tokens", *HEAD)
-SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
+_DIMS = ("tokens", *HEAD)
+_SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 ENTRIES = 2**21  # pairs of tokens held at once: heads are taken in groups
-SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once the first token is left out
+_SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once the first token is left out
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Residual(Measure):
 
     question = "What do position + query + key leave?"
     variables = {
-        "share": Variable("share left", "", "sum e^2 over that of W within rows", DIMS, "residual_share", **SHARE),
-        "std": Variable("residual", "logits", "root mean square of e", DIMS, "residual_std", interval=True),
+        "share": Variable("share left", "", "sum e^2 over that of W within rows", _DIMS, "residual_share", **_SHARE),
+        "std": Variable("residual", "logits", "root mean square of e", _DIMS, "residual_std", interval=True),
         "top_share": Variable(
-            *("in one direction", "", "s_1^2 / sum s^2, s the singular values of e, first 512 tokens", DIMS), **SHARE
+            *("in one direction", "", "s_1^2 / sum s^2, s the singular values of e, first 512 tokens", _DIMS), **_SHARE
         ),
     }
     figures = {
@@ -80,18 +80,20 @@ class Residual(Measure):
         _require_length(min(map(len, tokens)))
         return self
 
-    def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
+    def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         _require_length(layer.length)
-        fit = layer.once(fit_capture)[0]
-        parts = []
+        fit, found = layer.once(fit_capture)[0], []
         for heads in (slice(*some) for some in row_ranges(len(layer.heads), layer.length**2, ENTRIES)):
             part = layer.of_heads(heads)
             both = residual_sums(part.score_rows, fit.of_heads(heads), crop=CROP)
-            parts.append(by_tokens(*(_values_of(sums, part) for sums in both)))
-        return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+            found.append([_values_of(sums, part) for sums in both])
+        of_all, rest = (
+            {name: torch.cat([one[name] for one in some]) for name in some[0]} for some in zip(*found, strict=True)
+        )
+        return of_all, rest
 
     def finish(self, sums: Sums) -> xr.Dataset:
-        energy, within, n = (sums.sum(name, DIMS) for name in ("energy", "within", "n"))
+        energy, within, n = (sums.sum(name, _DIMS) for name in ("energy", "within", "n"))
         top = sums.mean("top_share").where(energy > 0)
         share = energy / within.where(within > 0)
         data = xr.Dataset({"share": share, "std": (energy / n) ** 0.5, "top_share": top})
@@ -134,7 +136,7 @@ def _values_of(sums: ResidualSums, capture: LayerCapture) -> dict[str, Float[Ten
         of_keys = torch.stack([none, none, k[:, pairs.first_key :]])
         seen = pairs.normal(of_keys, pairs.counts(k.device))[1].flip(-1)  # by query, over the keys that it sees
         size = size.maximum(capture.geometry.scale**2 * (q[:, pairs.first_query :] * seen).sum(-1))
-    energy, within = (x.masked_fill(x <= ROUNDING * size, 0) for x in (sums.energy, sums.within))
+    energy, within = (x.masked_fill(x <= _ROUNDING * size, 0) for x in (sums.energy, sums.within))
     return {
         "energy": torch.full_like(energy, torch.nan) if pairs.saturated else energy,
         "within": within,
@@ -145,5 +147,5 @@ def _values_of(sums: ResidualSums, capture: LayerCapture) -> dict[str, Float[Ten
 
 def _require_length(n: int) -> None:
     """Refuse prompts so short that any scores are fitted."""
-    if n < SHORTEST:
-        raise InputError(f"residual: a prompt of {n} tokens leaves none; give {SHORTEST} tokens at least")
+    if n < _SHORTEST:
+        raise InputError(f"residual: a prompt of {n} tokens leaves none; give {_SHORTEST} tokens at least")

@@ -25,13 +25,13 @@ from tl_posgen.report.head_figures import head_map, layer_curves
 from tl_posgen.report.kinds import lines
 
 Weights = Sequence[int | float] | Literal["attention"]
-ALIKE = "all pairs weighted alike"
-BOTH = ("tokens", *HEAD)
-MEAN = "mean over prompts; level and slope by the gauge"
-WITHIN = "the mean of each row removed from W and from the fit: all that softmax sees"
-NOISE = "reached by chance by iid Gaussian scores on these pairs; weighted by attention, by the scores shuffled"
-CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1), "judged": True}
-GAUGES = {
+_ALIKE = "all pairs weighted alike"
+_BOTH = ("tokens", *HEAD)
+_MEAN = "mean over prompts; level and slope by the gauge"
+_WITHIN = "the mean of each row removed from W and from the fit: all that softmax sees"
+_NOISE = "reached by chance by iid Gaussian scores on these pairs; weighted by attention, by the scores shuffled"
+_CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1), "judged": True}
+_GAUGES = {
     "flat_keys": "sum b = sum c = 0, c without a linear trend",
     "flat_distance": "sum b = sum c = 0, a without a linear trend",
     "flat_queries": "sum b = sum c = 0, b without a linear trend",
@@ -100,7 +100,7 @@ def moments_of(
 def weighting(weights: Weights | None) -> str:
     """Return the weights of pairs in words, such as "pairs weighted by distance: 2, 1, then .05"."""
     if weights is None:
-        return ALIKE
+        return _ALIKE
     if isinstance(weights, str):
         return f"pairs weighted by {weights}"
     *near, far = (f"{weight:.3g}".removeprefix("0") for weight in weights)
@@ -110,7 +110,7 @@ def weighting(weights: Weights | None) -> str:
 
 def _draw_curves(result: Any) -> go.Figure:
     """Draw a(i - j) of every head, a panel a layer."""
-    gauge = f"gauge: {GAUGES[result.measure.gauge]}. Curvature is identified; level and slope are not"
+    gauge = f"gauge: {_GAUGES[result.measure.gauge]}. Curvature is identified; level and slope are not"
     words = f"{result.own.attrs['weighting']}; {gauge}"
     how: dict[str, Any] = {"y_title": "a", "log_x": True, "share": 1.0}
     return layer_curves(result, "a", "distance", title="Score by distance, a(i-j)", subtitle=words, **how)
@@ -155,17 +155,17 @@ class ThreeAxis(Measure):
     question = "Are the scores position + query + key?"
     variables = {
         "r": Variable(
-            *("r of position + query + key", "", "Pearson's r of W and the fit", BOTH, "three_axis_r", "r-3"),
-            **CORRELATION,
+            *("r of position + query + key", "", "Pearson's r of W and the fit", _BOTH, "three_axis_r", "r-3"),
+            **_CORRELATION,
         ),
         "r_within_rows": Variable(
-            "r within rows", "", WITHIN, BOTH, "three_axis_r_within_rows", "r-3 row", **CORRELATION
+            "r within rows", "", _WITHIN, _BOTH, "three_axis_r_within_rows", "r-3 row", **_CORRELATION
         ),
-        "std": Variable("std within rows", "logits", "of W: the size of what softmax sees", BOTH, interval=True),
-        "iid_r": Variable("r of noise", "", NOISE, HEAD),
-        "a": Variable("score by distance", "logits", MEAN, (*HEAD, "distance")),
-        "b": Variable("score by query position", "logits", MEAN, (*HEAD, "query")),
-        "c": Variable("score by key position", "logits", MEAN, (*HEAD, "key")),
+        "std": Variable("std within rows", "logits", "of W: the size of what softmax sees", _BOTH, interval=True),
+        "iid_r": Variable("r of noise", "", _NOISE, HEAD),
+        "a": Variable("score by distance", "logits", _MEAN, (*HEAD, "distance")),
+        "b": Variable("score by query position", "logits", _MEAN, (*HEAD, "query")),
+        "c": Variable("score by key position", "logits", _MEAN, (*HEAD, "key")),
     }
     curves = ("a", "b", "c")
     by_head = frozenset({"curves"})
@@ -205,7 +205,7 @@ class ThreeAxis(Measure):
     def findings(self, own: Numbers) -> list[str]:
         if not own("r"):
             return [f"Whether scores are position + query + key cannot be said: {own.attrs['not_defined']}."]
-        weighted = "" if own.attrs["weighting"] == ALIKE else f" ({own.attrs['weighting']})"
+        weighted = "" if own.attrs["weighting"] == _ALIKE else f" ({own.attrs['weighting']})"
         size, n_heads = own("std"), int(own.data["r"].sel(tokens="all").notnull().sum())
         return [
             "Three separate curves, a(distance) + b(query) + c(key), make a narrower sum: "

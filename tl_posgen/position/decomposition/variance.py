@@ -1,6 +1,6 @@
 """The variance decomposition: how much of each head's scores is query, key, distance, and interaction."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,19 +38,15 @@ from tl_posgen.report.figures import MARKS, Panels, at_labels, evenly, finish, m
 from tl_posgen.report.head_figures import by_head, head_map, head_names, said_of_rows
 from tl_posgen.report.kinds import lines
 
-DIMS = ("tokens", *HEAD)
-SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
-OF_VISIBLE = "as a share of what softmax can see (q left out)"
-OF_W = "of Var w over all (query, key, distance); q: query, k: key, d: distance, qk: only both together; they sum to 1"
-OF_SIZE = "standard deviation between keys and distances of one query: of w, and of its parts"
+_DIMS = ("tokens", *HEAD)
+_SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
+_OF_VISIBLE = "as a share of what softmax can see (q left out)"
+_OF_W = "of Var w over all (query, key, distance); q: query, k: key, d: distance, qk: only both together; they sum to 1"
+_OF_SIZE = "standard deviation between keys and distances of one query: of w, and of its parts"
 SIZES = ("scores", *PARTS)
 FEWEST_PROMPTS = 8  # for shares by place
-WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bounded by 0; they sum to `share`"
-NO_TURN = "nothing rotates, so"
-
-
-COLOURS = {"q": "#c4cad3", "k": "#3f9b6b", "qk": "#9fd3b8", "d": "#3b6fb6", "qd": "#9dbde6", "kd": "#d1603d"}
-COLOURS |= {"qkd": "#eeb39d"}
+_WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bounded by 0; they sum to `share`"
+_NO_TURN = "nothing rotates, so"
 
 
 def _draw_atlas(result: Any) -> go.Figure:
@@ -78,58 +74,32 @@ def _draw_atlas(result: Any) -> go.Figure:
     return finish(figure, f"Head atlas · {model_label(result.own)}", subtitle, height=640).update_layout(margin_b=90)
 
 
-def _draw_shares(result: Any) -> go.Figure:
-    """Draw all seven shares of every head, stacked."""
-    subtitle = "q moves whole rows, which softmax cannot see; green: content, blue: position, orange: interaction"
-    colours = {" ".join(name): (colour, {"part": name}) for name, colour in COLOURS.items()}
-    return _stacked_bars(result, "share", colours, "Variance shares per head", subtitle)
-
-
 def _draw_places(result: Any) -> go.Figure:
-    """Draw the shares that the key's place has in content and interaction of every head, beside what takes none."""
-    subtitle = "shares of the score variance that softmax can see; dark: where the key stands; light: what the key is"
-    colours: dict[str, Any] = {"position": (COLOURS["d"], {"part": list(PARTS["position"])})}
-    for part, dark, light in (("content", "#1f6b45", COLOURS["qk"]), ("interaction", "#a8431a", COLOURS["qkd"])):
+    """Draw the shares that the key's place has in content and interaction of every head, beside what takes none, as a
+    bar a head, the random init below."""
+    bars: dict[str, Any] = {"position": ("#3b6fb6", {"part": list(PARTS["position"])})}
+    for part, dark, light in (("content", "#1f6b45", "#9fd3b8"), ("interaction", "#a8431a", "#eeb39d")):
         for words, colour, places in (("place", dark, BY_KEY["place"]), ("token", light, ["none", "query"])):
-            colours[f"{part}, key's {words}"] = colour, {"part": list(PARTS[part]), "place": places}
-    title = "Where the key stands, per head"
-    return _stacked_bars(result, "by_place", colours, title, subtitle, lambda data: 1 - data["share"].sel(part="q"))
-
-
-def _stacked_bars(
-    result: Any,
-    variable: str,
-    bars: Mapping[str, tuple[str, Mapping[str, Any]]],
-    title: str,
-    subtitle: str,
-    whole: Callable[[xr.Dataset], Any] = lambda data: 1,
-) -> go.Figure:
-    """Draw sums of a variable at labels, name -> (colour, labels), as a bar a head, the random init below.
-
-    Args:
-        whole: of a side's dataset, by which the variable is divided.
-    """
+            bars[f"{part}, key's {words}"] = colour, {"part": list(PARTS[part]), "place": places}
     both, said = sides(result), ""
     panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
     for number, (_, data, _) in enumerate(both):
-        heads = by_head(at_labels(result, data[variable] / whole(data)))
+        heads = by_head(at_labels(result, data["by_place"] / (1 - data["share"].sel(part="q"))))
         row = "layer" if "layer" in heads.dims else "head"
         heads, said = heads.dropna(row, how="all"), said_of_rows(heads)
         for name, (colour, labels) in bars.items():
             shares = heads.sel(labels)
-            shares = shares.sum([dim for dim in shares.dims if dim != row])
+            y = shares.sum([dim for dim in shares.dims if dim != row]).values
             hover = f"%{{x}}, {name}: %{{y:.3f}}<extra></extra>"
-            panels.add(
-                number,
-                go.Bar(x=heads[row].values, y=shares.values, name=name, marker_color=colour, hovertemplate=hover),
-            )
+            panels.add(number, go.Bar(x=heads[row].values, y=y, name=name, marker_color=colour, hovertemplate=hover))
     panels.figure.update_layout(barmode="stack", bargap=0.15)
     panels.figure.update_yaxes(range=[0, 1], tickformat=".0%").update_xaxes(type="category")
-    return panels.finish(f"{title} · {model_label(result.own)}", subtitle + said)
+    subtitle = "shares of the score variance that softmax can see; dark: where the key stands; light: what the key is"
+    return panels.finish(f"Where the key stands, per head · {model_label(result.own)}", subtitle + said)
 
 
-def _three_axis_r(own: Numbers) -> xr.DataArray:
-    """Return sqrt(q + k + d): the correlation of w with the best a(d) + b(q) + c(k)."""
+def _three_axes(own: Numbers) -> xr.DataArray:
+    """sqrt(q + k + d): the correlation of w with the best a(d) + b(q) + c(k)."""
     return own.array("share", part=["q", "k", "d"]).sum("part", skipna=False) ** 0.5
 
 
@@ -185,29 +155,30 @@ class Variance(Measure):
     variables = {
         "additive_r": Variable(
             *("r of the best position + content", "", "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)"),
-            *(DIMS, "additive_r", "r"),
-            **SHARE,
+            *(_DIMS, "additive_r", "r"),
+            **_SHARE,
             judged=True,
         ),
-        "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", DIMS, "position_share", "pos", **SHARE),
+        "position": Variable("position", "", f"d + qd, {_OF_VISIBLE}", _DIMS, "position_share", "pos", **_SHARE),
         "absolute": Variable(
-            *("share of the key's place", "", f"part of k + qk + kd + qkd, {OF_VISIBLE}", DIMS, "absolute_share"),
+            *("share of the key's place", "", f"part of k + qk + kd + qkd, {_OF_VISIBLE}", _DIMS, "absolute_share"),
             *("place", True),
         ),
         "places_alone": Variable(
-            *("share of places alone", "", f"what places of query and key determine, {OF_VISIBLE}", DIMS), interval=True
+            *("share of places alone", "", f"what places of query and key determine, {_OF_VISIBLE}", _DIMS),
+            interval=True,
         ),
-        "content": Variable("content", "", f"k + qk, {OF_VISIBLE}", DIMS, "content_share", "cont", **SHARE),
+        "content": Variable("content", "", f"k + qk, {_OF_VISIBLE}", _DIMS, "content_share", "cont", **_SHARE),
         "interaction": Variable(
-            "interaction", "", f"kd + qkd, {OF_VISIBLE}", DIMS, "interaction_share", "inter", **SHARE
+            "interaction", "", f"kd + qkd, {_OF_VISIBLE}", _DIMS, "interaction_share", "inter", **_SHARE
         ),
-        "size": Variable("std within rows", "logits", OF_SIZE, (*DIMS, "of"), "std", "std", interval=True),
-        "share": Variable("share of the variance", "", OF_W, (*DIMS, "part"), **SHARE),
+        "size": Variable("std within rows", "logits", _OF_SIZE, (*_DIMS, "of"), "std", "std", interval=True),
+        "share": Variable("share of the variance", "", _OF_W, (*_DIMS, "part"), **_SHARE),
         "mean_energy": Variable(
-            "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD), **SHARE
+            "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD), **_SHARE
         ),
         "by_place": Variable(
-            "share by place", "", f"of `share`, {WHOSE_PLACE}", (*DIMS, "part", "place"), interval=True
+            "share by place", "", f"of `share`, {_WHOSE_PLACE}", (*_DIMS, "part", "place"), interval=True
         ),
     }
     figures = {
@@ -215,7 +186,7 @@ class Variance(Measure):
         "atlas": _draw_atlas,
         "depth": lines(
             {
-                "correlation": [("position + content", "additive_r"), ("three axes", _three_axis_r)],
+                "correlation": [("position + content", "additive_r"), ("three axes", _three_axes)],
                 "std within rows, logits": [(of, "size", {"of": of}) for of in SIZES],
                 "share of what softmax sees": [(part, part) for part in PARTS],
             },
@@ -228,14 +199,13 @@ class Variance(Measure):
             subtitle="r: correlation with the best f(query, distance) + g(query, key); position, content, interaction: "
             "shares of the variance that softmax can see; first token left out",
         ),
-        "shares": _draw_shares,
     }
     caveats = {
-        "absolute": f"{NO_TURN} d, qd, kd and qkd are zero by construction: position is inside q and k, and the seven "
+        "absolute": f"{_NO_TURN} d, qd, kd and qkd are zero by construction: position is inside q and k, and the seven "
         "shares cannot tell it from content; those by place can (absolute=True).",
-        "alibi": f"{NO_TURN} qd, kd and qkd are zero by construction, and so is the interaction; position is the slope "
-        "alone, beside what content moves.",
-        "none": f"{NO_TURN} d, qd, kd and qkd are zero by construction; shares by place are not (absolute=True).",
+        "alibi": f"{_NO_TURN} qd, kd and qkd are zero by construction, and so is the interaction; position is the "
+        "slope alone, beside what content moves.",
+        "none": f"{_NO_TURN} d, qd, kd and qkd are zero by construction; shares by place are not (absolute=True).",
     }
     without_meaning = frozenset({"absolute", "none"})
 
@@ -279,12 +249,19 @@ class Variance(Measure):
             for first, tokens in enumerate(TOKENS):
                 moments = sums.by_layer(tokens)[layer]
                 shares = shares_of(moments, geometry, heads, n, self.weights)
-                values.append(_values_of(moments, shares, geometry))
+                visible = shares.within_rows
+                sizes = [visible.total, *(visible.total * visible.share(*parts) for parts in PARTS.values())]
+                alone = torch.nan if geometry.window == 1 else 1.0  # where each token sees itself alone
+                of_tokens = {part: alone * visible.share(*components) for part, components in PARTS.items()}
+                of_tokens |= {"share": shares.shares, "additive_r": shares.additive_r}
+                of_tokens["mean_energy"] = torch.stack([moments.q.mean_energy, moments.k.mean_energy])
+                of_tokens["size"] = alone * torch.stack(sizes, -1).clamp(min=0).sqrt()
                 if self.absolute:
                     places = {side: sums.by_layer(f"places of {side}")[layer] for side in "qk"}
                     shared = {side: of_side.shared(geometry.rope, first) for side, of_side in places.items()}
                     how = (geometry.rope, geometry.scale, min(n, geometry.window or n), self.weights)
-                    values[-1]["by_place"] = shares_by_place(shares, moments, shared, *how)
+                    of_tokens["by_place"] = shares_by_place(shares, moments, shared, *how)
+                values.append(of_tokens)
             if sums.by_layer(TOKENS[1])[layer].q.n < 2:  # of one token nothing varies
                 values = [{name: torch.full_like(x, torch.nan) for name, x in one.items()} for one in values]
             found[layer] = tuple(values)
@@ -303,7 +280,17 @@ class Variance(Measure):
         return data.assign_attrs(n_distances=n, not_defined=why)
 
     def findings(self, own: Numbers) -> list[str]:
-        found = [self.of_places(own)] if "absolute" in own else []
+        found = []
+        if "absolute" in own:  # how much of content and interaction takes the key's place
+            seen, most = 1 - own.array("share", part="q"), own.extreme("absolute")
+            at = {part: {"part": list(PARTS[part]), "place": BY_KEY["place"]} for part in ("content", "interaction")}
+            arrays = {part: own.array("by_place", **labels).sum(["part", "place"]) for part, labels in at.items()}
+            parts = ", ".join(f"{own.number(array / seen):.1%} in {part}" for part, array in arrays.items())
+            of_most = own("absolute", layer=most.layer, head=most.head) if most.number else most.number
+            found.append(
+                f"Of the score variance that softmax can see, where the key stands makes {own('absolute'):.1%}, which "
+                f"RoPE did not put there: {parts}. Most: {head_name(most.layer, most.head)}, {of_most:.1%}."
+            )
         if not found or any(own(part).value for part in ("position", "interaction")):  # else zero by construction
             n = counted(int(own.data["additive_r"].sel(OUT).notnull().sum()), "head")
             size, parts = own("size"), ", ".join(f"{part} {own(part):.0%}" for part in PARTS)
@@ -315,20 +302,6 @@ class Variance(Measure):
                 f"position: {own.extreme('position'):.3f}; most interaction: {own.extreme('interaction'):.3f}.",
             ]
         return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
-
-    def of_places(self, own: Numbers) -> str:
-        """Return how much of content and interaction takes the key's place."""
-        seen = 1 - own.array("share", part="q")
-        parts = []
-        for part in ("content", "interaction"):
-            array = own.array("by_place", part=list(PARTS[part]), place=BY_KEY["place"]).sum(["part", "place"])
-            parts.append(f"{own.number(array / seen):.1%} in {part}")
-        most = own.extreme("absolute")
-        of_most = own("absolute", layer=most.layer, head=most.head) if most.number else most.number
-        return (
-            f"Of the score variance that softmax can see, where the key stands makes {own('absolute'):.1%}, which RoPE "
-            f"did not put there: {', '.join(parts)}. Most: {head_name(most.layer, most.head)}, {of_most:.1%}."
-        )
 
 
 def moments_with_and_without_first(layer: LayerCapture) -> tuple[TripleMoments, TripleMoments]:
@@ -351,16 +324,3 @@ def shares_of(
         distance = torch.arange(n, dtype=DOUBLE, device=moments.q.mean.device)
         bias = -geometry.alibi_slopes.to(distance)[list(heads), None] * distance
     return variance_shares(moments, geometry.rope, geometry.scale, n, weights=weights, bias=bias)
-
-
-def _values_of(moments: TripleMoments, shares: VarianceShares, geometry: LayerGeometry) -> dict[str, Tensor]:
-    """Return the variables [head], or with one axis more, of a layer; no parts where each token sees itself alone."""
-    visible = shares.within_rows
-    parts = [visible.total, *(visible.total * visible.share(*components) for components in PARTS.values())]
-    seen = torch.nan if geometry.window == 1 else 1.0
-    return {
-        **{part: seen * visible.share(*components) for part, components in PARTS.items()},
-        **{"share": shares.shares, "additive_r": shares.additive_r},
-        "size": seen * torch.stack(parts, -1).clamp(min=0).sqrt(),
-        "mean_energy": torch.stack([moments.q.mean_energy, moments.k.mean_energy]),
-    }

@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.core.null_models import check_seed
 from tl_posgen.core.options import require
-from tl_posgen.errors import InputError, UnsupportedModelError, check_choice, check_share, is_number
+from tl_posgen.errors import InputError, UnsupportedModelError, check_choice, check_seed, check_share, is_number
 from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.layer_table import geometry_of

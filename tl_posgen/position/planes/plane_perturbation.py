@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.formatting import in_brackets
-from tl_posgen.core.measure import OUT, Variable
+from tl_posgen.core.measure import OUT, Variable, in_words
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, Threshold
@@ -28,7 +28,15 @@ from tl_posgen.report.kinds import bars, heat_maps
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope
 
-SHUFFLES: tuple[Edit, ...] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
+_SHUFFLES: tuple[Edit, ...] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
+_WORDS = {
+    "shuffle_magnitudes": "magnitudes shuffled",
+    "shuffle_phases": "phases shuffled",
+    "shuffle_positions": "positions shuffled",
+    "mean_magnitude": "magnitudes at their mean",
+    "mean_phase": "phases at their mean",
+    "phase_noise": "phases with noise",
+}
 CARRIED = ("position", "content", "energy")
 COSTS = ("edit", "control")
 MOST_LAYERS = 12  # that are mapped unless asked for
@@ -95,11 +103,12 @@ class PlanePerturbation(Interventions):
         True
     """
 
-    edits: Annotated[Sequence[Edit], Each()] = SHUFFLES
+    edits: Annotated[Sequence[Edit], Each()] = _SHUFFLES
     strengths: Annotated[Sequence[Threshold], Each()] = (0.3, 1.0)
     map_edits: Annotated[Sequence[Edit], Each(least=0)] | None = None
     map_by: Literal["auto", "planes", "bands"] = "auto"
 
+    words = _WORDS
     question = "What do magnitudes, phases and positions in RoPE's planes cost?"
     matrices = 7
     fewer_with = ("map_by", "map_edits", "edits", "strengths")
@@ -159,7 +168,7 @@ class PlanePerturbation(Interventions):
         return [kind for kind in self.figures if kind != "map" or "map_rise" in data]
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "PlanePerturbation":
-        usual = SHUFFLES if model.cfg.n_layers <= MOST_LAYERS else ()
+        usual = _SHUFFLES if model.cfg.n_layers <= MOST_LAYERS else ()
         return replace(self, map_edits=usual if self.map_edits is None else self.map_edits)
 
     def passes(self, run: Run) -> int:
@@ -233,20 +242,22 @@ class PlanePerturbation(Interventions):
     def rho(self, own: Numbers, edit: str, part: str = "position", cost: str = COSTS[0]) -> Number:
         """Return Spearman's rho over the planes of the map of their cost with what they carry of a part."""
         rise, share = own.array("map_rise", map_edit=edit, cost=cost), own.array("share", part=part)
-        return own.correlation(rise.rename(planes="head"), share.rename(planes="head"), ranks=True)
+        return own.correlation(rise, share, ranks=True, over=("layer", "planes"))
 
     def findings(self, own: Numbers) -> list[str]:
         share, rises = "" if self.most == 1 else f" at strength {self.most:g}", self.rises(own)
         null = max((abs(init) for rise in rises.values() for init in rise.inits), default=math.nan)
         beside = in_brackets("" if math.isnan(null) else f"random init at most {null:.3f}")
         costs = (
-            f"{edit} {rises[edit].with_interval:+.3f}, {self.less_control(own, edit).with_interval:+.3f} more than a "
+            f"{in_words(edit, self.words)} {rises[edit].with_interval:+.3f}, "
+            f"{self.less_control(own, edit).with_interval:+.3f} more than a "
             "random rotation of the same energy"
             for edit in self.edits
         )
         found = [f"Rise of the loss in nats, all planes of q and k edited{share}{beside}: {'; '.join(costs)}."]
         if "map_rise" in own:
-            rhos = (f"{edit} {self.rho(own, edit):.2f}" for edit in own.data["map_edit"].values)
+            edits = own.data["map_edit"].values
+            rhos = (f"{in_words(edit, self.words)} {self.rho(own, edit):.2f}" for edit in edits)
             found.append(
                 f"Over planes, the rise has a rank correlation with what they carry of position: {'; '.join(rhos)}."
             )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
-from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
@@ -20,7 +19,6 @@ from tl_posgen.core.options import Distances, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import session_of
@@ -33,18 +31,17 @@ from tl_posgen.position.planes.numbers.plane_patterns import (
     sufficiency,
 )
 from tl_posgen.report.figures import MARKS, Panels, model_label, sides
-from tl_posgen.report.head_figures import layer_curves
-from tl_posgen.report.kinds import points
+from tl_posgen.report.kinds import lines, points
 from tl_posgen.rope.rotation import complex_frequencies
 
 CONDITIONS = {"position": "the key is nearly constant", "quiet": "it is too small to matter", "slow": "it hardly turns"}
-WAVELENGTHS = [0, 16, 128, 1024, 8192, np.inf]  # in tokens: the bands of the table
-WAVELENGTH_NAMES = ["up to 16", "16 to 128", "128 to 1024", "1024 to 8192", "above 8192"]
-MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
+_WAVELENGTHS = [0, 16, 128, 1024, 8192, np.inf]  # in tokens: the bands of the table
+_WAVELENGTH_NAMES = ["up to 16", "16 to 128", "128 to 1024", "1024 to 8192", "above 8192"]
+_MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
 
-BOTH, OF_SIDE, OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
-SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
-INTERACTION = {"part": "interaction", **OUT}
+_BOTH, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
+_SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
+_INTERACTION = {"part": "interaction", **OUT}
 
 
 def require_rope(self: Measure, model: Model) -> None:
@@ -63,26 +60,30 @@ def _draw_phases(result: Any) -> go.Figure:
     highest = {part: result.numbers.extreme("share", part=part) for part in PARTS}
     chosen = {part: (one.layer, one.head) for part, one in highest.items() if one.number}
     both = [(side, data.sel(OUT)) for side, data, _ in sides(result)]
-    titles = [f"most {part}: {head_name(*place)} · {both[0][0]}" for part, place in chosen.items()]
-    titles += [f"{head_name(*place)} · {side}" for side, _ in both[1:] for place in chosen.values()]
+    places = [*product(both, chosen.items())]
+    titles = [f"{f'most {part}: ' * (side == both[0][0])}{head_name(*at)} · {side}" for (side, _), (part, at) in places]
     polar = [[{"type": "polar"}] * len(chosen)] * len(both)
     panels = Panels(titles, columns=len(chosen), row_height=320, specs=polar, vertical_spacing=0.14)
-    for row, (_, data) in enumerate(both):
-        for column, (layer, head) in enumerate(chosen.values()):
-            one = data.sel(layer=layer, head=head)
-            one = one.isel(plane=np.isfinite(one["wavelength"].values))  # the unrotated rest has no phase
-            for side, (name, symbol) in MARKERS.items():
-                marker = {"color": np.log10(one["wavelength"].values), "coloraxis": "coloraxis", "symbol": symbol}
-                markers = go.Scatterpolar(
-                    r=one["concentration"].sel(side=side).values,
-                    theta=np.degrees(one["phase"].sel(side=side).values),
-                    mode="markers",
-                    marker=marker | {"size": 9, "line": {"width": 0 if side == "q" else 2}},
-                    text=[f"{name}, wavelength {wavelength:.4g}" for wavelength in one["wavelength"].values],
-                    hovertemplate="%{text}<br>concentration %{r:.3f}, %{theta:.0f}°<extra></extra>",
-                    name=name,
-                )
-                panels.add(row * len(chosen) + column, markers)
+    for number, ((_, data), (_, (layer, head))) in enumerate(places):
+        one = data.sel(layer=layer, head=head)
+        one = one.isel(plane=np.isfinite(one["wavelength"].values))  # the unrotated rest has no phase
+        for side, (name, symbol) in _MARKERS.items():
+            marker = {
+                "color": np.log10(one["wavelength"].values),
+                "coloraxis": "coloraxis",
+                "symbol": symbol,
+                "size": 9,
+            }
+            markers = go.Scatterpolar(
+                r=one["concentration"].sel(side=side).values,
+                theta=np.degrees(one["phase"].sel(side=side).values),
+                mode="markers",
+                marker=marker | {"line": {"width": 0 if side == "q" else 2}},
+                text=[f"{name}, wavelength {wavelength:.4g}" for wavelength in one["wavelength"].values],
+                hovertemplate="%{text}<br>concentration %{r:.3f}, %{theta:.0f}°<extra></extra>",
+                name=name,
+            )
+            panels.add(number, markers)
     angles = {"thetaunit": "radians", "dtick": np.pi / 2}
     panels.figure.update_polars(angularaxis=angles, radialaxis={"nticks": 4, "angle": 45, "range": [0, 1.03]})
     finite = np.log10(result.own["wavelength"].values[np.isfinite(result.own["wavelength"].values)])
@@ -137,23 +138,23 @@ class Planes(Measure):
 
     question = "What does each of RoPE's planes carry?"
     variables = {
-        "magnitude": Variable("mean length of z", "", "E|z|", (*OF_SIDE, "plane"), interval=True),
+        "magnitude": Variable("mean length of z", "", "E|z|", (*_OF_SIDE, "plane"), interval=True),
         "concentration": Variable(
-            *("concentration", "", "|E z| / E|z|; 1: always the same vector", (*OF_SIDE, "plane")), **SHARE
+            *("concentration", "", "|E z| / E|z|; 1: always the same vector", (*_OF_SIDE, "plane")), **_SHARE
         ),
-        "phase": Variable("mean phase", "radians", "arg E z", (*OF_SIDE, "plane")),
-        "energy": Variable("share of energy", "", "share of E|z|^2 over planes", (*OF_SIDE, "plane")),
-        "share": Variable("share", "", "of the part in std^2", OF_PART, **SHARE),
+        "phase": Variable("mean phase", "radians", "arg E z", (*_OF_SIDE, "plane")),
+        "energy": Variable("share of energy", "", "share of E|z|^2 over planes", (*_OF_SIDE, "plane")),
+        "share": Variable("share", "", "of the part in std^2", _OF_PART, **_SHARE),
         "share_by_plane": Variable(
             *("share of the plane", "", "of each part, adds up to 1 over planes; below 0: works against the others"),
-            (*OF_PART, "plane"),
+            (*_OF_PART, "plane"),
             interval=True,
         ),
         "std": Variable(
-            "std of the scores", "logits", "over all (query, key, distance), as softmax sees them", BOTH, interval=True
+            "std of the scores", "logits", "over all (query, key, distance), as softmax sees them", _BOTH, interval=True
         ),
         "score_sum": Variable(
-            "sum of plane scores / std", "", "sum_m s_m / std", BOTH, "plane_score_sum", "plane score", interval=True
+            "sum of plane scores / std", "", "sum_m s_m / std", _BOTH, "plane_score_sum", "plane score", interval=True
         ),
         "meets": Variable(
             *("meets a condition", ""),
@@ -161,33 +162,24 @@ class Planes(Measure):
             "slow: max_d 2|sin(theta d / 2)| <= eps",
             ("tokens", "condition", *HEAD, "plane"),
         ),
-        "additive": Variable("certified additive", "", "1: every plane meets a condition", BOTH, "plane_additive"),
+        "additive": Variable("certified additive", "", "1: every plane meets a condition", _BOTH, "plane_additive"),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
     }
     requires = require_rope
     figures = {
         "phases": _draw_phases,
-        "magnitude": partial(
-            layer_curves,
-            measure="magnitude",
-            along="plane",
-            at={"side": "k", **OUT},
-            title="Length of keys by plane",
-            subtitle="before RoPE; one line a head; first token left out",
-            y_title="mean |z|",
-        ),
-        "shares": partial(
-            layer_curves,
-            measure="share_by_plane",
-            along="plane",
-            at={"part": "position", **OUT},
-            title="Which planes carry position",
-            subtitle="share of each plane in the variance of the head's position part; first token left out",
-            y_title="share",
+        "planes": lines(
+            {
+                "length of z": [(name, "magnitude", {"side": side, **OUT}) for side, (name, _) in _MARKERS.items()],
+                "share of the plane": [(part, "share_by_plane", {"part": part, **OUT}) for part in PARTS[:2]],
+            },
+            "plane",
+            title="What planes carry",
+            subtitle="before RoPE, first token left out; mean over heads; planes by number, the fastest first",
         ),
         "scatter": points(
             ("score_sum", OUT),
-            ("share", INTERACTION),
+            ("share", _INTERACTION),
             title="Do the planes foretell how additive a head is?",
             subtitle="first token left out",
             x_title="sum of plane scores / std of the scores",
@@ -221,32 +213,24 @@ class Planes(Measure):
         found = {}
         for layer in all_tokens:
             geometry = sums.layers[layer][0]
+            where, values = (geometry.rope, geometry.scale, min(n, geometry.window or n)), []
+            for moments in (all_tokens[layer], rest[layer]):
+                by_plane = torch.stack(list(plane_parts(moments.triples, *where).values()))
+                parts = by_plane.sum(-1)
+                std = parts.sum(0).sqrt()
+                meets = torch.stack(list(sufficiency(moments, *where, std, self.eps).values()))
+                of_tokens = {"share": parts / parts.sum(0), "share_by_plane": by_plane / parts[..., None], "std": std}
+                of_tokens |= {"score_sum": plane_scores(moments, *where).sum(-1) / std, "meets": meets}
+                values.append(side_patterns(moments) | of_tokens | {"additive": double(meets.any(0).all(-1))})
             wavelength = 2 * torch.pi / complex_frequencies(geometry.rope, geometry.d_head)
-            of_all, without = (self.of_moments(one[layer], geometry, n) for one in (all_tokens, rest))
-            found[layer] = of_all | {"wavelength": wavelength}, without
+            found[layer] = values[0] | {"wavelength": wavelength}, values[1]
         data = sums.variables_of(found).reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
         return data.assign_attrs(n_distances=n)
-
-    def of_moments(self, moments: PlaneMoments, geometry: LayerGeometry, n: int) -> dict[str, Tensor]:
-        """Return the variables of one layer over n distances, as many as its window has at most."""
-        where = (geometry.rope, geometry.scale, min(n, geometry.window or n))
-        by_plane = torch.stack(list(plane_parts(moments.triples, *where).values()))
-        parts = by_plane.sum(-1)
-        std = parts.sum(0).sqrt()
-        meets = torch.stack(list(sufficiency(moments, *where, std, self.eps).values()))
-        return side_patterns(moments) | {
-            "share": parts / parts.sum(0),
-            "share_by_plane": by_plane / parts[..., None],
-            "std": std,
-            "score_sum": plane_scores(moments, *where).sum(-1) / std,
-            "meets": meets,
-            "additive": double(meets.any(0).all(-1)),
-        }
 
     def correlation(self, own: Numbers, *, ranks: bool = False) -> Number:
         """Return the correlation over heads of the sum of the plane scores with the interaction share, first token left
         out."""
-        return own.correlation(own.array("score_sum", **OUT), own.array("share", **INTERACTION), ranks=ranks)
+        return own.correlation(own.array("score_sum", **OUT), own.array("share", **_INTERACTION), ranks=ranks)
 
     def findings(self, own: Numbers) -> list[str]:
         met = ", ".join(f"{words} in {own('meets', condition=name):.0%}" for name, words in CONDITIONS.items())
@@ -258,7 +242,7 @@ class Planes(Measure):
             "additive.",
             f"First token left out, the sum of plane scores is {own('score_sum', **OUT):.2f} standard deviations of "
             "the scores, above 1 of which it bounds nothing by itself; over heads it correlates with the interaction "
-            f"share of {own('share', **INTERACTION):.3f} at r = {self.correlation(own):.2f}.",
+            f"share of {own('share', **_INTERACTION):.3f} at r = {self.correlation(own):.2f}.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
@@ -269,7 +253,7 @@ class Planes(Measure):
         sums = {part: own.array("share_by_plane", part=part) for part in PARTS[:2]}
         wavelength = own.array("wavelength").broadcast_like(own.array("energy", side="k"))
         frame = own.frame({**means, **sums, "wavelength": wavelength}, *HEAD, "plane").dropna()
-        frame["band"] = pd.cut(frame["wavelength"].clip(upper=1e300), WAVELENGTHS, labels=WAVELENGTH_NAMES)
+        frame["band"] = pd.cut(frame["wavelength"].clip(upper=1e300), _WAVELENGTHS, labels=_WAVELENGTH_NAMES)
         groups: Any = frame.groupby("band", observed=True)
         n_heads = frame.groupby(list(HEAD)).ngroups
         planes = groups.size() / n_heads

@@ -52,13 +52,13 @@ def ablate(
     """
     if not isinstance(kind, str) or kind not in get_args(Ablation):
         raise InputError(f"ablation {kind!r}: choose one of {', '.join(get_args(Ablation))}")
-    one_band = kind in ("drop", "freeze", "keep")
-    if one_band and (band is None or band.shape != rope.inv_freq.shape):
+    if kind not in ("drop", "freeze", "keep"):
+        band = torch.ones_like(rope.inv_freq, dtype=torch.bool)
+    elif band is None or band.shape != rope.inv_freq.shape:
         raise InputError(f"ablation {kind!r} needs a band: a boolean for each of the {len(rope.inv_freq)} planes")
-    planes = band if one_band and band is not None else torch.ones_like(rope.inv_freq, dtype=torch.bool)
-    turning = freeze(rope, planes) if kind in ("freeze", "no_rope", "means_no_rope") else rope
+    turning = freeze(rope, band) if kind in ("freeze", "no_rope", "means_no_rope") else rope
     if kind in ("drop", "keep"):
-        q, k = ((drop if kind == "drop" else keep)(x, rope, planes) for x in (q, k))
+        q, k = ((drop if kind == "drop" else keep)(x, rope, band) for x in (q, k))
     elif kind == "rank_one":
         q, k = rank_one(q), rank_one(k)
     elif kind in ("means", "means_no_rope"):

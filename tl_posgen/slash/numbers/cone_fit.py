@@ -1,6 +1,6 @@
 """Cone of the attention inputs, whose axis W_Q and W_K amplify, so that Q and K are nearly of rank one."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -10,23 +10,16 @@ from tl_posgen.arithmetic import double
 from tl_posgen.rope.spectra import top_direction
 
 
-@dataclass(frozen=True)
-class ConeFit:
-    """Cone of the rows h_i of H, with the axis u = argmax |H u|, signed so that sum_i <h_i, u> >= 0.
+class ConeFit(NamedTuple):
+    """Cone of the rows h_i of H [ours]."""
 
-    Attributes:
-        axis: u, of length one.
-        cosine: <h_i, u> / |h_i| of each input.
-        r1: s_1^2 / sum s^2 of H, not centred.
-    """
-
-    axis: Float[Tensor, " d_model"]
-    cosine: Float[Tensor, " pos"]
-    r1: Float[Tensor, ""]
+    axis: Float[Tensor, " d_model"]  # u = argmax |H u|, of length one, signed so that sum_i <h_i, u> >= 0
+    cosine: Float[Tensor, " pos"]  # <h_i, u> / |h_i|
+    r1: Float[Tensor, ""]  # s_1^2 / sum s^2 of H, not centred
 
 
 def fit_cone(inputs: Float[Tensor, "pos d_model"]) -> ConeFit:
-    """cos_i = <h_i, u> / |h_i|, u the top right-singular vector of H, the inputs of W_Q and W_K; and r1(H) [ours]."""
+    """cos_i = <h_i, u> / |h_i|, u the top right-singular vector of H, the inputs of W_Q and W_K; and r1(H)."""
     h = double(inputs)
     axis = top_direction(h)
     cosine = torch.nn.functional.normalize(h, dim=-1) @ axis

@@ -1,14 +1,14 @@
 """Contributions of RoPE planes to a slash, and the slash profile that rank-one queries and keys predict."""
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.rope.rotation import Rope, complex_planes, rotate
 from tl_posgen.rope.spectra import top_direction
 
-ROUNDING = 1e-7  # slash scores are at most 1, and averages of float32
+_ROUNDING = 1e-7  # slash scores are at most 1, and averages of float32
 
 
 def plane_contributions(
@@ -26,27 +26,16 @@ def plane_contributions(
     the unrotated remainder, paired up as planes that do not rotate. In a sliding window the second mean is over the
     visible pairs. q and k are those before RoPE.
     """
-    n = q.shape[1]
-    # a head at a time, as the transforms take several times the room of the result
-    heads = zip(q, k, strict=True)
-    sums = scale * torch.stack([_cross_correlation(_turned(q_h, rope), _turned(k_h, rope)) for q_h, k_h in heads])
-    counts = torch.arange(n, 0, -1, dtype=DOUBLE, device=q.device)
+    n, positions = q.shape[1], torch.arange(q.shape[1], device=q.device)
+    sums = []
+    for heads in zip(q, k, strict=True):  # one at a time, as the transforms take several times the room of the result
+        z_q, z_k = (complex_planes(rotate(double(x), positions, rope), rope).mT for x in heads)
+        # Re sum_i z^q_i conj(z^k_{i-D}) for every D >= 0; padded to 2n, so that the FFT does not wrap round
+        product = torch.fft.fft(z_q, 2 * n) * torch.fft.fft(z_k, 2 * n).conj()
+        sums.append(scale * torch.fft.ifft(product).real[..., :n])
+    by_distance, counts = torch.stack(sums), torch.arange(n, 0, -1, dtype=DOUBLE, device=q.device)
     visible = slice(window)
-    return sums / counts - sums[..., visible].sum(-1, keepdim=True) / counts[visible].sum()
-
-
-def _turned(x: Float[Tensor, "pos d_head"], rope: Rope) -> Complex[Tensor, "plane_and_rest pos"]:
-    positions = torch.arange(len(x), device=x.device)
-    return complex_planes(rotate(double(x), positions, rope), rope).mT
-
-
-def _cross_correlation(
-    z_q: Complex[Tensor, "plane pos"], z_k: Complex[Tensor, "plane pos"]
-) -> Float[Tensor, "plane pos"]:
-    """Re sum_i z^q_i conj(z^k_{i-D}) for every D >= 0; padded to 2n, so that the FFT does not wrap round."""
-    n = z_q.shape[-1]
-    product = torch.fft.fft(z_q, 2 * n) * torch.fft.fft(z_k, 2 * n).conj()
-    return torch.fft.ifft(product).real[..., :n]
+    return by_distance / counts - by_distance[..., visible].sum(-1, keepdim=True) / counts[visible].sum()
 
 
 def rank_one_logit(
@@ -95,14 +84,12 @@ def match_profiles(
     """
     reach = max(1, measured.shape[-1] // 2)
     measured, predicted, uniform = (x[:, :reach] for x in (measured, predicted, uniform))
-    # products of rows less their mean, of length one, are Pearson's correlations
-    between = _unit_rows(predicted - uniform) @ _unit_rows(measured - uniform).mT
+
+    def unit_rows(x: Tensor) -> Tensor:  # rows less their mean, of length one: their products are Pearson's r
+        centred = double(x - x.mean(-1, keepdim=True))
+        size = centred.norm(dim=-1, keepdim=True)
+        return (centred / size).masked_fill(size <= _ROUNDING, torch.nan)
+
+    between = unit_rows(predicted - uniform) @ unit_rows(measured - uniform).mT
     itself = torch.eye(len(between), dtype=torch.bool, device=between.device)
     return between.diagonal(), between.masked_fill(itself, torch.nan).nanmean(-1)
-
-
-def _unit_rows(x: Float[Tensor, "head distance"]) -> Float[Tensor, "head distance"]:
-    """Return rows less their mean, scaled to length one; NaN of rows that are constant up to rounding."""
-    centred = double(x - x.mean(-1, keepdim=True))
-    size = centred.norm(dim=-1, keepdim=True)
-    return (centred / size).masked_fill(size <= ROUNDING, torch.nan)

@@ -1,11 +1,11 @@
 """Slash scores: the mean attention of each head at every distance."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from itertools import product
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, elements_at_once, row_ranges
@@ -88,29 +88,18 @@ def slash_statistics_from_qk(
 ) -> SlashStatistics:
     """Return `slash_statistics` of S = softmax_j(cap(scale <q_i, k_j> - slope (i-j))), without the N x N matrix."""
     n_heads, n, _ = rotated_q.shape
-    rows_of = partial(_rows_from_qk, scale * rotated_q, rotated_k, window or n, soft_cap, alibi_slopes)
+    scaled_q, position = scale * rotated_q, torch.arange(n, device=rotated_q.device)
+
+    def rows_of(heads: slice, start: int, stop: int) -> Tensor:
+        scores = scaled_q[heads, start:stop] @ rotated_k[heads, :stop].mT
+        distance = position[start:stop, None] - position[:stop]
+        if alibi_slopes is not None:
+            scores -= alibi_slopes[heads, None, None].to(scores) * distance
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        return scores.masked_fill_((distance < 0) | (distance >= (window or n)), -torch.inf).softmax(-1)
+
     return slash_statistics_of_rows(rows_of, n_heads, n, window, entropy, rotated_q.device)
-
-
-def _rows_from_qk(
-    q: Tensor,
-    k: Tensor,
-    window: int,
-    soft_cap: float | None,
-    alibi_slopes: Tensor | None,
-    heads: slice,
-    start: int,
-    stop: int,
-) -> Tensor:
-    """Return S[heads, start:stop, :stop] of queries that the scale is in, and keys, after RoPE."""
-    scores = q[heads, start:stop] @ k[heads, :stop].mT
-    distance = torch.arange(start, stop, device=q.device)[:, None] - torch.arange(stop, device=q.device)
-    if alibi_slopes is not None:
-        scores -= alibi_slopes[heads, None, None].to(scores) * distance
-    if soft_cap is not None:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    invisible = (distance < 0) | (distance >= window)
-    return scores.masked_fill_(invisible, -torch.inf).softmax(-1)
 
 
 def slash_statistics_of_rows(
@@ -129,22 +118,31 @@ def slash_statistics_of_rows(
     sums = torch.zeros(2, n_heads, n, dtype=DOUBLE, device=device)
     entropies = torch.full((2, n_heads, n), torch.nan, dtype=DOUBLE, device=device)
     first = torch.zeros(n_heads, dtype=DOUBLE, device=device)
-    for heads, start, stop in _pattern_blocks(n_heads, n, device):
-        rows = rows_of(heads, start, stop)
-        rest = rows[..., 1:].sum(-1)
-        weights = torch.stack([torch.ones_like(rest), torch.where(rest > torch.finfo(rest.dtype).tiny, 1 / rest, 0.0)])
+    groups = row_ranges(n_heads, ROWS * n, elements_at_once(device, BLOCK))
+    for part, (start, stop) in product(groups, list(row_ranges(n, 1, ROWS))):
+        heads = slice(*part)
+        rows = rows_of(heads, start, stop)  # see only keys below `stop`
+        rest, tiny = rows[..., 1:].sum(-1), torch.finfo(rows.dtype).tiny
+        weights = torch.stack([torch.ones_like(rest), torch.where(rest > tiny, 1 / rest, 0.0)])
         sums[:, heads, :stop] += double(_sums_by_distance(rows, weights))
         first[heads] += double(rows[..., 0]).sum(-1)
         if entropy:
-            entropies[:, heads, start:stop] = double(_row_entropies(rows, rest))
-    return _means(sums, entropies, first / n, window)
-
-
-def _pattern_blocks(n_heads: int, n: int, device: torch.device) -> Iterator[tuple[slice, int, int]]:
-    """Yield (heads, start, stop) of every block of an n x n pattern; rows up to stop - 1 see only keys below `stop`."""
-    for heads in row_ranges(n_heads, ROWS * n, elements_at_once(device, BLOCK)):
-        for start, stop in row_ranges(n, 1, ROWS):
-            yield slice(*heads), start, stop
+            # of p / rest over j >= 1: (H + p_0 log p_0) / rest + log rest
+            terms = rows.clamp_min(tiny).log_().mul_(rows)
+            without = torch.where(rest > tiny, -terms[..., 1:].sum(-1) / rest + rest.clamp_min(tiny).log(), 0.0)
+            entropies[:, heads, start:stop] = double(torch.stack([-terms.sum(-1), without]))
+    distance = torch.arange(n, dtype=DOUBLE, device=device)
+    n_queries = torch.stack([n - distance, n - 1 - distance])  # of each distance, the last one without the first: none
+    uniform = torch.full((2, n), torch.nan, dtype=DOUBLE)
+    for left_out in range(2):
+        uniform[left_out, : n - left_out] = uniform_scores(n - left_out, window)
+    return SlashStatistics(
+        score=sums / n_queries[:, None],
+        uniform=uniform.to(device),
+        attention_distance=sums @ distance / n_queries[:, :1],
+        entropy=torch.stack([entropies[left_out, :, left_out:].mean(-1) for left_out in range(2)]),
+        first_token=first / n,
+    )
 
 
 def _sums_by_distance(
@@ -170,38 +168,6 @@ def _sums_by_distance(
     return sums
 
 
-def _row_entropies(
-    rows: Float[Tensor, "head row key"], rest: Float[Tensor, "head row"]
-) -> Float[Tensor, "variant head row"]:
-    """H = -sum_j p_j log p_j of each row, and of p / rest over j >= 1: (H + p_0 log p_0) / rest + log rest."""
-    tiny = torch.finfo(rows.dtype).tiny
-    terms = rows.clamp_min(tiny).log_().mul_(rows)
-    without_first_token = torch.where(rest > tiny, -terms[..., 1:].sum(-1) / rest + rest.clamp_min(tiny).log(), 0.0)
-    return torch.stack([-terms.sum(-1), without_first_token])
-
-
-def _means(
-    sums: Float[Tensor, "tokens=2 head distance"],
-    entropies: Float[Tensor, "tokens=2 head query"],
-    first: Float[Tensor, " head"],
-    window: int | None,
-) -> SlashStatistics:
-    """Divide the sums by the numbers of queries: n tokens, and n - 1 without the first."""
-    n = sums.shape[-1]
-    distance = torch.arange(n, dtype=DOUBLE, device=sums.device)
-    n_queries = torch.stack([n - distance, n - 1 - distance])  # of each distance, the last one without the first: none
-    uniform = torch.full((2, n), torch.nan, dtype=DOUBLE)
-    for left_out in range(2):
-        uniform[left_out, : n - left_out] = uniform_scores(n - left_out, window)
-    return SlashStatistics(
-        score=sums / n_queries[:, None],
-        uniform=uniform.to(sums.device),
-        attention_distance=sums @ distance / n_queries[:, :1],
-        entropy=torch.stack([entropies[left_out, :, left_out:].mean(-1) for left_out in range(2)]),
-        first_token=first,
-    )
-
-
 def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distance"]:
     r"""1/(N-D) sum_{i>=D} 1/(i+1) = (H_N - H_D) / (N-D): the slash scores of uniform causal attention.
 
@@ -211,12 +177,7 @@ def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distanc
         >>> uniform_scores(2).tolist()
         [0.75, 0.5]
     """
-    each = 1 / double(_visible_keys(n, window))
+    each = 1 / torch.arange(1, n + 1, dtype=DOUBLE).clamp(max=n if window is None else window)
     distance = torch.arange(n)
     mean = each.flip(0).cumsum(0).flip(0) / (n - distance)
     return mean if window is None else mean.where(distance < window, 0.0)
-
-
-def _visible_keys(n: int, window: int | None = None) -> Int[Tensor, " query"]:
-    """min(i+1, window): the number of keys that each of n queries sees."""
-    return torch.arange(1, n + 1).clamp(max=n if window is None else window)

@@ -49,27 +49,6 @@ def test_normal_operator_is_the_dense_normal_matrix(pairs):
     torch.testing.assert_close(torch.cat(pairs.spread(pairs.normal(x, pairs.counts()), fill=0.0), -1), dense)
 
 
-def test_preconditioned_eigenvalues_do_not_depend_on_the_length():
-    """Of the matrix of queries and keys, the distances eliminated, with its diagonal as preconditioner."""
-    n = 12
-    pairs = CausalPairs(n)
-    counts = pairs.counts()
-    unit = torch.eye(3 * n, dtype=torch.float64).view(3 * n, 3, n).transpose(0, 1)
-    matrix = pairs.normal(unit, counts).transpose(0, 1).reshape(3 * n, 3 * n)
-    distances, others, mixed = matrix[:n, :n], matrix[n:, n:], matrix[:n, n:]
-    left = (others - mixed.T @ torch.linalg.solve(distances, mixed)) / counts[1:].flatten()
-    sign = (-1.0) ** np.arange(n) / np.arange(1, n + 1)
-    expected = np.sort(np.concatenate([1 + sign - 2 * sign**2, 1 - sign]))
-    np.testing.assert_allclose(np.sort(np.linalg.eigvals(left.numpy()).real), expected, atol=1e-9)
-    np.testing.assert_allclose(expected[[2, 3, -1]], [0, 5 / 8, 3 / 2], atol=1e-12)
-
-
-@pytest.mark.parametrize("n", [128, 4096])
-def test_conjugate_gradients_take_as_many_steps_at_any_length(n, monkeypatch):
-    monkeypatch.setattr(three_axis_fit, "MAX_ITERATIONS", 14)
-    assert bool(three_axis_from_qk(*random_qk(n)).r.isfinite().all())  # else it would be refused
-
-
 # r against lsqr
 
 
@@ -241,10 +220,11 @@ def test_scores_constant_within_rows_have_r_but_no_r_within_rows():
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-6])
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_the_fit_stops_at_the_tolerance_of_the_residual(tolerance, size):
-    """In the norm of the preconditioner, by the sums of what the fit leaves; a step gains a factor of about five."""
-    pairs, scores = CausalPairs(60), size * torch.randn(1, 60, 60, generator=torch.Generator().manual_seed(9)).double()
-    fit = three_axis_from_scores(scores, tolerance=tolerance)
+    """In the norm of the preconditioner, by the sums of what the fit leaves; conjugate gradients, for the window."""
+    pairs, scores = CausalPairs(60, 30), size * noise(1, 60, 60, seed=9)
+    fit = three_axis_from_scores(scores, window=30, tolerance=tolerance)
     x, w = design(pairs).toarray(), entries(scores, pairs)[0]
+    x = x[:, x.any(0)]
     left = [x.T @ (w - values) / np.sqrt(x.sum(0)) for values in (fitted_entries(fit, pairs)[0], w.mean())]
     reached = np.linalg.norm(left[0]) / np.linalg.norm(left[1])
     assert tolerance / 30 < reached <= tolerance

@@ -5,11 +5,11 @@ from itertools import pairwise
 import pytest
 import torch
 from additive_fit import additive_fit
+from distance_table import distance_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.distance.numbers.distance_table import distance_table
 from tl_posgen.position.planes.numbers.inverse_dft import fit_frequencies, head_for_table
 from tl_posgen.rope.rotation import inverse_frequencies, rotate
 

@@ -1,8 +1,9 @@
 """Causal (query, key) pairs that a fit is made over, and the normal equations of three additive axes on them."""
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,6 +15,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.rope.bilinear_sums import fft_length
 
 SPAN = 1e15  # largest ratio of weights: in float64 lighter pairs would be lost
+
+_DERIVED: Any = field(init=False, repr=False, compare=False)  # made of the others
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,15 @@ class CausalPairs:
         first_token: whether token 0 counts.
         diagonal: whether a query paired with its own key counts.
         distance_weights: w_0, w_1, ...: weight of a pair at each distance; the last holds for all larger distances.
+        first_key, first_query, first_distance: the first of each that counts.
+        size: n, the number of queries, of keys and, without a window, of distances.
+        width: number of distances.
+        n_pairs: number of pairs.
+        rank: number of independent parameters of distances, queries and keys: two constants and one straight line are
+            free; with a single distance any scores are fitted.
+        saturated: whether there are as many parameters as pairs (up to 3 tokens): any scores are then fitted exactly.
+        own_weights: w at the distances that count; the last holds for all larger distances.
+        unweighted: whether they are all 1.
 
     Raises:
         InputError: no pair is left, a weight is not above 0, or the ratio of two weights is above `SPAN`.
@@ -51,11 +63,24 @@ class CausalPairs:
     first_token: bool = True
     diagonal: bool = True
     distance_weights: tuple[float, ...] = (1.0,)
+    first_key: int = _DERIVED
+    first_query: int = _DERIVED
+    first_distance: int = _DERIVED
+    size: int = _DERIVED
+    width: int = _DERIVED
+    n_pairs: int = _DERIVED
+    rank: int = _DERIVED
+    saturated: bool = _DERIVED
+    own_weights: tuple[float, ...] = _DERIVED
+    unweighted: bool = _DERIVED
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
             raise InputError(f"window must be at least 1, or None for no window; got {self.window}")
-        if self.size < 1 or self.width < 1:
+        key, distance = int(not self.first_token), int(not self.diagonal)
+        size = self.n_tokens - key - distance
+        width = min(self.window or self.n_tokens, self.n_tokens - key) - distance
+        if size < 1 or width < 1:
             raise InputError(f"no (query, key) pair is left in {self}; give more tokens or leave out less")
         if not self.distance_weights or not all(0 < weight < math.inf for weight in self.distance_weights):
             raise InputError(
@@ -68,45 +93,12 @@ class CausalPairs:
                 f"weights by distance, from {low:g} to {high:g}: give weights about 1, the largest at most {SPAN:g} "
                 "times the least; a common factor changes nothing"
             )
-
-    @property
-    def first_key(self) -> int:
-        return 0 if self.first_token else 1
-
-    @property
-    def first_distance(self) -> int:
-        return 0 if self.diagonal else 1
-
-    @property
-    def first_query(self) -> int:
-        return self.first_key + self.first_distance
-
-    @property
-    def size(self) -> int:
-        """Return n, the number of queries, of keys and, without a window, of distances."""
-        return self.n_tokens - self.first_query
-
-    @property
-    def width(self) -> int:
-        """Return the number of distances."""
-        return min(self.window or self.n_tokens, self.n_tokens - self.first_key) - self.first_distance
-
-    @property
-    def n_pairs(self) -> int:
-        return self.size * self.width - self.width * (self.width - 1) // 2
-
-    @property
-    def rank(self) -> int:
-        """Return the number of independent parameters of distances, queries and keys.
-
-        Two constants and one straight line are free. With a single distance any scores are fitted.
-        """
-        return self.size if self.width == 1 else self.width + 2 * self.size - 3
-
-    @property
-    def saturated(self) -> bool:
-        """Return whether there are as many parameters as pairs (up to 3 tokens): any scores are then fitted exactly."""
-        return self.rank >= self.n_pairs
+        n_pairs, rank = size * width - width * (width - 1) // 2, size if width == 1 else width + 2 * size - 3
+        own = self.distance_weights[distance:][:width] or self.distance_weights[-1:]
+        derived = {"first_key": key, "first_query": key + distance, "first_distance": distance, "size": size}
+        derived |= {"width": width, "n_pairs": n_pairs, "rank": rank, "saturated": rank >= n_pairs}
+        for name, value in (derived | {"own_weights": own, "unweighted": set(own) == {1.0}}).items():
+            object.__setattr__(self, name, value)
 
     @property
     def iid_r(self) -> float:
@@ -114,31 +106,17 @@ class CausalPairs:
         return math.sqrt((self.rank - 1) / (self.n_pairs - 1)) if self.n_pairs > 1 else math.nan
 
     @cached_property
-    def own_weights(self) -> tuple[float, ...]:
-        """Return w at the distances that count; the last holds for all larger distances."""
-        return self.distance_weights[self.first_distance :][: self.width] or self.distance_weights[-1:]
-
-    @property
-    def unweighted(self) -> bool:
-        return set(self.own_weights) == {1.0}
-
-    @cached_property
     def total(self) -> float:
         """Return the sum of the weights of all pairs; without weights, their number."""
         return float(self.counts()[1].sum())
 
     def weights(self, device: torch.device | str) -> Float[Tensor, " size"]:
-        """Return w by distance, beginning with the first distance that counts; 0 beyond the window."""
-        *near, far = self.own_weights
-        rest = torch.full((self.width - len(near),), far, dtype=DOUBLE, device=device)
-        given = torch.cat([torch.tensor(near, dtype=DOUBLE, device=device), rest]) if near else rest
-        return pad(given, (0, self.size - self.width))
+        """Return w by distance, beginning with the first distance that counts; 0 beyond the window. Read only."""
+        return _tables(self, torch.device(device))[0]
 
     def counts(self, device: torch.device | str = "cpu") -> Float[Tensor, "axis=3 1 size"]:
-        """Return the summed weight of the pairs at every index of every axis, in corner coordinates."""
-        weights = self.weights(device)
-        at_tokens = weights.cumsum(0).flip(0)
-        return torch.stack([weights * torch.arange(self.size, 0, -1, device=device), at_tokens, at_tokens])[:, None]
+        """Return the summed weight of the pairs at every index of every axis, in corner coordinates. Read only."""
+        return _tables(self, torch.device(device))[1]
 
     def over_band(self, x: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows size"]:
         """sum_{j <= i} w_{i-j} x_j at every i: a cumulative sum without weights, else by FFT."""
@@ -164,21 +142,14 @@ class CausalPairs:
         at_tokens = self.over_band(x[1:]).flip(0, -1) + (weights * x[0]).cumsum(-1).flip(-1)
         return torch.cat([at_distances[None], at_tokens]).addcmul_(counts, x)
 
-    def consistent(
-        self, sums: Float[Tensor, "axis=3 head size"], counts: Float[Tensor, "axis=3 1 size"]
-    ) -> Float[Tensor, "axis=3 head size"]:
+    def consistent(self, sums: Float[Tensor, "axis=3 head size"]) -> Float[Tensor, "axis=3 head size"]:
         """Project sums onto those of one matrix: equal totals on the three axes, and mean distance + s + key = n - 1.
 
         Rounding adds a part along the three free directions; it is removed in proportion to the counts.
         """
-        t = torch.arange(self.size, dtype=counts.dtype, device=counts.device) / self.size
-        one = torch.ones_like(t)
-        free = torch.stack(
-            [torch.cat(line) for line in ([one, -one, 0 * one], [one, 0 * one, -one], [t - t[-1], t, t])]
-        )
-        weighted = free * counts.flatten()
-        excess = sums.transpose(0, 1).flatten(1) @ free.T @ torch.linalg.pinv(free @ weighted.T, hermitian=True)
-        return sums - (excess @ weighted).unflatten(1, (3, -1)).transpose(0, 1)
+        _, _, free, weighted = _tables(self, sums.device)
+        flat = sums.transpose(0, 1).flatten(1)
+        return torch.addmm(flat, flat @ free, weighted, alpha=-1).unflatten(1, (3, -1)).transpose(0, 1)
 
     def mask(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Bool[Tensor, "query key"]:
         """Return whether query i paired with key j counts, for tokens numbered as in the text."""
@@ -196,6 +167,25 @@ class CausalPairs:
             for part, start in zip((x[0, :, : self.width], x[1].flip(-1), x[2]), starts, strict=True)
         )
         return distance, query, key
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def _tables(pairs: CausalPairs, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return weights, counts, and the free directions that `consistent` removes: how much of each sums have, and each
+    one times the counts."""
+    *near, far = pairs.own_weights
+    given = torch.tensor([*near, *[far] * (pairs.width - len(near))], dtype=DOUBLE, device="cpu")
+    weights, size = pad(given, (0, pairs.size - pairs.width)), pairs.size
+    at_tokens = weights.cumsum(0).flip(0)
+    counts = torch.stack([weights * torch.arange(size, 0, -1, device="cpu"), at_tokens, at_tokens])[:, None]
+    t = torch.arange(size, dtype=DOUBLE, device="cpu") / size
+    one = torch.ones_like(t)
+    free = torch.stack([torch.cat(line) for line in ([one, -one, 0 * one], [one, 0 * one, -one], [t - t[-1], t, t])])
+    weighted = free * counts.flatten()
+    found = weights, counts, free.T @ torch.linalg.pinv(free @ weighted.T, hermitian=True), weighted
+    weights, counts, free, weighted = (x.to(device) for x in found)
+    return weights, counts, free, weighted
 
 
 def normal_blocks(

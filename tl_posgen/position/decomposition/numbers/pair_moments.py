@@ -103,11 +103,9 @@ def pair_moments(
     """
     pairs = CausalPairs(q.shape[1], window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
     groups = max(1, elements_at_once(q.device, QUERIES_AT_ONCE) // q[0].numel())
-    parts = [
-        _moments_of_heads(q_group, k_group, scale, pairs)
-        for q_group, k_group in zip(q.split(groups), k.split(groups), strict=True)
-    ]
-    moments = _join_heads(parts)
+    parts = [_of_heads(*both, scale, pairs) for both in zip(q.split(groups), k.split(groups), strict=True)]
+    first_key, *rest = (torch.cat(some, -2) for some in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
+    moments = _with_first_key(rest, first_key, pairs)
     if not finite and not moments.sums.isfinite().all():
         bad = ~(q.isfinite() & k.isfinite()).all(-1)
         remedy = "look for NaN in the model's weights, or for an overflow; leave this head out"
@@ -139,14 +137,28 @@ def pair_moments_from_rows(
     """
     pairs = CausalPairs(n_tokens, window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
     one = rows(0, 1)
-    first_key = torch.zeros(len(one), pairs.size, dtype=DOUBLE, device=one.device)
-    rest = _RowSums(replace(pairs, first_token=False), first_key[:, 1:]) if pairs.size > 1 else None
-    for start, stop in query_ranges(len(one), pairs.size, one.device):
+    n_heads, n, device = len(one), pairs.size, one.device
+    first_key = torch.zeros(n_heads, n, dtype=DOUBLE, device=device)
+    sums, within = first_key.new_zeros(3, n_heads, n - 1), first_key.new_zeros(n_heads, 1)
+    width, by_distance = min(pairs.width, max(n - 1, 1)), pairs.weights(device)
+    for start, stop in query_ranges(n_heads, n, device):
         block = rows(start, stop) if diagonal else rows(start + 1, stop + 1)[..., :-1]
         first_key[:, start:stop] = block[..., 0]
-        if rest is not None and stop > 1:
-            rest.add(block[:, 1 if start == 0 else 0 :, 1:], max(start - 1, 0))
-    moments = _with_first_key(rest and rest.moments(), first_key, pairs)
+        if stop == 1:
+            continue
+        # the rows of the other keys, of which key 1 is the first; those that a window leaves out are not read
+        block, start, stop = block[:, 1 if start == 0 else 0 :, 1:], max(start - 1, 0), stop - 1
+        keys = slice(max(0, start - width + 1), stop)
+        block = causal_rows(double(block[..., keys]), width)
+        weights = causal_rows(along_diagonals(by_distance[None, : stop - keys.start], block.shape[1]), width)
+        weighted = block if pairs.unweighted else weights * block
+        row_sums = weighted.sum(-1)
+        sums[0, :, : stop - keys.start] += sums_along_diagonals(weighted)
+        sums[1, :, n - 1 - stop : n - 1 - start] = row_sums.flip(-1)
+        sums[2, :, keys] += weighted.sum(-2)
+        about_mean = block - (row_sums / weights.sum(-1))[..., None]
+        within += about_mean.square_().mul_(weights).sum((-2, -1))[:, None]
+    moments = _with_first_key([sums, within] if n > 1 else [], first_key, pairs)
     if not moments.sums.isfinite().all():
         _refuse(_not_finite(moments), "a visible score", "give the layer's window, or mend the scores")
     return moments
@@ -164,8 +176,11 @@ def causal_rows(block: Float[Tensor, "head row key"], width: int) -> Float[Tenso
     return seen if width > start + block.shape[1] else seen.triu_(start - width + 1)
 
 
-def _moments_of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> PairMoments:
-    """W_ij = <q_i - mean q, k_j - mean k> + <mean q, k_j - mean k> + <q_i, mean k>: scores, key part, query part."""
+def _of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> list[Tensor]:
+    """Return scores of key 0 [head, query]; and of the other keys the sums, and the squares within rows [head, 1].
+
+    W_ij = <q_i - mean q, k_j - mean k> + <mean q, k_j - mean k> + <q_i, mean k>: scores, key part, query part.
+    """
     parted = pairs.width < pairs.size or not pairs.unweighted  # sums of parts lose digits
     dtype = DOUBLE if parted else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
     q, k = q.to(dtype), k.to(dtype)
@@ -178,72 +193,34 @@ def _moments_of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) ->
     query_part = query_part + double((mean_q @ mean_k.mT)[..., 0])
     key_part = double((k @ mean_q.mT)[..., 0])
     first_key = first_key + query_part + key_part[:, :1]
-    rest = None
-    if pairs.size > 1:
-        parts = (x[:, 1:] for x in (q, k, query_part, key_part))
-        rest = _moments_of_parts(replace(pairs, first_token=False), *parts)
-    return _with_first_key(rest, first_key, pairs)
-
-
-def _moments_of_parts(pairs: CausalPairs, q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor) -> PairMoments:
-    """Return the moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the pairs."""
-    counts = pairs.counts(q.device)
-    distance, query, key, squares = weighted_sums_over_band(q, k, pairs.own_weights, pairs.width)
-    sums = torch.stack([distance, query.flip(-1), key])
-    none = torch.zeros_like(key_part)
-    sums += pairs.normal(torch.stack([none, none, key_part]), counts)
+    if pairs.size == 1:
+        return [first_key]
+    rest = replace(pairs, first_token=False)
+    q, k, query_part, key_part = (x[:, 1:] for x in (q, k, query_part, key_part))
+    counts = rest.counts(q.device)
+    distance, query, key, squares = weighted_sums_over_band(q, k, rest.own_weights, rest.width)
+    none, sums = torch.zeros_like(key_part), torch.stack([distance, query.flip(-1), key])
+    sums += rest.normal(torch.stack([none, none, key_part]), counts)
     squares = squares + (key_part * (2 * key + counts[2] * key_part)).sum(-1)
-    within_rows = (squares - (sums[1].square() / counts[1]).sum(-1)).clamp(min=0)
-    sums = sums + pairs.normal(torch.stack([none, query_part.flip(-1), none]), counts)
-    return PairMoments(pairs, sums, within_rows)
+    within = (squares - (sums[1].square() / counts[1]).sum(-1)).clamp(min=0)
+    return [first_key, sums + rest.normal(torch.stack([none, query_part.flip(-1), none]), counts), within[:, None]]
 
 
-class _RowSums:
-    """Moments of scores [head, query, key] over the pairs, added up from blocks of rows."""
-
-    def __init__(self, pairs: CausalPairs, like: Float[Tensor, "head query"]):
-        self.pairs, self.weights = pairs, pairs.weights(like.device)
-        self.sums = like.new_zeros(3, *like.shape)
-        self.within_rows = like.new_zeros(len(like))
-
-    def add(self, block: Float[Tensor, "head row key"], start: int) -> None:
-        """Add the rows from `start` on, over the keys up to the last of these rows."""
-        stop, width = block.shape[2], self.pairs.width
-        keys = slice(max(0, start - width + 1), stop)
-        block = causal_rows(double(block[..., keys]), width)
-        weights = causal_rows(along_diagonals(self.weights[None, : stop - keys.start], block.shape[1]), width)
-        weighted = block if self.pairs.unweighted else weights * block
-        row_sums = weighted.sum(-1)
-        self.sums[0, :, : stop - keys.start] += sums_along_diagonals(weighted)
-        self.sums[1, :, start:stop] = row_sums
-        self.sums[2, :, keys] += weighted.sum(-2)
-        within = block - (row_sums / weights.sum(-1))[..., None]
-        self.within_rows += within.square_().mul_(weights).sum((-2, -1))
-
-    def moments(self) -> PairMoments:
-        distance, query, key = self.sums
-        return PairMoments(self.pairs, torch.stack([distance, query.flip(-1), key]), self.within_rows)
-
-
-def _with_first_key(rest: PairMoments | None, first_key: Tensor, pairs: CausalPairs) -> PairMoments:
-    """Add the scores of key 0, [head, query], to the moments of all other keys."""
+def _with_first_key(rest: Sequence[Tensor], first_key: Tensor, pairs: CausalPairs) -> PairMoments:
+    """Return the moments of all keys, of the scores of key 0 [head, query], and the sums and squares of the others."""
     n, seen, weights = pairs.size, min(pairs.width, pairs.size), pairs.weights(first_key.device)
     first_key = first_key.masked_fill(torch.arange(n, device=first_key.device) >= seen, 0)
     weighted = weights * first_key
     key_sum = weighted.sum(-1, keepdim=True)
-    if rest is None:
+    if not rest:
         return PairMoments(pairs, weighted.expand(3, -1, -1).clone(), torch.zeros_like(key_sum[:, 0]))
-    own, others = weights[1:seen], rest.pairs.counts(first_key.device)[1].flip(-1)[:, : seen - 1]  # rows 1 .. seen - 1
-    others_mean = rest.sums[1].flip(-1)[:, : seen - 1] / others
-    gained = own * others / (others + own) * (first_key[:, 1:seen] - others_mean).square()
-    sums = torch.stack(
-        [
-            pad(rest.sums[0], (0, 1)) + weighted,
-            pad(rest.sums[1], (0, 1)) + weighted.flip(-1),
-            torch.cat([key_sum, rest.sums[2]], -1),
-        ]
-    )
-    return PairMoments(pairs, sums, rest.within_rows + gained.sum(-1), without_first_token=rest)
+    without = PairMoments(replace(pairs, first_token=False), rest[0], rest[1][:, 0])
+    at_rows = without.pairs.counts(first_key.device)[1].flip(-1)[:, : seen - 1]  # rows 1 .. seen - 1
+    own, others_mean = weights[1:seen], without.sums[1].flip(-1)[:, : seen - 1] / at_rows
+    gained = own * at_rows / (at_rows + own) * (first_key[:, 1:seen] - others_mean).square()
+    added = torch.stack([weighted, weighted.flip(-1), pad(key_sum, (0, n - 1))])
+    sums = torch.stack([*pad(without.sums[:2], (0, 1)), pad(without.sums[2], (1, 0))]) + added
+    return PairMoments(pairs, sums, without.within_rows + gained.sum(-1), without_first_token=without)
 
 
 def _not_finite(moments: PairMoments) -> Bool[Tensor, "head query"]:
@@ -253,13 +230,3 @@ def _not_finite(moments: PairMoments) -> Bool[Tensor, "head query"]:
 def _refuse(bad: Bool[Tensor, "head pos"], what: str, remedy: str) -> NoReturn:
     head, pos = bad.nonzero()[0].tolist()
     raise InputError(f"{what} of head {head} is not finite at token {pos}; {remedy}")
-
-
-def _join_heads(parts: list[PairMoments]) -> PairMoments:
-    rests = [part.without_first_token for part in parts if part.without_first_token is not None]
-    return PairMoments(
-        parts[0].pairs,
-        torch.cat([part.sums for part in parts], 1),
-        torch.cat([part.within_rows for part in parts]),
-        _join_heads(rests) if rests else None,
-    )

@@ -13,12 +13,14 @@ from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs, normal_blocks
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments
+from tl_posgen.position.decomposition.numbers.triangle_solve import solve_triangle
 
 Gauge = Literal["flat_keys", "flat_queries", "flat_distance"]
 
 LONGEST = 1024  # tokens: a matrix of 2 L x 2 L is factored for weights that are not all alike
 MAX_ITERATIONS = 10_000
 LOOK_AFTER = 16  # steps between two looks at the residual on an accelerator, where a look makes the host wait
+FEW = 4  # indices of an axis: fewer leave three axes as many parameters as pairs
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,14 @@ def fit_three_axis(
     """
     pairs, mean = moments.pairs, moments.mean
     counts = pairs.counts(moments.sums.device)
-    centred = pairs.consistent(moments.sums - mean[:, None] * counts, counts)
-    rounding = 8 * torch.finfo(DOUBLE).eps * (moments.sums.abs() + mean.abs()[:, None] * counts)
-    theta = solve(pairs, counts, centred, ridge, tolerance, rounding)
+    centred = pairs.consistent(moments.sums.addcmul(mean[:, None], counts, value=-1))
+    if pairs.unweighted and pairs.width == pairs.size >= FEW and not ridge:
+        theta, fit_sums = solve_triangle(centred), centred
+    else:
+        rounding = 8 * torch.finfo(DOUBLE).eps * (moments.sums.abs() + mean.abs()[:, None] * counts)
+        theta = solve(pairs, counts, centred, ridge, tolerance, rounding)
+        fit_sums = pairs.normal(theta, counts)
     # Pearson's r between W and its fit, over all pairs and within rows, from sums of products and of squares
-    fit_sums = pairs.normal(theta, counts)
     shared, fit_squares = (theta * centred).sum((0, 2)), (theta * fit_sums).sum((0, 2))
     fit_rows = fit_sums[1] / counts[1]
     over_all = shared, moments.tss, fit_squares - fit_sums[1].sum(-1).square() / pairs.total
@@ -165,11 +170,8 @@ def solve(
     r"""theta = (X'WX + ridge)^-1 right, up to the rounding of the right side.
 
     The block of the distances is diagonal, so they are eliminated exactly: a_d is the mean over the pairs at d of what
-    b and c leave. The system for b and c is solved by conjugate gradients with its diagonal as preconditioner. On a
-    full triangle without weights, averaging over the pairs of an index maps a polynomial of degree p to one of degree
-    p, so the preconditioned matrix has the eigenvalues 1 + m - 2 m^2 and 1 - m, m = (-1)^p / (p + 1), of which three
-    are zero and the others lie between 5/8 and 3/2 at any length. Without a ridge it is then known beforehand how many
-    steps are enough (`_sufficient_steps`); on an accelerator so many are made, without a look at the residual.
+    b and c leave. The system for b and c is solved by conjugate gradients with its diagonal as preconditioner; a full
+    triangle without weights or a ridge needs no steps: see `solve_triangle`.
 
     A window, or weights on near distances, couple distant tokens weakly: waves along the text have small eigenvalues,
     and it takes about 4 n / width steps.
@@ -183,14 +185,13 @@ def solve(
     Raises:
         InputError: the tolerance is not reached in MAX_ITERATIONS.
     """
-    on_cpu = right.device.type == "cpu"
     weights, diagonal = pairs.weights(right.device), counts[1] + ridge
     at_distance = (1 / (counts[0] + ridge)).masked_fill(counts[0] == 0, 0)
     eliminated = weights.square() * at_distance
     left = right[1:] - _sum_over_pairs(weights * at_distance * right[0])
     errors = right.abs().mul_(4 * torch.finfo(right.dtype).eps) + rounding  # the difference above may cancel
     rounded = errors[1:] + _sum_over_pairs(weights * at_distance * errors[0])
-    known, look_after = (None, 1) if on_cpu else (_sufficient_steps(pairs, ridge, tolerance), LOOK_AFTER)
+    look_after = 1 if right.device.type == "cpu" else LOOK_AFTER
     # conjugate gradients for b and c: x, what is left, and the direction of the next step
     x, inverse = torch.zeros_like(left), 1 / diagonal
     direction = inverse * left
@@ -199,7 +200,7 @@ def solve(
     steps = 0
     while True:
         unfinished = size > enough
-        if steps == known or (known is None and steps % look_after == 0 and not unfinished.any()):
+        if steps % look_after == 0 and not unfinished.any():
             break
         if steps == MAX_ITERATIONS:
             cause = f"a window of {pairs.width} ties" if pairs.unweighted else "these weights by distance tie"
@@ -223,15 +224,6 @@ def solve(
 def _sum_over_pairs(x: Tensor) -> Tensor:
     """Return the sum of one axis over the pairs of each index of another axis."""
     return x.cumsum(-1).flip(-1)
-
-
-def _sufficient_steps(pairs: CausalPairs, ridge: float, tolerance: float) -> int | None:
-    """log(2 sqrt(c) / tolerance) / log((sqrt(c) + 1) / (sqrt(c) - 1)), c = 12/5 the ratio of the extreme eigenvalues
-    of a full triangle without weights and without a ridge, see `solve`; None where that is not known."""
-    if ridge or not pairs.unweighted or pairs.width < pairs.size:
-        return None
-    root = math.sqrt((3 / 2) / (5 / 8))
-    return math.ceil(math.log(2 * root / tolerance) / math.log((root + 1) / (root - 1)))
 
 
 def in_gauge(theta: Tensor, pairs: CausalPairs, mean: Tensor, gauge: str) -> Float[Tensor, "axis=3 head size"]:

@@ -1,0 +1,198 @@
+"""Null models: random init is the architecture's own, shuffled weights are the trained ones in another order; both are
+models of their own and disturb nothing."""
+
+import copy
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from families import VOCAB
+
+import tl_posgen
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.conversion.convert import hooked_parts
+from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.loading.nulls import is_matrix, random_like, shuffled_like
+from tl_posgen.models.provenance import fingerprint
+from tl_posgen.models.session import session_of
+
+TOKENS = torch.randint(VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
+# joint q/k/v matrices, patched forward methods, learned positions, ALiBi, layers of different kinds
+RUNS = [("hooked", "llama"), ("hooked", "bloom"), ("bridge", "llama"), ("bridge", "neox"), ("bridge", "falcon")]
+RUNS += [("bridge", "phi3"), ("bridge", "gpt2"), ("bridge", "gemma3")]
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(TOKENS)
+
+
+def weights(model):
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["llama", "falcon", "phi3"])
+def test_every_matrix_keeps_its_entries_and_loses_their_order(family_model, backend, name):
+    if name != "llama" and backend == "hooked":
+        pytest.skip("analysed as a bridge only")
+    model = family_model(name, backend)
+    before, after = weights(model), weights(shuffled_like(model, seed=0))
+    matrices = [at for at in before if is_matrix(at, before[at]) and "qkv" not in at and "gate_up" not in at]
+    assert any("qkv" in at for at in before) == (name != "llama" and backend == "bridge")
+    assert len(matrices) >= 2 * 6 + 1  # q, k, v, o and the feed-forward matrices of two layers, and the embedding
+    for at in matrices:
+        assert torch.equal(before[at].flatten().sort().values, after[at].flatten().sort().values), at
+        assert not torch.equal(before[at], after[at]), at
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "neox"])
+def test_biases_and_gains_stay_where_they_are(family_model, backend, name):
+    model = family_model(name, backend)
+    before, after = weights(model), weights(shuffled_like(model, seed=0))
+    vectors = [name for name in before if not is_matrix(name, before[name])]
+    assert vectors
+    assert all(torch.equal(before[name], after[name]) for name in vectors)
+
+
+@pytest.mark.parametrize(("kind", "name"), RUNS)
+def test_it_shares_nothing_with_the_model_and_can_be_analysed_alike(family_model, kind, name):
+    model = family_model(name, kind)
+    before = logits(model)
+    null = shuffled_like(model, seed=0)
+    found = logits(null)
+    torch.testing.assert_close(logits(model), before)
+    assert not torch.allclose(found, before, atol=1e-2)
+    supported = [not isinstance(layer, UnsupportedModelError) for layer in session_of(model).found()]
+    assert [not isinstance(layer, UnsupportedModelError) for layer in session_of(null).found()] == supported
+    kept = weights(model)
+    try:
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.zero_()
+        torch.testing.assert_close(logits(null), found)
+    finally:
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.copy_(kept[name])
+
+
+def test_hooks_of_the_model_are_not_taken_along(llama):
+    fired = []
+    hook = ("blocks.0.attn.hook_attn_scores", lambda value, hook: fired.append(hook))
+    with llama.hooks(fwd_hooks=[hook]):
+        null = shuffled_like(llama, seed=0)
+        logits(null)
+        assert not fired
+        logits(llama)
+        assert fired
+
+
+def copied(model):
+    session = session_of(model)
+    return session.backend.copy(session.origin)
+
+
+def test_it_starts_from_the_weights_in_memory(llama):
+    model = copied(llama)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(2)
+    assert torch.equal(*(next(m.parameters()).flatten().sort().values for m in (model, shuffled_like(model, seed=0))))
+
+
+def test_a_processed_bridge_is_refused(family_model):
+    bridge = copied(family_model("llama", "bridge"))
+    bridge.original_model.register_parameter("extra", torch.nn.Parameter(torch.ones(2)))
+    with pytest.raises(InputError, match="load the model anew"):
+        shuffled_like(bridge, seed=0)
+
+
+def test_what_a_hook_holds_is_not_copied(llama):
+    lock = threading.Lock()  # which nothing can copy
+
+    def hook(value, hook):
+        with lock:
+            return value
+
+    llama.add_hook("blocks.0.hook_resid_pre", hook)
+    try:
+        with tl_posgen.attach(llama, "variance") as run:
+            llama(TOKENS)
+            found = run.report(shuffled_seeds=(0,))
+    finally:
+        llama.reset_hooks()
+    assert found["variance"].numbers.shuffled == ["shuffled 0"]
+
+
+@pytest.mark.parametrize("null", [random_like, shuffled_like])
+def test_the_seed_decides_and_no_random_state_is_touched(llama, unchecked, null):  # the type checker draws numbers
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    first, again, other = (null(llama, seed) for seed in (0, 0, 1))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
+    assert before[2] == random.getstate()
+    assert torch.equal(logits(first), logits(again))
+    assert not torch.allclose(logits(first), logits(other))
+    assert session_of(other).origin.seed == 1
+    for seed in (-1, 2**32, True, 0.5):
+        with pytest.raises(InputError, match=r"seed = .*give a whole number, 0 or more, below"):
+            null(llama, seed)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "neox"])
+def test_weights_are_those_transformers_makes_from_the_seed(family_directory, family_model, backend, name):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    null = random_like(family_model(name, backend), seed=7)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        expected = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(family_directory(name))).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(logits(null), expected(TOKENS).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_the_null_is_the_same_kind_of_object_with_other_weights_and_says_what_it_is(llama):
+    null = random_like(llama, seed=5)
+    assert type(null) is type(llama)
+    assert next(null.parameters()).dtype == next(llama.parameters()).dtype
+    assert not torch.allclose(logits(null), logits(llama), atol=1e-2)
+    assert torch.equal(null.to_tokens("a cat"), llama.to_tokens("a cat"))
+    origin = session_of(null).origin
+    assert (origin.seed, origin.initialisation) == (5, "transformers, LlamaForCausalLM")
+    assert origin.name == session_of(llama).origin.name
+
+
+@pytest.mark.usefixtures("needs_hooked")
+def test_a_hooked_transformer_made_from_a_cfg_has_a_null_from_that_cfg():
+    HookedTransformer, HookedTransformerConfig, _ = hooked_parts()
+    cfg = HookedTransformerConfig(
+        n_layers=2, d_model=32, n_ctx=32, d_head=8, n_heads=4, d_vocab=VOCAB, act_fn="gelu", seed=1,
+        positional_embedding_type="rotary", device="cpu",
+    )  # fmt: skip
+    model = HookedTransformer(cfg)
+    state = torch.get_rng_state()
+    null = random_like(model, seed=2)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(logits(null), logits(random_like(model, seed=2)))
+    assert not torch.allclose(logits(null), logits(model))
+    assert null.blocks[0].attn.W_Q.std().item() == pytest.approx(cfg.initializer_range, rel=0.1)
+    assert session_of(null).origin.initialisation == "HookedTransformer, init_mode gpt2"
+    assert model.cfg.seed == 1
+
+
+def test_a_bridge_that_load_model_did_not_make_has_a_null_from_its_config(family_directory):
+    from transformer_lens.model_bridge import TransformerBridge
+
+    model = TransformerBridge.boot_transformers(str(family_directory("llama")), device="cpu")
+    ours = random_like(load_model(family_directory("llama"), "bridge"), seed=4)
+    assert torch.equal(logits(random_like(model, seed=4)), logits(ours))
+
+
+@pytest.mark.parametrize("backend", ["auto", "bridge"])
+def test_a_deep_copy_has_the_null_of_its_original(backend):
+    model = load_model("mini", backend)
+    same = copy.deepcopy(model)
+    assert session_of(same).origin == session_of(model).origin
+    assert fingerprint(session_of(random_like(same, 0))) == fingerprint(session_of(random_like(model, 0)))
