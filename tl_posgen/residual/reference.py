@@ -24,6 +24,7 @@ from tl_posgen.rope.splits import DistanceDistribution
 SIDES: tuple[Side, Side] = ("q", "k")
 Distances = Literal["uniform", "causal", "attention"]
 USUAL_LENGTH, USUAL_PROMPTS = 256, 8
+MOST_CHARACTERS = 64  # of a token, on average over a text
 BUNDLED = "the bundled book, Alice's Adventures in Wonderland"
 
 
@@ -139,7 +140,8 @@ def reference_of(
         raise InputError(f"distances {distances!r}: choose uniform, causal or attention")
     session, given = session_of(open_model(model)), bundled_text() if text is None else text
     usual, tokenizer = session.limit.cut(USUAL_LENGTH), session.model.tokenizer
-    if length is None and isinstance(given, str) and len(text_ids(tokenizer, given)) < usual:
+    is_book = isinstance(given, str) and len(given) > MOST_CHARACTERS * usual  # whose tokens need not be counted
+    if length is None and isinstance(given, str) and not is_book and len(text_ids(tokenizer, given)) < usual:
         rows = to_prompts(session, given)  # one, as it is
     else:
         rows = spread(to_prompts(session, given, usual if length is None else length), n_prompts)
