@@ -146,10 +146,10 @@ def reference_of(
     else:
         rows = spread(to_prompts(session, given, usual if length is None else length), n_prompts)
     longest, sums, geometries = max(map(len, rows)), dict[int, dict[str, Any]](), dict[int, LayerGeometry]()
-    where = {"layers": check_indices(layers, session.model.cfg.n_layers, "layer")}
+    indices = check_indices(layers, session.model.cfg.n_layers, "layer")
     needs = [*(["pattern"] if distances == "attention" else []), *(["resid", "inputs"] if sources else [])]
     try:
-        for capture, reader in read_prompts(session, rows, needs=needs, **where):
+        for capture, reader in read_prompts(session, rows, needs=needs, layers=indices):
             found: dict[str, Any] = {"n": capture.length - 1}
             found |= {"q": double(capture.q[:, 1:]).sum(1), "k": double(capture.k[:, 1:]).sum(1)}
             if capture.pattern is not None:
@@ -171,7 +171,7 @@ def reference_of(
         geometry, n = geometries[layer], one["n"]
         p = distance_weights(min(longest, geometry.window or longest), distances, one.get("profile"))
         turn = p.mean_turn(geometry.rope, geometry.d_head).to(one["k"].device).expand(geometry.n_heads, -1)
-        by_source = {side: one[f"{side} by source"] for side in SIDES if sources}
+        by_source: dict[Side, SourceSums] = {side: one[f"{side} by source"] for side in SIDES if sources}
         means[layer] = LayerReference(one["q"] / n, one["k"] / n, turn, by_source)
     words = " ".join(text.split()) if isinstance(text, str) else ""
     quoted = f"“{words}”" if len(words) <= 40 else f"“{words[:40]}…”"
