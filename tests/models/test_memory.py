@@ -18,7 +18,6 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.loading.load import Pretrained, open_model
 from tl_posgen.models.loading.nulls import random_like
 from tl_posgen.models.memory import is_released, trim
-from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
@@ -64,16 +63,6 @@ def test_an_unknown_dtype_is_refused(dtype):
         tl_posgen.load_model("mini", dtype=dtype)
 
 
-def test_bfloat16_measures_nearly_what_float32_does(bfloat16, backend):
-    one, other = (
-        tl_posgen.analyze(Pretrained(bfloat16, backend, dtype), TOKENS, measures=["three_axis", "mean_key"], **QUIET)
-        for dtype in ("auto", "float32")
-    )
-    assert [report.provenance["dtype"] for report in (one, other)] == ["bfloat16", "float32"]
-    differences = (one["three_axis"].frame() - other["three_axis"].frame()).abs()
-    assert 0 < differences[["r", "r_within_rows"]].to_numpy().max() < 0.02
-
-
 def test_what_needs_more_digits_is_loaded_in_float32_and_says_so(bfloat16, capsys):
     found = tl_posgen.analyze(bfloat16, TOKENS, measures="coupling", **QUIET)
     assert found.provenance["dtype"] == "float32"
@@ -92,32 +81,6 @@ def test_a_random_init_in_the_place_of_the_model_has_the_very_weights_of_a_fresh
         own = dict(made.named_parameters())
         assert own.keys() == expected.keys()
         assert all(torch.equal(own[name], weight) for name, weight in expected.items())
-
-
-def test_a_random_init_has_the_weights_that_transformers_gives_that_seed(bfloat16):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    null = random_like(tl_posgen.load_model(bfloat16, "bridge"), 5)
-    torch.manual_seed(5)
-    plain = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(bfloat16))
-    assert plain.dtype == torch.bfloat16
-    assert torch.equal(null.blocks[1].mlp.original_component.up_proj.weight, plain.model.layers[1].mlp.up_proj.weight)
-
-
-@pytest.mark.slow
-def test_a_name_and_an_object_give_the_same_numbers(family_directory, backend):
-    directory, prompts = family_directory("llama"), TOKENS
-    model = tl_posgen.load_model(directory, backend)
-    before, measures = fingerprint(session_of(model)), ["planes", "loss"]
-    options = {"measures": measures, "null_seeds": (0, 1), "progress": False}
-    expected = tl_posgen.analyze(model, prompts, **options)
-    assert fingerprint(session_of(model)) == before
-    found = tl_posgen.analyze(Pretrained(directory, backend), prompts, **options)
-    for name, result in expected.items():
-        assert found[name].dataset.drop_attrs().equals(result.dataset.drop_attrs())
-        assert len(found[name].nulls) == len(result.nulls)
-        pairs = zip(found[name].nulls, result.nulls, strict=True)
-        assert all(one.drop_attrs().equals(other.drop_attrs()) for one, other in pairs)
 
 
 def test_a_device_map_makes_a_bridge_that_stays_where_it_was_put(family_directory):

@@ -115,8 +115,3 @@ def test_kept_parts_and_results_of_another_metric_are_refused(mini, tmp_path):
 def test_logit_difference_refuses_what_is_not_a_token(mini, token, message):
     with pytest.raises(InputError, match=message):
         tl_posgen.logit_difference(mini, token, " the")
-
-
-def test_only_what_has_a_loss_says_that_it_is_a_metric(mini):
-    found = tl_posgen.analyze(mini, TEXT, measures=["loss", "mean_key"], metric=doubled, **CUT)
-    assert ["is the metric" in " ".join(found[name].warnings) for name in ("loss", "mean_key")] == [True, False]

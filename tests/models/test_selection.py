@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.selection import check_indices, one_head, select_heads
+from tl_posgen.models.selection import one_head, select_heads
 
 ALL = [0, 1, 2, 3]
 
@@ -38,12 +38,6 @@ def test_layers_and_heads_become_the_heads_of_each_layer(llama, unchecked, layer
     assert found == selected
     assert list(found) == sorted(found)
     assert all(type(head) is int for of_layer in found.values() for head in of_layer)
-
-
-def test_the_heads_of_two_layers_are_lists_of_their_own(llama):
-    found = select_heads(llama, heads=[1])
-    found[0].append(2)
-    assert found[1] == [1]
 
 
 FRAME = pd.DataFrame({"layer": [0], "head": [1]})
@@ -86,12 +80,6 @@ FRAME = pd.DataFrame({"layer": [0], "head": [1]})
 def test_what_cannot_be_chosen_is_named_with_the_remedy(llama, unchecked, layers, heads, message):
     with pytest.raises(InputError, match=message):
         select_heads(llama, layers, heads)
-
-
-def test_chosen_takes_the_kind_of_thing_for_its_messages(unchecked):
-    assert check_indices(None, 3, "plane") == [0, 1, 2]
-    with pytest.raises(InputError, match="plane 3 does not exist: this model has planes 0 to 2"):
-        check_indices([3], 3, "plane")
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,11 @@ from families import VOCAB
 
 from tl_posgen import analyze, analyze_cache, attach, check, streaming
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
-from tl_posgen.models.backends.backend import Backend
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model, open_model, without_context_limit
 from tl_posgen.models.loss import logits_of
-from tl_posgen.models.model import Model
 from tl_posgen.models.session import MEMORY, Choices, session_of
-from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position import by_constant, substitute
 
 TOKENS = torch.randint(2, VOCAB, (2, 12), generator=torch.Generator().manual_seed(6))
@@ -100,13 +97,6 @@ def test_a_model_is_let_go_with_everything_known_of_it(family_directory, backend
     assert norm() is None
 
 
-def test_both_kinds_follow_the_protocols(llama):
-    assert isinstance(llama, Model)
-    assert isinstance(session_of(llama).backend, Backend)
-    assert not isinstance(torch.nn.Linear(2, 2), Model)
-    assert not isinstance("mini", Model)
-
-
 def test_layers_that_are_not_asked_for_may_be_unsupported(model):
     model.add_hook("blocks.1.attn.hook_attn_scores", lambda scores, hook: scores * 1.5)
     try:
@@ -156,14 +146,6 @@ def test_leading_tokens_are_not_taken_for_padding(family_directory, backend):
         torch.testing.assert_close(logits_of(model, tokens), plain(tokens, return_type="logits"))
 
 
-def test_open_model_takes_an_object_a_name_or_a_directory(llama, family_directory):
-    assert open_model(llama) is llama
-    assert session_of(open_model("mini")).origin.name == "mini"
-    for directory in (family_directory("llama"), str(family_directory("llama"))):
-        opened = open_model(directory)
-        assert session_of(opened).origin.directory == family_directory("llama")
-
-
 @pytest.mark.parametrize("wrong", [None, 3, b"mini", ["mini"], torch.nn.Linear(2, 2)])
 def test_something_else_than_a_model_is_refused(unchecked, wrong):
     for door in (open_model, session_of):
@@ -196,13 +178,6 @@ def test_no_other_module_asks_which_kind_of_model_it_is():
             assert not {"HookedTransformer", "TransformerBridge"} & words, path
 
 
-def test_a_session_is_taken_as_it_is(llama):
-    session = session_of(llama)
-    assert session_of(session) is session
-    prompts = to_prompts(session, torch.arange(2, 30)[None])
-    assert [prompt.tolist() for prompt in prompts] == [list(range(2, 30))]
-
-
 WAYS_IN = {
     "analyze": lambda model, cache: analyze(model, TOKENS, measures="three_axis", progress=False),
     "attach": lambda model, cache: attach(model, "three_axis").__enter__(),
@@ -215,9 +190,12 @@ WAYS_IN = {
 
 @pytest.mark.parametrize("part", ["whole", "half"])
 @pytest.mark.parametrize("way", WAYS_IN)
-def test_weights_on_the_device_meta_are_refused_every_way_in_though_the_model_is_known(model, way, part):
+def test_weights_on_the_device_meta_are_refused_every_way_in(model, way, part):
+    """All of a model that is known; some, as accelerate leaves them, of one that is met for the first time."""
     session_of(model).found()
     _, cache = model.run_with_cache(TOKENS)
+    if part == "half":
+        vars(model).pop(MEMORY)
     (model if part == "whole" else model.blocks[1]).to("meta")
     with pytest.raises(InputError, match=r"^\S+ is on the device meta, which holds no numbers.*device='cpu'\)$"):
         WAYS_IN[way](model, cache)

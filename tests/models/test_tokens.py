@@ -13,7 +13,7 @@ from tl_posgen.models import memory
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import Choices, session_of
-from tl_posgen.models.tokens import bundled_text, read_text, to_prompts, token_strings
+from tl_posgen.models.tokens import read_text, to_prompts, token_strings
 
 TEXT = "the cat sat on the mat. " * 400
 
@@ -39,14 +39,6 @@ def test_a_text_that_begins_with_bos_gets_no_second_one(llama):
         assert torch.equal(torch.stack(plain), torch.stack(begun))
     with pytest.raises(InputError, match="only 1 token"):
         to_prompts(llama, "<s>")
-
-
-def test_a_chat_is_the_ids_of_its_template(llama):
-    template = "{{ bos_token }}{% for one in messages %}{{ one.content }}{% endfor %}"
-    chat = [{"role": "user", "content": "the cat"}]
-    text = llama.tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)
-    expected = llama.tokenizer.apply_chat_template(chat, chat_template=template, return_dict=False)
-    assert to_prompts(llama, text)[0].tolist() == expected
 
 
 @pytest.mark.parametrize("adds_bos", [True, False])
@@ -86,16 +78,6 @@ def test_prompts_are_spread_over_all_of_the_texts(llama):
     assert prompts == [every[i * len(every) // 5] for i in range(5)]
     assert to_prompts(llama, torch.arange(12), length=3, n_prompts=2)[1].tolist() == [6, 7, 8]
     assert len(to_prompts(llama, TEXT, length=10, n_prompts=len(every) // 2)) == len(every) // 2
-
-
-def test_length_alone_gives_every_full_prompt(llama):
-    text = "abcdefg" * 4
-    assert len(to_prompts(llama, text, length=10)) == 28 // 9
-
-
-def test_several_texts_are_one_prompt_each(llama):
-    assert [len(prompt) for prompt in to_prompts(llama, ["abc", "abcdef"])] == [4, 7]
-    assert len(to_prompts(llama, ["abc", "abcdef", "ab"], n_prompts=2)) == 2
 
 
 def test_ids_are_taken_as_they_are(llama):
@@ -146,10 +128,6 @@ def test_a_text_for_a_model_without_tokenizer_is_refused(model):
     assert token_strings(model, torch.tensor([1, 2])) == ["1", "2"]
 
 
-def test_token_strings_keep_their_spaces(llama):
-    assert token_strings(llama, to_prompts(llama, "a cat")[0]) == ["<s>", "a", " ", "c", "a", "t"]
-
-
 def test_sentencepiece_token_strings_keep_their_spaces(shared):
     model = load_model(shared / "models/stories260K")
     (prompt,) = to_prompts(model, "Once upon a time")
@@ -172,10 +150,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     path.write_text("Down, down, down.", encoding="utf-8-sig")
     assert path.read_bytes()[:3] == b"\xef\xbb\xbf"
     assert read_text(path) == "Down, down, down."
-
-
-def test_the_bundled_text_is_read():
-    assert "Alice" in bundled_text()[:200]
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ class _Analysis:
     depends_on: Mapping[str, Any]
     trained: Mapping[str, xr.Dataset] = field(default_factory=dict)
 
-    def sides(self, measures: Sequence[Measure], known: Mapping[str, Result]) -> dict[str, Mapping[str, xr.Dataset]]:
+    def sides(self, measures: Sequence[Measure], known: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
         """Return the datasets by measure, of the model and of each null model that any is repeated on."""
         self.trained = self.datasets(measures, None, {name: one.own for name, one in known.items()})
         sides = {TRAINED: self.trained}

@@ -146,20 +146,13 @@ class Feed:
             data = self._groups[measure.name].dataset().assign_attrs(attrs)
             if self._edited_patterns and "pattern" in measure.needs:
                 data = data.assign_attrs(edited_patterns=sorted(self._edited_patterns))
-            found[measure.name] = _with_token_texts(data, model)
+            texts: dict[str, tuple] = {}
+            for name, array in data.variables.items():
+                if array.attrs.get("holds") == "token ids":
+                    ids, place = np.unique(array.values, return_inverse=True)
+                    known = ids[ids >= 0].astype(np.int64)  # -1 fills up where there are fewer than elsewhere
+                    words = [""] * (len(ids) - len(known)) + token_strings(model, torch.from_numpy(known))
+                    texts[f"{name}_text"] = (array.dims, np.array(words, dtype=object)[place].reshape(array.shape))
+            found[measure.name] = data.assign(texts)
             trim(every=TRIMMED)
         return found
-
-
-def _with_token_texts(data: xr.Dataset, model: Any) -> xr.Dataset:
-    """Return the dataset with the text of the tokens for each variable that holds token ids: `<name>_text`."""
-    texts: dict[str, tuple] = {}
-    for name, array in data.variables.items():
-        if array.attrs.get("holds") != "token ids":
-            continue
-        ids, place = np.unique(array.values, return_inverse=True)
-        known = ids[ids >= 0]  # -1 fills up where there are fewer than elsewhere
-        known_ids = torch.from_numpy(known.astype(np.int64))
-        words = [""] * (len(ids) - len(known)) + token_strings(model, known_ids)
-        texts[f"{name}_text"] = (array.dims, np.array(words, dtype=object)[place].reshape(array.shape))
-    return data.assign(texts)

@@ -232,22 +232,19 @@ def load(path: str | os.PathLike) -> Report:
             raise InputError(f"{path}: no such file; give a .nc file that .save() wrote")
         groups = read_netcdf(path)
         whole = groups["/"].attrs
-        if (version := whole["format"]) != _FORMAT:
-            raise InputError(f"{path}: {_other_format(version)}")
+        if (version := whole["format"]) in (1, 2):
+            then = f"tl_posgen 0.{int(version) + 1}"
+            remedy = f"measure again, or load it with {then}"
+            raise InputError(f"{path}: saved by {then}, whose files this version cannot read; {remedy}")
+        if version != _FORMAT:
+            remedy = f"and this one reads {_FORMAT}; install that one"
+            raise InputError(f"{path}: saved in format {version} by another version of tl_posgen, {remedy}")
         results = {}
         for name in json.loads(whole["order"]):
             dataset = groups[f"/{name}"]
             provenance = json.loads(dataset.attrs.pop("provenance"))
             results[name] = Result(_measure_named(name, provenance.get("options", {})), dataset, provenance)
         return Report(results, json.loads(whole["provenance"]))
-
-
-def _other_format(version: Any) -> str:
-    """Return what to do with a file of another format."""
-    if version in (1, 2):
-        then = f"tl_posgen 0.{int(version) + 1}"
-        return f"saved by {then}, whose files this version cannot read; measure again, or load it with {then}"
-    return f"saved in format {version} by another version of tl_posgen, and this one reads {_FORMAT}; install that one"
 
 
 def unknown_measure(name: str) -> Measure:

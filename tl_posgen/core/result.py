@@ -13,7 +13,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.formatting import caveat
-from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
+from tl_posgen.core.measure import HEAD, TOKENS, Measure
 from tl_posgen.core.numbers import SAMPLED, SHUFFLED, TRAINED, Numbers, at_labels, intervals_of, mean_of, one_side
 from tl_posgen.core.options import Count, refusal
 from tl_posgen.errors import InputError
@@ -200,11 +200,7 @@ class Result:
         data = self.sides.get(of)
         if tuple(self.measure.rows) != HEAD or data is None:
             return None
-        chosen = {"tokens": TOKENS[0], **self.measure.usual()}
-        columns: dict[str, xr.DataArray] = {}
-        for name, (headline, _) in self._headlines().items():
-            if name in data and not set(data[name].dims) & set(SAMPLED):
-                columns |= columns_of(mean_of(data[name]), headline, list(HEAD), chosen, "_")
+        columns = {column: array for column, (array, _, _) in self._headlines(data).items()}
         if not columns:
             return None
         frame: Any = xr.Dataset(columns).to_dataframe(dim_order=list(HEAD)).reset_index()[[*HEAD, *columns]]
@@ -215,30 +211,24 @@ class Result:
 
     def headline_labels(self) -> dict[str, tuple[str, str]]:
         """Return, for every column of `headline_frame`, its short heading and its label."""
-        chosen = {"tokens": TOKENS[0], **self.measure.usual()}
-        found: dict[str, tuple[str, str]] = {}
-        for name, (headline, variable) in self._headlines().items():
-            array = mean_of(self.own[name])
-            one = not set(array.dims) - {*HEAD, *chosen}
-            titles = zip(
-                columns_of(array, headline, list(HEAD), chosen, "_"),
-                columns_of(array, variable.short or (variable.label if one else ""), list(HEAD), chosen, " "),
-                columns_of(array, variable.label, list(HEAD), chosen),
-                strict=True,
-            )
-            found |= {column: (short, label) for column, short, label in titles}
-        return found
+        return {column: (short, label) for column, (_, short, label) in self._headlines(self.own).items()}
 
-    def _headlines(self) -> dict[str, tuple[str, Variable]]:
-        """Return, by name, the column and the declaration of each headline that has a value a head; of a measure
+    def _headlines(self, data: xr.Dataset) -> dict[str, tuple[xr.DataArray, str, str]]:
+        """Return, by column, array, short heading and label of each headline that has a value a head; of a measure
         without headlines, of each quantity of one number a head."""
-        declared = {name: one for name, one in self.measure.variables.items() if name in self.own}
-        found = {name: (one.headline, one) for name, one in declared.items() if one.headline}
-        if not any(one.headline for one in self.measure.variables.values()):
-            usual = {"tokens", *self.measure.usual()}
-            plain = {name: one for name, one in declared.items() if set(self.own[name].dims) - usual == set(HEAD)}
-            found = {name: (f"{self.name}_{name}", one) for name, one in plain.items()}
-        return {name: one for name, one in found.items() if set(HEAD) <= set(self.own[name].dims)}
+        variables, chosen = self.measure.variables, {"tokens": TOKENS[0], **self.measure.usual()}
+        has_headlines, found = any(one.headline for one in variables.values()), {}
+        for name, one in variables.items():
+            dims = set(data[name].dims) if name in data else set()
+            is_shown = one.headline if has_headlines else dims - set(chosen) == set(HEAD)
+            if not is_shown or not set(HEAD) <= dims or dims & set(SAMPLED):
+                continue
+            array, title = mean_of(data[name]), one.headline or f"{self.name}_{name}"
+            short = one.short or ("" if set(array.dims) - {*HEAD, *chosen} else one.label)
+            columns = columns_of(array, title, HEAD, chosen, "_")
+            words = (columns_of(array, short, HEAD, chosen, " "), columns_of(array, one.label, HEAD, chosen))
+            found |= {name: (columns[name], *both) for name, *both in zip(columns, *words, strict=True)}
+        return found
 
     def table(self, of: str = TRAINED) -> pd.DataFrame | None:
         """Return the short table of the model, of its random inits ("random init") or of its shuffled weights

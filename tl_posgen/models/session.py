@@ -294,7 +294,8 @@ def session_of(model: Model | Session) -> Session:
             "or a name or directory for tl_posgen.load_model"
         )
     memory = vars(model).get(MEMORY)
-    if memory is None:
+    if memory is None or next(model.parameters()).is_meta:
         require_weights(model)
+    if memory is None:
         memory = vars(model)[MEMORY] = _Memory(Origin(str(model.cfg.model_name), kind.name))
     return Session(model, kind(model), memory)

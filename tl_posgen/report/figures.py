@@ -55,8 +55,24 @@ def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
 
 
 def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420) -> go.Figure:
-    """Add title, subtitle and the layout that all figures share."""
-    _thin_names(figure)
+    """Add title, subtitle and the layout that all figures share.
+
+    A few names stay where they would grow with the model: in the legend of those that differ by a number, "layer 3",
+    and along axes whose places are given.
+    """
+    alike = defaultdict[str, list[Any]](list)
+    traces: Any = figure.data
+    for trace in traces:
+        if trace["showlegend"] and trace["name"]:
+            alike[re.sub(r"\d+", "#", str(trace["name"]))].append(trace)
+    for traces in alike.values():
+        kept = {id(trace) for trace in evenly(traces)}
+        for trace in traces:
+            trace["showlegend"] = id(trace) in kept
+    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
+        if axis.tickvals is not None and len(axis.tickvals) > MOST_TICKS:
+            texts = axis.tickvals if axis.ticktext is None else axis.ticktext
+            axis.update(tickvals=evenly(axis.tickvals, MOST_TICKS), ticktext=evenly(texts, MOST_TICKS))
     heading = f"<b>{title}</b>" + (f"<br><span style='font-size:12px;color:#555'>{subtitle}</span>" if subtitle else "")
     figure.update_layout(
         title={"text": heading, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}},
@@ -85,24 +101,6 @@ def colours_of(n: int) -> list[str]:
     """Return n colours: different ones while there are, else a scale from the first to the last."""
     sampled: Any = sample_colorscale(SCALE, list(np.linspace(0, 0.9, n)))
     return list(COLOURS[:n]) if n <= len(COLOURS) else sampled
-
-
-def _thin_names(figure: go.Figure) -> None:
-    """Leave a few names where they would grow with the model: in the legend of those that differ by a number, "layer
-    3", and along axes whose places are given."""
-    alike = defaultdict[str, list[Any]](list)
-    traces: Any = figure.data
-    for trace in traces:
-        if trace["showlegend"] and trace["name"]:
-            alike[re.sub(r"\d+", "#", str(trace["name"]))].append(trace)
-    for traces in alike.values():
-        kept = {id(trace) for trace in evenly(traces)}
-        for trace in traces:
-            trace["showlegend"] = id(trace) in kept
-    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
-        if axis.tickvals is not None and len(axis.tickvals) > MOST_TICKS:
-            texts = axis.tickvals if axis.ticktext is None else axis.ticktext
-            axis.update(tickvals=evenly(axis.tickvals, MOST_TICKS), ticktext=evenly(texts, MOST_TICKS))
 
 
 class Panels:

@@ -55,7 +55,15 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     models = (result.own.attrs.get("model") for result in results.values())
     model = provenance.get("model") or next(models, None)
     title = f"{question} · {model}" if model else question
-    words = {"title": title, "beside": _beside(results, sections), "findings": findings}
+    # what numbers are also given for
+    shown = [text for one in sections for text in (*one["findings"], *(figure["spec"] for figure in one["figures"]))]
+    without_first = any(_WITHOUT_FIRST.search(text) for text in shown)
+    parts = ["without the first token, often an attention sink"] if without_first else []
+    kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
+    parts += [words for kind, words in _NULLS.items() if kind in kinds]
+    also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
+    beside = " ".join([*also, *Report(results, {}).without_null()])
+    words = {"title": title, "beside": beside, "findings": findings}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
 
@@ -102,17 +110,6 @@ def question_of(first: Measure, *others: Measure) -> str:
     leads = first.name == subject.rpartition(".")[2]  # slash.slash, planes.planes
     is_one = all(other.name in read or (leads and type(other).__module__.startswith(f"{subject}.")) for other in others)
     return first.question if is_one or first.name == "claims" else QUESTION
-
-
-def _beside(results: Mapping[str, Result], sections: Sequence[Mapping[str, Any]]) -> str:
-    """Say what numbers of a page are also given for; "" if for nothing."""
-    shown = [text for one in sections for text in (*one["findings"], *(figure["spec"] for figure in one["figures"]))]
-    without_first = any(_WITHOUT_FIRST.search(text) for text in shown)
-    parts = ["without the first token, often an attention sink"] if without_first else []
-    kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
-    parts += [words for kind, words in _NULLS.items() if kind in kinds]
-    also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
-    return " ".join([*also, *Report(results, {}).without_null()])
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:

@@ -1,14 +1,21 @@
-"""The shuffled model has the weights of the trained one in another order, and is a model of its own."""
+"""Null models: random init is the architecture's own, shuffled weights are the trained ones in another order; both are
+models of their own and disturb nothing."""
 
+import copy
+import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 from families import VOCAB
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.loading.nulls import is_matrix, shuffled_like
+from tl_posgen.models.conversion.convert import hooked_parts
+from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.loading.nulls import is_matrix, random_like, shuffled_like
+from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
@@ -71,14 +78,6 @@ def test_it_shares_nothing_with_the_model_and_can_be_analysed_alike(family_model
                 weight.copy_(kept[name])
 
 
-def test_the_seed_decides_and_no_random_state_is_touched(llama):
-    before = torch.get_rng_state()
-    first, again, other = (logits(shuffled_like(llama, seed)) for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.allclose(first, other)
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_hooks_of_the_model_are_not_taken_along(llama):
     fired = []
     hook = ("blocks.0.attn.hook_attn_scores", lambda value, hook: fired.append(hook))
@@ -88,12 +87,6 @@ def test_hooks_of_the_model_are_not_taken_along(llama):
         assert not fired
         logits(llama)
         assert fired
-
-
-def test_its_origin_says_what_was_done(llama):
-    origin = session_of(shuffled_like(llama, seed=3)).origin
-    assert (origin.seed, origin.name) == (3, session_of(llama).origin.name)
-    assert "permuted" in origin.initialisation
 
 
 def copied(model):
@@ -131,3 +124,75 @@ def test_what_a_hook_holds_is_not_copied(llama):
     finally:
         llama.reset_hooks()
     assert found["variance"].numbers.shuffled == ["shuffled 0"]
+
+
+@pytest.mark.parametrize("null", [random_like, shuffled_like])
+def test_the_seed_decides_and_no_random_state_is_touched(llama, unchecked, null):  # the type checker draws numbers
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    first, again, other = (null(llama, seed) for seed in (0, 0, 1))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
+    assert before[2] == random.getstate()
+    assert torch.equal(logits(first), logits(again))
+    assert not torch.allclose(logits(first), logits(other))
+    assert session_of(other).origin.seed == 1
+    for seed in (-1, 2**32, True, 0.5):
+        with pytest.raises(InputError, match=r"seed = .*give a whole number, 0 or more, below"):
+            null(llama, seed)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "neox"])
+def test_weights_are_those_transformers_makes_from_the_seed(family_directory, family_model, backend, name):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    null = random_like(family_model(name, backend), seed=7)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        expected = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(family_directory(name))).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(logits(null), expected(TOKENS).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_the_null_is_the_same_kind_of_object_with_other_weights_and_says_what_it_is(llama):
+    null = random_like(llama, seed=5)
+    assert type(null) is type(llama)
+    assert next(null.parameters()).dtype == next(llama.parameters()).dtype
+    assert not torch.allclose(logits(null), logits(llama), atol=1e-2)
+    assert torch.equal(null.to_tokens("a cat"), llama.to_tokens("a cat"))
+    origin = session_of(null).origin
+    assert (origin.seed, origin.initialisation) == (5, "transformers, LlamaForCausalLM")
+    assert origin.name == session_of(llama).origin.name
+
+
+@pytest.mark.usefixtures("needs_hooked")
+def test_a_hooked_transformer_made_from_a_cfg_has_a_null_from_that_cfg():
+    HookedTransformer, HookedTransformerConfig, _ = hooked_parts()
+    cfg = HookedTransformerConfig(
+        n_layers=2, d_model=32, n_ctx=32, d_head=8, n_heads=4, d_vocab=VOCAB, act_fn="gelu", seed=1,
+        positional_embedding_type="rotary", device="cpu",
+    )  # fmt: skip
+    model = HookedTransformer(cfg)
+    state = torch.get_rng_state()
+    null = random_like(model, seed=2)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(logits(null), logits(random_like(model, seed=2)))
+    assert not torch.allclose(logits(null), logits(model))
+    assert null.blocks[0].attn.W_Q.std().item() == pytest.approx(cfg.initializer_range, rel=0.1)
+    assert session_of(null).origin.initialisation == "HookedTransformer, init_mode gpt2"
+    assert model.cfg.seed == 1
+
+
+def test_a_bridge_that_load_model_did_not_make_has_a_null_from_its_config(family_directory):
+    from transformer_lens.model_bridge import TransformerBridge
+
+    model = TransformerBridge.boot_transformers(str(family_directory("llama")), device="cpu")
+    ours = random_like(load_model(family_directory("llama"), "bridge"), seed=4)
+    assert torch.equal(logits(random_like(model, seed=4)), logits(ours))
+
+
+@pytest.mark.parametrize("backend", ["auto", "bridge"])
+def test_a_deep_copy_has_the_null_of_its_original(backend):
+    model = load_model("mini", backend)
+    same = copy.deepcopy(model)
+    assert session_of(same).origin == session_of(model).origin
+    assert fingerprint(session_of(random_like(same, 0))) == fingerprint(session_of(random_like(model, 0)))
