@@ -61,21 +61,21 @@ def of_report(report, number):
 
 def test_differences_are_those_of_the_reports(intact, ablated):
     result = compared(intact, ablated)
-    change = result.measure.difference(result.dataset)
+    change = result.own["change"].sel(end="value")
     numbers = [str(one) for one in result.own["number"].values]
     for number in numbers:
         first, second = (of_report(one, number).sel(init="trained", group="all") for one in (intact, ablated))
         expected, found = (second - first).values, change.sel(number=number).transpose("layer", "head").values
         np.testing.assert_allclose(found, expected, atol=1e-12)
-        assert result.measure.mean_change(result.numbers, number).value == pytest.approx(expected.mean(), abs=1e-12)
+        mean = result.numbers("mean_change", number=number)
+        assert mean.value == pytest.approx(expected.mean(), abs=1e-12)
     assert {"three_axis.r", "three_axis.r, without first", "variance.position", "variance.additive_r"} <= set(numbers)
     assert float(abs(change.sel(layer=[0, 1])).max()) == 0  # the ablation comes after them
 
 
 def test_paired_intervals_are_those_of_the_difference_prompt_by_prompt(mini, intact, ablated_model, ablated):
     result = compared(intact, ablated)
-    value = result.dataset["value"].sel(init="trained", number="three_axis.r")
-    _, low, high = result.measure.change(result.numbers, value)
+    found = result.own["change"].sel(number="three_axis.r").transpose("end", "layer", "head")
     prompts, alone = to_prompts(mini, bundled_text(), length=24, n_prompts=5), {"null_seeds": (), "progress": False}
     change = np.stack(
         [
@@ -84,22 +84,21 @@ def test_paired_intervals_are_those_of_the_difference_prompt_by_prompt(mini, int
         ]
     )
     half = 2.7764 * change.std(0, ddof=1) / np.sqrt(5)  # Student's interval: r is a mean over prompts
-    np.testing.assert_allclose(low.transpose("layer", "head"), change.mean(0) - half, atol=1e-5)
-    np.testing.assert_allclose(high.transpose("layer", "head"), change.mean(0) + half, atol=1e-5)
+    np.testing.assert_allclose(found[1], change.mean(0) - half, atol=1e-5)
+    np.testing.assert_allclose(found[2], change.mean(0) + half, atol=1e-5)
     means = change.mean((1, 2))
     half = 2.7764 * means.std(ddof=1) / np.sqrt(5)
-    mean = result.measure.mean_change(result.numbers, "three_axis.r")
+    mean = result.numbers("mean_change", number="three_axis.r")
     assert (mean.low, mean.high) == pytest.approx((means.mean() - half, means.mean() + half), abs=1e-5)
 
 
 def test_of_other_prompts_half_widths_add_as_squares(intact, elsewhere):
     result = compared(intact, elsewhere)
     assert not result.own.attrs["paired"]
-    value = result.dataset["value"].sel(init="trained", number="three_axis.r")
-    _, low, high = result.measure.change(result.numbers, value)
+    _, low, high = result.own["change"].sel(number="three_axis.r").transpose("end", "layer", "head")
     each = [intervals_of(of_report(one, "three_axis.r")) for one in (intact, elsewhere)]
     half = [(one["high"] - one["low"]).transpose("layer", "head") / 2 for one in each]
-    np.testing.assert_allclose((high - low).transpose("layer", "head") / 2, np.hypot(*half), atol=1e-9)
+    np.testing.assert_allclose((high - low) / 2, np.hypot(*half), atol=1e-9)
 
 
 def test_the_loss_is_compared_prompt_by_prompt_where_prompts_are_the_same(intact, ablated, elsewhere):
@@ -121,35 +120,11 @@ def test_shares_of_unequal_numbers_of_prompts_are_said_to_differ_by_chance(mini,
 
 def test_the_null_is_the_same_difference_between_random_inits(intact, elsewhere):
     result = compared(intact, elsewhere)
-    null, _ = result.nulls  # then shuffled weights
-    found = null["value"].sel(number="variance.position").transpose("report", "layer", "head")
     sides = [of_report(one, "variance.position").sel(init="0", group="all") for one in (intact, elsewhere)]
-    np.testing.assert_allclose(found, np.stack([side.values for side in sides]))
-    assert result.measure.mean_change(result.numbers, "variance.position").inits == pytest.approx(
-        (float(sides[1].mean() - sides[0].mean()),)
-    )
-
-
-def test_the_table_of_the_null_is_that_of_the_random_inits(intact, elsewhere):
-    result = compared(intact, elsewhere)
-    own, null = (result.table(of).set_index("number") for of in ("trained", "random init"))
-    assert list(own.columns[:2]) == ["mini (first)", "mini (second)"]  # alike but for their texts
-    sides = [of_report(one, "variance.position").sel(init="0", group="all") for one in (intact, elsewhere)]
-    label = str(result.own["label"].sel(number="variance.position").values)
-    assert null.loc[label, "difference"] == pytest.approx(float((sides[1] - sides[0]).mean()))
-    assert not np.allclose(own["difference"], null["difference"])
-
-
-def test_numbers_without_groups_of_prompts_stand_beside_those_that_have_them(mini):
-    cut = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
-    reports = [tl_posgen.analyze(mini, bundled_text()[at:], measures=["slash", "planes"], **cut) for at in (0, 9000)]
-    result = compared(*reports)
-    numbers = {str(one) for one in result.own["number"].values}
-    assert {"slash.best_distance", "slash.best_score"} <= numbers
-    assert len(numbers) < 60  # no plane is a number of its own
-    place, score = (result.measure.mean_change(result.numbers, f"slash.best_{name}") for name in ("distance", "score"))
-    assert place.low != place.low
-    assert score.low <= score.value <= score.high
+    null = result.dataset["change"].sel(init="0", end="value", number="variance.position")
+    np.testing.assert_allclose(null.transpose("layer", "head"), sides[1] - sides[0])
+    mean = result.numbers("mean_change", number="variance.position")
+    assert mean.inits == pytest.approx((float(sides[1].mean() - sides[0].mean()),))
 
 
 def test_the_recall_of_every_rule_is_compared_head_by_head(mini, alice):
@@ -164,13 +139,12 @@ def test_the_recall_of_every_rule_is_compared_head_by_head(mini, alice):
     assert {f"rules.recall, {rule}" for rule in ("window", "vertical", "drawn", "oracle")} < numbers
     first, second = (one["rules"].sel(rule="vertical", tokens="all")["recall"] for one in reports)
     change = (second - first).transpose("prompt", "layer", "head").values  # of four prompts; variance has five groups
-    value = result.dataset["value"].sel(init="trained", number="rules.recall, vertical")
-    found = [one.transpose("layer", "head") for one in result.measure.change(result.numbers, value)]
+    found = result.own["change"].sel(number="rules.recall, vertical").transpose("end", "layer", "head")
     half = 3.1824 * change.std(0, ddof=1) / np.sqrt(4)
     for one, expected in zip(found, (change.mean(0), change.mean(0) - half, change.mean(0) + half), strict=True):
         np.testing.assert_allclose(one, expected, atol=1e-5)
     assert abs(change[:, 2:]).max() > 0.01
-    position = result.measure.mean_change(result.numbers, "variance.position")
+    position = result.numbers("mean_change", number="variance.position")
     assert position.low <= position.value <= position.high
 
 
@@ -187,7 +161,7 @@ def test_of_models_of_different_shape_each_ones_own_means_are_compared(small_mod
     report = tl_posgen.compare(*both, names=("mini", "small"))
     result = report["comparison"]
     own = [one["variance"].numbers("position") for one in both]
-    change = result.measure.mean_change(result.numbers, "variance.position")
+    change = result.numbers("mean_change", number="variance.position")
     assert change.value == pytest.approx(own[1].value - own[0].value, abs=1e-12)
     assert change.inits == pytest.approx((own[1].inits[0] - own[0].inits[0],), abs=1e-12)
     arrays = [one["variance"].numbers.array("position").sel(init="trained") for one in both]
@@ -212,8 +186,7 @@ def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path)
     report = tl_posgen.compare(intact, ablated, names=("intact", "ablated"))
     assert report.findings()[0].startswith("From intact to ablated, intervals paired by prompt: ")
     assert "(random init" in report.findings()[1]
-    measure, data = report["comparison"].measure, report["comparison"].dataset
-    change = measure.difference(data).sel(number="three_axis.r_within_rows")
+    change = report["comparison"].own["change"].sel(end="value", number="three_axis.r_within_rows")
     layer, head = change.to_series().abs().idxmax()
     [said] = [one for one in report.findings() if one.startswith("r within rows: ")]
     assert said.endswith(f"; most in L{layer}H{head} ({float(change.sel(layer=layer, head=head)):+.3f}).")
@@ -234,22 +207,16 @@ def test_saved_reports_are_compared_by_the_command(intact, ablated, tmp_path, co
     code, printed, _ = command("compare", tmp_path / "a", tmp_path / "b.nc", "--out", tmp_path / "out")
     assert code == 0
     assert "intervals paired by prompt" in printed
-    found = tl_posgen.load(tmp_path / "out")["comparison"].dataset["value"]
-    xr.testing.assert_allclose(found, compared(intact, ablated).dataset["value"])
+    found = tl_posgen.load(tmp_path / "out")["comparison"].dataset["change"]
+    xr.testing.assert_allclose(found, compared(intact, ablated).dataset["change"])
 
 
 def test_single_prompts_have_differences_without_intervals():
     one = tl_posgen.analyze("mini", bundled_text(), measures="variance", length=16, n_prompts=1, null_seeds=())
     result = compared(one, one)
-    assert float(abs(result.measure.difference(result.dataset)).max()) == 0
-    number = result.measure.mean_change(result.numbers, "variance.position")
+    assert float(abs(result.own["change"]).max()) == 0
+    number = result.numbers("mean_change", number="variance.position")
     assert (number.value, number.low) == (0, pytest.approx(np.nan, nan_ok=True))
-
-
-def test_reports_of_one_model_are_named_by_what_differs(intact):
-    shorter = tl_posgen.analyze("mini", bundled_text(), measures="variance", length=16, n_prompts=4, null_seeds=())
-    attrs = compared(intact, shorter).own.attrs
-    assert (attrs["first"], attrs["second"]) == ("mini (length 24)", "mini (length 16)")
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "a"), ("a", "b", "c"), ("", "b")])

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from additive_fit import additive_fit
@@ -176,50 +175,10 @@ def test_encodings_differ_in_nothing_else():
     assert not torch.equal(other["model.layers.0.self_attn.mean_key"], first["model.layers.0.self_attn.mean_key"])
 
 
-def test_the_mean_key_is_as_large_as_a_key():
-    model = train.new_model(2048, "split", seed=0)
-    hidden = torch.randn(4096, 128, generator=torch.Generator().manual_seed(0))
-    for layer in model.model.layers:
-        keys = layer.self_attn.k_proj(hidden).std().item()
-        assert layer.self_attn.mean_key.std().item() == pytest.approx(keys, rel=0.35)
-
-
 def test_padding_and_a_cache_are_refused(tokens):
     model = train.new_model(64, "split", seed=0)
     with pytest.raises(ValueError, match="unpadded"):
         model(tokens[None], use_cache=True)
-
-
-@pytest.mark.slow
-def test_losses_by_position_average_to_the_loss():
-    model = train.new_model(64, "alibi", seed=0)
-    stream = np.random.default_rng(0).integers(1, 64, 4000).astype(np.uint16)
-    found = measure.loss_numbers(model, stream, n_windows=1)
-    rows = train.recipe.windows(stream, np.array([0]), measure.LONG)
-    assert found["loss_long"] == pytest.approx(train.recipe.mean_loss(model, rows).item(), rel=1e-5)
-    within, beyond = train.recipe.CONTEXT - 1, measure.LONG - train.recipe.CONTEXT
-    mean = (found["loss_within"] * within + found["loss_beyond"] * beyond) / (within + beyond)
-    assert mean == pytest.approx(found["loss_long"])
-    assert len(found["curve"]) == measure.LONG // measure.BLOCK
-
-
-def test_spread_over_seeds():
-    found = measure.spread([1.0, 2.0, 4.0])
-    half = 4.3027 * np.std([1, 2, 4], ddof=1) / math.sqrt(3)
-    assert (found["low"], found["high"]) == pytest.approx((7 / 3 - half, 7 / 3 + half), rel=1e-4)
-    assert measure.spread([1.0]) == {"mean": 1.0, "of_seeds": [1.0]}
-
-
-def test_runs_measured_before_stay(tmp_path):
-    def table(loss, *runs):
-        return pd.DataFrame([{"encoding": e, "seed": s, "step": 1, "loss": loss} for e, s in runs])
-
-    path = tmp_path / "results.csv"
-    measure.with_those_before(path, table(1.0, ("split", 0), ("rope", 1)), 6)
-    merged = measure.with_those_before(path, table(2.0, ("none", 0), ("rope", 1)), 6)
-    expected = [["rope", 1, 2.0], ["split", 0, 1.0], ["none", 0, 2.0]]
-    assert merged[["encoding", "seed", "loss"]].values.tolist() == expected
-    assert measure.with_those_before(path, None, 6).equals(merged)
 
 
 def test_a_rope_run_is_a_qwen2(model, tokens):
@@ -265,13 +224,6 @@ def test_no_sum_of_position_and_content_solves_the_task(encoding):
         assert abs(gains[0] - gains[1]) > 1e-3
     else:
         assert gains[0] == pytest.approx(gains[1], abs=1e-6)
-
-
-def test_looking_at_one_distance_is_right_as_often_as_stated():
-    tokens, answers = task.prompts(20_000, torch.Generator().manual_seed(0))
-    for distance in (task.NEAR, task.FAR):
-        share = (tokens[:, -1 - distance] % task.N_VALUES == answers).double().mean()
-        assert float(share) == pytest.approx(task.ONE_DISTANCE, abs=0.02)
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from families import family_cases, scaled_llama
+from families import family_cases
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.frequencies import FrequencyRule, _base_of, _fastest_alone, with_frequencies
+from tl_posgen.frequencies import FrequencyRule, _base_of, with_frequencies
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
@@ -105,7 +105,8 @@ def test_the_base_is_found(base, dim):
 
 
 def test_p_rope_keeps_the_fastest_wherever_they_are():
-    assert _fastest_alone(torch.tensor([0.1, 1.0, 0.5, 0.2]), 0.5).tolist() == pytest.approx([0, 1.0, 0.5, 0])
+    found = FrequencyRule("p_rope", 2)(Rope(torch.tensor([0.1, 1.0, 0.5, 0.2]))).inv_freq
+    assert found.tolist() == pytest.approx([0, 1.0, 0.5, 0])
 
 
 @pytest.mark.parametrize(
@@ -159,31 +160,6 @@ def test_hooks_make_the_model_whose_config_scales(family_model, name, backend, r
     expected = logits(scaled)
     assert not torch.allclose(expected, logits(plain), atol=1e-2)
     torch.testing.assert_close(logits(plain, with_frequencies(plain, rule)), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_longrope_makes_the_model_whose_config_has_it(family_directory, family_model):
-    """transformers takes the long divisors once a text is longer than the training length, here of 8 tokens."""
-    from transformers import LlamaForCausalLM
-
-    divisors = [1.0, 1.5, 3.0, 6.0]
-    rope = {"factor": 4.0, "original_max_position_embeddings": 8, "short_factor": [1.0] * 4, "long_factor": divisors}
-    config = scaled_llama(rope_type="longrope", **rope)()
-    scaled = LlamaForCausalLM.from_pretrained(family_directory("llama"), config=config).eval()
-    plain = family_model("llama")
-    with torch.no_grad():
-        expected = scaled(TOKENS).logits
-    rule = FrequencyRule("longrope", 4, 8, divisors)
-    torch.testing.assert_close(logits(plain, with_frequencies(plain, rule)), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_some_heads_alone(mini):
-    """Its other heads have the scores that they had."""
-    scores = {}
-    for name, hooks in {"own": [], "one": with_frequencies(mini, FrequencyRule("linear", 2), heads="0.1")}.items():
-        kept = ("blocks.0.attn.hook_attn_scores", lambda scores_, hook, name=name: scores.update({name: scores_}))
-        logits(mini, [*hooks, kept])
-    same = [bool(torch.equal(*(scores[one][:, head] for one in ("own", "one")))) for head in range(4)]
-    assert same == [True, False, True, True]
 
 
 def test_numbers_of_ones_own(mini):

@@ -98,15 +98,3 @@ def test_every_edit_of_every_model_is_in_the_table_and_random_inits_do_not_count
         assert one["mini"]["rise"] == pytest.approx(one["mini"]["loss_beyond"] - one["mini"]["loss_inside"], abs=0.01)
     below_zero = rows.assign(more_high=-1.0)
     assert {one["less"] for one in draw.summarise(below_zero)["edits"]} == {len(found["models"])}
-
-
-def test_models_whose_outputs_are_further_under_one_edit_than_under_another_are_counted():
-    frechet = {"one": (1, 2, 3, 4), "other": (2, 1, 4, 3), f"one{draw.NULL}": (9, 9, 9, 9)}
-    edited = [
-        {"model": model, "windows": windows, "edit": edit, "frechet": value}
-        for model, values in frechet.items()
-        for windows in (False, True)
-        for edit, value in zip(("intact", "cut", "noise", "doubled"), values, strict=True)
-    ]
-    counts = {"doubled than noise": 1, "doubled than intact": 2, "cut than intact": 1, "noise than intact": 2}
-    assert draw.further(pd.DataFrame(edited)) == [{"windows": windows, **counts} for windows in (False, True)]

@@ -245,8 +245,8 @@ def test_a_stage_of_another_cost_is_said_again(clock, capsys):
 
 @pytest.mark.slow
 def test_claims_have_one_plan_of_all_their_analyses_less_what_is_kept(analyses, small_model, alice, tmp_path):
-    """Two analyses, of Jacobians across layers and between tokens, and as many at half and at twice the prompts."""
-    run = {"papers": ["coupling"], "length": 12, "n_prompts": 2, "keep": tmp_path, "stability": True}
+    """Two analyses, of Jacobians across layers and between tokens."""
+    run = {"papers": ["coupling"], "length": 12, "n_prompts": 2, "keep": tmp_path}
     judge_claims(small_model, alice, **run)
     next((tmp_path / "parts").glob("token_coupling*")).unlink()
     judge_claims(small_model, alice, **run)

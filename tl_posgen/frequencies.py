@@ -50,6 +50,8 @@ class FrequencyRule:
             values that are not above 0 or a training length of 1; when it is called: other planes than there are
             values, "ntk" with fewer than two planes, a rule that depends on the training length without one.
 
+    Source: those of transformers; "p_rope" Barbero et al. 2024 (arXiv 2410.06205).
+
     Example:
         >>> from tl_posgen.rope.rotation import inverse_frequencies
         >>> plain = Rope(inverse_frequencies(rotary_dim=4, base=100.0))
@@ -88,16 +90,13 @@ class FrequencyRule:
         theta = rope.inv_freq
         if not rope.rotary_dim:
             return rope
-        if self.name == "p_rope":
-            return replace(rope, inv_freq=_fastest_alone(theta, 1 / self.factor))
+        if self.name == "p_rope":  # as many planes as transformers' rule "proportional" counts: none of 49 at 1 / 49
+            fastest = theta.argsort(descending=True, stable=True)[: int(1 / self.factor * len(theta))]
+            turning = torch.zeros_like(theta, dtype=torch.bool).index_fill(0, fastest, value=True)
+            return replace(rope, inv_freq=torch.where(turning, theta, 0))
         given = _one_a_plane(torch.tensor(self.values, dtype=DOUBLE), rope, self.name) if len(self.values) else theta
         if self.name == "given":
             return replace(rope, inv_freq=given)
-        ratio, scaling = self._ratios(rope)
-        return replace(rope, inv_freq=theta * ratio.to(theta), scaling=rope.scaling * scaling)
-
-    def _ratios(self, rope: Rope) -> tuple[Float[Tensor, " plane"], float]:
-        """Return theta'_m / theta_m on powers of the layer's base, and the rule's factor on rotated q and k."""
         base, name = _base_of(rope), cast(TransformersRule, self.name)
         if name == "ntk" and rope.rotary_dim < 4:
             raise InputError(f"ntk: {len(rope.inv_freq)} RoPE plane has no base to enlarge; choose another rule")
@@ -113,7 +112,8 @@ class FrequencyRule:
         except ZeroDivisionError as error:
             raise InputError(f"{name}: frequencies that are all alike have no base; choose another rule") from error
         plain, _ = scaled_frequencies("linear", 1, *where)
-        return changed / plain, scaling
+        ratio = (changed / plain).to(theta)
+        return replace(rope, inv_freq=theta * ratio, scaling=rope.scaling * scaling)
 
 
 Frequencies: TypeAlias = FrequencyRule | Callable[[Rope], Rope] | Float[Tensor, " plane"] | Sequence[int | float]
@@ -210,22 +210,6 @@ def _base_of(rope: Rope) -> float:
         if last == 1 or torch.allclose(theta[0] * inverse_frequencies(2 * n, base).to(theta), theta, rtol=1e-5, atol=0):
             break
     return float(round(base)) if abs(base - round(base)) < 1e-6 * base else base
-
-
-def _fastest_alone(theta: Float[Tensor, " plane"], share: float) -> Float[Tensor, " plane"]:
-    """p-RoPE: the share of planes that turn fastest keep their frequencies, the others turn no more.
-
-    Source: Barbero et al. 2024 (arXiv 2410.06205); planes are counted as transformers' rule "proportional" counts them:
-    int(share * planes) in float arithmetic, which keeps none of 49 planes at a share of 1 / 49.
-
-    Example:
-        >>> _fastest_alone(torch.tensor([1.0, 0.1, 0.01, 0.001]), 0.5).tolist()
-        [1.0, 0.10000000149011612, 0.0, 0.0]
-    """
-    kept = int(share * len(theta))
-    turning = torch.zeros_like(theta, dtype=torch.bool)
-    turning[theta.argsort(descending=True, stable=True)[:kept]] = True
-    return torch.where(turning, theta, 0)
 
 
 def _one_a_plane(values: Float[Tensor, " plane"], rope: Rope, name: str) -> Float[Tensor, " plane"]:

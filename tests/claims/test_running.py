@@ -10,7 +10,6 @@ import tl_posgen
 from tl_posgen.claims import PAPERS, judge, judge_claims, judged
 from tl_posgen.claims.judging import Verdict
 from tl_posgen.claims.running import CUT as OF_A_RUN
-from tl_posgen.claims.running import scaled
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.registry import measure_from
 from tl_posgen.errors import InputError
@@ -84,14 +83,6 @@ def test_a_claim_without_its_results_is_open(results):
     assert found.loc["slash 1", "measured"] == "not measured: slash_transfer cannot be had of this model"
 
 
-def test_a_claim_with_prompts_of_its_own_is_scaled():
-    for times, n in ((0.5, 4), (2.0, 16)):
-        claims, run = scaled(CLAIMS, {"n_prompts": 6}, times)
-        [claim] = [claim for claim in claims if claim.name == "position 2"]
-        assert (claim.options["substitution"]["n_prompts"], run["n_prompts"]) == (n, 6 * times)
-        assert [claim.name for claim in CLAIMS if claim.name not in [one.name for one in claims]] == ["slash 5"]
-
-
 @pytest.mark.slow
 def test_the_table_is_saved_read_and_on_the_page(results, tmp_path):
     result = judged(CLAIMS, results, "small", {})
@@ -100,16 +91,6 @@ def test_the_table_is_saved_read_and_on_the_page(results, tmp_path):
     cells = re.findall('<td data-verdict="([a-z ]+)">', render_page({"claims": read}, read.provenance))
     verdicts = result.frame()["verdict"].tolist()
     assert cells == 2 * verdicts, "the table of the measure, and that of all columns"
-
-
-@pytest.mark.slow
-def test_verdicts_are_judged_again_at_half_and_at_twice_the_prompts(small_model, alice, tmp_path):
-    run = {"papers": ["coupling"], "length": 12, "keep": tmp_path, "progress": False}
-    found = judge_claims(small_model, alice, n_prompts=4, stability=True, **run)["claims"].frame().set_index("claim")
-    twice = judge_claims(small_model, alice, n_prompts=8, **run)["claims"].frame().set_index("claim")
-    assert found.loc["coupling 1", "again"] == f"open, {twice.loc['coupling 1', 'verdict']}"  # two have no intervals
-    assert "again" not in twice
-    assert "from" in found.loc["coupling 1", "margin"]
 
 
 @pytest.mark.slow
@@ -181,26 +162,6 @@ def test_a_run_goes_on_from_its_parts(small_model, alice, tmp_path, monkeypatch)
     second = judge_claims(small_model, alice, **run)
     assert second["claims"].frame().equals(first["claims"].frame())
     assert len(first["claims"].frame()) == len(PAPERS["slash"])
-
-
-@pytest.mark.slow
-def test_damaged_parts_are_refused_and_parts_of_other_weights_or_settings_not_taken_up(small_model, alice, tmp_path):
-    run = {"papers": ["coupling"], "length": 12, "n_prompts": 1, "null_seeds": (), "keep": tmp_path, "progress": False}
-    judge_claims(small_model, alice, **run)
-    [part] = tmp_path.glob("parts/coupling-*.nc")
-    whole = part.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"no results"):
-        part.write_bytes(damaged)
-        with pytest.raises(
-            InputError, match=r"coupling-[\w-]+\.nc: this finished part is damaged .*; delete the file"
-        ) as refusal:
-            judge_claims(small_model, alice, **run)
-        assert "\n" not in str(refusal.value)
-    part.unlink()
-    other = tl_posgen.random_like(small_model, seed=1)
-    for model, changed in ((small_model, {}), (small_model, {"length": 13}), (other, {})):
-        assert len(judge_claims(model, alice, **(run | changed))["claims"].frame()) == len(PAPERS["coupling"])
-    assert len(list(tmp_path.glob("parts/coupling-*.nc"))) == 3
 
 
 @pytest.mark.slow

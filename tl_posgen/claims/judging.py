@@ -76,13 +76,6 @@ class Criterion:
         end = number.high if how.get("sign") == -1 else number.low
         return cls(quantity, number.value, held, **{"beyond": number.by_null, "end": end, **how})
 
-    @classmethod
-    def of_low_end(
-        cls, quantity: str, number: Number, held: float, partly: float | None = None, **how: Any
-    ) -> "Criterion":
-        """Return the criterion of the lower end of a number's interval, which thresholds are for too."""
-        return cls(quantity, number.low, held, partly, **{"beyond": number.by_null, **how})
-
     @cached_property
     def null(self) -> tuple[str, float]:
         """Name and value of the null that is hardest to exceed; NaN of none or an undefined one."""
@@ -91,16 +84,12 @@ class Criterion:
         return max(undefined or nulls, key=lambda one: self.sign * one[1], default=("null models", math.nan))
 
     @property
-    def reached(self) -> float:
-        """What has to exceed every null."""
-        return self.value if self.end is None else self.end
-
-    @property
     def is_beyond(self) -> bool | None:
         """Whether the number exceeds every null; None where that is not asked, or not defined."""
-        if self.beyond is None or math.isnan(self.reached) or math.isnan(self.null[1]):
+        reached = self.value if self.end is None else self.end
+        if self.beyond is None or math.isnan(reached) or math.isnan(self.null[1]):
             return None
-        return self.sign * self.reached > self.sign * self.null[1]
+        return self.sign * reached > self.sign * self.null[1]
 
     @property
     def verdict(self) -> Verdict:
@@ -130,8 +119,8 @@ class Criterion:
             words += f", {self.value - nearest:+{form}} from {nearest:{form}}"
         if self.beyond is None:
             return words
-        name, null = self.null
-        beside = f"{self.reached - null:+{form}} from {name} {null:{form}}"
+        (name, null), reached = self.null, self.value if self.end is None else self.end
+        beside = f"{reached - null:+{form}} from {name} {null:{form}}"
         if not math.isfinite(null):
             beside = "no null model has any" if null == null else f"{name} not defined"
         if self.end is None:
@@ -258,21 +247,18 @@ def judged(
     label: str,
     provenance: Mapping[str, Any],
     reasons: Mapping[str, str] | None = None,
-    again: Mapping[str, str] | None = None,
 ) -> Result:
     """Return every claim as a row of a Result named "claims", all of it words.
 
     Args:
         label: name of the model.
         reasons: why a measure could not be had.
-        again: the verdicts at other numbers of prompts, by the claim's name.
     """
     rows = [
         {"says": claim.says, "criterion": claim.criterion, **judge(claim, results, reasons)._asdict()}
-        | ({} if again is None else {"again": again.get(claim.name, "no prompts")})
         for claim in claims
     ]
-    data = {name: ("claim", [row[name] for row in rows]) for name in Claims.variables if name in rows[0]}
+    data = {name: ("claim", [row[name] for row in rows]) for name in Claims.variables}
     coords = {"claim": [claim.name for claim in claims], "init": [TRAINED], "init_label": ("init", [label])}
     known = {name: value for name, value in provenance.items() if name != "options"}
     return Result(Claims(), Claims().describe(xr.Dataset(data, coords)), known)
@@ -284,8 +270,8 @@ class Claims(Measure):
 
     A row a claim, in our words: the verdict, how far the deciding number is from the nearest threshold and from the
     null that is hardest to exceed, the numbers it rests on, and the same numbers of null models: random inits and, for
-    what a single pass gives, shuffled weights. Where one of them does as well, the claim is not held. Where it was
-    asked for, the verdicts at half and at twice the prompts. The criteria are ours and stand beside the verdicts.
+    what a single pass gives, shuffled weights. Where one of them does as well, the claim is not held. The criteria
+    are ours and stand beside the verdicts.
 
     Source: the claims: the papers; how each is measured and judged: ours
     """
@@ -297,7 +283,6 @@ class Claims(Measure):
         "says": Variable("claim", "", "in our words", ("claim",), "says"),
         "verdict": Variable("verdict", "", "held, partly, detectable, not held, or open", ("claim",), "verdict"),
         "margin": Variable("margin", "", "of what decides, from threshold and null", ("claim",), "margin"),
-        "again": Variable("again", "", "verdicts at half, at twice the prompts", ("claim",), "again"),
         "measured": Variable("measured", "", "the numbers it rests on", ("claim",), "measured"),
         "null": Variable("null models", "", "the same numbers of null models", ("claim",), "null"),
         "criterion": Variable("criterion", "", "from when on we say it held; ours", ("claim",), "criterion"),

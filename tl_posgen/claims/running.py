@@ -2,16 +2,14 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
-from tl_posgen.claims.judging import Claim, judge, judged
+from tl_posgen.claims.judging import Claim, judged
 from tl_posgen.claims.table import PAPERS
 from tl_posgen.core import registry
 from tl_posgen.core.engine import analyze, planned, refusals
@@ -28,13 +26,12 @@ from tl_posgen.models.loading.load import without_context_limit
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
-from tl_posgen.progress import Passes, Stage
+from tl_posgen.progress import Passes
 from tl_posgen.slash.slash_toy import slash_toy
 from tl_posgen.studies.emergence import emergence
 
 WITH_CHECKPOINTS, OF_MANY = "emergence", "coupling_scores"
 TOY, TOY_STEPS = "slash_toy", 500  # of a model of its own
-HALF_AND_TWICE = (0.5, 2.0)  # times the prompts, where verdicts are judged again
 CUT = ("length", "n_prompts")  # what a claim may ask for beside options of the measure
 
 
@@ -51,7 +48,6 @@ def judge_claims(
     null_seeds: Sequence[int] = (0,),
     shuffled_seeds: Sequence[int] | None = None,
     keep: str | os.PathLike | None = "claims",
-    stability: bool = False,
     progress: bool = True,
 ) -> Report:
     """Judge every claim of the papers on one model: a Report whose first result, "claims", has a row for each.
@@ -64,8 +60,6 @@ def judge_claims(
         length, n_prompts, consecutive, seed, null_seeds, shuffled_seeds: as in `analyze`.
         keep: directory for finished parts, None for none. A later run with the same weights, text and settings takes
             them up.
-        stability: judge again at half and at twice the prompts: the column "again" has both verdicts. With fewer than
-            four prompts what rests on intervals is open; all is where the text is too short.
 
     Returns:
         A Report. Verdicts follow criteria of ours, which stand in the table beside them; without a null model beside
@@ -92,27 +86,22 @@ def judge_claims(
         raise InputError(f"prompts: claims need one text, which is cut in several ways, not {type(prompts).__name__}")
     require("checkpoints", checkpoints, Sequence[str | os.PathLike])
     require("keep", keep, str | os.PathLike | None)
-    require("stability", stability, bool)
     if checkpoints:
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
     model, seed = open_model(model, precise=True), check_seed(seed)
     check_numbers(session_of(model), length, n_prompts)
-    if stability and (n_prompts is None or n_prompts < 2):
-        raise InputError(f"stability: half and twice the prompts need n_prompts of 2 or more, not {n_prompts}")
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
     run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
     run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(model, null_seeds, shuffled_seeds)}
     kept = Parts.kept_in(None if keep is None else Path(keep) / "parts")
     with kept as parts, Passes.counted(shown=progress) as passes:
-        passes.plan(_planned(model, prompts, claims, run) if progress else ())
-        for times in HALF_AND_TWICE if stability and progress else ():
-            with suppress(InputError):  # which is said when its turn comes
-                passes.plan(_planned(model, prompts, *scaled(claims, run, times)))
-        results_of = partial(results_for, model, prompts, checkpoints=checkpoints, keep=parts)
-        results, reasons = results_of(claims, run)
-        again = _verdicts_again(results_of, claims, run) if stability else None
+        if progress:
+            for subject, measures, own in analyses_of(claims, model)[0]:
+                with suppress(ModelError):  # of those that the model does not allow there are no passes
+                    passes.plan(planned(subject, prompts, measures, {**run, **own}))
+        results, reasons = results_for(model, prompts, claims, run, checkpoints=checkpoints, keep=parts)
     provenance = next(iter(results.values())).provenance
-    table = judged(claims, results, session_of(model).label, provenance, reasons, again)
+    table = judged(claims, results, session_of(model).label, provenance, reasons)
     return Report({"claims": table, **results}, provenance)
 
 
@@ -183,43 +172,3 @@ def analyses_of(
         subject = without_context_limit(model) if isinstance(measure, LengthExtrapolation) else model
         found.append((subject, [measure], {key: one for key, one in asked.get(measure.name, {}).items() if key in CUT}))
     return found, reasons
-
-
-def _planned(model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any]) -> list[Stage]:
-    """Return every stage of the analyses of `results_for`; of those that the model does not allow none."""
-    stages = []
-    for subject, measures, own in analyses_of(claims, model)[0]:
-        with suppress(ModelError):
-            stages += planned(subject, text, measures, {**run, **own})
-    return stages
-
-
-def scaled(claims: Sequence[Claim], run: Mapping[str, Any], times: float) -> tuple[list[Claim], dict[str, Any]]:
-    """Return the claims that read prompts, and the settings, at so many times the prompts and items, also of claims
-    that ask for a number of their own."""
-
-    def more(options: Mapping[str, Any]) -> dict[str, Any]:
-        own = {key: max(1, int(options[key] * times)) for key in {"n_prompts", "n_cloze"} & set(options)}
-        return {**options, **own}
-
-    of_prompts = [
-        replace(claim, options={name: more(options) for name, options in claim.options.items()})
-        for claim in claims
-        if TOY not in claim.needs
-    ]
-    return of_prompts, {**run, "n_prompts": int(run["n_prompts"] * times)}
-
-
-def _verdicts_again(results_of: Callable[..., Any], claims: Sequence[Claim], run: Mapping[str, Any]) -> dict[str, str]:
-    """Return the verdicts at half and at twice the prompts, as "open, held", of each claim that reads prompts."""
-    verdicts: dict[str, list[str]] = {}
-    for times in HALF_AND_TWICE:
-        of_prompts, settings = scaled(claims, run, times)
-        try:
-            results, reasons = results_of(of_prompts, settings)
-        except InputError as reason:
-            tqdm.write(f"not judged at {times:g} times the prompts: {reason}", file=sys.stderr)
-            results, reasons = {}, {}
-        for claim in of_prompts:
-            verdicts.setdefault(claim.name, []).append(judge(claim, results, reasons).verdict)
-    return {name: ", ".join(found) for name, found in verdicts.items()}

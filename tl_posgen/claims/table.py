@@ -20,7 +20,7 @@ from tl_posgen.interventions import WORTHLESS
 from tl_posgen.position.decomposition.variance import SIZES
 from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES, fewer_of_inits
-from tl_posgen.position.substitution.substitution_figures import WORDS
+from tl_posgen.position.substitution.substitution import WORDS
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES, mean_of_slash_heads
 from tl_posgen.slash.cone import INPUTS
@@ -32,12 +32,19 @@ from tl_posgen.slash.slash_transfer import SOURCES
 from tl_posgen.stats.intervals import FEWEST
 
 CLOSE: Mapping[str, Any] = {"held": 0.95, "partly": 0.75}  # a correlation, or a share recovered
+GAINED: Mapping[str, Any] = {"held": 2.0, "partly": 1.5, "otherwise": "detectable"}
 JUDGED_ORDER = {"ratios": (0.0, 0.05, 0.1, 0.2), "n_draws": 2, "n_cloze": 800, "cloze_conditions": ("words",)}
 SLIGHT = 0.02  # of accuracy
 HARDLY = 0.1  # nats
 INSIDE = 0.9  # of heads
 MOVED = {"words": "words", "positions": "index", "position_part": "features"}
 OF_TOKENS = {"self": "own Jacobians", "same_input": "of one input", "same_output": "of one output"}
+
+
+def _of_low_end(quantity: str, number: Number, **how: Any) -> Criterion:
+    """Return the criterion of the lower end of a number's interval, which thresholds are for too."""
+    return Criterion(quantity, number.low, **{"beyond": number.by_null, **how})
+
 
 # Position generalization
 
@@ -58,8 +65,8 @@ def _additive_sum(variance: Numbers) -> str:
 
 
 def _recovered(substitution: Numbers) -> str:
-    def share(condition: str, name: str = "recovered") -> str:
-        return f"{substitution(name, condition=condition).with_interval:.0%}"
+    def share(condition: str, name: str = "loss") -> str:
+        return f"{substitution.measure.recovered(substitution, name)[condition].with_interval:.0%}"
 
     worth = substitution.measure.worth(substitution)
     found = f"attention is worth {worth.with_interval:.2f} nats"
@@ -70,14 +77,14 @@ def _recovered(substitution: Numbers) -> str:
     of_axes = ", ".join(f"{in_words(one, WORDS)} {share(one)}" for one in fitted)
     return (
         f"{found}, of which each query's profile {share('query_profile')} (of the KL of predictions "
-        f"{share('query_profile', 'kl_recovered')}); {of_axes}"
+        f"{share('query_profile', 'kl')}); {of_axes}"
     )
 
 
 def _recovered_by(substitution: Result) -> list[Criterion]:
     """Return the least share, of the loss and of the KL, and how each stands beside its nulls."""
-    names = {"recovered": "share of the loss", "kl_recovered": "share of the KL"}
-    shares = {words: substitution.numbers(name, condition="query_profile") for name, words in names.items()}
+    own, names = substitution.numbers, {"loss": "share of the loss", "kl": "share of the KL"}
+    shares = {words: own.measure.recovered(own, name)["query_profile"] for name, words in names.items()}
     encodings = set(substitution.encodings)
     meaningless = encodings and encodings <= substitution.measure.without_meaning
     least = math.nan if meaningless else min(one.value for one in shares.values())  # NaN where attention has no worth
@@ -90,10 +97,9 @@ def _dummy_distance(own: Numbers) -> str:
     ends = [pick(refits, key=lambda d0: refits[d0].value) for pick in (min, max)] if refits else []
     again = " to ".join(f"{refits[d0].with_interval:.2f} at {d0:g}" for d0 in dict.fromkeys(ends))
     return (
-        f"first token left out, table of distance and key: additive r {own('additive_r', **OUT).with_interval:.3f} "
-        f"(with it {own('additive_r').plain:.3f}), the distance part has "
-        f"{own('share', part='distance', **OUT).plain:.0%} of its variance; without that the key part's r is "
-        f"{own('key_part_r', **OUT).with_interval:.2f}, mean over heads; c fitted again with all pairs at one "
+        f"first token left out, key part's r {own('key_part_r', **OUT).with_interval:.2f}, mean over heads; table of "
+        f"distance and key: additive r {own('additive_r', **OUT).with_interval:.3f}, the distance part has "
+        f"{own('share', part='distance', **OUT).plain:.0%} of its variance; c fitted again with all pairs at one "
         f"distance against c, r {again or 'not defined'}"
     )
 
@@ -124,13 +130,13 @@ def _ratios(measure: Any) -> tuple[float, float, float]:
 
 
 def _order(own: Numbers) -> str:
-    ratios = sorted({*_ratios(own.measure)})
+    def rise(condition: str, ratio: float) -> str:
+        return f"{own('change', condition=condition, ratio=ratio).with_interval:+.2f} at {ratio:.0%}"
 
-    def over(condition: str) -> str:
-        rises = {ratio: own("change", condition=condition, ratio=ratio).with_interval for ratio in ratios}
-        return ", ".join(f"{rise:+.2f} at {ratio:.0%}" for ratio, rise in rises.items())
-
-    return "rise in nats: " + "; ".join(f"{MOVED[one]} {over(one)}" for one in MOVED if one in own.data["condition"])
+    ratios, measured = sorted({*_ratios(own.measure)}), (one for one in MOVED if one in own.data["condition"])
+    return "rise in nats: " + "; ".join(
+        f"{MOVED[one]} {', '.join(rise(one, ratio) for ratio in ratios)}" for one in measured
+    )
 
 
 def _order_by(perturbation: Result) -> list[Group]:
@@ -401,7 +407,7 @@ def _low_end(result: Result, quantity: str, **labels: str) -> Criterion:
     own = result.numbers
     beyond = {"random bases": [own("chance", **labels).value], **ends_of_nulls(own, "coupling", "high", **labels)}
     low = own("coupling", **labels)
-    return Criterion.of_low_end(quantity, low, 0.2, 0.1, beyond=beyond, otherwise="detectable", digits=3)
+    return _of_low_end(quantity, low, held=0.2, partly=0.1, beyond=beyond, otherwise="detectable", digits=3)
 
 
 def _beyond_ends(result: Result, quantity: str, name: str, held: float, sign: int = 1, **how: Any) -> Criterion:
@@ -420,8 +426,8 @@ POSITION = [
     Claim(
         "position 1",
         "Scores are close to a sum of position and content, f(q, i-j) + g(q, k), with a correlation of .959.",
-        "r with the best such sum, an upper end, as the paper's estimator is not public; first token left out, mean "
-        "over heads: .95 held, .75 partly; open where nothing rotates and every score is such a sum",
+        "r with the best such sum, an upper end; first token left out, mean over heads: .95 held, .75 partly; open "
+        "where nothing rotates",
         ("variance",),
         _additive_sum,
         lambda variance: _where_rotated(variance, "additive r", "additive_r"),
@@ -440,9 +446,8 @@ POSITION = [
     Claim(
         "position 2",
         "The model can run on f(q, i-j) + g(q, k): position and content are apart.",
-        "shares recovered, of the loss and of the KL of predictions, when the model runs on each query's profile, "
-        "which is not fitted: both 95 % held, 75 % partly; open where attention is worth nothing, and a null model "
-        "whose attention is worth nothing does not do as well",
+        "shares recovered, of the loss and of the KL of predictions, when the model runs on each query's profile: both "
+        "95 % held, 75 % partly; open where attention is worth nothing",
         ("substitution",),
         _recovered,
         _recovered_by,
@@ -451,8 +456,8 @@ POSITION = [
     Claim(
         "position 3",
         "At a dummy distance the key part stays as it is and the position part shifts.",
-        "r of the key part with the scores at all distances up to the prompt's, each distance's mean removed, first "
-        "token left out, mean over heads: .95 held, .75 partly; open where nothing rotates",
+        "r of the key part with the scores at all distances, each distance's mean removed, first token left out, mean "
+        "over heads: .95 held, .75 partly; open where nothing rotates",
         ("dummy_distance",),
         _dummy_distance,
         lambda dummy_distance: _where_rotated(dummy_distance, "r", "key_part_r", **OUT),
@@ -471,8 +476,7 @@ POSITION = [
         "Swapping up to 5 % of the words hardly matters, more than 10 % does (figures of a third-party summary); index "
         "and features are alike.",
         "words: at most .1 nats at 5 % and more at 10 %, and at 20 % index and features within a quarter of the "
-        "larger: held; at most .1 nats at 5 %, or the two alike: partly; what has to be beyond the null is words at "
-        "20 %",
+        "larger: held; one of both: partly; words at 20 % have to be beyond the null",
         ("perturbation",),
         _order,
         _order_by,
@@ -481,9 +485,8 @@ POSITION = [
         "position 5b",
         "Downstream scores hardly change with up to 5 % of the words swapped, and do with more than 10 % (figures of a "
         "third-party summary).",
-        "cloze accuracy falls by at most 2 points at 5 % and by more at 10 %, by the ends of the 95% intervals of the "
-        "change, item by item: held; the first alone: partly; open where the interval holds both; what has to be "
-        "beyond the null, and chance, is accuracy in order",
+        "cloze accuracy falls by at most 2 points at 5 % and by more at 10 %, by the ends of the intervals: held; the "
+        "first alone: partly; accuracy in order has to be beyond the null and chance",
         ("perturbation",),
         _cloze,
         _cloze_by,
@@ -493,9 +496,8 @@ POSITION = [
     Claim(
         "position 6",
         "With LM-Infinite the attention output stays in its training distribution beyond the training length.",
-        "heads whose outputs stay within the noise level of as many prompts, and .05 of the variance inside: 90 % with "
-        "LM-Infinite and fewer without: held; more: partly; what has to be beyond the null is how many more (a count "
-        "of heads, without an interval)",
+        "heads whose outputs stay within the noise level, and .05 of the variance inside: 90 % with LM-Infinite and "
+        "fewer without: held; more: partly; how many more has to be beyond the null (a count, without an interval)",
         ("length_extrapolation",),
         _beyond,
         _beyond_by,
@@ -547,7 +549,7 @@ SLASH = [
         ".7: held",
         ("cone",),
         lambda cone: f"cosine of the inputs with their axis {cone('cosine').with_interval:.2f}, mean over layers",
-        lambda cone: [Criterion.of_low_end("low end", cone.numbers("cosine"), 0.7, otherwise="partly")],
+        lambda cone: [_of_low_end("low end", cone.numbers("cosine"), held=0.7, otherwise="partly")],
     ),
     Claim(
         "slash 3b",
@@ -560,10 +562,7 @@ SLASH = [
             f"{cone('gain', side='k').with_interval:.1f} in W_K, mean over heads"
         ),
         lambda cone: [
-            Criterion.of_low_end(
-                f"low end of {side.upper()}", cone.numbers("gain", side=side), 2.0, 1.5, otherwise="detectable"
-            )
-            for side in "qk"
+            _of_low_end(f"low end of {side.upper()}", cone.numbers("gain", side=side), **GAINED) for side in "qk"
         ],
     ),
     Claim(
@@ -571,8 +570,8 @@ SLASH = [
         "With only the part of the inputs along the cone's axis in W_Q and W_K, slash-dominant heads keep their slash; "
         "with only the rest they lose it.",
         "dominant heads' slash score above uniform: with the axis part alone at least .75 times the measured and with "
-        "the rest at most .25 times: held; .4 times and more than with the rest: partly; what has to be beyond the "
-        "null is how much more; a null model without dominant heads does not do as well",
+        "the rest at most .25 times: held; .4 times and more than with the rest: partly; how much more has to be "
+        "beyond the null",
         ("cone",),
         _parts_of_inputs,
         _parts_of_inputs_by,
@@ -582,9 +581,8 @@ SLASH = [
         "Medium and high frequencies of RoPE make the slash, low ones do not.",
         "without the low band three quarters of the slash score are left, without the high and without the medium one "
         "less, on the low one alone at most a quarter: held; the others cost a quarter in the mean, and the low one at "
-        "most half of that: partly. By thirds and by wavelength, or by one of them where the other has a band without "
-        "a plane; where they disagree, partly if one holds, else not held. What has to be beyond the null is how much "
-        "more is left without the low band than without the others, in its own dominant heads, or all if it has none",
+        "most half of that: partly. By thirds and by wavelength; where they disagree, partly if one holds. How much "
+        "more is left without the low band than without the others has to be beyond the null",
         ("band_ablation",),
         _frequencies,
         _frequencies_by,
@@ -593,8 +591,8 @@ SLASH = [
     Claim(
         "slash 5",
         "Gradient descent makes slash-dominant heads in a shallow RoPE transformer, and they generalise.",
-        "slash score at the end at least .5 in every seed: partly; and on unseen features: held; a toy, not this "
-        "model, whose nulls are the score before training and that of uniform attention",
+        "slash score at the end at least .5 in every seed: partly; and on unseen features: held; a toy, whose nulls "
+        "are the score before training and that of uniform attention",
         ("slash_toy",),
         _toy,
         _toy_by,
@@ -603,8 +601,8 @@ SLASH = [
     Claim(
         "slash 6",
         "Some heads are slash-dominant at long distances.",
-        "heads dominant at some distance from 50 tokens to half the prompt, without the first token, which many heads "
-        "attend to from everywhere: more than in any null model (a count, without an interval): held",
+        "heads dominant at some distance from 50 tokens to half the prompt, without the first token: more than in any "
+        "null model (a count, without an interval): held",
         ("slash",),
         lambda slash: (
             f"{_n_far(slash).plain:.3g} of "

@@ -423,7 +423,6 @@ def claims(
     setup: Setup,
     papers: str = "position,slash,coupling",
     checkpoints: list[str] | None = None,
-    stability: bool = False,
 ) -> None:
     """Run every measure that a claim of the papers needs, and table each claim: held, partly, or not, by how much.
 
@@ -432,11 +431,10 @@ def claims(
     Args:
         papers: Any of position, slash, coupling.
         checkpoints: A checkpoint of the model in training; repeat, in order.
-        stability: Judge again at half and at twice the prompts.
     """
     cut, words, model = setup.cut, setup.words(), setup.pretrained()
     from tl_posgen.claims import judge_claims
     from tl_posgen.report.terminal import print_claims
 
-    how = {"papers": parse_names(papers) or [], "checkpoints": checkpoints or [], "stability": stability}
+    how = {"papers": parse_names(papers) or [], "checkpoints": checkpoints or []}
     setup.present(judge_claims(model, words, keep=setup.out, **how, **cut), print_claims)

@@ -17,7 +17,6 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import judged
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
-from tl_posgen.position.length.length_figures import ATTENTION
 from tl_posgen.position.length.numbers.output_drift import (
     OutputMoments,
     OutputPlane,
@@ -26,7 +25,8 @@ from tl_posgen.position.length.numbers.output_drift import (
     output_plane,
 )
 
-DRIFT = ("frechet", "mahalanobis", "norm_ratio", "off_axes")
+DRIFT = ("frechet", "mahalanobis", "norm_ratio")
+ATTENTION = ("entropy", "normaliser")
 BINS_INSIDE = 4
 KEPT_INSIDE = 64  # positions per training length whose outputs are kept in the shown layers
 
@@ -96,8 +96,6 @@ class ConditionRun:
         for layer, kept in self.outputs.items():
             self.outputs[layer] = [planes[layer].coordinates(o) for o in kept]
 
-    # Variables
-
     def variables(self, vanilla: "ConditionRun") -> dict[str, xr.DataArray]:
         """Return loss, attention, drift of the outputs from the untouched ones inside, and their places in planes."""
         losses, inside = np.array(self.losses), self.inside  # query t predicts target t, so the last has none
@@ -106,14 +104,15 @@ class ConditionRun:
         starts = [start for start, _ in ranges]
         by_bin = np.stack([losses[:, start:stop].mean(-1) for start, stop in ranges], -1)
         by_segment = np.stack([losses[:, start : start + inside].mean(-1) for start in range(0, n, inside)], -1)
-        drift, points = self.drift(vanilla), self.points()
+        drift = self.drift(vanilla)
+        points = np.stack([torch.stack(kept).numpy() for kept in self.outputs.values()])
+        labels = {"shown_layer": list(self.outputs), "position": self.kept.numpy()}
         return {
             "loss": xr.DataArray(by_bin, {"bin": starts}, ("prompt", "bin")),
             "segment_loss": xr.DataArray(by_segment, {"segment": range(n // inside)}, ("prompt", "segment")),
             **{name: self.sums.mean(name, (*HEAD, "bin")).assign_coords(bin=starts) for name in ATTENTION},
             **{name: drift[name] for name in DRIFT},
-            "plane_coordinates": points,
-            "plane_offset": _length_of(centroids(points, inside)),
+            "plane_coordinates": xr.DataArray(points, labels, ("shown_layer", "prompt", "position", "axis")),
         }
 
     def drift(self, vanilla: "ConditionRun") -> xr.Dataset:
@@ -126,26 +125,6 @@ class ConditionRun:
             drifts = [output_drift(halves, one) for one in beyond]
             found[layer] = {name: torch.stack([one[name] for one in drifts], -1) for name in drifts[0]}
         return self.sums.variables_of(found, (*HEAD, "segment"))
-
-    def points(self) -> xr.DataArray:
-        """Return the coordinates of the outputs in the planes; after `project`."""
-        return xr.DataArray(
-            np.stack([torch.stack(kept).numpy() for kept in self.outputs.values()]),
-            {"shown_layer": list(self.outputs), "position": self.kept.numpy()},
-            ("shown_layer", "prompt", "position", "axis"),
-        )
-
-
-def centroids(points: xr.DataArray, inside: int) -> xr.DataArray:
-    """Return the mean coordinates of each segment; in the first segment, of its second half."""
-    segment = (points["position"] // inside).rename("segment")
-    return points.where(points["position"] >= inside // 2).mean("prompt").groupby(segment).mean()
-
-
-def plane_noise(points: xr.DataArray, inside: int) -> xr.DataArray:
-    """Return the distance between the centroids of even and of odd prompts inside."""
-    even, odd = (centroids(points.isel(prompt=slice(start, None, 2)), inside) for start in (0, 1))
-    return _length_of(even - odd).sel(segment=0, drop=True)
 
 
 def _kept_positions(n: int, inside: int) -> Int[Tensor, " position"]:
@@ -163,8 +142,3 @@ def _bins(n: int, inside: int) -> list[tuple[int, int]]:
     """Return query ranges (start, stop): four equal ones per training length."""
     step = inside // BINS_INSIDE
     return [(start, min(start + step, n)) for start in range(0, n - 1, step)]
-
-
-def _length_of(vector: xr.DataArray) -> xr.DataArray:
-    """Return the length of a vector in the plane; NaN if a coordinate is NaN."""
-    return vector.dot(vector, "axis") ** 0.5

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from rotated_heads import ROTATING
 
 from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.numbers import mean_key_split
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
 from tl_posgen.position.substitution.numbers.splits import point_mass
@@ -44,12 +45,22 @@ def test_r_is_that_of_the_explicit_split(rope):
         torch.testing.assert_close(r_within_rows, expected_r(q, k, rope, d0, rows=True), atol=1e-6, rtol=0)
 
 
-@settings(max_examples=30, deadline=None)
-@given(n=st.integers(3, 40), window=st.none() | st.integers(2, 45), d0=st.integers(0, 3000), seed=st.integers(0, 2**31))
-@example(300, None, 64, 0)  # without the score matrix
-def test_r_within_windows_is_that_of_the_explicit_split(n, window, d0, seed):
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(3, 40),
+    window=st.none() | st.integers(2, 45),
+    d0=st.integers(0, 3000),
+    seed=st.integers(0, 2**31),
+    formed=st.sampled_from([0, 40]),
+    at_once=st.sampled_from([1, 500, 2**19]),
+)
+@example(300, None, 64, 0, 0, 1)  # without the score matrix
+def test_r_within_windows_is_that_of_the_explicit_split(n, window, d0, seed, formed, at_once):
     q, k = random_qk(n, seed=seed)
-    r, _ = mean_key_r(q, k, HALF, 0.3, [d0], window=window)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mean_key_split, "FORMED", formed)
+        patch.setattr(mean_key_split, "SCORES_AT_ONCE", at_once)
+        r, _ = mean_key_r(q, k, HALF, 0.3, [d0], window=window)
     torch.testing.assert_close(r[0, 0], expected_r(q, k, HALF, d0, window=window), atol=1e-5, rtol=0)
     rest = expected_r(q[:, 1:], k[:, 1:], HALF, d0, window=window)
     torch.testing.assert_close(r[1, 0], rest, atol=1e-5, rtol=0)

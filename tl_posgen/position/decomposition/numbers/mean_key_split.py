@@ -1,5 +1,6 @@
 """Correlation of a head's scores with the mean key's split into position and content, f(q, i - j) + g(q, k)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,9 @@ from tl_posgen.position.decomposition.numbers.pair_moments import QUERIES_AT_ONC
 from tl_posgen.rope.bilinear_sums import Form, products_over_band
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
+
+FORMED, FORMED_ON_ACCELERATOR = 768, 2048  # tokens up to which scores are formed: measured; fewer kernels
+SCORES_AT_ONCE = 2**19  # entries of all forms of a block of rows: fits the cache
 
 
 def mean_key_r(
@@ -152,19 +156,51 @@ def _within_rows(
 
     Token 0 is left out. The mean key is subtracted first and its row means are added back, so that no digits cancel.
     """
-    queries, keys = {id(q): q[:, 1:] for q, _ in forms}, {}
+    queries, keys = {id(q): q[:, 1:] for q, _ in forms}, dict[int, tuple[Tensor, Tensor]]()
     for one in {id(k): k for _, k in forms}.values():
         mean = one[:, 1:].mean(-2, keepdim=True)
-        centred = one[:, 1:] - mean
-        seen = centred.cumsum(-2)  # sums over the keys that each query sees
-        seen[..., width:, :] -= seen[..., :-width, :].clone()
-        keys[id(one)] = mean, centred, seen
-    named = [(queries[id(q)], *keys[id(k)]) for q, k in forms]
-    seen_means = [double(torch.linalg.vecdot(q, seen)) / counts for q, _, _, seen in named]
-    products = products_over_band([(q, centred) for q, _, centred, _ in named], which, width)
-    found = [
-        product - (counts * seen_means[one] * seen_means[other]).sum(-1)
-        for (one, other), product in zip(which, products, strict=True)
+        keys[id(one)] = mean, one[:, 1:] - mean
+    centred = [(queries[id(q)], keys[id(k)][1]) for q, k in forms]
+    if len(counts) <= (FORMED if counts.device.type == "cpu" else FORMED_ON_ACCELERATOR):
+        seen_means, gram = _formed(centred, counts, width)
+        found = [gram[:, one, other] for one, other in which]
+    else:
+        seen = {id(k): k.cumsum(-2) for _, k in centred}  # sums over the keys that each query sees
+        for one in seen.values():
+            one[..., width:, :] -= one[..., :-width, :].clone()
+        seen_means = torch.stack([double(torch.linalg.vecdot(q, seen[id(k)])) for q, k in centred]) / counts
+        products = products_over_band(centred, which, width)
+        found = [
+            product - (counts * seen_means[one] * seen_means[other]).sum(-1)
+            for (one, other), product in zip(which, products, strict=True)
+        ]
+    means = [
+        row + double((queries[id(q)] @ keys[id(k)][0].mT)[..., 0])
+        for row, (q, k) in zip(seen_means, forms, strict=True)
     ]
-    means = [row + double((q @ mean.mT)[..., 0]) for row, (q, mean, *_) in zip(seen_means, named, strict=True)]
     return means, found
+
+
+def _formed(
+    forms: Sequence[Form], counts: Float[Tensor, " row"], width: int
+) -> tuple[Float[Tensor, "form head row"], Float[Tensor, "head form form"]]:
+    """Return row means of scores <q_i, k_j>, and sums of products of two about them, from the scores of all forms."""
+    (heads, n, _), n_forms, device = forms[0][0].shape, len(forms), counts.device
+    step = max(1, elements_at_once(device, SCORES_AT_ONCE) // (n_forms * heads * n))
+    sums, buffer = (forms[0][0].new_empty(n_forms * heads * rows * n) for rows in (1, min(step, n)))
+    sums = sums.view(n_forms, heads, n)
+    gram = torch.zeros(heads, n_forms, n_forms, dtype=DOUBLE, device=device)
+    for start in range(0, n, step):
+        stop, first = min(start + step, n), max(0, start - width + 1)
+        shape = n_forms, heads, stop - start, stop - first
+        scores = buffer[: math.prod(shape)].view(shape)
+        for one, (q, k) in zip(scores, forms, strict=True):
+            torch.matmul(q[:, start:stop], k[:, first:stop].mT, out=one)
+        scores[..., start - first :].tril_()
+        if width < n:
+            scores.triu_(start - first - width + 1)
+        torch.sum(scores, -1, out=sums[..., start:stop])
+        by_row = scores.permute(1, 2, 0, 3)
+        gram += (by_row @ by_row.mT).sum(1, dtype=DOUBLE)
+    means = double(sums) / counts
+    return means, gram - torch.einsum("fhi,ghi->hfg", means * counts, means)
