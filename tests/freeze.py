@@ -45,7 +45,7 @@ MODELS = {
 }
 # options that take less time than the usual ones
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "substitution": {"widths": (4,), "dummy_distances": (8,), "head_costs": True},
+    "substitution": {"widths": (4,), "dummy_distances": (8,)},
     "slash_ablation": {"schemes": ("thirds",)},
     "band_ablation": {"schemes": ("thirds",)},
     "perturbation": {"ratios": (0, 0.2), "reaches": ("uniform",), "n_draws": 1, "n_cloze": 0},

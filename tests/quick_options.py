@@ -5,7 +5,7 @@ from tl_posgen.core import registry
 KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
 NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
 OPTIONS = {
-    "substitution": {"widths": (4,), "dummy_distances": (), "head_costs": True},
+    "substitution": {"widths": (4,), "dummy_distances": ()},
     "slash_ablation": {"schemes": ("thirds",)},
     "band_ablation": {"schemes": ("thirds",)},
     "perturbation": {"ratios": (0, 0.2), "reaches": ("uniform",), "n_draws": 1, "n_cloze": 2},

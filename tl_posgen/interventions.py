@@ -6,22 +6,58 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 import xarray as xr
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import in_brackets
-from tl_posgen.core.measure import Measure, Variable, in_words
+from tl_posgen.core.measure import Measure, TokenView, Variable, in_words
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import Numbers, leave_one_out
 from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.given import check_hooks
+from tl_posgen.models.loss import judged, logits_of
+from tl_posgen.models.tokens import token_strings
+from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.kinds import bars
+from tl_posgen.stats.intervals import FEWEST
 
 UNTOUCHED = "unchanged"  # the condition without hooks
 MOST_NAMED = 6  # conditions in a sentence
 SOME = 8  # conditions, where they are not known before
 WORTHLESS = 0.01  # nats: where a control costs less, shares of it are noise
+PREDICTIONS = {  # variables of a measure that says how far predictions move, and on which tokens
+    "kl": Variable(
+        "KL of the predictions", "nats", "KL(unchanged || changed) of the next token", ("condition", "prompt")
+    ),
+    "token_change": Variable(
+        "change of the loss", "nats", "first prompt, over unchanged", ("condition", "shown_target")
+    ),
+    "token_text": Variable("token", "", "first prompt", ("shown_target",)),
+}
+
+
+def tokens_by_condition(words: Mapping[str, str]) -> TokenView:
+    """Return the view of a prompt's tokens, coloured by the change of their loss under each condition.
+
+    Its dataset has `token_change` and `token_text`, one for all conditions or one each, and in its attribute `shown`
+    what else the labels say.
+    """
+
+    def changed(data: xr.Dataset) -> list[str]:
+        return [str(one) for one in data["condition"].values if one != UNTOUCHED]
+
+    def labels(data: xr.Dataset) -> list[str]:
+        said = f"{data.attrs.get('shown', '')}: change of each token's loss, first prompt; red: worse"
+        return [f"{in_words(one, words)}{said}" for one in changed(data)]
+
+    def page(data: xr.Dataset, example: int) -> Any:
+        one = data[["token_change", "token_text"]].sel(condition=changed(data)[example])
+        return token_colours([str(token) for token in one["token_text"].values], one["token_change"].values)
+
+    return TokenView(labels, page)
 
 
 @dataclass(frozen=True)
@@ -29,11 +65,13 @@ class Interventions(Measure):
     r"""rise = L(condition) - L(unchanged): the loss of the running model under every one of its `conditions`.
 
     A subclass gives `conditions`, name -> hooks; losses by prompt, rises with intervals and null models, sentence,
-    table and bars follow. With `keep=`, a condition of a measure of this package is not measured again after a stop.
+    table and bars follow; with the variables of `PREDICTIONS` also the KL of what the model predicts, and the change
+    of each token's loss. With `keep=`, a condition (with `PREDICTIONS` a prompt) of a measure of this package is not
+    measured again after a stop.
 
     Attributes:
-        control: the condition that takes away all that is asked about: with one, the table has the share of its rise
-            that another condition avoids, (L(control) - L) / (L(control) - L(unchanged)).
+        control: the condition that takes away all that is asked about: with one, `recovered` and the table have the
+            share of its rise that another condition avoids, (L(control) - L) / (L(control) - L(unchanged)).
 
     Source: ours
 
@@ -65,7 +103,10 @@ class Interventions(Measure):
     }
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
-        """Return the interventions: name -> hooks; none for the unchanged model, which is added."""
+        """Return the interventions: name -> hooks; none for the unchanged model, which is added.
+
+        With `PREDICTIONS`, None in the place of hooks: the condition is not run in this model, and its numbers are NaN.
+        """
         raise NotImplementedError
 
     def usual(self) -> Mapping[str, Any]:
@@ -81,12 +122,39 @@ class Interventions(Measure):
             raise InputError(f"{self.name}: conditions gives other names for a null model than for the model itself")
         for name, given in conditions.items() if self.name not in BUILT_IN else ():  # ours are tested
             try:
-                if not check_hooks(run.session, given):
+                if (given is not None or "kl" not in self.variables) and not check_hooks(run.session, given or ()):
                     raise InputError("it has no hooks")
             except InputError as error:
                 raise InputError(f"{self.name}, condition {name!r}: {error}") from error
         hooks = {UNTOUCHED: [], **conditions}
-        return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
+        if "kl" not in self.variables:
+            return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
+        prompts = range(len(run.rows))
+        data = run.grid(lambda prompt: self._beside_unchanged(run, prompt, hooks), pure=True, prompt=prompts)
+        texts = np.array(token_strings(run.session, run.rows[0][1 : CROP + 1]), dtype=object)
+        first = data["token_change"].isel(prompt=0, drop=True)
+        return data.assign(token_change=first, token_text=("shown_target", texts)).transpose("condition", ...)
+
+    def _beside_unchanged(self, run: Run, prompt: int, hooks: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the variables of one prompt under every condition, beside one pass of the unchanged model."""
+        session, row = run.session, run.tokens[[prompt]].to(run.session.device)
+        losses, kl = [], []
+        with session.exclusive(session.owner), torch.no_grad():
+            unchanged = logits_of(session, row)
+            log_p, of_unchanged = double(unchanged).log_softmax(-1), judged(session, unchanged, row)[0].cpu()
+            for given in hooks.values():
+                if given is None:
+                    losses.append(torch.full_like(of_unchanged, torch.nan))
+                    kl.append(torch.nan)
+                    continue
+                with session.under(given):
+                    logits = logits_of(session, row) if given else unchanged
+                losses.append(judged(session, logits, row)[0].cpu())
+                kl.append((log_p.exp() * (log_p - double(logits).log_softmax(-1))).sum(-1).mean().item())
+        of_all, labels = torch.stack(losses), {"condition": [*hooks]}
+        found = {"loss": of_all.mean(-1), "kl": kl, "token_change": (of_all - of_unchanged)[:, :CROP]}
+        dims = ("condition", "shown_target")
+        return {name: xr.DataArray(np.asarray(one), labels, dims[: np.ndim(one)]) for name, one in found.items()}
 
     def named_conditions(self, run: Run) -> Mapping[str, Any]:
         """Return the `conditions`; refuse what is no mapping of names, and a control that is none of them."""
@@ -114,12 +182,19 @@ class Interventions(Measure):
         rise = self.rise_of(own).drop_sel(condition=UNTOUCHED)
         return dict(zip(map(str, rise["condition"].values), own.along(rise, "condition"), strict=True))
 
-    def recovered(self, own: Numbers) -> dict[str, float]:
-        """Return (L(control) - L) / (L(control) - L(unchanged)) by condition; NaN where the control costs less than
-        WORTHLESS nats: a share of nothing is noise."""
-        rises = {name: rise.value for name, rise in self.rises(own).items()}
-        worth = rises[self.control] if rises[self.control] >= WORTHLESS else np.nan
-        return {name: 1 - rise / worth for name, rise in rises.items()}
+    def recovered_of(self, own: Numbers, name: str = "loss") -> xr.DataArray:
+        """Return (x(control) - x) / (x(control) - x(unchanged)) of a variable's means over the prompts and over all but
+        one of them [.., condition]; NaN where the control costs less than WORTHLESS: a share of nothing is noise."""
+        values = own.array(name, condition=None)
+        means = leave_one_out(values) if values.sizes["prompt"] >= FEWEST else values.mean("prompt")
+        control, unchanged = (means.sel(condition=one, drop=True) for one in (self.control, UNTOUCHED))
+        worth = control - unchanged
+        return (control - means) / worth.where(worth >= WORTHLESS)
+
+    def recovered(self, own: Numbers, name: str = "loss") -> dict[str, Number]:
+        """Return `recovered_of` by condition, as numbers with their intervals over prompts."""
+        share = self.recovered_of(own, name)
+        return dict(zip(share["condition"].values.tolist(), own.along(share, "condition", (-np.inf, 1)), strict=True))
 
     def findings(self, own: Numbers) -> list[str]:
         rises = self.rises(own)
@@ -130,14 +205,15 @@ class Interventions(Measure):
         return [f"Rise of the loss of {loss.plain:.3f} nats{in_brackets(f'{loss.null:.3f}')}{some}: {said}."]
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a condition: loss, rise with its interval, share of the control's rise that is avoided."""
+        """Return a row a condition: loss, rise, and the interval of the rise; with a control instead of that the share
+        of the control's rise that is avoided, and its interval."""
         losses = own.along(own.array("loss", condition=None), "condition")
         names = map(str, own.data["condition"].values)
         rises, shares = self.rises(own), self.recovered(own) if self.control else {}
         rows = []
         for name, loss in zip(names, losses, strict=True):
-            row = {"condition": name, "loss": loss.value}
-            if name in rises:
-                row |= {"rise": rises[name].value, "low": rises[name].low, "high": rises[name].high}
-            rows.append(row | ({"recovered": shares[name]} if name in shares else {}))
+            row, ends = {"condition": name, "loss": loss.value}, shares.get(name, rises.get(name))
+            row |= {"rise": rises[name].value} if name in rises else {}
+            row |= {"recovered": shares[name].value} if name in shares else {}
+            rows.append(row | ({} if ends is None else {"low": ends.low, "high": ends.high}))
         return pd.DataFrame(rows)

@@ -22,7 +22,8 @@ def n_heads(own: Numbers, name: str) -> Entry:
 
 
 def dummy_distance(result: Any) -> Iterator[Entry]:
-    """Yield the agreement of the key part over pairs of different distances, and the loss at the best distance."""
+    """Yield the agreement of the key part over pairs of different distances, and losses: at the best distance, and
+    beyond limits."""
     own = result.numbers
     matrix = own.array("key_agreement", tokens="without first")
     yield (
@@ -30,7 +31,10 @@ def dummy_distance(result: Any) -> Iterator[Entry]:
         {"tokens": "without first"},
         own.number(matrix.where(matrix["d0"] != matrix["other_d0"])),
     )
-    yield "least_loss_at", {}, min((own("loss_at", d0=d0) for d0 in own.data["d0"].values), key=float)
+    labels = result.measure.labels()
+    yield "least_loss_at", {}, min((own("loss", condition=f"at {d0:.9g}") for d0 in labels["d0"]), key=float)
+    for limit in labels["limit"]:
+        yield "loss_beyond", {"limit": limit}, own("loss", condition=f"beyond {limit:.9g}")
 
 
 def length_extrapolation(result: Any) -> Iterator[Entry]:
@@ -154,11 +158,17 @@ def slash_toy(result: Any) -> Iterator[Entry]:
 
 
 def substitution(result: Any) -> Iterator[Entry]:
-    """Yield what attention is worth, and how many conditions stand in for the scores."""
-    from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN
+    """Yield what attention is worth, shares of it that are recovered, their rank correlation with the fit of the
+    scores, and how many conditions stand in for the scores."""
+    from tl_posgen.position.substitution.substitution import NO_STAND_IN
 
     own = result.numbers
     yield "worth", {}, result.measure.worth(own)
+    for name, variable in {"recovered": "loss", "kl_recovered": "kl"}.items():
+        for condition, share in result.measure.recovered(own, variable).items():
+            yield name, {"condition": condition}, share
+    for predictor in ("r", "attention_kl"):
+        yield "rank", {"predictor": predictor}, result.measure.rank(own, predictor)
     yield "n_stand_ins", {}, Number(float(own.data.sizes["condition"] - len(NO_STAND_IN)))
 
 

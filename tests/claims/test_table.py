@@ -42,14 +42,11 @@ def fitted(r=0.97):
     return dataset_of({"r": (("tokens", "end"), [NONE, around(r, 0.01)]), "r_within_rows": ((), r)})
 
 
-def replaced(loss=0.97, kl=0.96, half=0.01):
-    """Shares recovered by each query's profile."""
-    variables = {
-        "loss": (("condition", "prompt"), [[2.0, 2.0], [3.0, 3.0], [2.1, 2.1]]),
-        "recovered": (("condition", "end"), [around(1, 0), around(0, 0), around(loss, half)]),
-        "kl_recovered": (("condition", "end"), [around(1, 0), around(0, 0), around(kl, half)]),
-    }
-    return dataset_of(variables, condition=["unchanged", "uniform_attention", "query_profile"], prompt=[0, 1])
+def replaced(loss=0.97, kl=0.96):
+    """Losses, and KL of predictions, of which each query's profile recovers these shares, alike in all prompts."""
+    of_prompts = {name: [[0.0] * 4, [1.0] * 4, [1 - share] * 4] for name, share in (("loss", loss), ("kl", kl))}
+    variables = {name: (("condition", "prompt"), one) for name, one in of_prompts.items()}
+    return dataset_of(variables, condition=["unchanged", "uniform_attention", "query_profile"], prompt=range(4))
 
 
 def at_distances(r=0.97, refits=(0.4,)):
@@ -101,7 +98,6 @@ def beyond(vanilla=0.5, lm_infinite=1.0):
         "frechet": (of_heads, frechet),
         "noise_level": (("layer", "head"), np.full((1, 10), 0.5)),
         "segment_loss": (("condition", "prompt", "segment"), np.full((n, 2, 2), 2.0)),
-        "plane_offset": (("condition", "shown_layer", "segment"), np.ones((n, 1, 2))),
     }
     return dataset_of(variables, condition=list(within), segment=range(2))
 

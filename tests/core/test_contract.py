@@ -15,7 +15,7 @@ from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
 from tl_posgen.core.formatting import ENCODINGS, format_number
-from tl_posgen.core.measure import HEAD, LABELS, Measure, in_words
+from tl_posgen.core.measure import HEAD, LABELS, in_words
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.report.figures import MOST_NAMES, MOST_TICKS
@@ -73,8 +73,8 @@ SHUFFLING = {"plane_perturbation", "substitution"}  # planes or tokens, themselv
 
 
 def concludes(result):
-    """Whether a measure has findings of its own."""
-    return type(result.measure).findings is not Measure.findings
+    """Whether a measure has findings; attention_examples are pictures."""
+    return result.name != "attention_examples"
 
 
 def is_one_line(error):

@@ -72,6 +72,7 @@ def test_the_frame_has_a_row_a_head_and_a_column_a_headline(declared):
     assert declared.frame(init=0)["r"].tolist() == np.arange(12.0, 18).tolist()
     assert declared.headline_frame().columns.tolist() == ["layer", "head", "someones_r"]
     assert declared.headline_frame("random init")["someones_r"].tolist() == np.arange(12.0, 18).tolist()
+    assert declared.findings() == ["R: 2.500 (random init 14.500)."]  # every headline, where nothing else is said
 
 
 def test_heads_are_chosen_by_any_quantity_of_one_number_a_head(declared):

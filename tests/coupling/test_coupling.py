@@ -44,16 +44,6 @@ def test_trained_models_have_the_reference_values_beside_their_random_inits(trai
         assert found == pytest.approx(expected, abs=0.005)
 
 
-@pytest.mark.slow
-def test_a_hooked_model_and_a_bridge_have_the_same_coupling(mini, mini_bridge, alice):
-    hooked, bridge = (Coupling()(one, alice, length=32, n_prompts=1, progress=False) for one in (mini, mini_bridge))
-    if hooked.provenance["backend"] != "hooked":
-        pytest.skip("this TransformerLens has no HookedTransformer")
-    for one, other in ((hooked.own, bridge.own), (hooked.null, bridge.null)):
-        for name in ("coupling", "line_shape_score", "linearisation"):
-            np.testing.assert_allclose(one[name], other[name], atol=2e-3, err_msg=name)
-
-
 def test_the_map_is_the_formula_on_dense_jacobians(tiny, prompts):
     found = Coupling(k=(3,))(tiny, prompts[:1], **WHOLE).own["coupling"].isel(prompt=0).sel(k=3, layer=0, layer_2=1)
     first, second = (j.dense() for j in residual_jacobians(tiny, prompts[0], -1))
@@ -127,17 +117,3 @@ def test_the_first_token_is_in_no_path_and_the_growth_line_is_fitted_to_the_mean
 def test_bad_choices_are_refused_before_the_model_runs(tiny, prompts, options, cut, message):
     with pytest.raises(InputError, match=message):
         Coupling(**{"k": (2,), **options})(tiny, prompts, **WHOLE, **cut)
-
-
-def test_the_map_has_the_coupling_of_every_pair_of_layers_beside_the_null_without_the_diagonal(result):
-    (own, *_), number = result.plot("map").data, result.numbers("coupling", k=2)
-    at = {"k": 2, "version": "absolute", "bases": "aligned"}
-    square = result.own["coupling"].sel(at).mean("prompt").transpose("layer", "layer_2").values
-    np.testing.assert_array_equal(own.z[~np.eye(2, dtype=bool)], square[~np.eye(2, dtype=bool)])
-    assert np.isnan(np.diag(own.z)).all()
-    titles = [one.text for one in result.plot("map").layout.annotations]
-    assert titles[:2] == [
-        f"llama, K = 2: mean {number.plain:.3f}",
-        f"random init (seed 0), K = 2: mean {number.inits[0]:.3f}",
-    ]
-    assert all(result.plot(kind).data for kind in result.kinds)

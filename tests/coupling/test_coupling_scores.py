@@ -1,7 +1,5 @@
 """Coupling against scores: correlations with and without width, the warning, and what is refused."""
 
-import re
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -67,25 +65,6 @@ def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores
     np.testing.assert_array_equal(scores.null.score, scores.own.score)
     for other in (scores.own, *scores.nulls[1:]):
         assert not np.allclose(scores.null.measured, other.measured)
-
-
-def test_what_four_models_cannot_tell_is_said(scores):
-    assert scores.own.partial_r.isnull().all()
-    words = "the correlation given width and size (needs 6 models, 4 given)"
-    assert scores.own.attrs["not_computed"] == words
-    assert scores.findings()[3] == f"Not computed: {words}."
-
-
-def test_models_of_three_kinds_are_read_from_one_table(shared, tmp_path):
-    """Their own vocabularies, depths and position encodings; further columns do not matter."""
-    table, names = tmp_path / "scores.csv", ["atome_vanilla_1m", "babyllama105", "stories260K"]
-    rows = [f"{shared / 'models' / name},tiny,{score}" for score, name in enumerate(names)]
-    table.write_text("\n".join(["model,kind,score", *rows, "mini,bundled,3"]))
-    found = coupling_scores(table, TEXT, **OPTIONS, null_seeds=())
-    assert found.own.n_layers.values.tolist() == [3, 5, 5, 4]
-    assert found.own.d_model.values.tolist() == [152, 128, 64, 128]
-    assert all(found.numbers("excess", size=size) for size in SIZES)
-    assert "over 4 models" in found.findings()[1]
 
 
 def test_fewer_than_four_models_are_drawn_without_a_correlation(score_rows):
@@ -170,28 +149,6 @@ def test_a_quantity_that_a_model_lacks_has_no_correlation():
     lacking = data[["r", "partial_r"]].sel(quantity="swapped")
     assert lacking.isnull().all()
     assert data[["r", "partial_r"]].sel(quantity="trace").notnull().all()
-
-
-def test_the_scatter_has_a_row_a_measure_a_point_a_model_and_the_line(scores):
-    figure, data = scores.plot(), scores.own
-    for row, name in enumerate(LABELS):
-        points, line, null_points, *_ = figure.data[6 * row : 6 * row + 6]
-        value, high = (data.measured.sel(quantity=name, end=end) for end in ("value", "high"))
-        np.testing.assert_array_equal(points.x, value)
-        np.testing.assert_array_equal(points.y, data["score"])
-        np.testing.assert_allclose(points.error_x.array, high - value)
-        np.testing.assert_array_equal(null_points.x, scores.null.measured.sel(quantity=name, end="value"))
-        np.testing.assert_allclose(line.y, np.polyval(np.polyfit(value, data["score"], 1), line.x))
-    r = scores.numbers("r", quantity="trace")
-    assert figure.layout.annotations[3].text == f"4 models: r = {r.with_interval:.2f}"
-
-
-def test_the_warning_is_drawn_and_in_a_sentence(of_mini):
-    assert of_mini.plot("width").data
-    warning = of_mini.findings()[-1]
-    assert warning.startswith("Warning: independent random Jacobians of width 16 to 64")
-    most = float(re.search(r"stays within ([\d.]+) of 0", warning)[1])
-    assert most - 0.001 <= float(abs(of_mini.own.width_coupling.sel(norm="frobenius")).max()) <= most
 
 
 def test_bad_options_are_refused(score_rows):

@@ -64,9 +64,3 @@ def test_tokens_outside_a_window_have_no_jacobian_and_are_left_out(family_model)
     assert far.sel(token=12, token_2=3).isnull().all()
     assert near.where(near["token"] != near["token_2"], 0).notnull().all()
     assert found.findings()[-1].startswith(f"In {near.sizes['layer']} layers some tokens get no attention")
-
-
-def test_the_picture_has_coupling_and_chance_by_layer(result):
-    own = result.own["coupling"].sel(kind="self", k=2).mean(("prompt", "token", "token_2"))
-    first = next(trace for trace in result.plot().data if trace.mode == "lines+markers")
-    np.testing.assert_allclose(first.y[: own.size], own)

@@ -16,15 +16,6 @@ def test_the_command_prints_terms_and_writes_a_page(command, tmp_path):
     assert (tmp_path / "why" / "terms.csv").is_file()
 
 
-@pytest.mark.longer
-def test_one_key_that_is_left_out_is_said_in_the_singular(command, tmp_path):
-    code, printed, _ = command(
-        "explain", "--prompt", WORDS, "--head", "3.1", "--query", "12", "--out", tmp_path / "why"
-    )
-    assert code == 0
-    assert "Not shown: 1 key with less" in printed
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -9,6 +9,7 @@ import tl_posgen
 from tl_posgen.errors import InputError, OutputError, UnsupportedModelError
 from tl_posgen.models import run_capture
 from tl_posgen.prompt import reference_of, residual_sources
+from tl_posgen.prompt.numbers import TERMS
 
 TEXT = "it was the best of times, it was the worst of times. it was the age of wisdom."
 PROMPT = "Down, down, down. Would the fall never end? I wonder how many miles I have fallen by this time?"
@@ -68,15 +69,6 @@ def test_sums_are_exact_in_float64(family_model, family_directory, name, backend
     assert largest_gap(model, TOKENS, found) < exact
 
 
-@pytest.mark.parametrize("against", [None, 0, 7])
-@pytest.mark.parametrize(("layer", "head"), [(0, 2), (3, 1)])
-def test_terms_of_the_bundled_model_add_up(mini, alice, reference, layer, head, against):
-    tokens = tl_posgen.models.to_prompts(mini, alice, 40, 1)[0]
-    found = tl_posgen.explain(mini, tokens, layer, head, against=against, reference=reference)
-    assert largest_gap(mini, tokens, found) < 2e-5
-    assert "bundled book" in found.data.attrs["reference"]
-
-
 def test_terms_are_those_of_the_split(mini, reference):
     parts = tl_posgen.split(mini, PROMPT, heads="2.3", reference=reference).isel(head=0, query=-1)
     for side in ("key", "query"):
@@ -95,12 +87,8 @@ def test_parts_of_the_users_give_what_the_sources_give(mini):
     values = dict(zip(written.names, written.values, strict=True))
     parts = {"rest of it": sum(value for name, value in values.items() if name != "L0H1"), "L0H1": values["L0H1"]}
     by_hand = tl_posgen.explain(mini, tokens, 1, 2, against=0, reference=reference, parts=parts)
-    for one in ("position", "key_part", "query_key", "interaction"):
-        np.testing.assert_allclose(
-            by_hand.data["contribution"].sel(term=one, source="L0H1"),
-            found.data["contribution"].sel(term=one, source="L0H1"),
-            atol=1e-5,
-        )
+    one, other = (each.data["contribution"].sel(source="L0H1") for each in (by_hand, found))
+    np.testing.assert_allclose(one, other, atol=1e-5)
     assert {"reference mean", "rest of it"} < set(by_hand.data["source"].values)
 
 
@@ -204,52 +192,31 @@ def test_half_precision_names_its_rounding():
     assert 0 < found.data.attrs["largest_difference"] < 0.1
 
 
-def test_tokens_stand_in_pictures_as_they_are(mini, reference):
+def test_pictures_name_model_head_query_and_reference_and_tokens_as_they_are(mini, reference):
     """Plotly reads &lt; and &amp;, but shows &quot; as it is."""
-    figure = tl_posgen.explain(mini, 'a "b" <i> & c', head="3.1", reference=reference).plot()
-    shown = [str(label) for trace in figure.data if trace.type == "bar" for label in trace.x]
-    assert any('“"”' in label for label in shown)
-    assert any("&lt;" in label for label in shown)
-    assert "&quot;" not in str(figure.to_dict())
-
-
-def test_pictures_name_model_head_query_and_reference(mini, reference):
-    found = tl_posgen.explain(mini, PROMPT, head="3.1", query=8, against=2, reference=reference)
+    found = tl_posgen.explain(mini, 'a "b" <i> & c, down, down', head="3.1", query=8, against=2, reference=reference)
     figure = found.plot()
     for words in ("L3H1", "(8)", "mini", "key 2,", "bundled book"):
         assert words in figure.layout.title.text
-    bars = {trace.name for trace in figure.data if trace.type == "bar"}
-    assert bars == {"position", "key part", "query key", "interaction"}
-    totals = np.zeros(9)
-    for trace in figure.data:
-        if trace.type == "bar" and trace.xaxis == "x":
-            totals += np.nan_to_num(np.array(trace.y))
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert {trace.name for trace in bars} == {"position", "key part", "query key", "interaction"}
+    totals = sum(np.nan_to_num(np.array(trace.y)) for trace in bars if trace.xaxis == "x")
     np.testing.assert_allclose(totals, found.data["score"], atol=1e-4)
-    assert f"key {found.stands_out} " in figure.layout.annotations[1].text
+    shown = [str(label) for trace in bars for label in trace.x]
+    assert any("&lt;" in label for label in shown)
+    assert "&quot;" not in str(figure.to_dict())
     page = found.show()
     assert len(page.local_src) < 2e6  # one script for all
     assert page.local_src.count("ColoredTokens") >= 5
-    for words in ("position", "interaction", "L3H1"):
-        assert words in page.cdn_src
 
 
 def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_path):
     found = tl_posgen.explain(mini, PROMPT, head="3.1", against=2, reference=reference)
     table = found.table()
-    assert list(table.columns) == [
-        "key",
-        "token",
-        "attention",
-        "score",
-        "position",
-        "key_part",
-        "query_key",
-        "interaction",
-    ]
+    assert list(table.columns) == ["key", "token", "attention", "score", *TERMS]
     assert table["attention"].is_monotonic_decreasing
     assert found.stands_out == table["key"][0] != 2
-    terms = table[["position", "key_part", "query_key", "interaction"]].sum(axis=1)
-    np.testing.assert_allclose(terms, table["score"], atol=1e-4)
+    np.testing.assert_allclose(table[list(TERMS)].sum(axis=1), table["score"], atol=1e-4)
     page = found.write(tmp_path / "why").read_text(encoding="utf-8")
     assert "ColoredTokens" in page
     assert "src=" not in page.split("<body>")[1].split("</script>")[-1]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.rope.planes import SecondMoments, along_distances, turning_factors
+from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies, rotate
 
 
@@ -26,17 +26,6 @@ def test_turning_factors_turn_the_score_of_every_head_layout(rotary, pairing, sc
     found = (turning_factors(torch.tensor([distance]), rope, 9) * product).sum().real
     expected = (rotate(q, torch.tensor([distance]), rope) * rotate(k, torch.zeros(1), rope)).sum()
     torch.testing.assert_close(found, expected)
-
-
-def test_curves_along_distances_are_the_scores_of_vectors_so_far_apart():
-    rope, distances = Rope(inverse_frequencies(4), scaling=1.3), torch.arange(5)
-    q, k = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    products = complex_planes(q, rope) * complex_planes(k, rope).conj()
-    found = along_distances(products, turning_factors(distances, rope, 9))
-    for head in range(3):
-        for d in range(5):
-            expected = rotate(q[head, None], torch.tensor([d]), rope) @ rotate(k[head, None], torch.zeros(1), rope)[0]
-            torch.testing.assert_close(found[head, d], expected[0])
 
 
 def test_mean_square_from_moments_is_the_mean_square():

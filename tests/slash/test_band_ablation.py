@@ -10,7 +10,6 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import BandAblation, ablate_bands
-from tl_posgen.slash.band_ablation import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 
 pytestmark = pytest.mark.longer
 
@@ -61,25 +60,6 @@ def test_scores_are_those_of_slash_and_of_slash_ablation_until_what_went_before_
     assert away.sel(layer=3, condition="no_rope").max() > 1e-4
 
 
-def test_the_slash_goes_with_rope_stays_without_the_content_and_a_random_model_has_none_to_lose(result):
-    band, own = result.measure, result.numbers
-    assert float(n_slash_heads_kept(result.own).sel(condition="no_rope")) < band.n_heads(own).value / 4
-    assert band.slash_score(own, "means").value > 2 * band.slash_score(own, "no_rope").value
-    assert int(n_slash_heads(result.null).max()) == 0
-    loss = result.null.loss.mean("prompt")
-    assert float(abs(loss - loss[0]).max()) < 0.01
-
-
-def test_slash_heads_are_those_dominant_before_or_all_where_none_was(result):
-    data = result.own
-    before = data["dominant"].sel(condition="unchanged").any("short_distance")
-    expected = data["score"].where(before).mean(("layer", "head"))
-    np.testing.assert_allclose(mean_of_slash_heads(data), expected)
-    np.testing.assert_allclose(mean_of_slash_heads(result.null), result.null["score"].mean(("layer", "head")))
-    still = [int((one & data["dominant"][0]).any("short_distance").sum()) for one in data["dominant"]]
-    np.testing.assert_array_equal(n_slash_heads_kept(data), still)
-
-
 @pytest.mark.slow
 def test_bands_by_wavelength_go_by_each_layers_own_frequencies(family_model):
     model = family_model("gemma3", "bridge")
@@ -88,14 +68,6 @@ def test_bands_by_wavelength_go_by_each_layers_own_frequencies(family_model):
     expected = [int(bands_by_wavelength(one.rope, 100)[2].sum()) for one in geometry_of(model)]
     assert data.n_planes.sel(condition="keep low, wavelength").values.tolist() == expected
     assert expected[0] != expected[1]
-
-
-def test_pictures_show_the_numbers(result):
-    data, null = result.own, result.null
-    assert result.table().shape == (len(data["condition"]), 5)
-    for trace, side in zip(result.plot(kind="rise").data, (data, null), strict=True):
-        loss = side["loss"].mean("prompt")
-        np.testing.assert_allclose(trace.x, loss - loss[0], atol=1e-6)
 
 
 def test_a_model_without_rope_is_refused_before_anything_runs(family_model, monkeypatch):

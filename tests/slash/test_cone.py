@@ -11,7 +11,6 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.slash import Cone
-from tl_posgen.slash.head_groups import group_mean
 
 pytestmark = pytest.mark.longer
 
@@ -31,12 +30,6 @@ def layer(mini, alice, captured):
     """Capture, inputs and projections of one layer of the same prompt."""
     [found] = captured(mini, to_prompts(mini, alice, length=80, n_prompts=1)[0], "inputs", layers=[LAYER])
     return found, found.inputs, found.projections
-
-
-@pytest.fixture(scope="module")
-def gpt2(family_model):
-    """A model that turns nothing, and has biases."""
-    return Cone()(family_model("gpt2", "bridge"), TOKENS, **QUIET)
 
 
 def axis_of(inputs: torch.Tensor) -> torch.Tensor:
@@ -92,25 +85,6 @@ def test_the_counterfactual_is_attention_from_a_part_of_the_inputs(result, layer
     np.testing.assert_allclose(data["best_score"].sel(input=kept), at_best)
 
 
-def test_intervals_are_of_the_mean_of_a_group_of_heads(mini, alice):
-    found = Cone()(mini, alice, length=64, n_prompts=4, null_seeds=(), progress=False)
-    own, data = found.numbers, found.dataset.sel(init="trained", tokens="all")
-    r1 = group_mean(own, "r1", "dominant", side="q")
-    without = data["r1"].sel(side="q").where(data["dominant"]).mean(("layer", "head")).drop_sel(group="all").values
-    each = without.sum() - 3 * without  # of groups of one prompt each: the mean of prompt g alone
-    half = 3.1824 * each.std(ddof=1) / 2
-    assert r1.value == pytest.approx(each.mean())
-    assert r1.low == pytest.approx(r1.value - half, abs=1e-4)
-    above = data["best_score"] - data["best_uniform"]
-    alone, measured = (
-        above.sel(group="all", input=one).where(data["dominant"]).sum() for one in ("axis only", "measured")
-    )
-    share = found.measure.ratio_above_uniform(own, "axis only")
-    assert share.value == pytest.approx(float(alone / measured))
-    assert share.low < share.value < share.high
-    assert f"{r1.with_interval:.3f} and " in found.findings()[0]
-
-
 @pytest.mark.parametrize(("measured", "share"), [(0.35, 0.5), (0.255, None), (0.25, None), (0.2, None)])
 def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
     heads = ("tokens", "layer", "head")
@@ -123,16 +97,6 @@ def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
     own = result_of(Cone(), dataset_of(variables, input=["measured", "axis only"])).numbers
     found = Cone().ratio_above_uniform(own, "axis only")
     assert found.value == pytest.approx(np.nan if share is None else share, nan_ok=True)
-
-
-def test_a_trained_model_needs_and_amplifies_the_axis_and_its_null_does_not(result):
-    gain, null = (float(one["gain"].sel(tokens="all", side="k").min()) for one in (result.own, result.null))
-    assert gain > 1.5 > 1.2 > null
-    score = result.own["best_score"].sel(tokens="all")
-    measured, rest = (score.sel(input=one) for one in ("measured", "off axis"))
-    lost = (rest / measured).where(measured > 0.25)
-    assert int(lost.count()) >= 2
-    assert float(lost.max()) < 0.3
 
 
 def test_a_large_bias_gives_rank_one_for_free_and_is_told_from_the_input_part(tmp_path):
@@ -181,9 +145,3 @@ def test_a_layer_without_projections_is_refused_before_anything_runs(mini, alice
     monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(UnsupportedModelError, match="not one matrix a head"):
         Cone()(mini, alice, length=12, n_prompts=1, **QUIET)
-
-
-def test_biases_are_told_only_where_there_are_any(result, gpt2):
-    assert not any("Biases" in sentence for sentence in result.findings())
-    share = float(gpt2.own["bias_share"].mean(("tokens", "layer", "head")).max())
-    assert f"Biases, which alone have r1 = 1, hold up to {share:.0%} of their energy." in gpt2.findings()[0]

@@ -94,20 +94,3 @@ def test_no_head_of_a_prompt_of_two_tokens_is_dominant_and_the_sentence_says_why
     distances = ", ".join(map(str, range(n)))
     assert sentence.startswith(f"Slash-dominant at any of the distances {distances}, with kappa = 0.1: 0 of 16 heads ")
     assert f"At D = {distances} uniform attention itself reaches kappa, as queries see few keys" in sentence
-
-
-def test_windows_of_a_few_keys_are_named_as_those_of_some_layers(family_model):
-    tokens = torch.arange(2, 50)[None]  # every other layer of this model sees 6 keys
-    result = Slash(kappa=0.16)(family_model("gemma2"), tokens, null_seeds=(), progress=False)
-    data = result.sel(tokens="all")
-    reached = data["uniform"].sel(distance=data["short_distance"].values) >= 0.16
-    assert reached.any("distance").values.tolist() == [True, False]
-    assert not data["dominant"].sel(layer=0).any()
-    assert "At D = 0, 1, 2, 3, 4 uniform attention itself reaches kappa in some layers" in result.findings()[0]
-
-
-def test_a_strong_head_of_a_short_prompt_is_found(mini, alice):
-    """Of 23 tokens uniform attention reaches kappa at the previous token, and the best head has three times as much."""
-    found = tl_posgen.find_slash_heads(mini, alice, distances=[1], length=23, n_prompts=1, progress=False)
-    assert float(found["score"].iloc[0] / found["ratio"].iloc[0]) > 0.1
-    assert found["ratio"].min() >= 2 < 3 < found["ratio"].max()

@@ -52,14 +52,6 @@ def test_head_of_the_slowest_planes_alone_fails_to_form():
     assert np.isnan(row["formed by step"])
 
 
-def test_kept_pattern_shows_the_slash_at_the_snapshot(learned):
-    pattern = learned.own.pattern.sel(features="trained", seed=0)
-    assert pattern.snapshot.values.tolist() == [0, 150]
-    diagonal = np.diagonal(pattern.sel(snapshot=150).values, -3)
-    assert diagonal.mean() > 0.8
-    np.testing.assert_allclose(pattern.sum("key"), 1, atol=1e-5)
-
-
 def test_a_seed_gives_the_same_run_alone_and_in_company_and_leaves_global_random_numbers_alone():
     before = torch.get_rng_state()
     alone, together = short(steps=20, seeds=(1,)), short(steps=20, seeds=(0, 1))

@@ -102,15 +102,6 @@ def test_heads_of_a_layer_add_up_to_it(mini, alice):
     np.testing.assert_allclose(of_heads, layers.sel(source="L1 attention"), atol=1e-6)
 
 
-def test_chosen_heads_have_the_shares_that_they_have_among_all(mini, alice):
-    cut = {"length": 24, "n_prompts": 1, "consecutive": True, **QUIET}
-    some, every = (Sources()(mini, alice, heads=heads, **cut).own for heads in ([(1, 2), (3, 0)], None))
-    for layer, head in ((1, 2), (3, 0)):
-        one, other = (data["share"].sel(layer=layer, head=head) for data in (some, every))
-        np.testing.assert_allclose(one, other.sel(source=one["source"]), atol=1e-6)
-    assert some["share"].sel(layer=1, head=0).isnull().all()
-
-
 def test_in_half_precision_what_rounding_takes_is_a_source(mini, alice):
     import tl_posgen
 

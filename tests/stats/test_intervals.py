@@ -86,27 +86,6 @@ def test_ends_hold_their_value_and_are_within_bounds(bounds, n, seed):
     assert (high <= bounds[1]).all()
 
 
-@pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS)
-@given(n=st.integers(FEWEST, 9), seed=SEEDS)
-def test_ends_inside_their_bounds_are_those_without_bounds(bounds, n, seed):
-    rows = drawn_within(bounds, (n, 7), np.random.default_rng(seed))
-    for cut, free in zip(mean_interval(rows, bounds), mean_interval(rows), strict=True):
-        inside = (free >= bounds[0]) & (free <= bounds[1])
-        np.testing.assert_array_equal(cut[inside], free[inside])
-
-
-@given(st.integers(FEWEST, 9), st.floats(0.1, 10), st.floats(1, 5), SEEDS)
-def test_it_moves_with_its_values_and_grows_with_their_spread(n, step, factor, seed):
-    rng = np.random.default_rng(seed)
-    value, without, share = rng.normal(), rng.normal(size=n), rng.dirichlet(np.full(n, 5.0))
-    ends = np.array(jackknife_interval(value, without, share))
-    np.testing.assert_allclose(jackknife_interval(value + step, without + step, share), ends + step, atol=1e-7)
-    wider = jackknife_interval(value, value + factor * (without - value), share)
-    np.testing.assert_allclose(wider, value + factor * (ends - value), atol=1e-6)
-    raised = jackknife_interval(value + step, without + step, share, (-1.0, 1.0))
-    assert (np.array(raised) >= jackknife_interval(value, without, share, (-1.0, 1.0))).all()
-
-
 @pytest.mark.parametrize("at", [0.0, 0.3, 1.0])
 def test_what_never_varies_has_an_interval_without_width(at):
     rows = np.full((5, 2), at)

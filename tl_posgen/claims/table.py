@@ -20,7 +20,7 @@ from tl_posgen.interventions import WORTHLESS
 from tl_posgen.position.decomposition.variance import SIZES
 from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES, fewer_of_inits
-from tl_posgen.position.substitution.substitution_figures import WORDS
+from tl_posgen.position.substitution.substitution import WORDS
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES, mean_of_slash_heads
 from tl_posgen.slash.cone import INPUTS
@@ -65,8 +65,8 @@ def _additive_sum(variance: Numbers) -> str:
 
 
 def _recovered(substitution: Numbers) -> str:
-    def share(condition: str, name: str = "recovered") -> str:
-        return f"{substitution(name, condition=condition).with_interval:.0%}"
+    def share(condition: str, name: str = "loss") -> str:
+        return f"{substitution.measure.recovered(substitution, name)[condition].with_interval:.0%}"
 
     worth = substitution.measure.worth(substitution)
     found = f"attention is worth {worth.with_interval:.2f} nats"
@@ -77,14 +77,14 @@ def _recovered(substitution: Numbers) -> str:
     of_axes = ", ".join(f"{in_words(one, WORDS)} {share(one)}" for one in fitted)
     return (
         f"{found}, of which each query's profile {share('query_profile')} (of the KL of predictions "
-        f"{share('query_profile', 'kl_recovered')}); {of_axes}"
+        f"{share('query_profile', 'kl')}); {of_axes}"
     )
 
 
 def _recovered_by(substitution: Result) -> list[Criterion]:
     """Return the least share, of the loss and of the KL, and how each stands beside its nulls."""
-    names = {"recovered": "share of the loss", "kl_recovered": "share of the KL"}
-    shares = {words: substitution.numbers(name, condition="query_profile") for name, words in names.items()}
+    own, names = substitution.numbers, {"loss": "share of the loss", "kl": "share of the KL"}
+    shares = {words: own.measure.recovered(own, name)["query_profile"] for name, words in names.items()}
     encodings = set(substitution.encodings)
     meaningless = encodings and encodings <= substitution.measure.without_meaning
     least = math.nan if meaningless else min(one.value for one in shares.values())  # NaN where attention has no worth

@@ -279,8 +279,10 @@ class Measure:
     # Its words and pictures
 
     def findings(self, own: "Numbers") -> list[str]:
-        """Return what was found, in sentences made of numbers."""
-        return []
+        """Return what was found, in sentences made of numbers: every headline's, unless overridden."""
+        found = {one: own(name) for name, one in self.variables.items() if one.headline and name in own}
+        words = {one: f"{one.label[:1].upper()}{one.label[1:]}{f', {one.unit}' if one.unit else ''}" for one in found}
+        return [f"{words[one]}: {number}." for one, number in found.items()]
 
     def table(self, own: "Numbers") -> pd.DataFrame | None:
         """Return a short table for the terminal and the page, where one row a head is too long; None for none."""

@@ -95,30 +95,6 @@ class Run:
         with capturing(self.session, consumer, needs=needs, **self.where):
             return token_losses(self.session, self.tokens, hooks)
 
-    def rises_of_heads(
-        self,
-        tokens: Int[Tensor, "prompt pos"],
-        selected: Mapping[int, Sequence[int]],
-        edits: Sequence[str],
-        hooks_of: Callable[[int, int], Mapping[str, Any]],
-    ) -> xr.DataArray:
-        """Return the rise of the loss with one head at a time edited, [edit, prompt, layer, head].
-
-        Args:
-            selected: layer -> heads.
-            hooks_of: (layer, head) -> edit -> its hooks; NaN where it gives none, and in heads that are not selected.
-        """
-        unchanged = self.losses(tokens).mean(-1)
-        heads = sorted({head for some in selected.values() for head in some})
-        found = np.full((len(edits), len(tokens), len(selected), len(heads)), np.nan)
-        for row, (layer, some) in enumerate(selected.items()):
-            for head in some:
-                for edit, hooks in hooks_of(layer, head).items():
-                    rise = self.losses(tokens, hooks).mean(-1) - unchanged
-                    found[edits.index(edit), :, row, heads.index(head)] = rise.numpy()
-        labels = {"edit": list(edits), "layer": list(selected), "head": heads}
-        return xr.DataArray(found, labels, ("edit", "prompt", "layer", "head"))
-
     def capture(self, consumer: Consumer, needs: frozenset[str] = frozenset(), rows: Any = None) -> None:
         """Give the consumer every chosen layer of every prompt (or of other rows of token ids), one pass a prompt."""
         for number, row in enumerate(self.rows if rows is None else rows):

@@ -13,9 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import Variable
-from tl_posgen.core.numbers import TRAINED, Numbers
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
 from tl_posgen.coupling.jacobian_measure import VERSIONS, JacobianMeasure, as_numpy, between_different
@@ -31,12 +30,6 @@ _CURVES = ("mean over tokens", "exponential growth, fitted", "first token")  # o
 _SQUARE = ("prompt", "k", "layer", "layer_2")
 _MEDIAN = "of the path x^0 .. x^L, median over the prompt's tokens"
 _SCORE, _EXPO = "L / || sum_l unit(x^l - x^{l-1}) ||", "Var_l(alpha) / mean_l(alpha)^2, alpha = ln |x^l| / |x^{l-1}|"
-
-
-def _with_mean(result: Any, kind: str, at: Mapping[str, Any]) -> str:
-    number = result.numbers("coupling", **at)
-    mean = number.value if kind == TRAINED else number.by_null[kind][0]
-    return f"{model_label(result.sides[kind])}, K = {at['k']}: mean {format_number(mean, '.3f')}"
 
 
 def _of_chance(result: Any) -> str:
@@ -66,11 +59,6 @@ def _trajectories(result: Any) -> go.Figure:
             update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
     subtitle = f"x0 (white) to x{rest}, last {_MOST_TOKENS} tokens of the first prompt; 1 is a line"
     return panels.finish(f"Trajectories through the layers · {model_label(result.own)}", subtitle)
-
-
-def _growth_in_numbers(result: Any) -> str:
-    r2, slope = (result.numbers(name) for name in ("growth_r2", "growth_slope"))
-    return f"R² {r2:.2f}, {slope:.2f} a layer: medians over tokens; the first token is not in the mean"
 
 
 @dataclass(frozen=True)
@@ -166,7 +154,6 @@ class Coupling(JacobianMeasure):
             "layer_2",
             per=["k"],
             title="Coupling of residual Jacobians",
-            panel_title=_with_mean,
             subtitle=_of_chance,
             x_title="bases of layer",
             y_title="Jacobian of layer",
@@ -177,7 +164,7 @@ class Coupling(JacobianMeasure):
             {"": [(name, "log_norm", {"curve": name}) for name in _CURVES]},
             "state",
             title="Growth of the residual stream",
-            subtitle=_growth_in_numbers,
+            subtitle="means over tokens; the first token is not in the mean",
             x_title="after block (0: embedding)",
             y_title="ln |x|",
         ),

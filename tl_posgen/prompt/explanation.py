@@ -125,8 +125,8 @@ class Explanation:
             labels |= {"term": ALIBI, "plane": -1, "source": ALIBI, "contribution": self.data[ALIBI].values}
             frame = pd.concat([frame, pd.DataFrame(labels)], ignore_index=True)
         if not by:
-            frame = frame.groupby(["key", "token"], sort=False)["contribution"].sum().reset_index()
-            return frame.assign(score=self.data["score"].values)
+            whole = pd.DataFrame(frame.groupby(["key", "token"], sort=False).agg({"contribution": "sum"}))
+            return whole.reset_index().assign(score=self.data["score"].values)
         return pd.DataFrame(frame[["key", "token", *by, "contribution"]])
 
     def largest(self, n: int = 10, key: int | None = None, by: Sequence[str] = ("term", "source")) -> pd.DataFrame:

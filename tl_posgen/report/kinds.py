@@ -217,7 +217,6 @@ def heat_maps(
     title: str,
     per: Sequence[str] = (),
     at: Mapping[str, Any] | None = None,
-    panel_title: Callable[[Any, str, Mapping[str, Any]], str] | None = None,
     subtitle: Words = "",
     x_title: str = "",
     y_title: str = "",
@@ -230,7 +229,6 @@ def heat_maps(
 
     Args:
         at: labels of other dims.
-        panel_title: function of the result, the kind ("trained", "random init"), and the labels of `per`.
         subtitle: as in `lines`.
         limits: of the colour scale; those of the numbers if left out.
         diagonal: False leaves it empty, where it is 1 by definition.
@@ -239,13 +237,13 @@ def heat_maps(
     def figure(result: Any) -> go.Figure:
         rows = list(product(*(result.own[dim].values.tolist() for dim in per)))
         shown, maps, titles = sides(result), [], []
-        for row, (kind, (side, data, _)) in product(rows, zip(result.sides, shown, strict=True)):
+        for row, (side, data, _) in product(rows, shown):
             labels = dict(zip(per, row, strict=True))
             array = at_labels(result, data[name], {**(at or {}), **labels})
             array = array.mean([dim for dim in array.dims if dim not in (down, across)]).transpose(down, across)
             maps.append(array if diagonal else array.where(~np.eye(*array.shape, dtype=bool)))
             where = "".join(f", {dim} = {label}" for dim, label in labels.items())
-            titles.append(panel_title(result, kind, labels) if panel_title else f"{side}{where}")
+            titles.append(f"{side}{where}")
         drawn = Panels(titles, columns=len(shown), row_height=row_height)
         text = "%{z:.2f}" if len(shown) * max((one.shape[1] for one in maps), default=0) <= _CELLS_WRITTEN else None
         for number, array in enumerate(maps):

@@ -24,6 +24,7 @@ from tl_posgen.rope.splits import DistanceDistribution
 SIDES: tuple[Side, Side] = ("q", "k")
 Distances = Literal["uniform", "causal", "attention"]
 USUAL_LENGTH, USUAL_PROMPTS = 256, 8
+MOST_CHARACTERS = 64  # of a token, on average over a text
 BUNDLED = "the bundled book, Alice's Adventures in Wonderland"
 
 
@@ -139,15 +140,16 @@ def reference_of(
         raise InputError(f"distances {distances!r}: choose uniform, causal or attention")
     session, given = session_of(open_model(model)), bundled_text() if text is None else text
     usual, tokenizer = session.limit.cut(USUAL_LENGTH), session.model.tokenizer
-    if length is None and isinstance(given, str) and len(text_ids(tokenizer, given)) < usual:
+    is_book = isinstance(given, str) and len(given) > MOST_CHARACTERS * usual  # whose tokens need not be counted
+    if length is None and isinstance(given, str) and not is_book and len(text_ids(tokenizer, given)) < usual:
         rows = to_prompts(session, given)  # one, as it is
     else:
         rows = spread(to_prompts(session, given, usual if length is None else length), n_prompts)
     longest, sums, geometries = max(map(len, rows)), dict[int, dict[str, Any]](), dict[int, LayerGeometry]()
-    where = {"layers": check_indices(layers, session.model.cfg.n_layers, "layer")}
+    indices = check_indices(layers, session.model.cfg.n_layers, "layer")
     needs = [*(["pattern"] if distances == "attention" else []), *(["resid", "inputs"] if sources else [])]
     try:
-        for capture, reader in read_prompts(session, rows, needs=needs, **where):
+        for capture, reader in read_prompts(session, rows, needs=needs, layers=indices):
             found: dict[str, Any] = {"n": capture.length - 1}
             found |= {"q": double(capture.q[:, 1:]).sum(1), "k": double(capture.k[:, 1:]).sum(1)}
             if capture.pattern is not None:
@@ -169,7 +171,7 @@ def reference_of(
         geometry, n = geometries[layer], one["n"]
         p = distance_weights(min(longest, geometry.window or longest), distances, one.get("profile"))
         turn = p.mean_turn(geometry.rope, geometry.d_head).to(one["k"].device).expand(geometry.n_heads, -1)
-        by_source = {side: one[f"{side} by source"] for side in SIDES if sources}
+        by_source: dict[Side, SourceSums] = {side: one[f"{side} by source"] for side in SIDES if sources}
         means[layer] = LayerReference(one["q"] / n, one["k"] / n, turn, by_source)
     words = " ".join(text.split()) if isinstance(text, str) else ""
     quoted = f"“{words}”" if len(words) <= 40 else f"“{words[:40]}…”"

@@ -13,7 +13,6 @@ from tl_posgen.core.measure import HEAD, Measure
 from tl_posgen.core.options import Each, Threshold, Whole
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.selection import head_name
 from tl_posgen.slash.numbers.slash_scores import (
     SHORT_DISTANCES,
     SHORT_KAPPA,
@@ -117,9 +116,3 @@ def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
 def strongest(score: xr.DataArray, most: int) -> list[tuple[int, int]]:
     """Return (layer, head) of the highest scores, highest first."""
     return score.transpose(*HEAD).to_series().dropna().nlargest(most).index.to_list()
-
-
-def strongest_named(data: xr.Dataset, score: xr.DataArray, most: int) -> dict[str, xr.Dataset]:
-    """Return "L1H2, D = 3" -> the numbers of that head, of the highest scores, highest first; D its best distance."""
-    heads = [data.sel(layer=layer, head=head) for layer, head in strongest(score, most)]
-    return {f"{head_name(one['layer'], one['head'])}, D = {int(one['best_distance'])}": one for one in heads}

@@ -16,10 +16,11 @@ from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.slash.layer_means import at_distance, best_distance, statistics_from_qk, statistics_of, strongest_named
+from tl_posgen.slash.layer_means import at_distance, best_distance, statistics_from_qk, statistics_of, strongest
 from tl_posgen.slash.numbers.ablations import ablate
 
 Scheme = Literal["thirds", "wavelength"]
@@ -63,7 +64,9 @@ def _strongest_heads(result: Any) -> go.Figure:
     names = {"unchanged": "unchanged", **WHOLE_KINDS, **by_thirds}
     kinds = [kind for kind in names if kind in result.own["condition"]]
     for number, (_, data, _) in enumerate(both):
-        heads = strongest_named(data, data["best_score"].sel(condition="unchanged", drop=True), _N_HEADS)
+        best = strongest(data["best_score"].sel(condition="unchanged", drop=True), _N_HEADS)
+        at = {head_name(layer, head): data.sel(layer=layer, head=head) for layer, head in best}
+        heads = {f"{name}, D = {int(one['best_distance'])}": one for name, one in at.items()}
         for kind, colour in zip(kinds, cycle(COLOURS), strict=False):
             scores = [float(one["best_score"].sel(condition=kind)) for one in heads.values()]
             panels.add(number, go.Bar(x=[*heads], y=scores, name=names[kind], marker_color=colour))

@@ -43,7 +43,7 @@ TermName = Literal["position", "content", "interaction", "key"]
 WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key part"}
 DIMS = ("tokens", "side", "term", *HEAD)
 OF_SOURCE = (*HEAD, "source")
-PARTS = dict(zip(TOKENS, (slice(0, None), REST), strict=True))  # tokens that count
+PARTS: dict[str, slice] = dict(zip(TOKENS, (slice(0, None), REST), strict=True))  # tokens that count
 PREDICTORS = {"position share": "share", "energy of the constant": "constant_energy"}  # of the fall -> its variable
 UNTOUCHED = "untouched"
 MOST_LAYERS, MOST_SOURCES = 8, 3  # that a sentence names; that a row of the table has
@@ -355,8 +355,7 @@ def checked(sums: Sums, share: xr.DataArray) -> xr.Dataset:
         labels = {"layer": layer, "head": sums.layers[layer][1], "source": list(constants.names)}
         found.append(xr.Dataset(arrays, labels))
     data = sums.join_layers(found).reindex(source=share["source"]).transpose(*OF_SOURCE)
-    fall = data["fall"].where(share.notnull().sum("source") > 1)
-    columns = [share, data["constant_energy"], fall]
-    share, energy, fall = (torch.tensor(one.transpose(*OF_SOURCE).values.ravel(), dtype=DOUBLE) for one in columns)
-    rho = [rank_correlation(one, fall).r for one in (share, energy)]
+    columns = [share, data["constant_energy"], data["fall"].where(share.notnull().sum("source") > 1)]
+    *predictors, fall = (torch.tensor(one.transpose(*OF_SOURCE).values.ravel(), dtype=DOUBLE) for one in columns)
+    rho = [rank_correlation(one, fall).r for one in predictors]
     return data.assign(rho=xr.DataArray(rho, {"predictor": list(PREDICTORS)}))

@@ -48,20 +48,6 @@ def test_joint_sign_flips_of_singular_vectors_leave_misalignment_unchanged(seed,
         torch.testing.assert_close(plain, flipped)
 
 
-def test_the_negative_of_a_jacobian_is_told_from_itself_by_signs_alone():
-    jacobian = gaussian(7, 7)
-    pairs = pairs_of([jacobian, -jacobian], 4)
-    torch.testing.assert_close(pairs.coupling(4), torch.ones(2, 2, dtype=torch.float64))
-    one = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
-    torch.testing.assert_close(pairs.coupling(4, signed=True), one)
-    torch.testing.assert_close(pairs.negative_share(4), (one < 0).double())
-
-
-def test_half_of_the_diagonal_is_negative_for_independent_jacobians():
-    shares = pairs_of(gaussian(6, 64, 64), 16).negative_share(16)
-    assert off_diagonal_mean(shares).item() == pytest.approx(0.5, abs=0.06)
-
-
 def test_the_chance_line_agrees_with_independent_jacobians_of_the_same_spectrum():
     spectrum = torch.diag(0.9 ** torch.arange(64, dtype=torch.float64))
     left, right = random_bases(64, 64, 12, torch.Generator().manual_seed(3))

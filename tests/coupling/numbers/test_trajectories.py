@@ -79,14 +79,3 @@ def test_principal_coordinates_keep_the_distances_of_a_planar_set():
         torch.cdist(paths.flatten(0, 1), paths.flatten(0, 1)),
     )
     assert found.explained.sum().item() == pytest.approx(1)
-
-
-def test_explained_shares_are_eigenvalues_of_the_covariance():
-    paths = gaussian(4, 5, 8)
-    eigenvalues = torch.linalg.eigvalsh(torch.cov(paths.flatten(0, 1).mT)).flip(0)
-    torch.testing.assert_close(principal_trajectories(paths).explained, (eigenvalues / eigenvalues.sum())[:2])
-
-
-def test_the_sign_of_a_component_does_not_depend_on_the_decomposition():
-    found = principal_trajectories(gaussian(4, 5, 8)).coordinates.flatten(0, 1)
-    assert (found.gather(0, found.abs().argmax(0, keepdim=True)) > 0).all()

@@ -6,7 +6,6 @@ import torch
 from rotated_heads import attention_of, captures_of
 
 from tl_posgen.core.engine import analyze
-from tl_posgen.core.head_examples import pick_heads
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition import AttentionExamples
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
@@ -47,11 +46,6 @@ def test_the_first_prompt_is_shown_and_no_random_init_is_run(mini, prompts, resu
     assert result.provenance["prompts"] == 1
 
 
-def test_one_head_is_shown_once(report):
-    one = report["three_axis"].sel(tokens="all")["r_within_rows"].isel(layer=[1], head=[3]).to_series()
-    assert pick_heads(one, 2, ("highest", "lowest")) == [(1, 3, "highest")]
-
-
 def test_heads_of_constant_scores_leave_nothing_to_show(mini):
     def still(value, hook):
         return torch.zeros_like(value)
@@ -84,12 +78,3 @@ def test_the_page_of_an_example_shows_its_three_maps(result):
     drawn = result.plot("patterns").data
     assert len(drawn) == 12
     np.testing.assert_array_equal(drawn[7].z, additive)
-
-
-def test_the_r_of_an_example_is_that_of_the_first_prompt_and_says_so(report, result):
-    layer, head = heads_of(result)[0]
-    r = result.frame()["r_within_rows"][0]
-    over_prompts = float(report["three_axis"].sel(tokens="all", layer=layer, head=head)["r_within_rows"])
-    assert r != pytest.approx(over_prompts, abs=1e-4)
-    label = f"L{layer}H{head}: closest to position + key (r within rows, first prompt: {r:.3f})"
-    assert result.token_labels()[0] == label

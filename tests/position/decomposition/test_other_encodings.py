@@ -10,7 +10,6 @@ from rotated_heads import captures_of
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.formatting import ENCODINGS as WHERE
 from tl_posgen.core.report import Report
-from tl_posgen.core.result import Result
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition import MeanKey, Residual, ThreeAxis
 
@@ -86,16 +85,3 @@ def test_a_report_says_where_restrictions_come_from_once(reports):
     assert all(name in note for name in CAVEATS["gpt2"])
     alone = Report({"mean_key": report["mean_key"]}, report.provenance)
     assert alone.notes() == [report["mean_key"].caveat, without_null]
-
-
-def test_mixed_encodings_are_named_once_each_and_noted_as_some_layers(family_model):
-    result = MeanKey()(family_model("smollm3", "bridge"), random_prompts(24), **OPTIONS)
-    assert result.provenance["encoding"] == "rotary, none"
-    assert len(result.findings()) == 2
-    assert "in some layers: nothing rotates" in result.findings()[1]
-
-
-def test_a_result_of_unknown_encoding_has_no_caveat(reports):
-    result = Result(reports["gpt2"]["mean_key"].measure, reports["gpt2"]["mean_key"].dataset)
-    assert result.caveat is None
-    assert len(result.findings()) == 1

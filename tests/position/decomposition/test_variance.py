@@ -7,14 +7,11 @@ import xarray as xr
 from rotated_heads import captures_of
 
 import tl_posgen
-from tl_posgen.cli.commands import app_for
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import Variance
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
-from tl_posgen.position.decomposition.variance import FEWEST_PROMPTS
-from tl_posgen.report.tables import compact
 
 OUT = {"tokens": "without first"}
 
@@ -55,16 +52,6 @@ def test_distances_and_weights_are_those_asked_for(capture, collected):
     np.testing.assert_allclose(few["share"].sel(OUT | {"part": "d"}).squeeze("layer"), expected.share("d"))
 
 
-def test_the_atlas_has_a_point_a_head_between_position_content_and_interaction(result):
-    _, null, trained = result.plot("atlas").data
-    assert (trained.name, null.name) == ("mini", "random init (seed 0)")
-    for corner, part in zip("abc", ("position", "content", "interaction"), strict=True):
-        np.testing.assert_array_equal(getattr(trained, corner), result.own[part].sel(OUT).values.ravel())
-        np.testing.assert_array_equal(getattr(null, corner), result.null[part].sel(OUT).values.ravel())
-    assert trained.text[7] == "L1H3"
-    np.testing.assert_array_equal(trained.marker.color, np.repeat(range(4), 4))
-
-
 def test_sizes_are_those_of_the_shares_that_softmax_sees(result):
     for data in result.sides.values():
         size = data["size"].sel(OUT)
@@ -94,24 +81,6 @@ def test_shares_by_place_add_up_to_the_shares_and_change_nothing_else(mini, alic
     plain = Variance()(mini, alice, length=24, n_prompts=8, null_seeds=(), progress=False)
     xr.testing.assert_identical(data[list(plain.own)].drop_vars("place", errors="ignore"), plain.own)
     assert "places" not in plain.kinds
-
-
-@pytest.mark.longer
-def test_it_is_said_shown_and_drawn_beside_random_init(by_place):
-    sentence = by_place.findings()[0]
-    assert f"where the key stands makes {by_place.numbers('absolute'):.1%}" in sentence
-    most = by_place.numbers.extreme("absolute")
-    assert f"{by_place.numbers('absolute', layer=most.layer, head=most.head):.1%}." in sentence
-    assert "in content, " in sentence
-    assert np.isfinite(by_place.numbers.intervals("absolute")["low"]).all()
-    np.testing.assert_array_equal(by_place.frame()["absolute"], by_place.own["absolute"].sel(OUT).values.ravel())
-    assert "absolute_share" in by_place.headline_frame()
-    assert "share of the key's place" in compact(by_place).columns
-    bars = by_place.plot("places").data
-    assert [bar.name for bar in bars[:3]] == ["position", "content, key's place", "content, key's token"]
-    for side in range(2):
-        total = sum(bar.y for bar in bars[5 * side : 5 * side + 5])
-        np.testing.assert_allclose(total, 1)
 
 
 @pytest.mark.longer
@@ -156,9 +125,3 @@ def test_learned_positions_are_in_the_content_and_something_is_concluded(learned
     assert "RoPE did not put there" in result.findings()[0]
     assert result.findings() == [result.findings()[0], result.caveat]  # position is zero by construction: nothing said
     assert float(result.sel(**OUT)["absolute"].mean()) > 0.5
-
-
-@pytest.mark.longer
-def test_the_command_takes_as_many_prompts_as_shares_by_place_want():
-    arguments = app_for(["variance"])["variance"].assemble_argument_collection()
-    assert arguments["--prompts"].field_info.default == 16 >= FEWEST_PROMPTS

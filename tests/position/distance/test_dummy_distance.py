@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from rotated_heads import captures_of
 
 from tl_posgen.core.engine import analyze
+from tl_posgen.core.measure import HEAD
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loss import token_losses
-from tl_posgen.models.selection import parse_head
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
@@ -45,16 +45,6 @@ def test_the_curve_is_the_mean_score_with_every_pair_at_that_distance(mini):
         torch.testing.assert_close(curve[:, d].float(), brute, atol=1e-4, rtol=1e-4)
 
 
-def test_the_curves_are_compared_without_their_slopes(result):
-    t = np.arange(40)
-    for layer, head in ((0, 3), (2, 1)):
-        one, other = (result.own[name].sel(layer=layer, head=head).values for name in ("curve", "a"))
-        (slope, _), (other_slope, _) = (np.polyfit(t, curve, 1) for curve in (one, other))
-        found = result.own.sel(layer=layer, head=head)
-        np.testing.assert_allclose([found["slope"], found["a_slope"]], [slope, other_slope], rtol=1e-6)
-        assert float(found["curve_r"]) == pytest.approx(np.corrcoef(one - slope * t, other - other_slope * t)[0, 1])
-
-
 def test_without_the_first_token_is_the_same_of_the_rest(mini, result, alice):
     expected = np.zeros((4, 4))
     for one in captures_of(mini, to_prompts(mini, alice, length=40, n_prompts=2)):
@@ -67,7 +57,6 @@ def test_distances_are_those_below_the_training_length_unless_given(mini, alice)
     found = DummyDistance(limits=(8,))(mini, alice, layers=[0], heads=[0], null_seeds=(), **CUT)
     assert found.own["d0"].values.tolist() == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert found.measure.longest == mini.cfg.n_ctx == 512
-    assert found.own["example"].size == 1  # the only head there is
 
 
 def test_no_distance_is_compared_that_a_window_hides(family_model):
@@ -80,25 +69,14 @@ def test_no_distance_is_compared_that_a_window_hides(family_model):
     assert found.own["key_agreement"].sel(d0=0, other_d0=3).notnull().all()
 
 
-def test_examples_are_tables_of_the_heads_whose_key_part_stays_most_and_least(mini, alice, result):
-    data = result.own
-    r = data["key_part_r"].sel(OUT).stack(one=("layer", "head")).sortby(lambda data: data)
-    assert data["example_head"].values.tolist() == [f"L{layer}H{head}" for layer, head in r["one"].values[[-1, 0]]]
-    captures = captures_of(mini, to_prompts(mini, alice, length=40, n_prompts=1))
-    layer, head = parse_head(data["example_head"].values[0])
-    for d in (0, 7, 39):
-        scores = scores_at_distance(captures[layer], d, None)[head]
-        np.testing.assert_allclose(data["table"][0, 0].sel(table_distance=d), scores[-1], atol=1e-4)
-        np.testing.assert_allclose(data["table"][0, 1].sel(table_distance=d), scores.mean(0), atol=1e-4)
-
-
 def test_freezing_beyond_the_prompt_changes_nothing(result):
-    np.testing.assert_allclose(result.own["loss_beyond"].sel(limit=40), result.own["loss"], atol=1e-5)
-    assert "beyond 40 as at 40" not in result.table()["pairs"].tolist()
+    loss = result.own["loss"]
+    np.testing.assert_allclose(loss.sel(condition="beyond 40"), loss.sel(condition="unchanged"), atol=1e-5)
 
 
 def test_the_trained_model_needs_its_distances(result):
-    assert float(result.own["loss_at"].mean("prompt").min()) > float(result.own["loss"].mean()) + 0.05
+    rises = result.measure.rises(result.numbers)
+    assert min(rises[f"at {d0}"].value for d0 in (0, 64, 7)) > 0.05
 
 
 def test_shares_and_correlations_are_in_range(result):
@@ -106,7 +84,6 @@ def test_shares_and_correlations_are_in_range(result):
         np.testing.assert_allclose(data["share"].sum("part"), 1)
         assert data["share"].sel(part="distance × key").min() >= 0
         assert 0 <= float(data["additive_r"].min()) <= float(data["additive_r"].max()) <= 1
-        assert abs(data["curve_r"]).max() <= 1 + 1e-9
         matrix = data["key_agreement"]
         np.testing.assert_allclose(np.diagonal(matrix, axis1=-2, axis2=-1), 1)
         np.testing.assert_allclose(matrix, matrix.transpose(..., "other_d0", "d0").values)
@@ -118,85 +95,27 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result, of_one_
     np.testing.assert_allclose(data["additive_r"], result.own["additive_r"].sel(layer=[1], head=[2]))
     tokens = torch.stack(to_prompts(mini, alice, length=40, n_prompts=2))
     expected = token_losses(mini, tokens, at_dummy_distance(mini, 3, layers=[1], heads=[2])).mean(-1)
-    np.testing.assert_allclose(data["loss_at"].sel(d0=3), expected)
-    assert "every pair in the chosen heads at one distance (3)" in of_one_head.findings()[2]
-
-
-def test_distances_may_be_an_array(mini, alice, of_one_head, unchecked):
-    measure = DummyDistance(distances=np.array([3, 5]), limits=np.array([8]))
-    found = measure(mini, alice, layers=[1], heads=[2], null_seeds=(), **CUT).own
-    np.testing.assert_array_equal(found["loss_at"].sel(d0=[3]), of_one_head.own["loss_at"])
-
-
-def test_a_sentence_says_the_best_distance(result):
-    losses = result.own["loss_at"].mean("prompt")
-    best = f"{float(losses.min()):.3f} at best with every pair at one distance ({losses.idxmin().item():g})"
-    assert f"becomes {best}" in result.findings()[2]
-
-
-def test_the_map_shows_the_three_shares_and_the_key_part_of_both_sides(result):
-    maps = iter(trace.z for trace in result.plot("map").data)
-    for data in (result.own, result.null):
-        for part in ("distance", "key", "distance × key"):
-            np.testing.assert_array_equal(next(maps), data["share"].sel(tokens="all", part=part))
-        np.testing.assert_array_equal(next(maps), data["key_part_r"].sel(OUT))
-
-
-def test_the_agreement_is_drawn_between_every_two_distances(result):
-    traces = result.plot("agreement").data
-    assert len(traces) == 4  # both sides, with the first token and without
-    np.testing.assert_array_equal(traces[0].z, result.own["key_agreement"].sel(OUT).mean(("layer", "head")))
-    assert (list(traces[0].x), list(traces[0].y)) == (["0", "64", "7"],) * 2
-
-
-def test_the_fits_made_again_are_drawn_at_every_distance(result):
-    traces = [trace for trace in result.plot("refits").data if trace.name == "head 1"]
-    np.testing.assert_array_equal(traces[2].x, [1, 65, 8])  # d0 + 1, on a logarithmic axis
-    np.testing.assert_allclose(traces[2].y, result.own["refit_r"].sel(layer=2, head=1, **OUT), rtol=1e-6)
-
-
-def test_the_tables_are_drawn_a_row_an_example_on_both_sides(result):
-    figure = result.plot("tables")
-    assert len(figure.data) == 8
-    np.testing.assert_array_equal(figure.data[1].z, result.own["table"][0, 1])
-    np.testing.assert_array_equal(figure.data[4].z, result.null["table"][0, 0])
-
-
-def test_both_curves_are_drawn_less_their_means(result):
-    solid, dotted = [trace for trace in result.plot("curves").data if trace.name == "head 3"][:2]
-    for trace, name in ((solid, "curve"), (dotted, "a")):
-        curve = result.own[name].sel(layer=0, head=3)
-        np.testing.assert_allclose(trace.y, (curve - curve.mean())[np.asarray(trace.x) - 1])
-    assert (solid.line.dash, dotted.line.dash) == ("solid", "dot")
-    assert (solid.showlegend, dotted.showlegend) == (True, False)
-
-
-def test_the_losses_are_drawn_with_the_untouched_one_across(result):
-    figure = result.plot("loss")
-    at, beyond, null_at, _ = figure.data
-    np.testing.assert_array_equal(at.y, result.own["loss_at"].mean("prompt"))
-    np.testing.assert_array_equal(beyond.x, [2, 41])
-    np.testing.assert_array_equal(null_at.y, result.null["loss_at"].mean("prompt"))
-    untouched = [float(data["loss"].mean()) for data in (result.own, result.null) for _ in range(2)]
-    assert [shape.y0 for shape in figure.layout.shapes] == untouched
+    np.testing.assert_allclose(data["loss"].sel(condition="at 3"), expected)
 
 
 def test_the_short_table_has_a_row_per_distance_and_limit(result):
-    table = result.table()
-    assert len(table) == 4
-    assert table.loc[1, "refit_r"] == pytest.approx(float(result.own["refit_r"].sel(d0=64, **OUT).mean()))
+    table = result.table().set_index("condition")
+    assert table.index.tolist() == ["unchanged", "at 0", "at 64", "at 7", "beyond 1", "beyond 40"]
+    assert table.loc["at 64", "refit_r"] == pytest.approx(float(result.own["refit_r"].sel(d0=64, **OUT).mean()))
+
+
+def test_every_picture_can_be_drawn(result):
+    for kind in result.kinds:
+        assert result.plot(kind).data
+    np.testing.assert_allclose(
+        result.plot("agreement").data[0].z, result.own["key_agreement"].sel(tokens="all").mean(HEAD)
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"length": 1}, {"length": 9999}], ids=str)
 def test_bad_prompts_are_refused(mini, alice, wrong):
     with pytest.raises(InputError):
         DummyDistance()(mini, alice, **{**CUT, **wrong})
-
-
-@pytest.mark.parametrize("wrong", [{"heads": [4]}, {"layers": [-1]}, {"distance": torch.full((3, 3), -1)}])
-def test_what_does_not_exist_is_refused_before_work(mini, wrong):
-    with pytest.raises(InputError):
-        at_dummy_distance(mini, **{"distance": 0, **wrong})
 
 
 def test_distances_beyond_fixed_frequencies_are_refused(family_model):
@@ -222,7 +141,7 @@ def test_what_holds_by_construction_with_slopes_is_said(family_model):
     np.testing.assert_allclose(found.own["additive_r"], 1)
     for name in ("key_agreement", "key_part_r", "refit_r"):
         np.testing.assert_allclose(found.own[name], 1)
-    assert abs(found.own["slope"]).min() > 0
+    assert abs(np.diff(found.own["curve"])).min() > 0
     assert "1 by construction" in found.findings()[-1]
 
 

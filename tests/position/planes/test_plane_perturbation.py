@@ -76,20 +76,6 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
         np.testing.assert_allclose(one, token_losses(mini, tokens, hooks).mean(-1), atol=1e-6)
 
 
-def test_the_difference_is_taken_prompt_by_prompt(result):
-    loss = result.own["loss"].sel(condition="phase_noise")
-    gap = loss.sel(cost="edit") - loss.sel(cost="control")
-    found = result.measure.less_control(result.numbers, "phase_noise")
-    half = stats.t.ppf(0.975, len(gap) - 1) * float(gap.std(ddof=1)) / len(gap) ** 0.5
-    np.testing.assert_allclose([found.low, found.high], [gap.mean() - half, gap.mean() + half], rtol=1e-4, atol=1e-6)
-
-
-def test_positions_shuffled_cost_the_trained_model_loss_and_the_random_one_none(result):
-    rise = result.measure.rises(result.numbers)["shuffle_positions"]
-    assert rise.value > 0.2
-    assert max(map(abs, rise.inits)) < 0.05
-
-
 def test_prompts_of_several_batches_are_those_of_one(mini, alice, monkeypatch):
     measure = PlanePerturbation(edits=["mean_phase"], strengths=[1], map_edits=[])
     whole = measure(mini, alice, null_seeds=(), **CUT).own["loss"]
@@ -151,17 +137,6 @@ def test_a_larger_model_is_mapped_by_bands(mini, alice, monkeypatch):
     assert found.own["planes"].values.tolist() == list(BANDS)
     for kind in found.kinds:
         found.plot(kind)
-
-
-def test_one_prompt_leaves_no_interval_and_no_map_no_figure_of_it(mini, alice):
-    how = {"length": 16, "n_prompts": 1, "null_seeds": (), "progress": False, "layers": [0]}
-    found = PlanePerturbation(edits=["mean_phase"], strengths=[0.5], map_edits=["mean_phase"], map_by="bands")(
-        mini, alice, **how
-    )
-    assert "[" not in found.findings()[0]
-    assert "at strength 0.5" in found.findings()[0]
-    alone = PlanePerturbation(edits=["mean_magnitude"], strengths=[0.5], map_edits=[])(mini, alice, **how)
-    assert alone.kinds == ["rise"]
 
 
 @pytest.mark.parametrize(("name", "family_backend"), [("gemma3", "bridge"), ("neox", "hooked"), ("smollm3", "bridge")])

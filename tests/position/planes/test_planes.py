@@ -6,7 +6,6 @@ import torch
 from rotated_heads import captures_of
 from scipy import stats
 
-from tl_posgen.core.engine import analyze
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.numbers import one_side
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -14,7 +13,6 @@ from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import PlanePerturbation, Planes
-from tl_posgen.position.planes.numbers.plane_patterns import PARTS
 
 CUT = {"length": 48, "n_prompts": 2, "consecutive": True, "progress": False}
 PROMPTS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(5))
@@ -56,14 +54,6 @@ def test_parts_and_std_are_those_of_the_variance_decomposition(result, captures)
     expected = [seen.share("d", "qd"), seen.share("k", "qk"), seen.share("kd", "qkd")]
     np.testing.assert_allclose(data["share"], torch.stack(expected), atol=1e-8)
     np.testing.assert_allclose(data["std"], seen.total.sqrt(), rtol=1e-6)
-
-
-def test_shares_and_scores_of_planes_add_up(result, captures):
-    data = result.own
-    np.testing.assert_allclose(data["share"].sum("part"), 1)
-    np.testing.assert_allclose(data["share_by_plane"].sum("plane"), 1)
-    np.testing.assert_allclose(data["energy"].sum("plane"), 1)
-    np.testing.assert_allclose(data["wavelength"], (2 * np.pi / captures[0].geometry.rope.inv_freq).expand(4, -1))
 
 
 def test_prompts_of_different_lengths_count_by_their_tokens(mini):
@@ -121,18 +111,6 @@ def test_a_layer_without_rope_among_others_has_no_numbers(family_model):
 # Figures and tables
 
 
-def test_phases_have_a_marker_a_plane_of_the_extreme_heads(result):
-    figure = result.plot("phases")
-    assert [trace.name for trace in figure.data] == ["queries", "keys"] * 9
-    heads = [result.sel(part=part, tokens="all")["share"].to_series().idxmax() for part in PARTS]
-    titles = [f"most {part}: L{layer}H{head} · mini" for part, (layer, head) in zip(PARTS, heads, strict=True)]
-    assert [note.text for note in figure.layout.annotations][:3] == titles
-    for trace, data, side in ((figure.data[1], result.own, "k"), (figure.data[6], result.null, "q")):
-        one = data.sel(layer=heads[0][0], head=heads[0][1], tokens="without first", side=side)
-        np.testing.assert_allclose(trace.r, one["concentration"])
-        np.testing.assert_allclose(np.radians(trace.theta), one["phase"])
-
-
 def test_plane_scores_foretell_the_interaction_share_and_training_lowers_both(result):
     heads = [
         result.sel(tokens="without first")["score_sum"],
@@ -154,17 +132,6 @@ def test_every_kind_can_be_drawn_of_unusual_layers(family_model, name):
         assert any(np.isfinite(values).any() for values in drawn)
 
 
-def test_the_short_table_counts_every_plane_once_and_only_heads_that_were_asked_for(mini, alice, result):
-    table, concentration = result.table(), result.own["concentration"].sel(tokens="all", side="k")
-    assert float(table["planes"].sum()) == 16
-    np.testing.assert_allclose(table[["position", "content"]].sum(), 1)
-    mean = (table["concentration_k"] * table["planes"]).sum() / 16
-    assert mean == pytest.approx(float(concentration.mean()))
-    some = Planes()(mini, alice, layers=[1], heads=[0, 2], null_seeds=(), **CUT)
-    assert "of 2 heads" in some.findings()[0]
-    assert float(some.table()["planes"].sum()) == 16
-
-
 MEASURES = [Planes, PlanePerturbation]
 TOKENS = torch.arange(2, 26)[None]
 
@@ -174,14 +141,6 @@ TOKENS = torch.arange(2, 26)[None]
 def test_a_model_without_rope_is_refused_before_anything_runs(family_model, measure, name):
     with pytest.raises(UnsupportedModelError, match="no layer of this model has RoPE"):
         measure()(family_model(name, "bridge"), TOKENS, progress=False)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bloom"])
-def test_a_model_without_rope_is_skipped_if_that_is_asked_for(family_model, name):
-    how = {"null_seeds": (), "progress": False, "skip_unsupported": True}
-    assert list(analyze(family_model(name, "bridge"), TOKENS, measures=["planes", "three_axis"], **how)) == [
-        "three_axis"
-    ]
 
 
 @pytest.mark.parametrize("measure", MEASURES)

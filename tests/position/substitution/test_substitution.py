@@ -1,12 +1,11 @@
-"""Substituted scores: the reference values of real models, shares recovered, doses and costs of heads."""
+"""Substituted scores: the reference values of real models, and shares recovered."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-import xarray as xr
+from made_up import dataset_of, result_of
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.nulls import random_like
@@ -23,8 +22,7 @@ from tl_posgen.position.substitution import (
     triangle,
 )
 from tl_posgen.position.substitution.hooks import query_profile
-from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, conditions_of, recovered
-from tl_posgen.position.substitution.substitution_figures import in_words
+from tl_posgen.position.substitution.substitution import NO_STAND_IN, WORDS
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +46,7 @@ MINI = (
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    measure = Substitution(**FEW, head_costs=True)
-    return measure(mini, alice, length=24, n_prompts=4, null_seeds=(0, 1), progress=False)
+    return Substitution(**FEW)(mini, alice, length=24, n_prompts=4, null_seeds=(0, 1), progress=False)
 
 
 def test_stories260k_has_the_reference_losses(stories, tinystories):
@@ -58,10 +55,11 @@ def test_stories260k_has_the_reference_losses(stories, tinystories):
     for condition, loss in STORIES.items():
         assert own("loss", condition=condition).value == pytest.approx(loss, abs=0.01), condition
     assert own("loss", condition="content").value > 4.2
-    assert own("recovered", condition="triangle_8").value == pytest.approx(0.95, abs=0.005)
+    share = own.measure.recovered(own)
+    assert share["triangle_8"].value == pytest.approx(0.95, abs=0.005)
     assert own("r", condition="three_axis").value > 0.85  # a good correlation, and yet:
-    assert own("recovered", condition="three_axis").value < 0.01
-    assert own("recovered", condition="three_axis_near_8").value > 0.6  # the same form, other weights
+    assert share["three_axis"].value < 0.01
+    assert share["three_axis_near_8"].value > 0.6  # the same form, other weights
 
 
 def test_the_bundled_model_has_its_reference_losses(mini, alice):
@@ -71,18 +69,18 @@ def test_the_bundled_model_has_its_reference_losses(mini, alice):
     # the better correlation recovers less
     for width, r in ((256, 0.9185), (8, 0.8984)):
         assert own("r", condition=f"triangle_{width}").value == pytest.approx(r, abs=2e-4)
-    wide, narrow = (own("recovered", condition=f"triangle_{width}").value for width in (256, 8))
+    wide, narrow = (own.measure.recovered(own)[f"triangle_{width}"].value for width in (256, 8))
     assert wide < 0.4 < 0.9 < narrow
 
 
 def test_shares_run_from_uniform_to_unchanged(result):
-    share, unchanged = result.own["recovered"], result.own.sel(condition="unchanged")
-    assert unchanged["recovered"].values.tolist() == [1, 1, 1]  # its interval has no width
-    assert share.sel(condition="uniform_attention").values.tolist() == [0, 0, 0]
-    low, value, high = (share.sel(end=end) for end in ("low", "value", "high"))
-    assert ((low <= value) & (value <= high) & (high <= value.clip(min=1))).all()
+    shares, unchanged = result.measure.recovered(result.numbers), result.own.sel(condition="unchanged")
+    for name, expected in (("unchanged", 1), ("uniform_attention", 0)):  # the interval has no width
+        assert [shares[name].value, shares[name].low, shares[name].high] == [expected] * 3
+    assert all(one.low <= one.value <= one.high <= max(one.value, 1) for one in shares.values())
     np.testing.assert_allclose(unchanged["attention_kl"], 0, atol=1e-9)
     np.testing.assert_allclose(unchanged["r"], 1)
+    assert result.table()["recovered"].tolist() == [one.value for one in shares.values()]
 
 
 def test_where_attention_is_worth_nothing_there_is_no_share(result):
@@ -96,52 +94,41 @@ def test_where_attention_is_worth_nothing_there_is_no_share(result):
 
 
 def shares(losses, unchanged, uniform):
-    """`recovered` of rows of losses by prompt."""
-    known = xr.DataArray([unchanged, uniform], {"condition": list(NO_STAND_IN)}, ("condition", "prompt"))
-    return recovered(xr.DataArray(losses, dims=("row", "prompt")), known)
+    """`recovered` of rows of losses by prompt: value, low and high."""
+    names = [*NO_STAND_IN, *map(str, range(len(losses)))]
+    of_prompts = {"loss": (("condition", "prompt"), [unchanged, uniform, *losses])}
+    own = result_of(Substitution(), dataset_of(of_prompts, condition=names, prompt=range(len(unchanged)))).numbers
+    return [[one.value, one.low, one.high] for one in [*own.measure.recovered(own).values()][2:]]
 
 
 @pytest.mark.parametrize("worth", [0.0, 0.009, -0.5])
 @pytest.mark.parametrize("n", [2, 5])
 def test_a_share_of_nothing_is_no_number(worth, n):
     losses, unchanged = np.ones((3, n)), np.ones(n)
-    assert shares(losses, unchanged, unchanged + worth).isnull().all()
-    np.testing.assert_allclose(shares(losses, unchanged, unchanged + 0.011).sel(end="value"), 1)
+    assert np.isnan(shares(losses, unchanged, unchanged + worth)).all()
+    np.testing.assert_allclose(np.array(shares(losses, unchanged, unchanged + 0.011))[:, 0], 1)
 
 
 def test_what_is_so_by_definition_has_no_width_and_a_mixture_has_its_own():
     unchanged, uniform = np.array([1.0, 2.0, 4.0, 2.5]), np.array([3.0, 3.5, 4.5, 4.0])
     mixed = [share * unchanged + (1 - share) * uniform for share in (1.0, 0.0, 0.25)]
-    for end in ("value", "low", "high"):
-        np.testing.assert_allclose(shares(mixed, unchanged, uniform).sel(end=end), [1, 0, 0.25], atol=1e-12)
-    value, low, high = shares([[1.0, 3.0, 4.1, 2.6]], unchanged, uniform)[0].values
+    np.testing.assert_allclose(shares(mixed, unchanged, uniform), np.tile([[1], [0], [0.25]], 3), atol=1e-12)
+    [(value, low, high)] = shares([[1.0, 3.0, 4.1, 2.6]], unchanged, uniform)
     assert low < value < high
-    one_pays = shares(np.ones((1, 4)), np.full(4, 2.0), [2.08, 2, 2, 2])[0]
-    assert np.isfinite(one_pays.sel(end="value"))
-    assert one_pays.sel(end=["low", "high"]).isnull().all()
+    [one_pays] = shares(np.ones((1, 4)), np.full(4, 2.0), [2.08, 2, 2, 2])
+    assert np.isfinite(one_pays).tolist() == [True, False, False]
 
 
 def test_the_fit_by_attention_is_left_out_of_long_prompts():
-    options = Substitution()
-    conditions = [list(conditions_of(options, length)) for length in (LONGEST, LONGEST + 1)]
+    conditions = [list(Substitution().stand_ins(length)) for length in (LONGEST, LONGEST + 1)]
     assert [name for name in conditions[0] if name not in conditions[1]] == ["three_axis_attention"]
 
 
 def test_one_prompt_is_enough(mini):
     found = Substitution(**FEW)(mini, torch.arange(16)[None] + 300, **QUIET)
-    assert found.own["recovered"].sel(end=["low", "high"]).isnull().all()
-    assert found.own["recovered"].sel(end="value").notnull().all()
+    assert found.table()[["low", "high"]].isna().all(axis=None)
+    assert found.table()["recovered"].notnull().all()
     assert len(found.findings()) == 2
-    assert found.kinds == ["recovered", "dose", "correlation"]
-
-
-def test_doses_run_from_the_stand_in_to_the_unchanged_model(result, mini, alice):
-    dose, loss = result.own["dose_loss"].sel(stand_in="triangle_4"), result.own["loss"]
-    np.testing.assert_array_equal(dose.sel(residual_share=0), loss.sel(condition="triangle_4"))
-    np.testing.assert_array_equal(dose.sel(residual_share=1), loss.sel(condition="unchanged"))
-    half = substitute(mini, by_split(triangle(4)), residual=0.5)
-    tokens = prompts_of_one_length(mini, alice, 24, 4)
-    np.testing.assert_allclose(dose.sel(residual_share=0.5), token_losses(mini, tokens, half).mean(1))
 
 
 def test_the_authors_settings_leave_early_layers_and_high_scores_alone(mini, alice):
@@ -164,81 +151,41 @@ def test_the_authors_split_is_that_of_the_mean_key_with_their_settings(mini, sto
         authors_split(mini)
 
 
-def test_chosen_heads_are_replaced_and_costed_alone(mini, alice):
-    chosen = [(1, 0), (1, 3), (2, 2)]
-    options, cut = {**FEW, "head_costs": True}, {"length": 16, "n_prompts": 2}
-    data = Substitution(**options, from_layer=1)(mini, alice, heads=chosen, **cut, **QUIET).own
-    for values in (data.r.sel(condition="triangle_4"), data.cost[1]):
-        assert np.argwhere(values.transpose("layer", "head").notnull().values).tolist() == [list(x) for x in chosen]
+def test_chosen_heads_are_replaced_alone(mini, alice):
+    chosen, cut = [(1, 0), (1, 3), (2, 2)], {"length": 16, "n_prompts": 2}
+    data = Substitution(**FEW, from_layer=1)(mini, alice, heads=chosen, **cut, **QUIET).own
+    known = data.r.sel(condition="triangle_4").transpose("layer", "head").notnull().values
+    assert np.argwhere(known).tolist() == [list(x) for x in chosen]
     hooks = substitute(mini, by_split(triangle(4)), layers=[1], heads=[0, 3])
     hooks += substitute(mini, by_split(triangle(4)), layers=[2], heads=[2])
     losses = token_losses(mini, prompts_of_one_length(mini, alice, 16, 2), hooks).mean(1)
     np.testing.assert_allclose(data.loss.sel(condition="triangle_4"), losses, rtol=1e-6)
     with pytest.raises(InputError, match="from_layer 3 leaves no layer"):
-        Substitution(**options, from_layer=3)(mini, alice, heads=chosen, **cut, **QUIET)
-
-
-def test_every_head_has_its_costs(result, mini, alice):
-    cost = result.own["cost"]
-    assert cost.shape == (2, mini.cfg.n_layers, mini.cfg.n_heads)
-    tokens = prompts_of_one_length(mini, alice, 24, 4)
-    split = by_split(triangle(result.own.attrs["cost_width"]))
-    for by, scores in (("split", split), ("uniform attention", by_constant)):
-        changed = token_losses(mini, tokens, substitute(mini, scores, layers=[1], heads=[2]))
-        expected = float(changed.mean() - token_losses(mini, tokens).mean())
-        assert float(cost.sel(replaced_by=by, layer=1, head=2)) == pytest.approx(expected, abs=1e-7)
+        Substitution(**FEW, from_layer=3)(mini, alice, heads=chosen, **cut, **QUIET)
 
 
 def test_tokens_are_coloured_by_the_change_of_their_loss(result, mini, alice):
-    data, lines = result.own, result.token_labels()
-    shown = ["position alone", "content alone", "three-axis fit, all pairs", "uniform attention"]
-    assert [line.split(":")[0] for line in lines[1:]] == shown
+    data = result.own
+    assert [line.split(":")[0] for line in result.token_labels()[:2]] == [
+        "uniform attention",
+        "three-axis fit, all pairs",
+    ]
     tokens = to_prompts(mini, alice, length=data.sizes["shown_target"] + 1, n_prompts=1)[0][None]
     changed = token_losses(mini, tokens, substitute(mini, by_constant)) - token_losses(mini, tokens)
     shown = data["token_change"].sel(condition="uniform_attention").values
     np.testing.assert_allclose(shown, changed[0].numpy(), atol=1e-5)
-    assert f"{shown[5]:.4f}".rstrip("0") in result.show(4).local_src
+    assert f"{shown[5]:.4f}".rstrip("0") in result.show(0).local_src
 
 
-def test_figures_draw_the_data(result):
-    data, loss = result.own, result.own["loss"].mean("prompt")
-    (bars,) = result.plot("recovered").data
-    shares = data["recovered"].drop_sel(condition=["unchanged", "uniform_attention"])
-    assert list(bars.x) == sorted(shares.sel(end="value").values, reverse=True)
-    named = dict(zip(bars.y, bars.text, strict=True))
-    assert named["triangle of width 4"] == f"{float(shares.sel(condition='triangle_4', end='value')):.0%}"
-    dose = {trace.name: trace for trace in result.plot("dose").data}
-    expected = data["dose_loss"].sel(stand_in="triangle_4").mean("prompt")
-    np.testing.assert_array_equal(dose["triangle of width 4<br>mini"].y, expected)
-    notes = {note.text: note for note in result.plot("correlation").layout.annotations}
-    point = notes["triangle of width 4"]
+def test_the_points_are_rise_and_correlation_of_every_stand_in(result):
+    data, figure, named = result.own, result.plot("correlation"), WORDS["triangle"] + " 4"
+    (point,) = (note for note in figure.layout.annotations if note.text == named)
     assert point.x == pytest.approx(float(data["r"].sel(condition="triangle_4").mean()))
-    assert point.y == pytest.approx(float(loss.sel(condition="triangle_4") - loss.sel(condition="unchanged")))
-    residual, uniform = (trace.z for trace in result.plot("heads").data)
-    np.testing.assert_array_equal([residual, uniform], data["cost"])
-
-
-def test_sentences_and_titles_say_the_numbers(result):
-    data, text, measure = result.own, " ".join(result.findings()), result.measure
-
-    def share(name, **at):
-        value, low, high = data[name].sel(at).values
-        return f"{value:.1%} [{low:.1%}, {high:.1%}]"
-
-    r = float(data["r"].sel(condition="three_axis").mean())
-    assert f"r = {r:.3f}; in their place it recovers {share('recovered', condition='three_axis')}" in text
-    no_splits = [one for one in data["condition"].values if one.startswith(("three_", "un", "pos", "con"))]
-    values = data["recovered"].sel(end="value").drop_sel(condition=no_splits)
-    best = measure.best(result.numbers)
-    assert str(values.idxmax().item()) == best
-    words = f"({in_words(best)}, the best of {values.size} splits on these prompts) recovers"
-    assert f"{words} {share('recovered', condition=best)} of the" in text
-    worth = (data["loss"].sel(condition="uniform_attention") - data["loss"].sel(condition="unchanged")).values
-    half = 3.1824 * worth.std(ddof=1) / 2
-    assert f"of the {worth.mean():.3f} [{worth.mean() - half:.3f}, {worth.mean() + half:.3f}] nats between" in text
-    assert f"share recovered {float(data['rank'][0]):.2f}, of" in result.plot("correlation").layout.title.text
-    profile = [share(name, condition="query_profile") for name in ("recovered", "kl_recovered")]
-    assert f"nothing is chosen or fitted: {profile[0]}, and {profile[1]} of the KL" in text
+    assert point.y == pytest.approx(result.measure.rises(result.numbers)["triangle_4"].value)
+    rank = result.measure.rank(result.numbers, "r").value
+    table = result.table().set_index("condition").drop(list(NO_STAND_IN))
+    assert rank == pytest.approx(table["r"].corr(table["recovered"], method="spearman"))
+    assert f"share recovered {rank:.2f}, of" in figure.layout.title.text
 
 
 def test_the_kl_of_predictions_is_that_of_logits_by_hand(result, mini, alice):
@@ -250,17 +197,6 @@ def test_the_kl_of_predictions_is_that_of_logits_by_hand(result, mini, alice):
     found = result.own["kl"].sel(condition="query_profile")
     np.testing.assert_allclose(found, expected.detach(), rtol=1e-3, atol=1e-7)
     assert (result.own["kl"].sel(condition="unchanged") == 0).all()
-
-
-def test_no_sentence_and_no_legend_has_an_internal_name(result):
-    drawn = [result.plot(kind) for kind in ("recovered", "dose", "correlation")]
-    legends = [str(trace.name) for figure in drawn for trace in figure.data]
-    titles = [figure.layout.title.text for figure in drawn]
-    titles += [note.text for figure in drawn for note in figure.layout.annotations]
-    ticks = [str(y) for y in drawn[0].data[0].y]
-    assert "triangle of width 4" in ticks
-    for words in (*result.findings(), *legends, *titles, *ticks):
-        assert not re.search(r"_\d|[a-z]_[a-z]|Rbar|mean turn", words), words
 
 
 @pytest.mark.parametrize(("name", "encoding"), [("gpt2", "absolute"), ("bloom", "alibi")])
@@ -279,9 +215,8 @@ def test_what_holds_by_construction_without_rope_is_said_and_nothing_else(family
 def test_random_inits_of_worthless_attention_run_only_what_tells_so(result, mini, alice, monkeypatch):
     measured = result.null["loss"].notnull().any("prompt")
     assert [str(one) for one in measured["condition"].values[measured.values]] == list(NO_STAND_IN)
-    assert result.null["dose_loss"].sel(residual_share=0.5).isnull().all()
     assert result.null["r"].sel(condition="triangle_4").notnull().all()
-    monkeypatch.setattr("tl_posgen.position.substitution.substituted_loss.WORTHLESS", -1)
+    monkeypatch.setattr("tl_posgen.position.substitution.substitution.WORTHLESS", -1)
     whole = Substitution(**FEW)(mini, alice, length=24, n_prompts=4, null_seeds=(0,), progress=False).null
     assert whole["loss"].notnull().all()
     np.testing.assert_allclose(
@@ -292,8 +227,8 @@ def test_random_inits_of_worthless_attention_run_only_what_tells_so(result, mini
 def test_random_inits_have_no_share_and_are_a_mean_with_its_spread(result, mini, alice):
     worth = result.measure.worth(result.numbers).inits
     assert all(abs(one) < 0.01 for one in worth)
-    assert result.null["recovered"].isnull().all()
-    assert result.own["recovered"].notnull().all()
+    shares = result.measure.recovered(result.numbers).values()
+    assert all(one and np.isnan(one.inits).all() for one in shares)
     expected = token_losses(random_like(mini, 1), prompts_of_one_length(mini, alice, 24, 4)).mean(1)
     np.testing.assert_allclose(result.nulls[1]["loss"].sel(condition="unchanged"), expected)
     assert f"(random init {np.mean(worth):.4f} ± {np.std(worth, ddof=1):.4f} nats)" in result.findings()[0]

@@ -59,14 +59,6 @@ def test_plane_contributions_are_the_diagonal_means_less_the_visible_mean(rope, 
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-def test_plane_contributions_add_up_to_the_mean_logit_by_distance():
-    rope, (q, k) = Rope(inverse_frequencies(12)), draw(2, 3, N, D_HEAD)
-    logits = rotate(q, torch.arange(N), rope) @ rotate(k, torch.arange(N), rope).mT
-    expected = torch.stack([logits.diagonal(-d, 1, 2).mean(-1) for d in range(N)], -1)
-    expected = expected - logits[:, torch.ones(N, N).tril().bool()].mean(-1, keepdim=True)
-    torch.testing.assert_close(plane_contributions(q, k, rope).sum(1), expected)
-
-
 @pytest.mark.parametrize("pairing", ["half", "adjacent"])
 def test_drop_and_keep_of_a_band_share_out_the_score(pairing):
     rope = Rope(inverse_frequencies(D_HEAD), pairing)
@@ -92,28 +84,6 @@ def test_frozen_planes_do_not_turn_and_keep_their_content():
     turned = complex_planes(rotate(x, torch.arange(N), rope), rope)
     torch.testing.assert_close(frozen[..., ~band], turned[..., ~band])
     assert (rope.inv_freq > 0).all()
-
-
-def slash_head(back=6):
-    """Queries and keys of rank one, unequal in length, that look `back` tokens back."""
-    rope = Rope(inverse_frequencies(D_HEAD, base=50.0))
-    direction = torch.ones(D_HEAD, dtype=torch.float64)
-    ahead = rotate(direction.expand(1, 1, -1), torch.tensor([-back]), rope)
-    lengths = 1 + 0.03 * draw(2, 1, N, 1).tanh()
-    return lengths[0] * ahead, lengths[1] * direction, rope
-
-
-def test_slash_vanishes_without_rope_and_survives_rank_one_truncation():
-    q, k, rope = slash_head()
-    q, k = q + 0.1 * draw(1, N, D_HEAD, seed=3), k + 0.1 * draw(1, N, D_HEAD, seed=4)
-    score = {
-        kind: slash_statistics_from_qk(*ablate(q, k, rope, kind), scale=2.0).score[0, 0, 6].item()
-        for kind in ("none", "rank_one", "no_rope", "means", "means_no_rope")
-    }
-    uniform = slash_statistics_from_qk(q, k, scale=0.0).score[0, 0, 6].item()
-    assert min(score["none"], score["rank_one"], score["means"]) > 0.7
-    assert score["no_rope"] < 2 * uniform
-    assert score["means_no_rope"] == pytest.approx(uniform)
 
 
 def test_rank_one_ablation_truncates_q_and_k():
@@ -155,14 +125,6 @@ def test_profile_is_a_sum_of_cosines_of_the_top_directions():
     amplitude = 0.5 * z.abs() * torch.tensor([1.1**2] * 6 + [1.0] * 2)
     waves = torch.cos(complex_frequencies(rope, D_HEAD)[:, None] * torch.arange(N) + z.angle()[..., None])
     torch.testing.assert_close(rank_one_logit(q, k, rope, scale=0.5), (amplitude[..., None] * waves).sum(1))
-
-
-def test_profile_predicts_the_peak_of_a_slash_head():
-    q, k, rope = slash_head(back=6)
-    measured = slash_statistics_from_qk(*ablate(q, k, rope, "none"), scale=2.0).score[0]
-    predicted = score_of_profile(rank_one_logit(q, k, rope, scale=2.0))
-    assert predicted.argmax().item() == 6
-    assert match_profiles(measured, predicted, torch.zeros_like(measured))[0] > 0.98
 
 
 def test_a_match_stands_beside_the_mean_over_all_other_heads():

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
-from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.slash.numbers import slash_scores
-from tl_posgen.slash.numbers.slash_scores import long_distances, slash_statistics, slash_statistics_from_qk
+from tl_posgen.slash.numbers.slash_scores import slash_statistics, slash_statistics_from_qk
 
 
 def random_scores(n_heads, n, seed=0, sharpness=2.0):
@@ -136,22 +135,9 @@ def test_from_queries_and_keys_equals_from_the_pattern(n, seed, window, soft_cap
         torch.testing.assert_close(getattr(found, name), value, msg=name, equal_nan=True)
 
 
-def test_rotated_constant_vectors_give_the_slash_where_their_phases_agree():
-    rope = Rope(inverse_frequencies(16, base=100.0))
-    ones = torch.ones(1, 64, 16, dtype=torch.float64)
-    q, k = rotate(ones, torch.arange(64) - 7, rope), rotate(ones, torch.arange(64), rope)
-    score = slash_statistics_from_qk(q, k, scale=4.0).score[0, 0]
-    assert score.argmax().item() == 7
-    assert score[7] > 0.9
-
-
 @pytest.mark.parametrize(
     ("pattern", "message"), [(torch.ones(1, 2, 3), "2 queries by 3 keys"), (torch.full((1, 4, 4), 0.25), "causal")]
 )
 def test_patterns_that_are_not_square_or_look_ahead_are_refused(pattern, message):
     with pytest.raises(InputError, match=message):
         slash_statistics(pattern)
-
-
-def test_long_distances_run_from_fifty_to_half_the_prompt():
-    assert (min(long_distances(1024)), max(long_distances(1024))) == (50, 512)

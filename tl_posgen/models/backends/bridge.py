@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -30,6 +29,8 @@ PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
 
 
 def _end_pass(_block: Any, _args: Any, output: Any) -> None:
+    from transformer_lens.model_bridge.exceptions import StopAtLayerException
+
     raise StopAtLayerException(output[0] if isinstance(output, tuple) else output)
 
 

@@ -130,11 +130,13 @@ def _as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
             state = loading.get_pretrained_state_dict(place, cfg, hf_model)
         state = {weight: tensor.detach() for weight, tensor in model.fill_missing_keys(state).items()}
         release(hf_model)
-        own = model.state_dict()
+        own, freed = model.state_dict(), 0
         with torch.no_grad():
             for weight in [weight for weight in state if weight in own]:
-                own[weight].copy_(state.pop(weight))
-                trim(every=0.1)
+                freed += own[weight].copy_(state.pop(weight)).nbytes
+                if freed > 2**22:  # each `trim` takes 5 ms and more
+                    trim()
+                    freed = 0
         trim()
     except _REFUSALS as error:
         raise UnsupportedModelError(

@@ -108,6 +108,9 @@ class AttentionExamples(Measure):
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"scores": _SCORES}
 
+    def findings(self, own: Any) -> list[str]:
+        return []  # the heads that are shown were picked for their numbers
+
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return ["patterns"] if data.sizes["example"] else []
 

@@ -3,37 +3,25 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
-import xarray as xr
-from jaxtyping import Float, Int, Real
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.measure import HEAD, OUT, Measure, Variable, by_tokens
+from tl_posgen.core.measure import HEAD, OUT, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
-from tl_posgen.core.sums import Sums
-from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.interventions import Interventions
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.model import Model
-from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.decomposition.three_axis import fit_capture, fits_of
-from tl_posgen.position.distance.dummy_distance_figures import (
-    PARTS,
-    TABLE_LABELS,
-    draw_agreement,
-    draw_curves,
-    draw_losses,
-    draw_refits,
-    draw_tables,
-)
 from tl_posgen.position.distance.hooks import (
     at_dummy_distance,
     check_distance,
@@ -41,21 +29,23 @@ from tl_posgen.position.distance.hooks import (
     scores_at_distance,
     training_length,
 )
-from tl_posgen.position.distance.numbers.distance_table import distance_table, key_agreement, table_energies
-from tl_posgen.report.head_figures import head_map, thinned
+from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
+from tl_posgen.report.head_figures import head_map, layer_curves
+from tl_posgen.report.kinds import heat_maps
 from tl_posgen.rope.planes import mean_curves
 from tl_posgen.rope.rotation import complex_planes, rotate
 from tl_posgen.rope.scores_at import unturned
 from tl_posgen.stats.correlations import pearson
 
-TABLE = ("example", "query_shown", "table_distance", "key")
+PARTS = ("distance", "key", "distance × key")
 LIMITS = (1, 2, 4, 8, 16, 32, 64, 128)
-BOTH, CURVE = ("tokens", *HEAD), (*HEAD, "distance")
+BOTH = ("tokens", *HEAD)
 KEY_PART = "corr of M with its key part, each distance's mean removed, sqrt(key / (key + distance × key))"
 AGREEMENT = "corr over keys of M at d0 with M at the other, mean over queries"
 REFIT = "corr of c with that of a fit with every pair at d0, both without a linear trend"
 CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1)}
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
+_curves: Any = partial(layer_curves, log_x=True, share=1.0)
 
 
 def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head distance"]:
@@ -104,45 +94,8 @@ def same_key_part(one: ThreeAxisFit | None, other: ThreeAxisFit | None) -> Float
     return pearson(one.c[:, keys], other.c[:, keys])
 
 
-def _table_examples(
-    model: Model, tokens: Int[Tensor, " pos"], key_part_r: xr.DataArray, n_distances: int
-) -> xr.Dataset:
-    """Return M_dj of one prompt, for the heads of highest and lowest `key_part_r`: of the last query, and mean over
-    queries.
-
-    M is linear in the query, so the mean over queries is the table of the mean query. Of the distances that the
-    table's numbers are of, a choice is kept: all the short ones, ever fewer of the long. NaN for heads without an r.
-    """
-    ranked = key_part_r.to_series().dropna().sort_values()
-    picks = [(int(layer), int(head)) for layer, head in dict.fromkeys([*ranked.index[-1:], *ranked.index[:1]])]
-    every = xr.Dataset(coords={"distance": np.arange(min(len(tokens), n_distances))})
-    distances = thinned(every, share=1.0)["distance"].values
-    found: dict[tuple[int, int], np.ndarray] = {}
-
-    def add_tables(layer: LayerCapture) -> None:
-        geometry, q, k = layer.geometry, double(layer.q), double(layer.k)
-        at = torch.tensor(distances, device=q.device)
-        both = torch.stack(
-            [distance_table(one, k, geometry.rope, geometry.scale, at) for one in (q[:, -1], q.mean(1))], 1
-        )
-        hidden = at >= (geometry.window or torch.inf)  # the table's statistics are over distances in the window
-        tables_of_layer = both.masked_fill(hidden[:, None], torch.nan).float().cpu().numpy()
-        found.update(zip([(layer.layer, head) for head in layer.heads], tables_of_layer, strict=True))
-
-    if picks:
-        run_capture(model, tokens[None], add_tables, heads=picks)
-    labels = {name: list(one) for name, one in TABLE_LABELS.items()}
-    labels["example"] = labels["example"][: key_part_r.size]  # the same of every random init
-    tables = np.full((*map(len, labels.values()), len(distances), len(tokens)), np.nan, dtype=np.float32)
-    for place, pick in enumerate(picks):
-        tables[place] = found[pick]
-    names = [head_name(*pick) for pick in picks] + [""] * (len(tables) - len(picks))
-    data = {"table": (TABLE, tables), "example_head": ("example", np.array(names, dtype=object))}
-    return xr.Dataset(data, {**labels, "table_distance": distances})
-
-
 @dataclass(frozen=True)
-class DummyDistance(Measure):
+class DummyDistance(Interventions):
     r"""M_dj = scale <R_d q, R_0 k_j>: each query against each key at every distance, split into distance, key and
     distance × key.
 
@@ -181,7 +134,6 @@ class DummyDistance(Measure):
     longest: Count | None = None
 
     question = "Does the key part stay when the distance changes?"
-    one_length = True
     matrices = 7
     variables = {
         "additive_r": Variable("additive r", "", "corr of M with its best additive fit", BOTH, **SHARE),
@@ -189,23 +141,19 @@ class DummyDistance(Measure):
         "share": Variable("share of M's variance", "", "of each part", ("tokens", "part", *HEAD), **SHARE),
         "key_agreement": Variable("agreement of the key part", "", AGREEMENT, (*BOTH, "d0", "other_d0"), **CORRELATION),
         "refit_r": Variable("agreement of c, fitted again", "", REFIT, (*BOTH, "d0"), **CORRELATION),
-        "curve": Variable("score by distance", "logits", "mean score of visible pairs, all put at d", CURVE),
-        "a": Variable("a of the three-axis fit", "logits", "its slope is a convention of the gauge", CURVE),
-        "slope": Variable("slope of the curve", "logits per token", "least squares"),
-        "a_slope": Variable("slope of a", "logits per token", "least squares; a convention of the gauge"),
-        "curve_r": Variable("agreement of the curves", "", "corr of curve and a without their slopes"),
-        "table": Variable("scores by distance and key", "logits", "M of the first prompt, for two heads", TABLE),
-        "example_head": Variable("head of the table", dims=("example",)),
-        "loss": Variable("loss", "nats", "untouched", ("prompt",)),
-        "loss_at": Variable("loss at d0", "nats", "with every pair at d0", ("d0", "prompt")),
-        "loss_beyond": Variable("loss beyond the limit", "nats", "distances above it seen as it", ("limit", "prompt")),
+        "curve": Variable(
+            "score by distance", "logits", "mean score of visible pairs, all put at d", (*HEAD, "distance")
+        ),
+        **Interventions.variables,
     }
+    rows = HEAD
+    whole_rows = True
     curves = ("refit_r", "curve")
     by_head = frozenset({"refits", "curves"})
     legend = (
-        "refit r: key part fitted with every pair at that distance, against that at the true distances; low, high: its "
-        "95% interval, from four prompts on; loss in nats per token; rise: over the unchanged "
-        "model's."
+        "at: every pair at that distance; beyond: distances above it seen as it; loss in nats per token; rise: over "
+        "the unchanged model's; low, high: its 95% interval; refit r: key part fitted with every pair at that "
+        "distance, against that at the true distances."
     )
     caveats = {
         "alibi": "nothing rotates, and the table leaves the slope out, so it is the same at every distance: additive "
@@ -216,7 +164,7 @@ class DummyDistance(Measure):
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         d0s, limits = (np.asarray(() if one is None else one).tolist() for one in (self.distances, self.limits))
-        return {"d0": d0s, "other_d0": d0s, "limit": limits, "part": PARTS, **TABLE_LABELS}
+        return {"d0": d0s, "other_d0": d0s, "limit": limits, "part": PARTS}
 
     def requires(self, model: Any) -> None:
         require_distances(self.name, model)
@@ -233,7 +181,7 @@ class DummyDistance(Measure):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         d0s = torch.tensor(self.labels()["d0"], dtype=DOUBLE)
         both = by_tokens(*(self.of_tokens(layer, first, d0s, r) for first, r in enumerate(refit_r(layer, d0s))))
-        return both | {"curve": curve_under_intervention(layer), "a": layer.once(fit_capture)[0].a}
+        return both | {"curve": curve_under_intervention(layer)}
 
     def of_tokens(
         self, layer: LayerCapture, first: int, d0s: Float[Tensor, " d0"], refit: Float[Tensor, "head d0"]
@@ -254,40 +202,21 @@ class DummyDistance(Measure):
             "refit_r": refit.masked_fill(hidden, torch.nan),
         }
 
-    def finish(self, sums: Sums) -> xr.Dataset:
-        data = sums.means()
-        d = data["distance"] - data["distance"].mean()
-        slopes = {name: (data[name] * d).mean("distance") / (d * d).mean("distance") for name in ("curve", "a")}
-        curve_r = xr.corr(*(data[name] - slope * d for name, slope in slopes.items()), dim="distance")
-        return data.assign(slope=slopes["curve"], a_slope=slopes["a"], curve_r=curve_r)
-
-    def passes(self, run: Run) -> int:
-        own = self.labels()
-        return len(run.rows) * (1 + len(own["d0"]) + len(own["limit"])) + 1  # the tables
-
-    def of_model(self, run: Run) -> xr.Dataset:
-        def losses(**edit: Any) -> Float[np.ndarray, " prompt"]:
-            return run.losses_under(at_dummy_distance(run.model, **edit, **run.where)).mean(-1).numpy()
-
-        loss = xr.Dataset({"loss": ("prompt", run.loss.mean(-1).numpy())})
-        at = run.grid(lambda d0: {"loss_at": losses(distance=d0)}, pure=True, d0=self.labels()["d0"])
-        beyond = run.grid(lambda limit: {"loss_beyond": losses(beyond=limit)}, pure=True, limit=self.labels()["limit"])
-        r = run.data["key_part_r"].sel(OUT, drop=True)
-        tables = _table_examples(run.model, run.tokens[0], r, self.longest or len(run.tokens[0]))
-        heads = "all heads" if all(one is None for one in run.where.values()) else "the chosen heads"
-        return xr.merge([loss, at, beyond, tables]).assign_attrs(heads=heads, longest_distance=run.tokens.shape[1] - 1)
+    def conditions(self, run: Run) -> Mapping[str, Any]:
+        own, where = self.labels(), run.where
+        at = {f"at {d0:.9g}": at_dummy_distance(run.model, d0, **where) for d0 in own["d0"]}
+        beyond = {f"beyond {limit:.9g}": at_dummy_distance(run.model, beyond=limit, **where) for limit in own["limit"]}
+        return at | beyond
 
     def findings(self, own: Numbers) -> list[str]:
         r, (distance, key, both) = own("key_part_r", **OUT), (own("share", part=part, **OUT) for part in PARTS)
-        d0s = own.data["d0"].values.tolist()
-        refits = {d0: own("refit_r", d0=d0, **OUT) for d0 in d0s}
-        defined = [d0 for d0, one in refits.items() if one] or d0s
+        refits = {d0: own("refit_r", d0=d0, **OUT) for d0 in own.data["d0"].values.tolist()}
+        defined = [d0 for d0, one in refits.items() if one] or list(refits)
         extremes = dict.fromkeys(pick(defined, key=lambda d0: refits[d0].value) for pick in (min, max))
         ends = [f"{refits[d0].plain:.2f}{refits[d0].null_in_brackets:.2f} at {d0:g}" for d0 in extremes]
         refitted = "lowest {}, highest {}".format(*ends) if len(ends) > 1 else ends[0]
-        at = {d0: own("loss_at", d0=d0) for d0 in d0s}
-        best, limit = min(at, key=lambda d0: at[d0].value), own.data["limit"].values[0]
-        where = "" if own.attrs["heads"] == "all heads" else f" in {own.attrs['heads']}"
+        at = {name: rise for name, rise in self.rises(own).items() if name.startswith("at ")}
+        best = min(at, key=lambda name: at[name].value)
         return [
             f"First token left out, distance part and key part together correlate with the table at "
             f"{own('additive_r', **OUT):.3f}; with it {own('additive_r'):.3f}. Of its variance the distance takes "
@@ -295,26 +224,14 @@ class DummyDistance(Measure):
             f"away, the key part correlates with it at {r.with_interval:.3f}{r.null_in_brackets:.3f}.",
             "Fitted again with every pair at one distance, the key part correlates with that at the true distances, "
             f"linear trends left out: {refitted}.",
-            f"The model's loss of {own('loss'):.3f} becomes {at[best].plain:.3f} at best with every pair{where} at one "
-            f"distance ({best:g}), and {own('loss_beyond', limit=limit).plain:.3f} with distances above {limit:g} seen "
-            f"as {limit:g}.",
+            f"The model's loss of {own('loss'):.3f} rises by {at[best].with_interval:.3f} at least with every pair "
+            f"{best}.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a dummy distance, then one a limit: the key part fitted again, mean over heads, and the loss."""
-        d0s, limits = (own.data[dim].values for dim in ("d0", "limit"))
-        rows = []
-        for d0 in d0s:
-            refit = own("refit_r", d0=d0, **OUT)
-            row = {"pairs": f"every pair at {d0:g}", "refit_r": refit.value, "low": refit.low, "high": refit.high}
-            rows.append(row | {"loss": own("loss_at", d0=d0).value})
-        for limit in limits[limits < own.attrs.get("longest_distance", math.inf)]:  # nothing is beyond the others
-            loss = own("loss_beyond", limit=limit).value
-            rows.append({"pairs": f"beyond {limit:g} as at {limit:g}", "loss": loss})
-        frame = pd.DataFrame(rows)
-        unknown = [name for name in ("refit_r", "low", "high") if frame[name].isna().all()]
-        frame = frame.drop(columns=unknown)
-        return frame.assign(rise=frame["loss"] - own("loss").value)
+        refits = {f"at {d0:.9g}": own("refit_r", d0=d0, **OUT).value for d0 in own.data["d0"].values.tolist()}
+        frame = super().table(own)
+        return frame.assign(refit_r=[refits.get(name, np.nan) for name in frame["condition"]])
 
     figures = {
         "map": head_map(
@@ -323,9 +240,30 @@ class DummyDistance(Measure):
             title="Dummy-distance tables",
             subtitle="each query against each key at every distance: shares of the table's variance, and key part r",
         ),
-        "agreement": draw_agreement,
-        "refits": draw_refits,
-        "tables": draw_tables,
-        "curves": draw_curves,
-        "loss": draw_losses,
+        "agreement": heat_maps(
+            *("key_agreement", "d0", "other_d0"),
+            per=["tokens"],
+            title="Does the key part stay?",
+            subtitle="correlation over keys of the scores at two distances, mean over queries, heads and prompts",
+            limits=(-1.0, 1.0),
+            row_height=380,
+        ),
+        "refits": partial(
+            _curves,
+            measure="refit_r",
+            along="d0",
+            at=OUT,
+            title="The key part, fitted again",
+            subtitle="correlation of c at the true distances with c with every pair at d0; no trend, first token out",
+            y_title="correlation",
+        ),
+        "curves": partial(
+            _curves,
+            measure="curve",
+            along="distance",
+            title="Score by distance",
+            subtitle="mean score of visible pairs, every pair put at d",
+            y_title="logits",
+        ),
+        "rise": Interventions.figures["rise"],
     }

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.core.measure import HEAD
@@ -17,7 +17,6 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import judged
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
-from tl_posgen.position.length.length_figures import ATTENTION
 from tl_posgen.position.length.numbers.output_drift import (
     OutputMoments,
     OutputPlane,
@@ -26,7 +25,8 @@ from tl_posgen.position.length.numbers.output_drift import (
     output_plane,
 )
 
-DRIFT = ("frechet", "mahalanobis", "norm_ratio", "off_axes")
+DRIFT = ("frechet", "mahalanobis", "norm_ratio")
+ATTENTION = ("entropy", "normaliser")
 BINS_INSIDE = 4
 KEPT_INSIDE = 64  # positions per training length whose outputs are kept in the shown layers
 
@@ -39,14 +39,17 @@ class ConditionRun:
         sums: entropy and normaliser, [head, bin] of each layer.
         moments: by (layer, parity of the prompt, segment), moments of the outputs in the second half of each multiple
             of the training length; segment 0 is inside.
-        kept: `_kept_positions` of the prompts.
+        kept: positions spread evenly over a prompt, at most 64 per training length, whose outputs are kept.
+        bins: ranges (start, stop) of queries, four equal ones per training length.
         outputs: by shown layer and prompt, the concatenated outputs of all heads at the kept positions; after `project`
             their coordinates.
     """
 
     def __init__(self, run: Run, inside: int, shown: Sequence[int]):
         self.run, self.inside = run, inside
-        self.kept = torch.arange(0)
+        n, step, width = len(run.rows[0]), -(-inside // KEPT_INSIDE), inside // BINS_INSIDE
+        self.kept = torch.arange(step - 1, n, step)
+        self.bins = [(start, min(start + width, n)) for start in range(0, n - 1, width)]
         self.outputs: dict[int, list[Float[Tensor, "position d"]]] = {layer: [] for layer in shown}
         self.losses: list[np.ndarray] = []
         self.sums: Sums = run.sums()
@@ -74,14 +77,12 @@ class ConditionRun:
             blocks.append((pattern @ capture.v[:, :stop], *attention))
         o, *by_query = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
         if layer in self.outputs:
-            self.kept = _kept_positions(n, inside)
             self.outputs[layer].append(o[:, self.kept].transpose(0, 1).flatten(1).cpu())
         for segment in range(n // inside):
             second_half = slice(segment * inside + inside // 2, (segment + 1) * inside)
             place, moments = (layer, number % 2, segment), OutputMoments.from_outputs(o[:, second_half])
             self.moments[place] = self.moments[place] + moments if place in self.moments else moments
-        ranges = _bins(n, inside)
-        by_bin = (torch.stack([one[:, start:stop].mean(-1) for start, stop in ranges], -1) for one in by_query)
+        by_bin = (torch.stack([one[:, start:stop].mean(-1) for start, stop in self.bins], -1) for one in by_query)
         self.sums.add_layer(capture, dict(zip(ATTENTION, by_bin, strict=True)))
 
     def planes(self) -> dict[int, OutputPlane]:
@@ -96,24 +97,21 @@ class ConditionRun:
         for layer, kept in self.outputs.items():
             self.outputs[layer] = [planes[layer].coordinates(o) for o in kept]
 
-    # Variables
-
     def variables(self, vanilla: "ConditionRun") -> dict[str, xr.DataArray]:
         """Return loss, attention, drift of the outputs from the untouched ones inside, and their places in planes."""
         losses, inside = np.array(self.losses), self.inside  # query t predicts target t, so the last has none
-        n = losses.shape[-1] + 1
-        ranges = _bins(n, inside)
-        starts = [start for start, _ in ranges]
-        by_bin = np.stack([losses[:, start:stop].mean(-1) for start, stop in ranges], -1)
+        n, starts = losses.shape[-1] + 1, [start for start, _ in self.bins]
+        by_bin = np.stack([losses[:, start:stop].mean(-1) for start, stop in self.bins], -1)
         by_segment = np.stack([losses[:, start : start + inside].mean(-1) for start in range(0, n, inside)], -1)
-        drift, points = self.drift(vanilla), self.points()
+        drift = self.drift(vanilla)
+        points = np.stack([torch.stack(kept).numpy() for kept in self.outputs.values()])
+        labels = {"shown_layer": list(self.outputs), "position": self.kept.numpy()}
         return {
             "loss": xr.DataArray(by_bin, {"bin": starts}, ("prompt", "bin")),
             "segment_loss": xr.DataArray(by_segment, {"segment": range(n // inside)}, ("prompt", "segment")),
             **{name: self.sums.mean(name, (*HEAD, "bin")).assign_coords(bin=starts) for name in ATTENTION},
             **{name: drift[name] for name in DRIFT},
-            "plane_coordinates": points,
-            "plane_offset": _length_of(centroids(points, inside)),
+            "plane_coordinates": xr.DataArray(points, labels, ("shown_layer", "prompt", "position", "axis")),
         }
 
     def drift(self, vanilla: "ConditionRun") -> xr.Dataset:
@@ -126,45 +124,3 @@ class ConditionRun:
             drifts = [output_drift(halves, one) for one in beyond]
             found[layer] = {name: torch.stack([one[name] for one in drifts], -1) for name in drifts[0]}
         return self.sums.variables_of(found, (*HEAD, "segment"))
-
-    def points(self) -> xr.DataArray:
-        """Return the coordinates of the outputs in the planes; after `project`."""
-        return xr.DataArray(
-            np.stack([torch.stack(kept).numpy() for kept in self.outputs.values()]),
-            {"shown_layer": list(self.outputs), "position": self.kept.numpy()},
-            ("shown_layer", "prompt", "position", "axis"),
-        )
-
-
-def centroids(points: xr.DataArray, inside: int) -> xr.DataArray:
-    """Return the mean coordinates of each segment; in the first segment, of its second half."""
-    segment = (points["position"] // inside).rename("segment")
-    return points.where(points["position"] >= inside // 2).mean("prompt").groupby(segment).mean()
-
-
-def plane_noise(points: xr.DataArray, inside: int) -> xr.DataArray:
-    """Return the distance between the centroids of even and of odd prompts inside."""
-    even, odd = (centroids(points.isel(prompt=slice(start, None, 2)), inside) for start in (0, 1))
-    return _length_of(even - odd).sel(segment=0, drop=True)
-
-
-def _kept_positions(n: int, inside: int) -> Int[Tensor, " position"]:
-    """Return positions spread evenly over a prompt of n tokens, at most 64 per training length.
-
-    Example:
-        >>> _kept_positions(8, 4).tolist(), _kept_positions(512, 256)[:3].tolist()
-        ([0, 1, 2, 3, 4, 5, 6, 7], [3, 7, 11])
-    """
-    step = -(-inside // KEPT_INSIDE)
-    return torch.arange(step - 1, n, step)
-
-
-def _bins(n: int, inside: int) -> list[tuple[int, int]]:
-    """Return query ranges (start, stop): four equal ones per training length."""
-    step = inside // BINS_INSIDE
-    return [(start, min(start + step, n)) for start in range(0, n - 1, step)]
-
-
-def _length_of(vector: xr.DataArray) -> xr.DataArray:
-    """Return the length of a vector in the plane; NaN if a coordinate is NaN."""
-    return vector.dot(vector, "axis") ** 0.5

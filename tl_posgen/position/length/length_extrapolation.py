@@ -1,29 +1,32 @@
 """Beyond the training length: do outputs stay in their distribution, and at what loss?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.memory import fits_pass
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import session_of
 from tl_posgen.position.distance.hooks import require_distances
-from tl_posgen.position.length.condition_runs import BINS_INSIDE, ConditionRun, plane_noise
+from tl_posgen.position.length.condition_runs import BINS_INSIDE, DRIFT, ConditionRun
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
-from tl_posgen.position.length.length_figures import FIGURES, WORDS, in_training_lengths
+from tl_posgen.report.figures import Panels, line, model_label, sides
+from tl_posgen.report.kinds import lines
 
 SHORT = 256  # tokens
 N_PROMPTS = 4  # of one text, where n_prompts is left out: few have more prompts of several training lengths
@@ -31,12 +34,100 @@ LEAST = 2 * BINS_INSIDE
 TOLERATED = 0.05  # of the variance inside; a tolerance, as without drift half of the heads are above their noise level
 SEGMENT, BIN = ("condition", *HEAD, "segment"), ("condition", *HEAD, "bin")
 POINT = ("condition", "shown_layer", "prompt", "position", "axis")
-DEVIATIONS = "standard deviations inside"
 PLANE = (
     "of a layer's heads side by side, on the first two principal components of the unchanged model's in the second "
     "half of the training length; up to 64 positions of each training length"
 )
+WORDS = {
+    "vanilla": "unchanged",
+    "lm_infinite": "LM-Infinite",
+    "retrieval": "block retrieval",
+    "interpolation": "position interpolation",
+}
 Condition = Literal["vanilla", "lm_infinite", "retrieval", "interpolation"]
+
+
+def in_training_lengths(inside: int, attrs: Mapping[str, Any]) -> str:
+    """Return a length beside the training length, where it is another.
+
+    Example:
+        >>> in_training_lengths(256, {"training_length": 8192})
+        '256 tokens (trained on 8,192)'
+    """
+    trained = attrs.get("training_length", inside)
+    return "the training length" if inside == trained else f"{inside:,} tokens (trained on {trained:,})"
+
+
+def within_noise(frechet: xr.DataArray, noise_level: xr.DataArray) -> xr.DataArray:
+    """Return the share of heads whose outputs are, up to what is tolerated, as close to those inside as two halves of
+    the prompts there are to each other."""
+    return (frechet - noise_level <= TOLERATED).where(frechet.notnull()).mean(HEAD)
+
+
+def _by_condition(**titles: str) -> Callable[[Any], dict[str, Any]]:
+    """Return a function of a result to panels with a curve a condition, from the names of variables to titles; of the
+    drift of outputs the median over heads, of their distance as a multiple of the noise level."""
+
+    def drawn(own: Numbers, name: str, condition: str) -> xr.DataArray:
+        array = own.array(name, condition=condition)
+        if name == "frechet":
+            array = array / own.array("noise_level")
+        return array.median(HEAD) if name in DRIFT else array
+
+    def of_result(result: Any) -> dict[str, Any]:
+        conditions = result.own["condition"].values.tolist()
+        curves = {
+            name: [(WORDS[one], partial(drawn, name=name, condition=one)) for one in conditions] for name in titles
+        }
+        return {title: curves[name] for name, title in titles.items()}
+
+    return of_result
+
+
+def _length(result: Any) -> str:
+    return f"inside: {in_training_lengths(result.measure.inside, result.own.attrs)}"
+
+
+def _draw_outputs(result: Any) -> go.Figure:
+    """Draw outputs on the first two principal components of the unchanged ones inside, coloured by position."""
+    both, inside = sides(result), result.measure.inside
+    conditions = [str(condition) for condition in result.own["condition"].values]
+    rows = [(side, data.sel(shown_layer=layer)) for side, data, _ in both for layer in data["shown_layer"].values]
+    titles = [
+        f"{WORDS[condition]}, layer {int(data['shown_layer'])}<br>{side}: share "
+        f"{format_number(float(data['plane_share']), '.0%')}"
+        for side, data in rows
+        for condition in conditions
+    ]
+    angle = np.linspace(0, 2 * np.pi, 61)
+    ring = line(
+        2 * np.cos(angle), 2 * np.sin(angle), "", "black", dash="dot", width=1, hoverinfo="skip", showlegend=False
+    )
+    panels = Panels(titles, columns=len(conditions), row_height=260)
+    for row, (_, data) in enumerate(rows):
+        points = data["plane_coordinates"].isel(position=slice(None, None, 2)).stack(point=("prompt", "position"))
+        lengths = (points["position"].values + 1) / inside
+        for column, condition in enumerate(conditions):
+            x, y = points.sel(condition=condition).transpose("axis", "point").values
+            marker = {"color": lengths, "coloraxis": "coloraxis", "size": 3, "opacity": 0.7}
+            hover = "%{x:.2f}, %{y:.2f}<br>position over the length: %{marker.color:.2f}<extra></extra>"
+            look = {"mode": "markers", "marker": marker, "showlegend": False, "hovertemplate": hover}
+            panels.add(row * len(conditions) + column, go.Scatter(x=x, y=y, **look), ring)
+        reach = max(2.2, 1.1 * float(abs(points).quantile(0.999)))
+        panels.figure.update_xaxes(range=[-reach, reach], row=row + 1).update_yaxes(range=[-reach, reach], row=row + 1)
+    times = result.own.sizes["segment"]
+    bar = {"title": "position<br>over the length", "thickness": 12, "len": 400, "lenmode": "pixels", "y": 1}
+    scale = [(0.0, "#c6dbef"), (1 / times, "#08519c")]  # blue up to the length, red beyond
+    scale += [(1 / times, "#fdd0a2"), (1.0, "#a50f15")] if times > 1 else []
+    colours = {"colorscale": scale, "cmin": 0, "cmax": times, "colorbar": bar | {"yanchor": "top"}}
+    panels.figure.update_layout(coloraxis=colours).update_annotations(font_size=11)
+    subtitle = (
+        "a layer's outputs, all heads side by side, on the first two principal components of the unchanged model's in "
+        "the second half of the training length,<br>in standard deviations there (ring: 2). Blue inside, red beyond. "
+        "Share: of the variance inside, in this plane"
+    )
+    title = f"Outputs inside and beyond the training length · {model_label(result.own)}"
+    return panels.axes("component 1", "component 2").finish(title, subtitle).update_layout(margin_t=125)
 
 
 @dataclass(frozen=True)
@@ -108,23 +199,44 @@ class LengthExtrapolation(Measure):
             "Mahalanobis distance", "", "root mean square, over that inside: 1 is no drift", SEGMENT
         ),
         "norm_ratio": Variable("norm ratio", "", "mean |o| over mean |o| inside", SEGMENT),
-        "off_axes": Variable("share off the axes", "", "of the outputs' mean square, outside the axes inside", SEGMENT),
-        "plane_coordinates": Variable("outputs in their principal plane", DEVIATIONS, PLANE, POINT),
-        "plane_offset": Variable(
-            "offset of the centroid in the plane", DEVIATIONS, "", ("condition", "shown_layer", "segment")
-        ),
-        "plane_noise": Variable("offset between two halves of the prompts", DEVIATIONS, "", ("shown_layer",)),
+        "plane_coordinates": Variable("outputs in their principal plane", "standard deviations inside", PLANE, POINT),
         "plane_share": Variable("share of the plane", "", "of the variance of the outputs inside", ("shown_layer",)),
         "noise_level": Variable("noise level", "", "Frechet distance between two halves of the outputs inside"),
     }
     legend = (
         "times: the how-many-th training length; frechet: distance of attention outputs to those inside, over their "
         "variance; noise level: that of a split of the inside; within noise: heads at most .05 above theirs; norm "
-        "ratio: mean |o| over that inside; offset: of the mean output in the plane of the first two principal "
-        "components, in standard deviations inside; entropy in nats."
+        "ratio: mean |o| over that inside; entropy in nats."
     )
     words = WORDS
-    figures = FIGURES
+    figures = {
+        "loss": lines(
+            _by_condition(loss="loss, nats per token"),
+            "bin",
+            title="Loss beyond the training length",
+            subtitle=_length,
+            x_title="position",
+        ),
+        "drift": lines(
+            _by_condition(
+                frechet="Frechet distance / noise level",
+                mahalanobis="Mahalanobis, of the inside's",
+                norm_ratio="norm, of the inside's",
+            ),
+            "segment",
+            title="Drift of the outputs",
+            subtitle="outputs o of each head against the unchanged model's inside; median over heads; 1: no drift",
+            x_title="training lengths before",
+        ),
+        "outputs": _draw_outputs,
+        "attention": lines(
+            _by_condition(entropy="entropy, nats", normaliser="normaliser, ln sum exp"),
+            "bin",
+            title="Attention beyond the training length",
+            subtitle=_length,
+            x_title="position",
+        ),
+    }
 
     def prompt_tokens(
         self, model: Any, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
@@ -159,10 +271,16 @@ class LengthExtrapolation(Measure):
         return len(run.rows) * len({"vanilla", *self.conditions})
 
     def of_model(self, run: Run) -> xr.Dataset:
-        inside = len(run.rows[0]) // self.times
-        conditions = list(dict.fromkeys(("vanilla", *self.conditions)))
-        hooks = {condition: self.hooks(run, condition) for condition in conditions}  # refusals, before work starts
-        layers = list(select_heads(run.model, **run.where))
+        inside, where = len(run.rows[0]) // self.times, run.where
+        windows = (run.model, inside, self.n_global)
+        make: dict[str, Callable[[], Any]] = {
+            "vanilla": list,
+            "lm_infinite": lambda: lm_infinite(*windows, **where),
+            "retrieval": lambda: retrieve_blocks(*windows, block=self.block, n_blocks=self.n_blocks, **where),
+            "interpolation": lambda: interpolate_positions(run.model, 1 / self.times, **where),
+        }
+        hooks = {one: make[one]() for one in ("vanilla", *self.conditions)}  # refusals, before work starts
+        layers = list(select_heads(run.model, **where))
         shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
         vanilla, planes = ConditionRun(run, inside, shown), {}
 
@@ -174,25 +292,12 @@ class LengthExtrapolation(Measure):
             one.project(planes)
             return one.variables(vanilla)
 
-        data = run.grid(cell, condition=conditions)
-        data = data.assign_attrs(training_length=int(run.model.cfg.n_ctx))
-        return data.assign(
+        data = run.grid(cell, condition=list(hooks))
+        return data.assign_attrs(training_length=int(run.model.cfg.n_ctx)).assign(
             plane_coordinates=data["plane_coordinates"].astype(np.float32),
-            plane_noise=plane_noise(vanilla.points(), inside),
             plane_share=("shown_layer", [plane.share for plane in planes.values()]),
             noise_level=vanilla.drift(vanilla)["noise_level"].isel(segment=0, drop=True),
         )
-
-    def hooks(self, run: Run, condition: str) -> HookList:
-        """Return the intervention of a condition."""
-        windows = (run.model, len(run.rows[0]) // self.times, self.n_global)
-        if condition == "lm_infinite":
-            return lm_infinite(*windows, **run.where)
-        if condition == "retrieval":
-            return retrieve_blocks(*windows, block=self.block, n_blocks=self.n_blocks, **run.where)
-        if condition == "interpolation":
-            return interpolate_positions(run.model, 1 / self.times, **run.where)
-        return []
 
     def beyond(self, own: Numbers, condition: str) -> dict[str, Number]:
         """Return the numbers of one condition, means of the segments beyond the training length: loss, its rise over
@@ -211,12 +316,18 @@ class LengthExtrapolation(Measure):
         length = in_training_lengths(self.inside, own.attrs)
         if self.times < 2:
             return [f"Nothing was run beyond {length}."]
-        conditions = own.data["condition"].values.tolist()
-        numbers = {condition: self.beyond(own, condition) for condition in conditions}
+        said = []
+        for condition in own.data["condition"].values.tolist():
+            numbers = self.beyond(own, condition)
+            said.append(
+                f"Beyond {length}, {WORDS[condition]}: the loss is {numbers['loss'].plain:.2f}, {numbers['rise']:+.2f} "
+                f"against the unchanged model's inside it; the outputs of {numbers['within_noise']:.0%} of heads stay "
+                "in their distribution."
+            )
         inside = own("segment_loss", condition="vanilla", segment=0)
         noise = own.number(own.array("noise_level").median(HEAD))
         return [
-            *(f"Beyond {length}, {WORDS[one]}: {sentence_beyond(numbers[one])}." for one in conditions),
+            *said,
             "Outputs of a head stay in their distribution where their Frechet distance to the unchanged model's inside "
             f"is at most {TOLERATED} above that between two halves of the prompts there, {noise:.2f} in the median "
             f"head. The unchanged model's loss inside is {inside.plain:.2f}.",
@@ -233,23 +344,8 @@ class LengthExtrapolation(Measure):
             "noise_level": noise.median(HEAD),
             "within_noise": within_noise(frechet, noise),
             "norm_ratio": own.array("norm_ratio").median(HEAD),
-            "offset": own.array("plane_offset").median("shown_layer"),
             "entropy": own.array("entropy").mean(HEAD).groupby(segment).mean(),
         }
         frame = own.frame(columns, "condition", "segment")
         frame["segment"] += 1
         return frame.rename(columns={"segment": "times"})
-
-
-def within_noise(frechet: xr.DataArray, noise_level: xr.DataArray) -> xr.DataArray:
-    """Return the share of heads whose outputs are, up to what is tolerated, as close to those inside as two halves of
-    the prompts there are to each other."""
-    return (frechet - noise_level <= TOLERATED).where(frechet.notnull()).mean(HEAD)
-
-
-def sentence_beyond(numbers: Mapping[str, Number]) -> str:
-    """Return loss and drift of one condition."""
-    return (
-        f"the loss is {numbers['loss'].plain:.2f}, {numbers['rise']:+.2f} against the unchanged model's inside it; the "
-        f"outputs of {numbers['within_noise']:.0%} of heads stay in their distribution"
-    )

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,14 +56,6 @@ class EncodedItem:
         return torch.cat([self.context, max(self.choices, key=len)])
 
 
-class Row(NamedTuple):
-    """Tokens that the model reads for some choices of an item, all but their last."""
-
-    item: int
-    choices: list[int]
-    tokens: Int[Tensor, " pos"]
-
-
 def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeItem]:
     """Yield passages of `words` words, each with its own last word and three others as choices, in a seeded order.
 
@@ -90,8 +82,16 @@ def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeI
 
 
 def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[EncodedItem]:
-    """Return the first n items of the prompts' text that fit the model's context; fewer if the text has fewer."""
-    text = _text_of(model, prompts) if n else ""
+    """Return the first n items of the prompts' text that fit the model's context; fewer if the text has fewer, none of
+    token ids where the model has no tokenizer."""
+    if not n:
+        return []
+    text = prompts if isinstance(prompts, str) else ""
+    if isinstance(prompts, Sequence) and not text and all(isinstance(one, str) for one in prompts):
+        text = "\n".join(prompts)
+    elif not text and model.tokenizer is not None:
+        rows = given_prompts(model.tokenizer, prompts)
+        text = "\n".join(model.tokenizer.batch_decode(rows, skip_special_tokens=True))
     every = (encode(model, item) for item in islice(cloze_items(text, seed=seed), TRIED * n))
     return list(islice((one for one in every if len(one.longest) <= model.cfg.n_ctx), n))
 
@@ -99,17 +99,6 @@ def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[Enc
 def fewer_of_inits(n: int) -> str:
     """Say, of n items, that random inits get fewer; "" where they get all."""
     return f" (random init {ITEMS_OF_INITS})" if n > ITEMS_OF_INITS else ""
-
-
-def _text_of(model: Model, prompts: Any) -> str:
-    """Return the text of texts or of token ids; empty for ids of a model without a tokenizer."""
-    if isinstance(prompts, str):
-        return prompts
-    if isinstance(prompts, Sequence) and all(isinstance(text, str) for text in prompts):
-        return "\n".join(prompts)
-    if model.tokenizer is None:
-        return ""
-    return "\n".join(model.tokenizer.batch_decode(given_prompts(model.tokenizer, prompts), skip_special_tokens=True))
 
 
 def encode(model: Model, item: ClozeItem) -> EncodedItem:
@@ -123,70 +112,58 @@ def encode(model: Model, item: ClozeItem) -> EncodedItem:
 
 
 def score_items(
-    model: Model, items: Sequence[EncodedItem], condition: str, ratio: int | float, *, seed: int, **how: Any
+    model: Model,
+    items: Sequence[EncodedItem],
+    condition: str,
+    ratio: int | float,
+    *,
+    seed: int,
+    reach: str,
+    window: int,
+    where: Mapping[str, Any],
 ) -> dict[str, list[float]]:
     """Return of every item whether the right choice is the likeliest (1 or 0), and its ln p per token, after the
     disturbed context.
 
-    Rows of one length share forward passes: of all items where the text is disturbed, of one where hooks disturb.
+    Choices are never disturbed, and those of an item share one draw. Rows of one length share forward passes: of all
+    items where the text is disturbed, of one where hooks disturb.
 
     Args:
         seed: of the first item; each further one has the next.
-        how: as in `_disturbed_rows`.
+        where: layers and heads that hooks disturb.
     """
     log_p: list[dict[int, Float[Tensor, " _"]]] = [{} for _ in items]
-    of_text: dict[int, list[Row]] = {}
+    of_text: dict[int, list[tuple[int, list[int], Tensor]]] = {}  # by length: item, its choices, tokens that are read
     session = session_of(model)
 
-    def score(rows: Sequence[Row], hooks: HookList) -> None:
-        tokens = torch.stack([row.tokens for row in rows]).to(session.device)
+    def score(rows: Sequence[tuple[int, list[int], Tensor]], hooks: HookList) -> None:
+        tokens = torch.stack([one for *_, one in rows]).to(session.device)
         with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
             logits = [one for some in tokens.split(AT_ONCE) for one in logits_of(session, some)]
-        for row, of_row in zip(rows, logits, strict=True):
-            for choice in row.choices:
-                asked = items[row.item].choices[choice]
+        for (number, choices, _), of_row in zip(rows, logits, strict=True):
+            for choice in choices:
+                asked = items[number].choices[choice]
                 found = double(of_row[-len(asked) :]).log_softmax(-1).cpu()
-                log_p[row.item][choice] = found.gather(-1, asked[:, None])[:, 0]
+                log_p[number][choice] = found.gather(-1, asked[:, None])[:, 0]
 
     for number, item in enumerate(items):
-        for rows, hooks in _disturbed_rows(model, item, number, condition, ratio, seed=seed + number, **how):
+        n, total = len(item.context), len(item.longest)
+        share = ratio if condition == "jitter" else ratio * n / total  # swaps move a share of all tokens
+        how: dict[str, Any] = {"seed": seed + number, "window": window, "protected": [0, *range(n, total)]}
+        disturbance = draw(model, item.longest, condition, reach, share, **how)
+        for length in {len(tokens) for tokens in item.rows}:
+            some = {tokens: choices for tokens, choices in item.rows.items() if len(tokens) == length}
+            rows = torch.stack([torch.cat([item.context, torch.tensor(one, dtype=torch.int64)]) for one in some])
+            rows, hooks = disturb(model, rows, condition, disturbance, **where)
+            together = [(number, choices, row) for choices, row in zip(some.values(), rows, strict=True)]
             if hooks:
-                score(rows, hooks)
+                score(together, hooks)
             else:
-                of_text.setdefault(len(rows[0].tokens), []).extend(rows)
-    for rows in of_text.values():
-        score(rows, [])
+                of_text.setdefault(len(rows[0]), []).extend(together)
+    for together in of_text.values():
+        score(together, [])
     sums = [[float(one[choice].sum()) for choice in sorted(one)] for one in log_p]
     return {
         "cloze_accuracy": [float(np.argmax(one) == item.gold) for one, item in zip(sums, items, strict=True)],
         "cloze_log_likelihood": [float(one[item.gold].mean()) for one, item in zip(log_p, items, strict=True)],
     }
-
-
-def _disturbed_rows(
-    model: Model,
-    item: EncodedItem,
-    number: int,
-    condition: str,
-    ratio: int | float,
-    *,
-    reach: str,
-    window: int,
-    seed: int,
-    where: Mapping[str, Any],
-) -> Iterator[tuple[list["Row"], HookList]]:
-    """Yield the disturbed context followed by the choices but their last tokens, with its hooks: rows of one length
-    together.
-
-    Choices are never disturbed and share one draw.
-    """
-    n, total = len(item.context), len(item.longest)
-    if condition != "jitter":  # swaps move a share of all tokens, so scale it to the context
-        ratio = ratio * n / total
-    protected = [0, *range(n, total)]
-    disturbance = draw(model, item.longest, condition, reach, ratio, seed=seed, window=window, protected=protected)
-    for length in {len(tokens) for tokens in item.rows}:
-        some = {tokens: choices for tokens, choices in item.rows.items() if len(tokens) == length}
-        rows = torch.stack([torch.cat([item.context, torch.tensor(one, dtype=torch.int64)]) for one in some])
-        rows, hooks = disturb(model, rows, condition, disturbance, **where)
-        yield [Row(number, choices, row) for choices, row in zip(some.values(), rows, strict=True)], hooks

@@ -6,7 +6,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
@@ -34,9 +33,11 @@ from tl_posgen.report.figures import MARKS, Panels, model_label, sides
 from tl_posgen.report.kinds import lines, points
 from tl_posgen.rope.rotation import complex_frequencies
 
-CONDITIONS = {"position": "the key is nearly constant", "quiet": "it is too small to matter", "slow": "it hardly turns"}
-_WAVELENGTHS = [0, 16, 128, 1024, 8192, np.inf]  # in tokens: the bands of the table
-_WAVELENGTH_NAMES = ["up to 16", "16 to 128", "128 to 1024", "1024 to 8192", "above 8192"]
+_CONDITIONS = {
+    "position": "the key is nearly constant",
+    "quiet": "it is too small to matter",
+    "slow": "it hardly turns",
+}
 _MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
 
 _BOTH, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
@@ -187,13 +188,9 @@ class Planes(Measure):
         ),
     }
     curves = ("magnitude", "share_by_plane")
-    legend = (
-        "wavelength in tokens; planes: how many of a head are in the band, on average; concentration: |E z| / E|z|, 1 "
-        "where z is always the same; magnitude: E|z|; position, content: the band's share of that part of the scores."
-    )
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"part": PARTS, "condition": list(CONDITIONS)}
+        return {"part": PARTS, "condition": list(_CONDITIONS)}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         rope = layer.geometry.rope
@@ -233,7 +230,7 @@ class Planes(Measure):
         return own.correlation(own.array("score_sum", **OUT), own.array("share", **_INTERACTION), ranks=ranks)
 
     def findings(self, own: Numbers) -> list[str]:
-        met = ", ".join(f"{words} in {own('meets', condition=name):.0%}" for name, words in CONDITIONS.items())
+        met = ", ".join(f"{words} in {own('meets', condition=name):.0%}" for name, words in _CONDITIONS.items())
         q, k = (f"{own('concentration', side=side, **OUT):.3f}" for side in "qk")
         n_heads = int(own.data["additive"].sel(tokens="all").notnull().sum())
         return [
@@ -244,20 +241,3 @@ class Planes(Measure):
             "the scores, above 1 of which it bounds nothing by itself; over heads it correlates with the interaction "
             f"share of {own('share', **_INTERACTION):.3f} at r = {self.correlation(own):.2f}.",
         ]
-
-    def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a band of wavelengths: means over planes and heads; shares are summed over the band's planes."""
-        means = {
-            f"{name}_{side}": own.array(name, side=side) for name in ("concentration", "magnitude") for side in "qk"
-        }
-        sums = {part: own.array("share_by_plane", part=part) for part in PARTS[:2]}
-        wavelength = own.array("wavelength").broadcast_like(own.array("energy", side="k"))
-        frame = own.frame({**means, **sums, "wavelength": wavelength}, *HEAD, "plane").dropna()
-        frame["band"] = pd.cut(frame["wavelength"].clip(upper=1e300), _WAVELENGTHS, labels=_WAVELENGTH_NAMES)
-        groups: Any = frame.groupby("band", observed=True)
-        n_heads = frame.groupby(list(HEAD)).ngroups
-        planes = groups.size() / n_heads
-        whole = bool((planes % 1 == 0).all())  # heads mostly have equally many planes in a band
-        columns = {"planes": planes.astype(int) if whole else planes} | {name: groups[name].mean() for name in means}
-        columns |= {name: groups[name].sum() / n_heads for name in sums}
-        return pd.DataFrame(columns).reset_index(names="wavelength")

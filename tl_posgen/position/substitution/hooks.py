@@ -29,7 +29,7 @@ from tl_posgen.position.substitution.numbers.splits import (
     running_mean_key,
     uniform,
 )
-from tl_posgen.rope.splits import DistanceDistribution, Split, attention_profile, split_scores
+from tl_posgen.rope.splits import DistanceDistribution, attention_profile, split_scores
 
 Part = Literal["both", "position", "content"]
 Query = Literal["own", "mean"]
@@ -179,17 +179,12 @@ def by_split(
         distribution = _distribution_of(distances, capture)
         q = capture.q if query == "own" else capture.q.mean(1, keepdim=True).expand_as(capture.q)
         split = split_scores(q, capture.k, geometry.rope, geometry.scale, distribution, kbar)
-        return _part_of(split, part, capture)
+        if part == "content":
+            return finished(split.content, capture, 0)  # every pair at distance 0: no ALiBi
+        return finished(split.scores if part == "both" else split.position, capture)
 
     alone = mean_key == "seen" and query == "own" and not callable(distances)
     return RowByRow(scores_of) if alone else scores_of
-
-
-def _part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tensor, "head query key"]:
-    """Return one part or both, with the layer's ALiBi and soft cap."""
-    if part == "content":
-        return finished(split.content, capture, 0)  # every pair at distance 0: no ALiBi
-    return finished(split.scores if part == "both" else split.position, capture)
 
 
 def _distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:

@@ -9,13 +9,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
-from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.core.formatting import format_number, in_brackets
-from tl_posgen.core.head_examples import Pick, head_examples, pick_heads
+from tl_posgen.core.head_examples import head_examples, pick_heads
 from tl_posgen.core.measure import Measure, TokenView, Variable
-from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count
 from tl_posgen.core.run import Run
@@ -59,9 +57,13 @@ def _draw_maps(result: Any) -> go.Figure:
     """Draw scores, position and content, a row a head; below each head the same one of the random init."""
     both, n = sides(result), result.own.sizes["example"]
     rows = [(side, data, number) for number, (side, data, _) in product(range(n), both)]
-    panels = Panels([title for row in rows for title in _map_titles(*row)], columns=3, row_height=300)
-    for row, (_, data, number) in enumerate(rows):
-        maps = data.isel(example=number)
+    shown, titles = [data.isel(example=number) for _, data, number in rows], []
+    for (side, *_), one in zip(rows, shown, strict=True):
+        position, content, both = (format_number(float(r), ".2f") for r in one["r"].values)
+        titles += [f"{head_name(one['layer'], one['head'])}, {one['why'].item()} · {side}", f"position, r {position}"]
+        titles.append(f"content, r {content} (both {both})")
+    panels = Panels(titles, columns=3, row_height=300)
+    for row, maps in enumerate(shown):
         reach = float(abs(maps["scores"]).quantile(0.98))
         colours = {"colorscale": DIVERGING, "reversescale": True, "zmin": -reach, "zmax": reach}
         for column, name in enumerate(MAPS):
@@ -75,17 +77,6 @@ def _draw_maps(result: Any) -> go.Figure:
     )
     title = f"Scores, position and content · {model_label(result.own)}"
     return panels.axes("key", "query").finish(title, subtitle).update_layout(margin_t=110)
-
-
-def _map_titles(side: str, data: xr.Dataset, number: int) -> list[str]:
-    """Return the titles of one head's panels: the head and the reason for its choice, and the correlations."""
-    one = data.isel(example=number)
-    position, content, both = (format_number(float(r), ".2f") for r in one["r"].values)
-    return [
-        f"{head_name(one['layer'], one['head'])}, {one['why'].item()} · {side}",
-        f"position, r {position}",
-        f"content, r {content} (both {both})",
-    ]
 
 
 @dataclass(frozen=True)
@@ -134,27 +125,30 @@ class SplitExamples(Measure):
 
     def of_model(self, run: Run) -> xr.Dataset:
         shown = run.rows[0][:N_TOKENS]
-        return head_examples(run, shown, len(shown), self.picks(run, shown), _examples_of)
+        if run.trained is not None:  # null models show its heads
+            picks = list(zip(*(run.trained[name].values.tolist() for name in ("layer", "head", "why")), strict=True))
+        else:
+            position_r: dict[tuple[int, int], float] = {}
 
-    def picks(self, run: Run, shown: Int[Tensor, " pos"]) -> list[Pick]:
-        """Return (layer, head, why) of the shown heads; random inits show those of the trained model."""
-        if run.trained is not None:
-            places = [run.trained[name].values.tolist() for name in ("layer", "head", "why")]
-            return list(zip(*places, strict=True))
-        position_r: dict[tuple[int, int], float] = {}
+            def keep(layer: LayerCapture) -> None:
+                places = [(layer.layer, head) for head in layer.heads]
+                position_r.update(zip(places, _maps_of(layer).r[0].tolist(), strict=True))
 
-        def keep(layer: LayerCapture) -> None:
-            places = [(layer.layer, head) for head in layer.heads]
-            position_r.update(zip(places, _maps_of(layer).r[0].tolist(), strict=True))
+            run_capture(run.session, shown[None], keep, **run.where)
+            picks = pick_heads(pd.Series(position_r, dtype=float), self.examples, WHY, run.where["heads"])
 
-        run_capture(run.session, shown[None], keep, **run.where)
-        return pick_heads(pd.Series(position_r, dtype=float), self.examples, WHY, run.where["heads"])
+        def examples(layer: LayerCapture) -> dict[str, Tensor]:
+            maps = _maps_of(layer)
+            return {**{name: getattr(maps, name).float() for name in MAPS}, "r": maps.r.mT}
+
+        return head_examples(run, shown, len(shown), picks, examples)
 
     def findings(self, own: Numbers) -> list[str]:
         lines = []
         for example in own.data["example"].values.tolist():
-            place = own.data.sel(example=example)
-            position, content, both = (_with_null(own("r", example=example, part=part)) for part in PARTS)
+            place, numbers = own.data.sel(example=example), [own("r", example=example, part=part) for part in PARTS]
+            nulls = (in_brackets(f"random init {one.of_inits.plain:.2f}" if one.inits else "") for one in numbers)
+            position, content, both = (f"{one.plain:.2f}{null}" for one, null in zip(numbers, nulls, strict=True))
             lines.append(
                 f"{head_name(place['layer'], place['head'])}, {place['why'].item()}: within rows of one "
                 f"prompt scores correlate with their position part at {position}, with their content part at "
@@ -172,15 +166,3 @@ def _maps_of(layer: LayerCapture) -> SplitMaps:
     slopes = None if slopes is None else slopes[list(layer.heads)]
     how: dict[str, Any] = {"window": geometry.window, "slopes": slopes}
     return split_maps(layer.scores(), layer.q, layer.k, geometry.rope, geometry.scale, **how)
-
-
-def _examples_of(layer: LayerCapture) -> dict[str, Tensor]:
-    """Return the three maps and their correlations of every head."""
-    maps = _maps_of(layer)
-    return {**{name: getattr(maps, name).float() for name in MAPS}, "r": maps.r.mT}
-
-
-def _with_null(number: Number) -> str:
-    """Return a number beside the mean of its random inits, without their spread: "0.91 (random init 0.35)"."""
-    null = f"random init {number.of_inits.plain:.2f}" if number.inits else ""
-    return f"{number.plain:.2f}{in_brackets(null)}"

@@ -1,62 +1,100 @@
 """Does the model run on position + content? Scores replaced by a split, and the loss that is left."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
+import torch
 import xarray as xr
 
 from tl_posgen.core import options
 from tl_posgen.core.formatting import in_brackets
-from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.measure import HEAD, Variable, in_words
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Whole, Within
 from tl_posgen.core.run import Run
-from tl_posgen.interventions import WORTHLESS
-from tl_posgen.position.substitution.hooks import by_constant, heads_from, substitute
-from tl_posgen.position.substitution.numbers.splits import Threshold
-from tl_posgen.position.substitution.substituted_loss import (
-    CONTROLS,
-    N_DOSES,
-    NO_STAND_IN,
-    PREDICTORS,
-    REPLACED_BY,
-    conditions_of,
-    costs,
-    losses_of_conditions,
-    ranks,
-    recovered,
-    score_errors,
+from tl_posgen.hooks.replace_scores import ScoresOf
+from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, WORTHLESS, Interventions, tokens_by_condition
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
+from tl_posgen.position.substitution.hooks import (
+    all_positions,
+    by_constant,
+    by_split,
+    by_three_axis,
+    heads_from,
+    near,
+    own_profile,
+    query_profile,
+    stand_in,
+    substitute,
 )
-from tl_posgen.position.substitution.substitution_figures import (
-    FIGURES,
-    TOKEN_VIEW,
-    WORDS,
-    in_words,
-)
+from tl_posgen.position.substitution.numbers.splits import Threshold, attention_kl, point_mass, triangle, uniform
+from tl_posgen.report.figures import finish, model_label, named_points, sides
+from tl_posgen.report.kinds import bars
+from tl_posgen.stats.correlations import pearson
 
-COST_PROMPTS = 4
-NO_SPLIT = (*NO_STAND_IN, *CONTROLS)
-BY_HEAD, TO_END, TOKEN = ("condition", *HEAD), ("condition", "end"), ("condition", "shown_target")
-SHARE = "(L_uniform - L) / (L_uniform - L_unchanged), NaN where the denominator is below .01 nats"
-PREDICTION_KL = "KL(unchanged || replaced) of the next token"
-KL_SHARE = "1 - KL / KL of uniform attention, NaN where the latter is below .01 nats"
-COST = "rise of the loss, this head alone replaced: by the split of the width `cost_width`, or uniform"
+UNIFORM = "uniform_attention"
+NO_STAND_IN = (UNTOUCHED, UNIFORM)
+NO_SPLIT = (*NO_STAND_IN, "position", "content")
+BY_HEAD = ("condition", *HEAD)
 EXACT = "nothing rotates, so position + content is the score itself and recovers all of the loss by construction"
+WORDS = {
+    "uniform_attention": "uniform attention",
+    "three_axis": "three-axis fit, all pairs",
+    "three_axis_near": "three-axis fit, near pairs, width",
+    "three_axis_attention": "three-axis fit, attended pairs",
+    "mean_query": "mean query and key, distances below",
+    "k_q_simplify": "mean query and key, all distances",
+    "mean_key": "mean key at distance",
+    "triangle": "triangle of width",
+    "own_profile": "own attention profile",
+    "query_profile": "profile of each query",
+    "position": "position alone",
+    "content": "content alone",
+}
 Near = Annotated[Real, Within(1, words="a number of tokens, 1 or more")]
 
 
+def _draw_correlation(result: Any) -> go.Figure:
+    """Draw the rise of the loss against the correlation of stand-in and scores, each point with its name."""
+    figure, points, named, own = go.Figure(), np.empty((2, 0)), [], result.numbers
+    for side, data, colour in reversed(sides(result)):
+        stand_ins = data.drop_sel(condition=list(NO_STAND_IN))
+        x = stand_ins["r"].mean(HEAD).values
+        y = (stand_ins["loss"] - data["loss"].sel(condition=UNTOUCHED)).mean("prompt").values
+        names, is_own = [in_words(name, WORDS) for name in stand_ins["condition"].values], data is result.own
+        look = {"mode": "markers", "marker": {"size": 10 if is_own else 7, "color": colour}, "name": side}
+        figure.add_trace(go.Scatter(x=x, y=y, hovertext=names, **look))
+        if is_own:
+            known = np.isfinite(x) & np.isfinite(y)
+            points, named = np.stack([x, y])[:, known], [name for name, one in zip(names, known, strict=True) if one]
+    worth, label = result.measure.worth(own).value, "uniform attention"
+    figure.add_hline(y=worth, line_dash="dot", annotation_text=label, annotation_position="bottom left")
+    figure.update_layout(xaxis_title="r of stand-in and scores, mean over heads", yaxis_title="rise of the loss, nats")
+    r, kl = (result.measure.rank(own, name).plain for name in ("r", "attention_kl"))
+    subtitle = (
+        "each point a stand-in; were correlation enough, they would fall from left to right; rank correlation of r "
+        f"and share recovered {r:.2f}, of attention KL {kl:.2f}"
+    )
+    figure = finish(figure, f"Correlation is not mechanism · {model_label(result.own)}", subtitle, height=560)
+    return named_points(figure, points, named, top=worth, height=420) if named else figure
+
+
 @dataclass(frozen=True)
-class Substitution(Measure):
+class Substitution(Interventions):
     r"""recovered = (L_uniform - L) / (L_uniform - L_unchanged): the loss L with all scores replaced, by condition.
 
     All attention scores are replaced in the running model, and the loss is measured. Recovered: share of the way from
     uniform attention (0) to the unchanged model (1). A high correlation alone would not tell.
 
-    NaN where attention is worth less than .01 nats, as at random init: a share of nothing is noise.
+    NaN where attention is worth less than .01 nats, as at random init: a share of nothing is noise, and null models run
+    no stand-in there.
 
     Conditions: `unchanged`; `uniform_attention` (one constant per head: the control); `three_axis`, the fit with all
     pairs weighted alike, `three_axis_near_<width>` (pairs weighted by max(width - distance, .05)) and
@@ -72,21 +110,21 @@ class Substitution(Measure):
         mean_query_distances: how many distances the split of the mean query averages over.
         gamma, threshold, from_layer: replace only scores below this quantile of their "head", or of head 0's last row
             for the whole "layer", from this layer on; see `substitute`.
-        head_costs: also replace each head alone, by the triangle of the first width.
 
     Raises:
         InputError: unusable prompts, a layer that does not exist.
 
     Source: the substitution with gamma = .97, threshold = "layer", d0 = 1000 and from_layer = 4, and `k_q_simplify`,
     are in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305), github.com/Glaciohound/LM-Infinite;
-    a quantile per head, the other conditions, the shares recovered and the residual's dose are
-    ours. Their substitution alone: `authors_split`.
+    a quantile per head, the other conditions and the shares recovered are ours. Their substitution alone:
+    `authors_split`.
 
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
-        >>> cut = {"length": 32, "n_prompts": 2, "null_seeds": (), "progress": False}
-        >>> own = Substitution()("mini", bundled_text(), **cut).numbers
-        >>> [own("recovered", condition=one).value for one in ("unchanged", "uniform_attention")]
+        >>> cut = {"length": 48, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> result = Substitution()("mini", bundled_text(), **cut)
+        >>> shares = result.measure.recovered(result.numbers)
+        >>> [shares[one].value for one in ("unchanged", "uniform_attention")]
         [1.0, 0.0]
     """
 
@@ -97,32 +135,20 @@ class Substitution(Measure):
     gamma: options.Threshold = 1.0
     threshold: Threshold = "head"
     from_layer: Whole = 0
-    head_costs: bool = False
 
     usual_prompts = 16
     question = "Does the model run on position + content?"
-    one_length = True
     matrices = 26
-    rows = ("condition",)
+    control = UNIFORM
     variables = {
-        "loss": Variable("loss", "nats", "per token, every score replaced", ("condition", "prompt"), "loss"),
-        "recovered": Variable("share recovered", "", SHARE, TO_END, "recovered", bounds=(-np.inf, 1)),
-        "kl": Variable("KL of the predictions", "nats", PREDICTION_KL, ("condition", "prompt")),
-        "kl_recovered": Variable("share of the predictions recovered", "", KL_SHARE, TO_END, bounds=(-np.inf, 1)),
+        **Interventions.variables,
+        **PREDICTIONS,
         "attention_kl": Variable(
             "attention KL", "nats", "KL(own || stand-in), own q and k, mean over queries", BY_HEAD
         ),
         "r": Variable("r of stand-in and scores", "", "Pearson over visible scores, unchanged q and k", BY_HEAD),
-        "rank": Variable("rank correlation with the share recovered", "", "Spearman over stand-ins", ("predictor",)),
-        "dose_loss": Variable(
-            *("loss by dose", "nats", "a share of what the stand-in leaves out added back"),
-            ("stand_in", "residual_share", "prompt"),
-        ),
-        "cost": Variable("rise of the loss", "nats", COST, ("replaced_by", *HEAD)),
-        "token_change": Variable("change of the loss", "nats", "first prompt, stand-in minus unchanged", TOKEN),
-        "token_text": Variable("token", "", "first prompt", ("shown_target",)),
     }
-    token_view = TOKEN_VIEW
+    token_view = tokens_by_condition(WORDS)
     legend = (
         "condition: what stands for the scores; recovered: share of the loss between uniform attention and unchanged, "
         "low and high the ends of its 95% interval over prompts; r: correlation with the scores."
@@ -134,80 +160,108 @@ class Substitution(Measure):
     }
     without_meaning = frozenset({"absolute", "alibi", "none"})
     words = WORDS
-    figures = FIGURES
+    figures = {
+        "recovered": bars(
+            {"share of the loss recovered": [("recovered", lambda own: own.measure.recovered_of(own))]},
+            "condition",
+            title="Loss recovered by each stand-in",
+            subtitle=lambda result: (
+                "every score replaced; 0: uniform attention, 1: the unchanged model. What there is to recover: "
+                f"{result.measure.worth(result.numbers):.3f} nats"
+            ),
+            form=".0%",
+        ),
+        "correlation": _draw_correlation,
+    }
 
-    def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"replaced_by": REPLACED_BY, "predictor": PREDICTORS}
+    def stand_ins(self, length: int) -> dict[str, ScoresOf]:
+        """Return what stands for the scores of prompts of `length` tokens, by condition."""
+        found: dict[str, ScoresOf] = {UNIFORM: partial(by_constant, gamma=self.gamma, threshold=self.threshold)}
+        found |= {"three_axis": by_three_axis}
+        found |= {f"three_axis_near_{one:g}": partial(by_three_axis, weights=near(one)) for one in self.near_widths}
+        if length <= LONGEST:
+            found["three_axis_attention"] = partial(by_three_axis, weights="attention")
+        found |= {f"mean_key_{d0:g}": by_split(point_mass(d0)) for d0 in self.dummy_distances}
+        found |= {f"triangle_{width:g}": by_split(triangle(width)) for width in self.widths}
+        found |= {f"mean_query_{n}": by_split(uniform(n), query="mean") for n in self.mean_query_distances}
+        found |= {"k_q_simplify": by_split(all_positions, query="mean")}
+        found |= {"own_profile": by_split(own_profile), "query_profile": by_split(query_profile)}
+        return found | {part: by_split(triangle(self.widths[0]), part) for part in ("position", "content")}
 
     def passes(self, run: Run) -> int:
-        n, heads = len(run.rows), heads_from(run.model, self.from_layer, run.where["layers"], run.where["heads"])
-        all_conditions = len(conditions_of(self, run.tokens.shape[1])) + N_DOSES
-        found = n * (1 + (all_conditions if run.init is None else len(NO_STAND_IN)))  # where nothing is to recover
-        return found + min(n, COST_PROMPTS) * (1 + 2 * len(heads)) * (self.head_costs and run.init is None)
+        heads_from(run.model, self.from_layer, **run.where)  # refused before work
+        return len(run.rows) * (2 + len(self.stand_ins(run.tokens.shape[1])) if run.init is None else 5)
+
+    def conditions(self, run: Run) -> Mapping[str, Any]:
+        heads = heads_from(run.model, self.from_layer, **run.where)
+        how: dict[str, Any] = {"gamma": self.gamma, "threshold": self.threshold, "heads": heads}
+        stand_ins = self.stand_ins(run.tokens.shape[1])
+        hooks: dict[str, Any] = {name: substitute(run.model, by, **how) for name, by in stand_ins.items()}
+        if run.init is not None:  # whose attention hardly ever is worth anything
+            rise = run.losses_under(hooks[UNIFORM]) - run.loss
+            if not rise.mean() >= WORTHLESS:
+                return dict.fromkeys(hooks) | {UNIFORM: hooks[UNIFORM]}
+        return hooks
 
     def of_model(self, run: Run) -> xr.Dataset:
-        heads = heads_from(run.model, self.from_layer, run.where["layers"], run.where["heads"])
-        where: dict[str, Any] = {"gamma": self.gamma, "threshold": self.threshold, "heads": heads}
-        substitute(run.model, by_constant, **where)  # what cannot be replaced is refused before work
-        conditions = conditions_of(self, run.tokens.shape[1])
-        data = losses_of_conditions(run, conditions, where).merge(score_errors(run, conditions, where))
-        data["recovered"] = recovered(data["loss"], data["loss"])
-        data["kl_recovered"] = recovered(data["kl"], data["kl"])
-        data["rank"] = ranks(data)
-        if run.init is not None or not self.head_costs:
-            return data
-        replaced, width = data["attention_kl"].isel(condition=0, drop=True).notnull(), float(self.widths[0])
-        return data.assign(cost=costs(run, COST_PROMPTS, width, replaced)).assign_attrs(cost_width=width)
+        return super().of_model(run).merge(self.score_errors(run))
 
-    def best(self, own: Numbers) -> str:
-        """Return the split that recovers most of the loss."""
-        splits = _splits_of([str(name) for name in own.data["condition"].values])
-        return splits[int(own.data["recovered"].sel(condition=splits, end="value").fillna(-np.inf).values.argmax())]
+    def score_errors(self, run: Run) -> xr.Dataset:
+        """Return attention KL and Pearson's r between each stand-in's and the model's scores, on the unchanged q and
+        k."""
+        sums, stand_ins = run.sums(), self.stand_ins(run.tokens.shape[1])
+
+        def compare(capture: LayerCapture) -> None:
+            exact = capture.scores()
+            visible = capture.geometry.visible(exact.shape[1], exact.device)
+            how = {"gamma": self.gamma, "threshold": self.threshold}
+            every = [exact, *(stand_in(capture, by, **how) for by in stand_ins.values())]
+            kl = [attention_kl(exact, scores, visible).mean(1) for scores in every]
+            r = [pearson(exact[:, visible], scores[:, visible]) for scores in every]
+            sums.add_layer(capture, {"attention_kl": torch.stack(kl), "r": torch.stack(r)})
+
+        replace(run, where={"heads": heads_from(run.model, self.from_layer, **run.where)}).capture(compare)
+        coords = {"layer": range(run.model.cfg.n_layers), "head": range(run.model.cfg.n_heads)}
+        return sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins]).reindex(coords)
 
     def worth(self, own: Numbers) -> Number:
         """Return the loss that uniform attention costs."""
-        unchanged, uniform = (own.array("loss", condition=one) for one in NO_STAND_IN)
-        return own.number(uniform - unchanged)
+        return self.rises(own)[UNIFORM]
+
+    def rank(self, own: Numbers, name: str) -> Number:
+        """Return Spearman's rho over stand-ins of the share recovered with `r`, or with `attention_kl`."""
+        both = (self.recovered_of(own), own.array(name, condition=None).mean(HEAD))
+        x, y = (one.drop_sel(condition=list(NO_STAND_IN)).rename(condition="head") for one in both)
+        return own.correlation(x.expand_dims(layer=[0]), y.expand_dims(layer=[0]), ranks=True)
 
     def findings(self, own: Numbers) -> list[str]:
         worth = self.worth(own)
         null = in_brackets(f"{worth.null:.4f} nats" if worth.inits else "")
-        if worth.value < WORTHLESS:
+        if not worth.value >= WORTHLESS:
             return [
                 f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats{null}: there is "
                 "nothing to recover."
             ]
-        best, names = self.best(own), own.data["condition"].values.tolist()
-        share = {one: own("recovered", condition=one).with_interval for one in names}
-        r, kl = (own("rank", predictor=one).plain for one in PREDICTORS)
-        profile = own("kl_recovered", condition="query_profile").with_interval
+        share = self.recovered(own)
+        splits = [name for name in share if name not in NO_SPLIT and not name.startswith("three_axis")]
+        best = max(splits, key=lambda name: share[name].value)
+        r, kl = (self.rank(own, name).plain for name in ("r", "attention_kl"))
+        profile = self.recovered(own, "kl")["query_profile"].with_interval
         return [
-            f"Position + content ({in_words(best)}, the best of {len(_splits_of(names))} splits on these prompts) "
-            f"recovers {share[best]:.1%} of the {worth.with_interval:.3f} nats between the unchanged model and uniform "
-            f"attention{null}; position alone {share['position']:.1%}, content alone {share['content']:.1%}. With the "
-            f"profile of each query, where nothing is chosen or fitted: {share['query_profile']:.1%}, and "
-            f"{profile:.1%} of the KL that uniform attention has from the unchanged model's predictions.",
+            f"Position + content ({in_words(best, WORDS)}, the best of {len(splits)} splits on these prompts) recovers "
+            f"{share[best].with_interval:.1%} of the {worth.with_interval:.3f} nats between the unchanged model and "
+            f"uniform attention{null}; position alone {share['position'].with_interval:.1%}, content alone "
+            f"{share['content'].with_interval:.1%}. With the profile of each query, where nothing is chosen or fitted: "
+            f"{share['query_profile'].with_interval:.1%}, and {profile:.1%} of the KL that uniform attention has from "
+            "the unchanged model's predictions.",
             f"The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
             f"{own('r', condition='three_axis').plain:.3f}; in their place it recovers "
-            f"{share['three_axis']:.1%} of the loss with all pairs weighted alike. Over "
-            f"{len(names) - len(NO_STAND_IN)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
+            f"{share['three_axis'].with_interval:.1%} of the loss with all pairs weighted alike. Over "
+            f"{len(share) - len(NO_STAND_IN)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
             f"that of the attention KL is {kl:.2f}.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a condition."""
-        found = []
-        for one in own.data["condition"].values.tolist():
-            share = own("recovered", condition=one)
-            row = {"condition": one, "loss": own("loss", condition=one).value, "recovered": share.value}
-            row |= {"low": share.low, "high": share.high, "r": own("r", condition=one).value}
-            found.append(row | {"attention KL": own("attention_kl", condition=one).value})
-        return pd.DataFrame(found)
-
-    def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        return ["recovered", "dose", "correlation", *(["heads"] if "cost" in data else [])]
-
-
-def _splits_of(conditions: Sequence[str]) -> list[str]:
-    """Return the conditions that are splits into position + content."""
-    return [name for name in conditions if name not in NO_SPLIT and not name.startswith("three_axis")]
+        columns = {name: own.along(own.array(name, condition=None), "condition") for name in ("r", "attention_kl")}
+        frame = super().table(own).drop(columns="rise")
+        return frame.assign(**{name: [one.value for one in numbers] for name, numbers in columns.items()})

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from dense_fit import mask_of, random_qk, reference, three_axis_from_qk, three_axis_from_scores
+from dense_fit import mask_of, random_qk, reference, three_axis_from_scores
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,6 @@ from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import (
     PairMoments,
     pair_moments,
-    pair_moments_from_rows,
     pair_moments_from_scores,
 )
 from tl_posgen.rope import bilinear_sums
@@ -67,13 +66,6 @@ def test_blocks_of_rows_do_not_change_the_moments(monkeypatch, rows, diagonal):
     assert_same(pair_moments_from_scores(scores, window=20, diagonal=diagonal), whole)
 
 
-def test_rows_are_taken_with_their_diagonal_and_alike_unless_it_is_said():
-    scores = torch.randn(2, 9, 9, generator=torch.Generator().manual_seed(2))
-    found = pair_moments_from_rows(lambda start, stop: scores[:, start:stop, :stop], 9)
-    assert found.pairs == CausalPairs(9)
-    assert_same(found, pair_moments_from_scores(scores))
-
-
 def test_in_a_window_float32_is_summed_as_float64_is():
     """The band is a difference of two triangles, which would cost digits."""
     q, k = random_qk(60)
@@ -116,12 +108,3 @@ def test_queries_and_keys_that_are_not_finite_or_overflow_are_refused(value, mes
     k[1, :, 2] *= 10
     with pytest.raises(InputError, match=message):
         pair_moments(q, k)
-
-
-def test_inputs_are_left_as_they_were():
-    q, k = random_qk(20)
-    scores = q @ k.mT
-    copies = q.clone(), k.clone(), scores.clone()
-    three_axis_from_qk(q, k, 0.5)
-    three_axis_from_scores(scores)
-    assert all(torch.equal(*both) for both in zip((q, k, scores), copies, strict=True))

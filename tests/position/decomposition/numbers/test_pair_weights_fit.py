@@ -53,17 +53,6 @@ def test_weights_by_distance_are_a_special_case(kind, ridge):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-8, rtol=1e-8, equal_nan=True)
 
 
-def test_pairs_without_attention_count_next_to_nothing_and_leave_no_entry_open():
-    scores, weights = scores_and_weights(30)
-    torch.manual_seed(1)
-    weights = weights.where(torch.rand(30, 30) < 0.5, 0)
-    weights[:, :, 7] = 0  # a key that nobody attends to
-    fit = fit_pair_weights(scores, weights, CausalPairs(30))
-    assert np.isfinite(fitted_entries(fit, CausalPairs(30))).all()
-    again = fit_pair_weights(scores, 5 * weights, CausalPairs(30))
-    torch.testing.assert_close(again.r, fit.r)
-
-
 def test_hidden_entries_are_not_read():
     scores, weights = scores_and_weights()
     hidden = ~mask_of(PAIRS)
@@ -105,11 +94,3 @@ def test_what_rounding_leaves_has_no_r(mean, size, constant):
     )
     for r in (fit.r, fit.r_within_rows, alike.r):
         assert (r.isnan() == constant).all()
-
-
-def test_scores_constant_within_rows_have_r_but_no_r_within_rows():
-    _, weights = scores_and_weights()
-    scores = torch.randn(2, 12, 1, generator=torch.Generator().manual_seed(0)).expand(2, 12, 12)
-    fit = fit_pair_weights(scores, weights, PAIRS)
-    np.testing.assert_allclose(fit.r, 1)
-    assert fit.r_within_rows.isnan().all()

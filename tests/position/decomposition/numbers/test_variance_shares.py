@@ -92,20 +92,6 @@ def test_shares_add_up_to_one(n, half, n_distances, causal, seed):
     torch.testing.assert_close(found.shares.sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("constant", "gone"),
-    [("q", ("q", "qk", "qd", "qkd")), ("k", ("k", "qk", "kd", "qkd")), ("d", ("d", "qd", "kd", "qkd"))],
-)
-def test_a_factor_that_does_not_vary_has_no_share(constant, gone):
-    rope = ROPES["half"]
-    q, k = random_qk(6, 6, 6)
-    q = q[:, :1].expand_as(q) if constant == "q" else q
-    k = k[:, :1].expand_as(k) if constant == "k" else k
-    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 1.0, 1 if constant == "d" else 9)
-    assert float(found.share(*gone).abs().max()) < 1e-12
-    assert float(found.shares.sum(-1).min()) == pytest.approx(1)
-
-
 def test_a_large_constant_costs_no_digits():
     rope = Rope(torch.zeros(3, dtype=torch.float64))
     q, k = random_qk(20, 20, 6)
@@ -193,19 +179,6 @@ def test_it_is_that_of_the_measure(capture, collected, tokens, first_token, weig
 def test_gradients_are_those_of_finite_differences(rope, first_token):
     q, k = (drawn(2, 1, 5, 6, seed=seed).requires_grad_() for seed in (0, 1))
     assert torch.autograd.gradcheck(lambda q, k: interaction_share(q, k, rope, first_token=first_token), (q, k))
-
-
-def test_descent_takes_the_interaction_away():
-    q, k = drawn(3, 20, 6), drawn(3, 20, 6, seed=1).float().requires_grad_()
-    optimiser = torch.optim.Adam([k], lr=0.05)
-    shares = []
-    for _ in range(60):
-        share = interaction_share(q.float(), k, TURNING[0])
-        shares.append(float(share.detach().mean()))
-        optimiser.zero_grad()
-        share.sum().backward()
-        optimiser.step()
-    assert shares[0] > 0.2 > 0.05 > shares[-1]
 
 
 def test_every_batch_stands_for_itself():

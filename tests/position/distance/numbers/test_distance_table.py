@@ -5,12 +5,13 @@ from itertools import product
 import pytest
 import torch
 from additive_fit import additive_fit
+from distance_table import distance_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rotated_heads import ROPES, random_head, true_distances
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.distance.numbers.distance_table import distance_table, key_agreement, table_energies
+from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
 from tl_posgen.position.order.numbers.swaps import jittered_distances
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at, scores_at_positions, scores_frozen_beyond

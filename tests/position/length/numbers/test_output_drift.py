@@ -63,24 +63,23 @@ def test_moments_of_prompts_add_up_to_those_of_their_outputs():
 
 
 def test_axes_are_the_fewest_that_hold_the_share_of_variance():
-    axes = principal_axes(moments(0), 0.95)
+    axes, along, kept = principal_axes(moments(0), 0.95)
     variance = torch.tensor([16.0, 9, 4, 1, 0.01, 1e-4])
     assert variance[:2].sum() < 0.95 * variance.sum() < variance[:3].sum()
-    assert axes.kept.tolist() == [3, 3]
-    torch.testing.assert_close(axes.variance[:, :3], torch.tensor([[16.0, 9, 4]] * 2).double(), rtol=0.1, atol=0)
-    assert not axes.axes[..., 3:].any()
+    assert kept.tolist() == [3, 3]
+    torch.testing.assert_close(along[:, :3], torch.tensor([[16.0, 9, 4]] * 2).double(), rtol=0.1, atol=0)
+    assert not axes[..., 3:].any()
 
 
 def test_axes_without_variance_are_never_kept():
     o = outputs(100, 0)
     o[..., 3:] = 0
-    assert principal_axes(OutputMoments.from_outputs(o), 1.0).kept.tolist() == [3, 3]
+    assert principal_axes(OutputMoments.from_outputs(o), 1.0)[2].tolist() == [3, 3]
 
 
 def test_no_drift_stays_at_the_noise_level_and_the_inside_is_at_none():
     drift, itself = (output_drift(halves(), beyond) for beyond in ((moments(2), moments(3)), halves()))
     assert (drift["frechet"] < 3 * drift["noise_level"]).all()
-    assert (drift["off_axes"] < 0.06).all()
     for name, known in {"mahalanobis": 1.0, "norm_ratio": 1.0}.items():
         torch.testing.assert_close(drift[name], torch.full((2,), known).double(), rtol=0.05, atol=0)
         torch.testing.assert_close(itself[name], torch.full((2,), known).double())
@@ -105,18 +104,11 @@ def test_a_shift_or_a_stretch_leaves_the_noise_level_far_behind(change):
 
 def test_mahalanobis_is_the_root_mean_square_over_the_outputs():
     inside, beyond = halves(50), outputs(40, 3, shift=1.0)
-    axes = principal_axes(inside[0] + inside[1])
-    away = (beyond - axes.mean[:, None]) @ axes.axes[..., :3]
-    expected = (away.square() / axes.variance[:, None, :3]).sum(-1).mean(-1)
+    axes, along, _ = principal_axes(inside[0] + inside[1])
+    away = (beyond - (inside[0] + inside[1]).mean[:, None]) @ axes[..., :3]
+    expected = (away.square() / along[:, None, :3]).sum(-1).mean(-1)
     found = output_drift(inside, in_halves(beyond))
     torch.testing.assert_close(found["mahalanobis"], (expected / 3).sqrt())
-
-
-def test_outputs_off_the_axes_are_noticed():
-    o = outputs(4000, 2)
-    o[..., 5] += 50
-    drift = output_drift(halves(), in_halves(o))
-    assert (drift["off_axes"] > 0.95).all()
 
 
 def test_frechet_is_between_one_half_beyond_and_the_other_inside():

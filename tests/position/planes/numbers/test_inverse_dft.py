@@ -1,15 +1,11 @@
 """Built heads give back the function they were built for."""
 
-from itertools import pairwise
-
 import pytest
 import torch
-from additive_fit import additive_fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.distance.numbers.distance_table import distance_table
 from tl_posgen.position.planes.numbers.inverse_dft import fit_frequencies, head_for_table
 from tl_posgen.rope.rotation import inverse_frequencies, rotate
 
@@ -34,16 +30,6 @@ def test_a_head_realises_any_table_of_tokens_and_distances(shape, seed):
     torch.testing.assert_close(table_of(head_for_table(table), shape[2]), table)
 
 
-def test_the_realised_table_can_be_entangled():
-    """Token pair (a, b) attends at the distance a + b mod N alone: no share of it is position, none is content."""
-    n = 6
-    a, b, d = torch.meshgrid(*[torch.arange(n)] * 3, indexing="ij")
-    head = head_for_table(((a + b) % n == d).double())
-    for query in head.q:
-        table = distance_table(query[None], head.k[None], head.rope, 1.0, torch.arange(n))
-        torch.testing.assert_close(additive_fit(table).interaction_share, torch.ones(1, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("table", [torch.ones(4), torch.full((1, 1, 4), torch.nan), torch.ones(1, 1, 0)], ids=str)
 def test_what_is_no_table_is_refused(unchecked, table):
     with pytest.raises(InputError, match="head_for_table: a table of shape"):
@@ -66,11 +52,3 @@ def test_the_fit_is_the_least_squares_one_and_its_coefficients_give_the_fitted_v
     torch.testing.assert_close(fitted, expected.T)
     turn = torch.polar(torch.ones_like(angles), angles)
     torch.testing.assert_close((coefficients @ turn.mT).real, fitted)
-
-
-def test_more_frequencies_never_fit_worse():
-    values = (torch.arange(64) % 9 == 0).double()
-    fits = [fit_frequencies(values, inverse_frequencies(32)[:m])[0] for m in (2, 4, 8, 16)]
-    errors = [float((fitted - values).square().mean().sqrt() / values.std(correction=0)) for fitted in fits]
-    assert all(more <= fewer + 1e-9 for fewer, more in pairwise(errors))
-    assert errors[0] > 0.5

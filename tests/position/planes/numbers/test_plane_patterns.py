@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 from additive_fit import additive_fit
+from distance_table import distance_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rotated_heads import ROTATING, random_head
 
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
-from tl_posgen.position.distance.numbers.distance_table import distance_table
 from tl_posgen.position.planes.numbers.plane_patterns import (
     PlaneMoments,
     plane_parts,
@@ -26,10 +26,6 @@ SCALE, N, D_HEAD = 0.3, 12, 8
 @pytest.fixture(params=ROTATING.values(), ids=ROTATING.keys())
 def rope(request) -> Rope:
     return request.param
-
-
-def of_keys(k: torch.Tensor, rope: Rope = ROTATING["half"]) -> dict[str, torch.Tensor]:
-    return {name: values[1] for name, values in side_patterns(PlaneMoments.from_qk(k, k, rope)).items()}
 
 
 def test_moments_of_prompts_add_up_to_those_of_their_tokens():
@@ -53,12 +49,6 @@ def test_side_patterns_equal_the_statistics_of_the_samples(rope, side):
         "energy": energy / energy.sum(-1, keepdim=True),
     }
     torch.testing.assert_close(found, expected)
-
-
-def test_a_constant_key_is_fully_concentrated():
-    _, k = random_head()
-    pattern = of_keys(k[:, :1].expand_as(k))
-    torch.testing.assert_close(pattern["concentration"], torch.ones(2, 4, dtype=torch.float64))
 
 
 def test_parts_of_the_planes_add_up_to_the_variance_of_the_parts(rope):

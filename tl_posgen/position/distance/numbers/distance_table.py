@@ -1,4 +1,4 @@
-"""Table of a head's scores for every distance and key, and how nearly additive it is."""
+"""How nearly additive the table of a head's scores for every distance and key is: M_dj = scale <R_d q, R_0 k_j>."""
 
 import torch
 from jaxtyping import Float, Real
@@ -7,25 +7,9 @@ from torch import Tensor
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, rotate
-from tl_posgen.rope.scores_at import scores_at_positions, unturned
+from tl_posgen.rope.scores_at import unturned
 
 QUERIES_AT_ONCE = 64
-
-
-def distance_table(
-    q: Float[Tensor, "head d_head"],
-    k: Float[Tensor, "head key d_head"],
-    rope: Rope,
-    scale: float,
-    distances: Real[Tensor, " distance"],
-) -> Float[Tensor, "head distance key"]:
-    """M_dj = scale <R_d q, R_0 k_j>: one query per head with every key at every distance; q and k are before RoPE.
-
-    Source: our reconstruction of the controlled-distance claim of Han & Ji 2025, "Computation Mechanism Behind LLM
-    Position Generalization".
-    """
-    every = q[:, None].expand(-1, len(distances), -1)
-    return scores_at_positions(every, k, rope, scale, distances, torch.zeros(k.shape[1], device=k.device))
 
 
 def table_energies(

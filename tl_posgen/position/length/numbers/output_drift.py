@@ -37,33 +37,19 @@ class OutputMoments:
         return self.outer / self.n - self.mean[..., :, None] * self.mean[..., None, :]
 
 
-@dataclass(frozen=True)
-class PrincipalAxes:
-    """Directions in which outputs vary inside, the largest variance first; columns of axes not kept are 0.
-
-    Attributes:
-        mean: mean output inside.
-        variance: variance along each kept axis, else 0.
-        kept: number of kept axes.
-    """
-
-    mean: Float[Tensor, "head d_head"]
-    axes: Float[Tensor, "head d_head axis"]
-    variance: Float[Tensor, "head axis"]
-    kept: Real[Tensor, " head"]
-
-
-def principal_axes(inside: OutputMoments, share: int | float = 0.95) -> PrincipalAxes:
-    """Return the principal axes of the outputs inside: the fewest with `share` of the variance.
+def principal_axes(
+    inside: OutputMoments, share: int | float = 0.95
+) -> tuple[Float[Tensor, "head d_head axis"], Float[Tensor, "head axis"], Real[Tensor, " head"]]:
+    """Return directions in which outputs vary inside, the largest variance first, the variance along each, and how many
+    are kept: the fewest with `share` of the variance; the others are 0.
 
     Axes with less than 1e-10 of the largest variance are left out, since their variance is a divisor.
     """
     values, vectors = (x.flip(-1) for x in torch.linalg.eigh(inside.cov))
     values = values.clamp(min=0)
     before = values.cumsum(-1) - values
-    wanted = before < share * values.sum(-1, keepdim=True)
-    keep = wanted & (values > 1e-10 * values[..., :1])
-    return PrincipalAxes(inside.mean, vectors * keep[:, None], values * keep, keep.sum(-1))
+    keep = (before < share * values.sum(-1, keepdim=True)) & (values > 1e-10 * values[..., :1])
+    return vectors * keep[:, None], values * keep, keep.sum(-1)
 
 
 def frechet_distance(
@@ -98,8 +84,7 @@ def output_drift(
     frechet: Frechet distance between the Gaussian of one half beyond and that of the other half inside, over the
     variance inside, mean of both ways; noise_level: that between the two halves inside. mahalanobis: root mean square
     Mahalanobis distance beyond over that inside (the root of the number of axes), along the principal axes inside.
-    norm_ratio: mean |o| beyond over that inside. off_axes: share of the mean square about the mean inside that lies
-    outside the axes.
+    norm_ratio: mean |o| beyond over that inside.
 
     A Frechet distance between samples grows as they shrink, and neighbouring positions of one prompt are similar: both
     distances compare as many prompts of one half with as many of the other, in all directions, so that without drift
@@ -108,18 +93,20 @@ def output_drift(
     Source: Han & Ji 2025 for the claim that outputs stay in their training distribution; these measures are ours.
     """
     inside, beyond = halves[0] + halves[1], beyond_halves[0] + beyond_halves[1]
-    axes = principal_axes(inside)
-    variance = inside.cov.diagonal(dim1=-2, dim2=-1).sum(-1)
-    away = beyond.mean - axes.mean
+    axes, along, n_axes = principal_axes(inside)
+    variance, away = inside.cov.diagonal(dim1=-2, dim2=-1).sum(-1), beyond.mean - inside.mean
     square = beyond.cov + away[..., :, None] * away[..., None, :]
-    along = (axes.axes.mT @ square @ axes.axes).diagonal(dim1=-2, dim2=-1)
-    inverse = torch.where(axes.variance > 0, 1 / axes.variance, 0.0)
+    square_along = (axes.mT @ square @ axes).diagonal(dim1=-2, dim2=-1)
+    inverse = torch.where(along > 0, 1 / along, 0.0)
+
+    def between(one: OutputMoments, other: OutputMoments) -> Float[Tensor, " head"]:
+        return frechet_distance(one.mean, one.cov, other.mean, other.cov) / variance
+
     return {
-        "frechet": sum(between(halves[1 - one], beyond_halves[one]) for one in (0, 1)) / 2 / variance,
-        "noise_level": between(*halves) / variance,
-        "mahalanobis": ((along * inverse).sum(-1) / axes.kept).sqrt(),
+        "frechet": (between(halves[1], beyond_halves[0]) + between(halves[0], beyond_halves[1])) / 2,
+        "noise_level": between(*halves),
+        "mahalanobis": ((square_along * inverse).sum(-1) / n_axes).sqrt(),
         "norm_ratio": (beyond.norm / beyond.n) / (inside.norm / inside.n),
-        "off_axes": 1 - along.sum(-1) / square.diagonal(dim1=-2, dim2=-1).sum(-1),
     }
 
 
@@ -138,11 +125,6 @@ def entropy_and_normaliser(
     entropy = torch.special.entr(pattern).sum(-1, dtype=DOUBLE)
     # p = exp(score - Z), so Z = max score - ln max p needs no further exponential
     return entropy, double(scores.amax(-1)) - double(pattern.amax(-1)).log()
-
-
-def between(one: OutputMoments, other: OutputMoments) -> Float[Tensor, " head"]:
-    """Return the Frechet distance of two sets of outputs."""
-    return frechet_distance(one.mean, one.cov, other.mean, other.cov)
 
 
 @dataclass(frozen=True)

@@ -97,12 +97,26 @@ def swap_words(
     check_choice("swap reach", reach, get_args(Reach))
     check_whole("swaps", 0, n=n, seed=seed)
     check_whole("swaps", 1, **({"window": window} if reach == "window" else {}))
-    _refuse_words(words, n)
-    fixed, furthest = _protected(protected, n), {"adjacent": 1, "window": window, "uniform": len(words)}[reach]
+    if not isinstance(words, Sequence) or not all(isinstance(word, Sequence) and len(word) == 2 for word in words):
+        raise InputError(f"words={words!r}: give the token range (start, stop) of each word")
+    end = 0
+    for number, (start, stop) in enumerate(words):
+        if not end <= start < stop <= n:
+            raise InputError(
+                f"word {number} is tokens {start} to {stop} after a word that ends at {end}, of {n} tokens; "
+                "words must be non-empty, in order, and inside the text"
+            )
+        end = stop
+    if not isinstance(protected, Iterable) or not all(isinstance(position, int) for position in protected):
+        raise InputError(f"protected={protected!r}: give positions, such as protected=(0,)")
+    fixed, furthest = set(protected), {"adjacent": 1, "window": window, "uniform": len(words)}[reach]
+    if outside := sorted(position for position in fixed if not 0 <= position < n):
+        raise InputError(f"protected position {outside[0]} does not exist in {n} tokens; give positions 0 to {n - 1}")
     free = [number for number, (start, stop) in enumerate(words) if fixed.isdisjoint(range(start, stop))]
     pairs = _matching(free, furthest, seed)
     lengths = [stop - start for start, stop in words]
-    pairs = pairs[: _how_many([lengths[one] + lengths[other] for one, other in pairs], ratio * n)]
+    totals = [0, *accumulate(lengths[one] + lengths[other] for one, other in pairs)]
+    pairs = pairs[: min(range(len(totals)), key=lambda count: abs(totals[count] - ratio * n))]
     partner = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
     order, moved, end = [], [], 0
     for number, (start, stop) in enumerate(words):
@@ -152,32 +166,3 @@ def _matching(free: Sequence[int], reach: int, seed: int) -> list[tuple[int, int
             left -= {one, other}
             pairs.append((one, other))
     return pairs
-
-
-def _how_many(sizes: Sequence[int], target: int | float) -> int:
-    """Return how many of the first pairs come closest to moving `target` tokens; a larger target never gives fewer."""
-    totals = [0, *accumulate(sizes)]
-    return min(range(len(totals)), key=lambda count: abs(totals[count] - target))
-
-
-def _protected(protected: Iterable[int], n: int) -> set[int]:
-    """Return the protected tokens; refuse those that do not exist."""
-    if not isinstance(protected, Iterable) or not all(isinstance(position, int) for position in protected):
-        raise InputError(f"protected={protected!r}: give positions, such as protected=(0,)")
-    fixed = set(protected)
-    if outside := sorted(position for position in fixed if not 0 <= position < n):
-        raise InputError(f"protected position {outside[0]} does not exist in {n} tokens; give positions 0 to {n - 1}")
-    return fixed
-
-
-def _refuse_words(words: Sequence[tuple[int, int]], n: int) -> None:
-    if not isinstance(words, Sequence) or not all(isinstance(word, Sequence) and len(word) == 2 for word in words):
-        raise InputError(f"words={words!r}: give the token range (start, stop) of each word")
-    end = 0
-    for number, (start, stop) in enumerate(words):
-        if not end <= start < stop <= n:
-            raise InputError(
-                f"word {number} is tokens {start} to {stop} after a word that ends at {end}, of {n} tokens; "
-                "words must be non-empty, in order, and inside the text"
-            )
-        end = stop
