@@ -60,6 +60,13 @@ def test_a_prompt_without_a_value_counts_nothing_there(seed):
     assert np.isnan([low[2], high[2]]).all()  # of three prompts
 
 
+@pytest.mark.parametrize("n", [4, 8, 16])
+def test_intervals_of_few_prompts_hold_the_mean_as_often_as_they_say(n):
+    values = np.random.default_rng(n).normal(size=(n, 20_000))
+    low, high = mean_interval(values)
+    assert ((low <= 0) & (high >= 0)).mean() == pytest.approx(0.95, abs=0.005)
+
+
 @pytest.mark.parametrize("n", range(1, FEWEST))
 def test_few_prompts_have_no_interval_of_anything(n):
     values = np.random.default_rng(n).normal(size=(n, 3))
@@ -84,6 +91,37 @@ def test_ends_hold_their_value_and_are_within_bounds(bounds, n, seed):
     low, high = jackknife_interval(value, without, share, bounds)
     assert (low >= bounds[0]).all()
     assert (high <= bounds[1]).all()
+
+
+@pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS)
+@given(n=st.integers(FEWEST, 9), seed=SEEDS)
+def test_ends_inside_their_bounds_are_those_without_bounds(bounds, n, seed):
+    rows = drawn_within(bounds, (n, 7), np.random.default_rng(seed))
+    for cut, free in zip(mean_interval(rows, bounds), mean_interval(rows), strict=True):
+        inside = (free >= bounds[0]) & (free <= bounds[1])
+        np.testing.assert_array_equal(cut[inside], free[inside])
+
+
+@given(st.integers(FEWEST, 9), SEEDS)
+def test_the_order_of_prompts_and_groups_says_nothing(n, seed):
+    rng = np.random.default_rng(seed)
+    rows, share, order = rng.normal(size=(n, 3)), rng.dirichlet(np.full(n, 5.0)), rng.permutation(n)
+    value = rows.mean(0)
+    np.testing.assert_allclose(mean_interval(rows[order], (-1.0, 1.0)), mean_interval(rows, (-1.0, 1.0)), rtol=1e-9)
+    ends = jackknife_interval(value, rows, share, (-1.0, 1.0))
+    np.testing.assert_allclose(jackknife_interval(value, rows[order], share[order], (-1.0, 1.0)), ends, rtol=1e-9)
+
+
+@given(st.integers(FEWEST, 9), st.floats(0.1, 10), st.floats(1, 5), SEEDS)
+def test_it_moves_with_its_values_and_grows_with_their_spread(n, step, factor, seed):
+    rng = np.random.default_rng(seed)
+    value, without, share = rng.normal(), rng.normal(size=n), rng.dirichlet(np.full(n, 5.0))
+    ends = np.array(jackknife_interval(value, without, share))
+    np.testing.assert_allclose(jackknife_interval(value + step, without + step, share), ends + step, atol=1e-7)
+    wider = jackknife_interval(value, value + factor * (without - value), share)
+    np.testing.assert_allclose(wider, value + factor * (ends - value), atol=1e-6)
+    raised = jackknife_interval(value + step, without + step, share, (-1.0, 1.0))
+    assert (np.array(raised) >= jackknife_interval(value, without, share, (-1.0, 1.0))).all()
 
 
 @pytest.mark.parametrize("at", [0.0, 0.3, 1.0])
@@ -137,6 +175,13 @@ def test_the_interval_of_a_difference_adds_distances_to_ends_as_squares(seed):
     np.testing.assert_allclose(low, b - a - ((b - low_b) ** 2 + (high_a - a) ** 2) ** 0.5, atol=1e-12)
     back = difference_interval((b, low_b, high_b), (a, low_a, high_a))
     np.testing.assert_allclose(back, [-high, -low], atol=1e-12)
+
+
+def test_the_interval_of_a_difference_of_means_holds_it_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    of_sides = [rng.normal(mean, spread, size=(8, 20_000)) for mean, spread in ((0.2, 1), (0.5, 2))]
+    low, high = difference_interval(*((rows.mean(0), *mean_interval(rows)) for rows in of_sides))
+    assert ((low <= 0.3) & (high >= 0.3)).mean() == pytest.approx(0.955, abs=0.015)
 
 
 @pytest.mark.parametrize("n", [20, 23, 29])  # groups of equal and of unequal size
