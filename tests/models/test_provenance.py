@@ -54,3 +54,17 @@ def test_parameters_are_those_of_transformers_tied_ones_once(tmp_path, has_hooke
     expected = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(directory).parameters())
     for one in (model, random_like(model, 0)):
         assert provenance_of(session_of(one), [])["parameters"] == expected
+
+
+def test_parameters_of_an_object_of_the_users_own_are_counted_too(tmp_path, has_hooked):
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoModelForCausalLM
+
+    directory = save_config(TIED(), tmp_path)
+    expected = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(directory).parameters())
+    bridge = TransformerBridge.boot_transformers(str(directory), device="cpu")
+    assert session_of(bridge).backend.n_parameters() == expected
+    if has_hooked:
+        backend = session_of(load_model(directory, "hooked")).backend
+        biases = sum(one.numel() for name, one in backend.model.named_parameters() if "b_" in name)
+        assert backend.count_parameters() == expected + biases  # TransformerLens' biases, zeros here, are weights

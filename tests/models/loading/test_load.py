@@ -284,7 +284,7 @@ def test_a_hub_model_in_the_cache_loads_offline_and_remembers_its_commit(family_
     ],
 )
 def test_what_transformer_lens_does_not_convert_is_refused_as_hooked(family_directory, name, why):
-    with pytest.raises(UnsupportedModelError, match=rf"{why}.*; try backend='bridge'$"):
+    with pytest.raises(UnsupportedModelError, match=rf"{why}.*; use backend='bridge'$"):
         load_model(family_directory(name), "hooked")
 
 
@@ -294,7 +294,7 @@ def test_a_window_that_a_conversion_loses_is_refused_though_short_prompts_do_not
 
     window = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1}
     directory = save_config(with_sizes("Qwen2Config", GROUPED, **window)(), tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"its window of 100 tokens is lost\); try backend='bridge'$"):
+    with pytest.raises(UnsupportedModelError, match=r"its window of 100 tokens is lost\); use backend='bridge'$"):
         load_model(directory, "hooked")
 
 
@@ -304,7 +304,7 @@ def test_a_conversion_that_changes_the_logits_is_refused(tmp_path):
     from families import GROUPED, save_config, with_sizes
 
     directory = save_config(with_sizes("LlamaConfig", GROUPED, attention_bias=True)(), tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"its logits differ by .*something else; try backend='bridge'$"):
+    with pytest.raises(UnsupportedModelError, match=r"its logits differ by .*something else; use backend='bridge'$"):
         load_model(directory, "hooked")
     fallback = load_model(directory)
     assert type(fallback).__name__ == "TransformerBridge"
@@ -342,3 +342,19 @@ def test_another_default_device_of_torch_changes_nothing_of_what_is_loaded(backe
     finally:
         torch.set_default_device(None)
     assert all(torch.equal(weight, expected[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.usefixtures("needs_hooked")
+@pytest.mark.parametrize("name", ["PhiConfig", "BioGptConfig"])
+def test_the_other_backend_is_a_remedy_only_where_it_works(tmp_path, name):
+    """TransformerLens has no bridge for Phi with norms of q and k, nor for BioGPT."""
+    from families import SIZES, save_config, with_sizes
+
+    directory = save_config(
+        with_sizes(name, SIZES, **({"qk_layernorm": True} if name == "PhiConfig" else {}))(), tmp_path
+    )
+    for backend in ("hooked", "auto"):
+        with pytest.raises(UnsupportedModelError) as error:
+            load_model(directory, backend)
+        assert "use backend" not in str(error.value)
+        assert len(str(error.value)) < 600

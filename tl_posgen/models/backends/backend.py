@@ -97,10 +97,13 @@ class Backend(ABC):
         return random_tokens(self.model.cfg.d_vocab, self.limit().cut(n), next(self.model.parameters()).device)
 
     def n_parameters(self) -> int:
-        """Return the number of weights in transformers, tied ones once; of an object of the user's own, of those that
-        it holds."""
+        """Return the number of weights in transformers: tied ones once, and none that TransformerLens added."""
         known: int | None = vars(self.model).get(PARAMETERS)
-        return sum(weight.numel() for weight in self.model.parameters()) if known is None else known
+        return self.count_parameters() if known is None else known
+
+    @abstractmethod
+    def count_parameters(self) -> int:
+        """Return the number of weights of a model that was not made here."""
 
     def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
         """Return keyword arguments of a forward pass on prompts without padding."""

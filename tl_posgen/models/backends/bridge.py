@@ -5,6 +5,7 @@ nothing is read from it but sizes. Where the Hugging Face modules leave a choice
 how ALiBi is scaled) every possibility becomes a draft, and the proof takes the one that reproduces the model's scores.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -40,6 +41,13 @@ class Bridge(Backend):
     name = "bridge"
     wraps_another = True
     attention_input = "hidden_states"
+
+    def count_parameters(self) -> int:
+        # the model inside holds joint matrices and their parts, and a bias of the unembedding
+        hf_model = self.model.original_model
+        with torch.device("meta"):
+            plain = type(hf_model)(copy.deepcopy(hf_model.config))
+        return sum(weight.numel() for weight in plain.parameters())
 
     def limit(self) -> ContextLimit:
         if self.model.cfg.positional_embedding_type == "standard":

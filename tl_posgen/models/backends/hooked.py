@@ -36,6 +36,11 @@ class Hooked(Backend):
     name = "hooked"
     attention_input = "query_input"
 
+    def count_parameters(self) -> int:
+        embed, unembed = self.model.W_E.detach(), self.model.W_U.detach()  # two tensors where they are tied
+        tied = embed.shape == unembed.T.shape and torch.equal(embed, unembed.T)
+        return sum(weight.numel() for weight in self.model.parameters()) - tied * unembed.numel()
+
     def limit(self) -> ContextLimit:
         cfg = self.model.cfg
         if cfg.positional_embedding_type == "alibi":

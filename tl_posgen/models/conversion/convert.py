@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -57,7 +58,12 @@ def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backe
             _require_same(model, tokens, expected, name)
         except ModelError as error:
             if backend != "auto":
-                raise type(error)(f"{str(error).rstrip('.')}; try backend='bridge'") from error
+                remedy = ""
+                with suppress(ModelError):  # named only where it works
+                    other = _as_bridge(make() if is_released(hf_model) else hf_model, words, name, device)
+                    _require_same(other, tokens, expected, name)
+                    remedy = "; use backend='bridge'"
+                raise type(error)(str(error).rstrip(".") + remedy) from error
             model = None
     if model is None:
         model = _as_bridge(make() if is_released(hf_model) else hf_model, words, name, device)
