@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tl_posgen.models.geometry.pass_proof import is_softmax
-from tl_posgen.models.geometry.proof import allowed_error, recompute
+from tl_posgen.models.geometry.proof import allowed_error, without_row_offsets
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
@@ -40,7 +41,8 @@ OF_SHAPES = {
     "running mean key": lambda q: running_mean_key(q, 5),
     "variance": lambda q: variance_shares(TripleMoments.from_qk(q, q, ROPE), ROPE, 0.3, 9, weights=WEIGHTS),
     "interaction": lambda q: interaction_share(q, q, ROPE),
-    "recompute": lambda q: recompute(ALIBI, q, q, q @ q.mT),
+    "recomputed scores": lambda q: LayerCapture(ALIBI, range(len(q)), 0, None, q, q).scores(),
+    "without row offsets": lambda q: without_row_offsets(q @ q.mT, q, q, ALIBI),
     "allowed error": lambda q: allowed_error(q, q, ALIBI, torch.float32),
 }
 OF_VALUES = {

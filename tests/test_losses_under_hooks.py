@@ -12,7 +12,7 @@ from quick_options import KINDS, NAMES, OPTIONS
 import tl_posgen
 from tl_posgen.core import store
 from tl_posgen.errors import InputError
-from tl_posgen.interventions import Interventions
+from tl_posgen.interventions import PREDICTIONS, Interventions, tokens_by_condition
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, to_prompts
 from tl_posgen.slash import BandAblation
@@ -25,6 +25,17 @@ def off(z, hook):
 
 
 HOOKS = [("blocks.0.attn.hook_z", off)]
+
+
+@dataclass(frozen=True)
+class PredictionsMoved(Interventions):
+    """KL(unchanged || no attention in layer 0). A null model runs nothing."""
+
+    variables = {**Interventions.variables, **PREDICTIONS}
+    token_view = tokens_by_condition({})
+
+    def conditions(self, run):
+        return {"layer 0": HOOKS if run.init is None else None}
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,19 @@ def test_rises_have_intervals_and_nulls_and_stand_in_words_table_and_figure(resu
     trained, null = result.plot().data
     np.testing.assert_allclose(trained.x[1:], [rise.value for rise in rises.values()])
     np.testing.assert_allclose(null.x[1:], [np.mean(rise.inits) for rise in rises.values()])
+
+
+def test_predictions_are_compared_with_those_of_the_unchanged_model(mini):
+    found = PredictionsMoved()(mini, bundled_text(), null_seeds=(0,), **CUT)
+    rows = torch.stack(to_prompts(mini, bundled_text(), 16, 4))
+    own, other = (mini.run_with_hooks(rows, fwd_hooks=one).double().log_softmax(-1) for one in ([], HOOKS))
+    expected = (own.exp() * (own - other)).sum(-1).mean(1).detach()
+    np.testing.assert_allclose(found.own["kl"].sel(condition="layer 0"), expected, rtol=1e-4)
+    np.testing.assert_allclose(found.own["loss"].sel(condition="layer 0"), plain_losses(mini, HOOKS), rtol=1e-6)
+    change = (token_losses(mini, rows[:1], HOOKS) - token_losses(mini, rows[:1]))[0]
+    np.testing.assert_allclose(found.own["token_change"].sel(condition="layer 0"), change, atol=1e-5)
+    assert f"{change[5]:.4f}".rstrip("0") in found.show(0).local_src
+    assert found.null["kl"].sel(condition="layer 0").isnull().all()
 
 
 def test_the_passes_are_those_that_are_made(mini, monkeypatch):

@@ -122,7 +122,7 @@ class Interventions(Measure):
             raise InputError(f"{self.name}: conditions gives other names for a null model than for the model itself")
         for name, given in conditions.items() if self.name not in BUILT_IN else ():  # ours are tested
             try:
-                if not check_hooks(run.session, given):
+                if (given is not None or "kl" not in self.variables) and not check_hooks(run.session, given or ()):
                     raise InputError("it has no hooks")
             except InputError as error:
                 raise InputError(f"{self.name}, condition {name!r}: {error}") from error

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.ablate_heads import ablate_heads, mean_outputs
+from tl_posgen.hooks.ablate_heads import ablate_heads
 
 TOKENS = torch.randint(2, 60, (2, 10), generator=torch.Generator().manual_seed(0))
 REFERENCE = torch.randint(2, 60, (3, 12), generator=torch.Generator().manual_seed(1))
@@ -34,10 +34,11 @@ def test_zero_mean_and_drawn_outputs_stand_in_for_those_of_chosen_heads_alone(mo
         assert min(float((row - one[:10, 1]).abs().max()) for one in reference) < 1e-5
 
 
-def test_mean_outputs_are_those_of_every_batch(model):
+def test_the_mean_is_over_all_prompts_of_more_than_one_batch(model):
     tokens = torch.randint(2, 60, (10, 12), generator=torch.Generator().manual_seed(2))  # more than run at once
-    expected = torch.cat([outputs(model, row[None], 1) for row in tokens]).double().mean((0, 1))
-    torch.testing.assert_close(mean_outputs(model, tokens, [1])[1], expected, atol=1e-6, rtol=1e-4)
+    expected = torch.cat([outputs(model, row[None], 1) for row in tokens]).double().mean((0, 1))[2].float()
+    found = outputs(model, TOKENS, 1, ablate_heads(model, "1.2", "mean", reference=tokens, length=12, n_prompts=10))
+    torch.testing.assert_close(found[0, 0, 2], expected, atol=1e-6, rtol=1e-4)
 
 
 def test_bad_ways_and_too_long_prompts_are_refused(model):

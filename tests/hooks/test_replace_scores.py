@@ -92,12 +92,6 @@ def test_booleans_hide_keys_of_the_scores_that_are_there(llama):
     torch.testing.assert_close(logits(llama, [*doubled, *hidden]), logits(llama, both))
 
 
-def test_edits_of_different_heads_add_up(llama):
-    together = logits(llama, replace_scores(llama, stretched, heads=[0, 3]))
-    apart = [hook for head in (3, 0) for hook in replace_scores(llama, stretched, heads=[head])]
-    torch.testing.assert_close(together, logits(llama, apart))
-
-
 def test_every_prompt_of_a_batch_is_edited_by_its_own_scores(llama):
     hooks = replace_scores(llama, stretched)
     alone = torch.cat([logits(llama, hooks, row[None]) for row in TOKENS])
@@ -120,8 +114,3 @@ def test_scores_of_a_wrong_shape_are_refused(llama):
 def test_a_half_precision_model_keeps_its_dtype(tmp_path):
     model = load_model(save_family("llama", tmp_path), dtype=torch.bfloat16)
     assert logits(model, replace_scores(model, stretched)).dtype == torch.bfloat16
-
-
-def test_heads_that_do_not_exist_are_refused_before_work(llama):
-    with pytest.raises(InputError, match=r"head \(1, 0\) is in layer 1, which layers=\[0\] leaves out"):
-        replace_scores(llama, zeros, layers=[0], heads=[(1, 0)])

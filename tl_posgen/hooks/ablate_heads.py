@@ -1,6 +1,6 @@
 """Heads ablated: their outputs at zero, at their mean, or those of another prompt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -14,7 +14,7 @@ from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import bundled_text, check_numbers, spread, to_prompts
 
 How = Literal["zero", "mean", "resample"]
@@ -63,18 +63,29 @@ def ablate_heads(
     if how not in get_args(How):
         raise InputError(f"how {how!r}: choose {', '.join(get_args(How))}")
     session, selected = session_of(model), select_heads(model, heads=heads)
-    if how == "zero":
-        nothing = torch.zeros(session.model.cfg.n_heads, 1)
-        return [edit for layer, some in selected.items() for edit in with_outputs(layer, some, nothing)]
-    check_numbers(session, length, n_prompts)
-    length = session.limit.cut(LENGTH) if length is None else length
-    text = bundled_text() if reference is None else reference
-    tokens = torch.stack(list(spread(to_prompts(session, text, length), n_prompts)))
-    if how == "mean":
-        means = mean_outputs(model, tokens, list(selected))
-        return [edit for layer, some in selected.items() for edit in with_outputs(layer, some, means[layer])]
-    drawn = _outputs_of(model, tokens, list(selected))
-    return [edit for layer, some in selected.items() for edit in _with_drawn_outputs(layer, some, drawn[layer], seed)]
+    n_heads = session.model.cfg.n_heads
+    outputs = dict.fromkeys(selected, torch.zeros(1, 1, n_heads, 1))  # by layer, [prompt, pos, head, d_value]
+    if how != "zero":
+        check_numbers(session, length, n_prompts)
+        length = session.limit.cut(LENGTH) if length is None else length
+        text = bundled_text() if reference is None else reference
+        tokens = torch.stack(list(spread(to_prompts(session, text, length), n_prompts)))
+        outputs = _outputs_of(session, tokens, list(selected), mean=how == "mean")
+
+    def edit(layer: int, z: Tensor, hook: object) -> Tensor:
+        some, written = selected[layer], outputs[layer]
+        if how == "resample":
+            if z.shape[1] > written.shape[1]:
+                raise InputError(
+                    f"resample: {z.shape[1]} tokens, and the reference's prompts have {written.shape[1]}; give length="
+                )
+            rows = torch.randint(len(written), (len(z),), generator=torch.Generator().manual_seed(seed))
+            written = written[rows, : z.shape[1]]
+        of_heads = z.flatten(2).unflatten(-1, (n_heads, -1)).clone()
+        of_heads[:, :, some] = written[:, :, some].to(of_heads)
+        return of_heads.reshape(z.shape)
+
+    return [(_name_of(layer), partial(edit, layer)) for layer in selected]
 
 
 def _name_of(layer: int) -> str:
@@ -83,53 +94,19 @@ def _name_of(layer: int) -> str:
 
 
 def _outputs_of(
-    model: Model, tokens: Int[Tensor, "prompt pos"], layers: Sequence[int], *, mean: bool = False
-) -> Mapping[int, Float[Tensor, "prompt *place head d_value"]]:
-    """Return, by layer, what every head wrote (hook_z) at every position of these prompts, or its mean over them."""
+    session: Session, tokens: Int[Tensor, "prompt pos"], layers: Sequence[int], *, mean: bool
+) -> dict[int, Float[Tensor, "*place head d_value"]]:
+    """Return, by layer, what every head wrote (hook_z) at every position of these prompts, or its mean over them all,
+    [1, 1, head, d_value]."""
     kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
 
     def add(layer: int, z: Tensor, hook: object) -> None:
-        of_heads = z.detach().flatten(2).unflatten(-1, (model.cfg.n_heads, -1))
-        kept[layer].append((double(of_heads).mean(1) if mean else of_heads).cpu())
+        of_heads = z.detach().flatten(2).unflatten(-1, (session.model.cfg.n_heads, -1))
+        kept[layer].append((double(of_heads).mean(1, keepdim=True) if mean else of_heads).cpu())
 
-    session = session_of(model)
     session.found()  # proved by passes of its own, before those that count
     token_losses(session, tokens, [(_name_of(layer), partial(add, layer)) for layer in layers])
     if silent := [layer for layer, seen in kept.items() if not seen]:
         raise UnsupportedModelError(f"layer {silent[0]}: {_name_of(silent[0])} did not fire, so no head can be ablated")
-    return {layer: torch.cat(seen) for layer, seen in kept.items()}
-
-
-def mean_outputs(
-    model: Model, tokens: Int[Tensor, "prompt pos"], layers: Sequence[int]
-) -> dict[int, Float[Tensor, "head d_value"]]:
-    """Return, by layer, the mean of every head's output over these prompts and their positions."""
-    return {layer: one.mean(0) for layer, one in _outputs_of(model, tokens, layers, mean=True).items()}
-
-
-def with_outputs(layer: int, heads: Sequence[int], outputs: Float[Tensor, "head d_value"]) -> HookList:
-    """z of these heads <- one vector a head, at every position of every prompt."""
-
-    def edit(z: Tensor, hook: object) -> Tensor:
-        of_heads = z.flatten(2).unflatten(-1, (len(outputs), -1)).clone()
-        of_heads[:, :, list(heads)] = outputs[list(heads)].to(of_heads)
-        return of_heads.reshape(z.shape)
-
-    return [(_name_of(layer), edit)]
-
-
-def _with_drawn_outputs(
-    layer: int, heads: Sequence[int], drawn: Float[Tensor, "prompt pos head d_value"], seed: int
-) -> HookList:
-    """z of these heads <- those at the same positions of a drawn prompt, one for each row of a pass."""
-
-    def edit(z: Tensor, hook: object) -> Tensor:
-        n_prompts, length, n_heads, _ = drawn.shape
-        if z.shape[1] > length:
-            raise InputError(f"resample: {z.shape[1]} tokens, and the reference's prompts have {length}; give length=")
-        of_heads = z.flatten(2).unflatten(-1, (n_heads, -1)).clone()
-        rows = torch.randint(n_prompts, (len(z),), generator=torch.Generator().manual_seed(seed))
-        of_heads[:, :, list(heads)] = drawn[rows][:, : z.shape[1], list(heads)].to(of_heads)
-        return of_heads.reshape(z.shape)
-
-    return [(_name_of(layer), edit)]
+    outputs = {layer: torch.cat(seen) for layer, seen in kept.items()}
+    return {layer: z.mean(0, keepdim=True) for layer, z in outputs.items()} if mean else outputs

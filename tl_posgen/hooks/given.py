@@ -2,7 +2,7 @@
 work starts where they are none, or where none of their points fires."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
@@ -41,9 +41,7 @@ def under(model: Model | Session, hooks: Hooks) -> Iterator[None]:
 
 def check_hooks(session: Session, hooks: Hooks) -> list[str]:
     """Return the name of each hook, such as "blocks.0.attn.hook_z: zero", with points of a filter that do not fire.
-
-    One short forward pass counts which points fire, without any hook of the user's; those that were added to the model
-    before are checked too.
+    Those that were added to the model before are checked too.
 
     Raises:
         InputError: what is no list of hooks; a hook none of whose points fires.
@@ -103,26 +101,14 @@ def _added_hooks(points: Mapping[str, Any]) -> dict[int, list[str]]:
 
 
 def _require_firing(session: Session, places: Sequence[Sequence[str]]) -> set[str]:
-    """Return which of these hook points do not fire; InputError where those of one hook are all such."""
-    silent = _silent_points(session, {name for some in places for name in some})
-    for some in places:
-        if silent.issuperset(some):
-            switch = next((one for end, one in SWITCHES.items() if some[0].endswith(end)), None)
-            remedy = f"model.{switch}(True) makes it fire" if switch else "choose another of model.hook_dict"
-            more = f", nor do {len(some) - 1} others that the hook is at" if len(some) > 1 else ""
-            raise InputError(f"{some[0]} does not fire in this model{more}, so its hook would change nothing; {remedy}")
-    return silent
-
-
-def _silent_points(session: Session, names: Iterable[str]) -> set[str]:
-    """Return which of these hook points do not fire while the model reads a few random tokens; no hook is called.
-    Those of single experts fire where a token goes there."""
-    points, tokens = session.model.hook_dict, session.backend.some_tokens(N_TOKENS)
-    asked = {name: points[name] for name in names if ".experts." not in name}
+    """Return which of these hook points do not fire while the model reads a few random tokens, without any hook of the
+    user's; InputError where those of one hook are all such. Those of single experts fire where a token goes there."""
+    points = session.model.hook_dict
+    asked = {name: points[name] for some in places for name in some if ".experts." not in name}
     if not asked:
         return set()
     session.found()
-    fired: set[int] = set()
+    tokens, fired = session.backend.some_tokens(N_TOKENS), set[int]()
     with torch.no_grad(), streaming_by_policy(session, N_TOKENS), ExitStack() as stack:
         by = session.streamed.by
         unseen = {id(points[name]) for name in (session.streamed.silent if by is not None else ())}
@@ -131,7 +117,14 @@ def _silent_points(session: Session, names: Iterable[str]) -> set[str]:
         for point in {id(point): point for point in asked.values() if id(point) not in unseen}.values():
             stack.callback(point.register_forward_hook(lambda module, *_: fired.add(id(module))).remove)
         session.backend.model(tokens, return_type=None, **session.backend.options(tokens))
-    return {name for name, point in asked.items() if id(point) not in fired}
+    silent = {name for name, point in asked.items() if id(point) not in fired}
+    for some in places:
+        if silent.issuperset(some):
+            switch = next((one for end, one in SWITCHES.items() if some[0].endswith(end)), None)
+            remedy = f"model.{switch}(True) makes it fire" if switch else "choose another of model.hook_dict"
+            more = f", nor do {len(some) - 1} others that the hook is at" if len(some) > 1 else ""
+            raise InputError(f"{some[0]} does not fire in this model{more}, so its hook would change nothing; {remedy}")
+    return silent
 
 
 def _name_of(thing: Any) -> str:

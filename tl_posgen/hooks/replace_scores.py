@@ -12,11 +12,11 @@ from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.sites import begin_pass, is_hooked, offer_row_edit, plain_scores, spans_of_first_edit
-from tl_posgen.models.capture.padding import WITHOUT_CACHE, spans_of_rows, spans_of_scores
-from tl_posgen.models.geometry.pass_proof import as_used, layer_capture
+from tl_posgen.models.capture.padding import WITHOUT_CACHE, seen_by_scores, spans_of_mask, spans_of_rows
+from tl_posgen.models.geometry.pass_proof import layer_capture, verify_capture
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
-from tl_posgen.models.layers.fused import Mask, RowEdit
+from tl_posgen.models.layers.fused import Mask
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import Session, session_of
@@ -145,59 +145,60 @@ class _LayerEdit:
         if not is_hooked(self.attn):
             return attn_scores  # rows are edited as they are formed
         self.session.require_shown(self.probed)
-        dtype, (n_queries, n_keys) = self.parts["q"].dtype, attn_scores.shape[-2:]
-        find = partial(spans_of_scores, self.probed.geometry, attn_scores, dtype)
-        return self.rows_of_pass(n_queries, n_keys, partial(spans_of_first_edit, self.attn, find))(attn_scores, n_keys)
+        seen = partial(seen_by_scores, self.probed.geometry, attn_scores, self.parts["q"].dtype)
+        n_queries, n_keys = attn_scores.shape[-2:]
+        of_pass = self.rows_of_pass(
+            n_queries, n_keys, partial(spans_of_first_edit, self.attn, lambda: spans_of_mask(seen()))
+        )
+        return of_pass(attn_scores, n_keys)
 
-    def of_rows(self, mask: Mask, n_queries: int, n_keys: int) -> RowEdit:
+    def of_rows(self, mask: Mask, n_queries: int, n_keys: int) -> "_PassEdit":
         """Return the edit of blocks of rows of a streamed pass."""
         spans_of = partial(spans_of_rows, self.probed.geometry, mask, len(self.parts["q"]), n_keys)
         return self.rows_of_pass(n_queries, n_keys, spans_of)
 
     def rows_of_pass(self, n_queries: int, n_keys: int, spans_of: Callable[[], list[slice]]) -> "_PassEdit":
-        """Take q and k of one pass, and the text of every prompt."""
-        q, k = self.parts.pop("q"), self.parts.pop("k")
-        cached = n_queries != n_keys
+        """Take q and k of one pass, keys of earlier ones where it sees them too, and the text of every prompt."""
+        q, k, geometry = self.parts.pop("q"), self.parts.pop("k"), self.probed.geometry
+        cached, by_row = n_queries != n_keys, isinstance(self.scores_of, RowByRow)
+        seen = f"layer {geometry.layer}: {n_queries} queries see {n_keys} keys"
         if self.cache_fault and (cached or n_keys == 1):  # a faulty cache may show a step its own key alone
             raise UnsupportedModelError(
-                f"layer {self.probed.geometry.layer}: {n_queries} queries see {n_keys} keys, and this model's KV cache "
-                f"is not to be trusted: {self.cache_fault}; {WITHOUT_CACHE}, and from two tokens on"
+                f"{seen}, and this model's KV cache is not to be trusted: {self.cache_fault}; {WITHOUT_CACHE}, and "
+                "from two tokens on"
             )
         if cached:
-            k, starts = self.with_past(k, n_queries, n_keys)
+            seen += ", so a KV cache is in use"
+            if not by_row:
+                raise InputError(f"{seen}, and these scores are made of whole prompts; {WITHOUT_CACHE}")
+            past, starts = self.past or (k[:, :, :0], [0] * len(k))
+            k = torch.cat([past, k], 2) if past.shape[:2] == k.shape[:2] else k
+            if k.shape[2] != n_keys and (geometry.window is None or k.shape[2] < n_keys):
+                raise InputError(
+                    f"{seen}, and these hooks saw {k.shape[2]} of them; let every pass that fills it run under them, "
+                    f"or {WITHOUT_CACHE}"
+                )
+            if min(starts) < 0:
+                raise InputError(
+                    f"{seen} behind prompts that are padded at their end; {WITHOUT_CACHE}, or pad at the start"
+                )
             spans = [slice(start, k.shape[2]) for start in starts]
         else:
             spans = spans_of()
-        if isinstance(self.scores_of, RowByRow):
+        if by_row:
             self.past = k.detach(), [span.start if span.stop == k.shape[2] else -1 for span in spans]
-        queries = [slice(None) if cached else span for span in spans]
         captures = [
-            layer_capture(self.probed, {"q": q[row, :, queries[row]], "k": k[row, :, span]}, self.heads, (), row, None)
+            layer_capture(
+                self.probed,
+                {"q": q[row] if cached else q[row, :, span], "k": k[row, :, span]},
+                self.heads,
+                (),
+                row,
+                None,
+            )
             for row, span in enumerate(spans)
         ]
         return _PassEdit(self.scores_of, spans, captures, k.shape[2] - n_keys, cached, q.dtype)
-
-    def with_past(
-        self, k: Tensor, n_queries: int, n_keys: int
-    ) -> tuple[Float[Tensor, "batch head key d_head"], list[int]]:
-        """Return all keys, those of earlier passes included, and the index at which each prompt begins."""
-        layer, window = self.probed.geometry.layer, self.probed.geometry.window
-        seen = f"layer {layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use"
-        if not isinstance(self.scores_of, RowByRow):
-            raise InputError(f"{seen}, and these scores are made of whole prompts; {WITHOUT_CACHE}")
-        past, starts = self.past or (k[:, :, :0], [0] * len(k))
-        if past.shape[:2] == k.shape[:2]:
-            k = torch.cat([past, k], 2)
-        if k.shape[2] != n_keys and (window is None or k.shape[2] < n_keys):
-            raise InputError(
-                f"{seen}, and these hooks saw {k.shape[2]} of them; let every pass that fills it run under them, or "
-                f"{WITHOUT_CACHE}"
-            )
-        if min(starts) < 0:
-            raise InputError(
-                f"{seen} behind prompts that are padded at their end; {WITHOUT_CACHE}, or pad at the start"
-            )
-        return k, starts
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,8 @@ class _PassEdit:
     dtype: torch.dtype
 
     def __call__(self, own: Float[Tensor, "batch head row key"], stop: int) -> Float[Tensor, "batch head row key"]:
-        """Return the scores of some queries, the last of which has its own key at stop - 1, new in the chosen heads.
+        """Return the scores of some queries, the last of which has its own key at stop - 1, new in the chosen heads
+        where a key is visible.
 
         Args:
             own: the pass's, over the last of the keys before `stop`.
@@ -235,33 +237,26 @@ class _PassEdit:
             rows, keys = slice(first - start, last - start), slice(span.start, last)
             begin = span.stop - whole.q.shape[1]
             capture, old = whole.of_rows(first - begin, last - begin), edited[prompt, :, rows, keys]
-            if self.cached:
-                self.require_past(capture, old)
-            edited[prompt, list(capture.heads), rows, keys] = self.new_scores(capture, old[list(capture.heads)])
+            used = verify_capture(capture, old, None, self.dtype, all_scores=False) if self.cached else capture
+            if isinstance(used, EditedCapture):
+                raise InputError(  # stored keys that do not give the last query's scores
+                    f"{used.why} With a KV cache, also: one that other passes filled than these hooks saw; "
+                    f"{WITHOUT_CACHE}"
+                )
+            old = old[list(capture.heads)]
+            new = self.scores_of(capture, old) if isinstance(self.scores_of, RowByRow) else self.scores_of(capture)
+            if not isinstance(new, Tensor) or new.shape != old.shape:
+                raise InputError(
+                    f"layer {capture.layer}: the new scores are {list(getattr(new, 'shape', [])) or repr(new)}, "
+                    f"and {list(old.shape)} [head, query, key] are needed"
+                )
+            visible = plain_scores(old, self.dtype) != -torch.inf
+            edited[prompt, list(capture.heads), rows, keys] = (
+                old.masked_fill(visible & ~new.to(old.device), -torch.inf)
+                if new.dtype == torch.bool
+                else torch.where(visible, new.to(old), old)
+            )
         return edited[..., -n_own:]
-
-    def new_scores(
-        self, capture: LayerCapture, old: Float[Tensor, "head query key"]
-    ) -> Float[Tensor, "head query key"]:
-        """Return the new scores, where a key is visible."""
-        scores = self.scores_of(capture, old) if isinstance(self.scores_of, RowByRow) else self.scores_of(capture)
-        if not isinstance(scores, Tensor) or scores.shape != old.shape:
-            raise InputError(
-                f"layer {capture.layer}: the new scores are {list(getattr(scores, 'shape', [])) or repr(scores)}, "
-                f"and {list(old.shape)} [head, query, key] are needed"
-            )
-        visible = plain_scores(old, self.dtype) != -torch.inf
-        if scores.dtype == torch.bool:
-            return old.masked_fill(visible & ~scores.to(old.device), -torch.inf)
-        return torch.where(visible, scores.to(old), old)
-
-    def require_past(self, capture: LayerCapture, attn_scores: Tensor) -> None:
-        """Refuse stored keys that do not reproduce the last query's scores: another prompt's, or edited ones."""
-        used = as_used(capture, attn_scores, self.dtype)
-        if isinstance(used, EditedCapture):
-            raise InputError(
-                f"{used.why} With a KV cache, also: one that other passes filled than these hooks saw; {WITHOUT_CACHE}"
-            )
 
 
 def finished(

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError, ModelError, check_whole
-from tl_posgen.models.capture.padding import PadToken, ids_and_mask, spans_of_mask, texts_of
+from tl_posgen.models.capture.padding import ids_and_mask, pad_token, spans_of_mask, texts_of
 from tl_posgen.models.conversion.files import MINI
 from tl_posgen.models.conversion.hugging_face import load_tokenizer
 from tl_posgen.models.conversion.quiet import quiet
@@ -159,7 +159,7 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
 def given_prompts(tokenizer: Any, prompts: Any) -> list[list[int]]:
     """Return the token ids of every prompt that the user gave, without padding."""
     prompts, mask = ids_and_mask(prompts)
-    pad, found = PadToken.of_tokenizer(tokenizer), []
+    pad, found = pad_token(tokenizer), []
     for rows in given_ids(prompts):
         spans = texts_of(rows, pad) if mask is None else spans_of_mask(mask)
         found += [ids[span] for ids, span in zip(rows, spans, strict=True)]

@@ -239,7 +239,7 @@ def frozen_layer(session: Session, capture: LayerCapture, side: Side) -> FrozenM
     assert projections is not None
     resid, untraced = capture.resid.to(inputs.device), "be traced to what earlier layers wrote"
     weight, bias = (projections.w_q, projections.b_q) if side == "q" else (projections.w_k, projections.b_k)
-    finish = partial(projections.finished, side)
+    finish = partial(projections.finish, side)
     with torch.no_grad(), without_hooks(session.model):
         if near(resid, inputs, dtype):  # there is none
             ones = torch.ones_like(double(resid))

@@ -6,7 +6,7 @@ from captures import EVERYTHING, assert_same_parts, run
 from families import VOCAB
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.cache import captures_from_cache, needed_names
+from tl_posgen.models.capture.capturing import captures_from_cache, needed_names
 
 
 @pytest.fixture
@@ -58,18 +58,6 @@ def test_a_cache_that_lacks_what_a_measure_needs_says_what_and_how(llama, tokens
         captures_from_cache(cache, llama, tokens=tokens, layers=[1], needs={"v"})
 
 
-def test_the_remedy_in_the_message_helps(llama, tokens):
-    with pytest.raises(InputError) as refusal:
-        captures_from_cache(cached(llama, tokens), llama, tokens=tokens, needs={"pattern", "v"})
-    names = eval(
-        str(refusal.value).split("names_filter=tl_posgen.models.")[1][:-1],
-        {"needed_names": needed_names, "model": llama},
-    )
-    with torch.no_grad():
-        cache = llama.run_with_cache(tokens, names_filter=names)[1]
-    assert next(captures_from_cache(cache, llama, tokens=tokens, needs={"pattern", "v"})).pattern is not None
-
-
 def test_only_what_is_needed_is_handed_over(llama, tokens):
     capture = next(captures_from_cache(cached(llama, tokens, EVERYTHING), llama, tokens=tokens, needs={"pattern"}))
     assert capture.pattern is not None
@@ -92,12 +80,6 @@ def test_heads_may_differ_from_layer_to_layer(llama, tokens):
     ]  # fmt: skip
     for capture, whole in zip(captures, captures_from_cache(cache, llama, tokens=tokens), strict=True):
         assert torch.equal(capture.pattern, whole.pattern[capture.heads])
-
-
-def test_only_the_chosen_layers_must_be_cached(llama, tokens):
-    with torch.no_grad():
-        _, cache = llama.run_with_cache(tokens, names_filter=needed_names(llama, layers=[1]))
-    assert [c.layer for c in captures_from_cache(cache, llama, tokens=tokens, heads=[(1, 0)])] == [1, 1]
 
 
 def test_tokens_of_another_shape_than_the_cache_are_refused(llama, tokens):

@@ -67,29 +67,6 @@ def test_keys_and_values_are_repeated_for_grouped_heads(llama):
     assert not torch.equal(capture.k[1], capture.k[2])
 
 
-def test_only_what_is_needed_is_handed_over(llama):
-    capture = captured(llama, needs=frozenset({"pattern"}))[0]
-    assert capture.pattern is not None
-    assert capture.v is capture.attn_scores is capture.resid is capture.inputs is capture.projections is None
-
-
-def test_the_residual_stream_is_the_one_entering_the_layer(llama):
-    tokens = some_tokens(1)
-    capture = captured(llama, tokens, needs=EVERYTHING, layers=[1])[0]
-    with torch.no_grad():
-        _, cache = llama.run_with_cache(tokens, names_filter=["blocks.1.hook_resid_pre"])
-    torch.testing.assert_close(capture.resid, cache["blocks.1.hook_resid_pre"][0])
-
-
-def test_tokens_reach_the_consumer_on_every_route(llama):
-    tokens = some_tokens()
-    seen = []
-    with torch.no_grad(), capturing(llama, seen.append):
-        llama.run_with_hooks(tokens, fwd_hooks=[])
-    for captures in (captured(llama, tokens), captures_of(llama, tokens), seen):
-        assert [c.tokens.tolist() for c in captures] == tokens.tolist() * 2
-
-
 def test_logits_are_bit_equal_with_and_without_capture(llama):
     tokens = some_tokens()
     with torch.no_grad():
@@ -97,23 +74,6 @@ def test_logits_are_bit_equal_with_and_without_capture(llama):
         with capturing(llama, lambda capture: None, needs=EVERYTHING):
             during = llama(tokens)
     assert torch.equal(before, during)
-
-
-def test_capture_sees_what_hooks_before_it_did_and_leaves_them_in_place(llama):
-    calls = []
-
-    def double(q, hook):
-        calls.append(1)
-        return 2 * q
-
-    mine, captures = [("blocks.0.attn.hook_q", double)], []
-    with torch.no_grad():
-        alone = llama.run_with_hooks(some_tokens(), fwd_hooks=mine)
-        with capturing(llama, captures.append):
-            together = llama.run_with_hooks(some_tokens(), fwd_hooks=mine)
-    assert len(calls) == 2
-    assert torch.equal(alone, together)
-    torch.testing.assert_close(captures[0].q, 2 * captured(llama)[0].q)
 
 
 def hooks_on(model) -> list[tuple[int, int]]:
@@ -236,22 +196,6 @@ def test_one_pass_gives_the_inputs_of_queries_and_keys_beside_the_rest(family_mo
         torch.testing.assert_close(capture.projections.queries(capture.inputs), capture.q, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(capture.projections.keys(capture.inputs), capture.k, atol=1e-4, rtol=1e-4)
         assert_same_parts(capture, plain)
-
-
-def test_inputs_are_those_of_the_layer_and_the_prompt(llama):
-    captures = captured(llama, needs={"inputs", "resid"})
-    assert len({float(c.inputs.sum()) for c in captures}) == 4
-    for capture in captures:
-        normed = capture.resid / capture.resid.square().mean(-1, keepdim=True).sqrt()
-        scale = capture.inputs / normed
-        torch.testing.assert_close(scale, scale[:1].expand_as(scale), atol=1e-2, rtol=1e-3)
-
-
-def test_projections_of_chosen_heads_are_proved_on_these(llama):
-    for capture in captured(llama, needs={"inputs"}, heads=[(0, 1), (1, 2), (1, 3)]):
-        queries = capture.projections.queries(capture.inputs)
-        assert len(queries) == 4
-        torch.testing.assert_close(queries[capture.heads], capture.q, atol=1e-4, rtol=1e-4)
 
 
 def test_queries_that_do_not_come_from_the_inputs_are_refused_while_capturing(llama):

@@ -6,9 +6,8 @@ from captures import EVERYTHING, assert_same_parts, captures_of, run
 from families import FAMILIES
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.cache import captures_from_cache, needed_names
-from tl_posgen.models.capture.capturing import capturing
-from tl_posgen.models.capture.padding import PadToken, texts_of
+from tl_posgen.models.capture.capturing import captures_from_cache, capturing, needed_names
+from tl_posgen.models.capture.padding import NO_PADDING, texts_of
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.streaming.stream import streaming
@@ -184,15 +183,6 @@ def test_a_hook_that_hides_a_token_is_not_taken_for_padding(llama, what, layers)
         llama(torch.arange(2, 22)[None])
 
 
-def test_padding_is_cut_beside_other_hooks(padding_model):
-    model, (tokens, mask) = padding_model("llama"), padded("left")
-    seen = []
-    hooks = [("blocks.0.attn.hook_attn_scores", lambda scores, hook: seen.append(1))]
-    captures = captures_of(model, tokens, hooks=hooks, attention_mask=mask)
-    assert seen
-    assert_as_alone(model, captures)
-
-
 def test_batches_of_several_widths_are_cut_each_by_itself(padding_model):
     model, (tokens, _) = padding_model("llama"), padded("right")
     given = to_prompts(model, [tokens, tokens[:2, :30], tokens[3, :9]])
@@ -215,45 +205,43 @@ def test_tokens_are_those_of_the_pass(padding_model, backend):
     assert captures[-1].tokens is None
 
 
-def test_one_of_left_padding_is_not_taken_for_the_beginning():
-    pad = PadToken(0, is_text=True, begins=True)
-    with pytest.raises(InputError, match="1 tokens at its start are 0"):
-        texts_of([[0, 5, 6], [7, 5, 6]], pad)
-    assert texts_of([[0, 5, 6], [0, 7, 6]], pad) == [slice(0, 3)] * 2
+OWN, SHARED = (63, False), (0, True)  # a token of its own, and one that also begins or ends texts
 
 
 @pytest.mark.parametrize(
-    ("ids", "pad", "n", "expected"),
+    ("rows", "pad", "expected"),
     [
-        ([5, 6, 63, 63], PadToken(63), 2, slice(0, 2)),
-        ([63, 63, 5, 6], PadToken(63), 2, slice(2, 4)),
-        ([5, 6], PadToken(63), 2, slice(0, 2)),
-        ([5, 63, 6], PadToken(63), 2, slice(0, 3)),
-        ([5, 6, 63], PadToken(63), 1, slice(0, 2)),
-        ([5, 6, 1], PadToken(1, is_text=True), 1, slice(0, 3)),  # by itself a prompt is padded to nothing
-        ([0, 5, 6], PadToken(0, is_text=True, begins=True), 2, slice(0, 3)),
-        ([5, 6, 0], PadToken(), 2, slice(0, 3)),
+        ([[5, 6, 63, 63], [5] * 4], OWN, slice(0, 2)),
+        ([[63, 63, 5, 6], [5] * 4], OWN, slice(2, 4)),
+        ([[5, 63, 6], [5] * 3], OWN, slice(0, 3)),
+        ([[5, 6, 63]], OWN, slice(0, 2)),
+        ([[5, 6, 0], [5] * 3], NO_PADDING, slice(0, 3)),
+        ([[5, 6, 0]], SHARED, slice(0, 3)),  # by itself a prompt is padded to nothing
+        ([[0]], SHARED, slice(0, 1)),
+        ([[0, 5, 6], [0, 7, 6]], SHARED, slice(0, 3)),  # padding leaves the longest text as it is
+        ([[5, 6, 0], [7, 6, 0]], SHARED, slice(0, 3)),
+        ([[0, 5, 0], [0, 7, 0]], SHARED, slice(0, 3)),
     ],
 )
-def test_the_text_is_found_by_the_padding_token(ids, pad, n, expected):
-    rows = [ids, [5] * len(ids)][:n] if ids[0] or not pad.begins else [ids, [0] + [5] * len(ids)][:n]
+def test_the_text_is_found_by_the_padding_token(rows, pad, expected):
     assert texts_of(rows, pad)[0] == expected
 
 
 @pytest.mark.parametrize(
-    ("ids", "pad", "message"),
+    ("rows", "pad", "message"),
     [
-        ([5, 6, 0], PadToken(0, is_text=True, begins=True), "1 tokens at its end are 0"),
-        ([0, 0, 5, 6], PadToken(0, is_text=True, begins=True), "1 tokens at its start are 0"),
-        ([1, 5, 6], PadToken(1, is_text=True), "1 tokens at its start are 1"),
-        ([1, 1, 5, 6], PadToken(1, is_text=True), "2 tokens at its start are 1"),
-        ([5, 63, 6, 63], PadToken(63), "also stands inside it"),
-        ([63, 63], PadToken(63), "nothing but the padding token 63"),
+        ([[5, 6, 0], [5] * 3], SHARED, "prompt 0 of 2: 1 tokens at its end are 0"),
+        ([[0, 5, 6], [7, 5, 6]], SHARED, "1 tokens at its start are 0"),
+        ([[0, 0, 5, 6], [0, 5, 5, 5]], SHARED, "1 tokens at its start are 0"),
+        ([[5, 6, 0], [7, 0, 0]], SHARED, "prompt 1 of 2: 1 tokens at its end are 0"),
+        ([[0, 0, 5, 6], [5] * 4], SHARED, "2 tokens at its start are 0"),
+        ([[5, 63, 6, 63], [5] * 4], OWN, "also stands inside it"),
+        ([[63, 63], [5, 5]], OWN, "nothing but the padding token 63"),
     ],
 )
-def test_padding_that_cannot_be_told_is_refused(ids, pad, message):
+def test_padding_that_cannot_be_told_is_refused(rows, pad, message):
     with pytest.raises(InputError, match=message):
-        texts_of([ids, [pad.index if pad.begins and ids[0] == pad.index else 5] + [5] * (len(ids) - 1)], pad)
+        texts_of(rows, pad)
 
 
 @pytest.mark.parametrize(

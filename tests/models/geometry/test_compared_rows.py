@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.geometry.pass_proof import as_streamed, as_used, checked_rows, is_softmax, verify_capture
+from tl_posgen.models.geometry.pass_proof import as_streamed, checked_rows, is_softmax, verify_capture
 from tl_posgen.models.geometry.proof import allowed_error
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
@@ -27,6 +27,12 @@ def drawn(geometry: LayerGeometry = GEOMETRY) -> tuple[LayerCapture, torch.Tenso
     q, k = torch.randn(2, 4, 100, 8, generator=torch.Generator().manual_seed(0))
     scores = LayerCapture(geometry, range(4), 0, None, q, k).scores()
     return LayerCapture(geometry, [3, 1], 0, None, q[[3, 1]], k[[3, 1]]), scores
+
+
+def as_used(
+    capture: LayerCapture, scores: torch.Tensor, dtype: torch.dtype, *, every_row: bool = False
+) -> LayerCapture:
+    return verify_capture(capture, scores, None, dtype, all_scores=every_row)
 
 
 def edited(scores: torch.Tensor, head: int, row: int, key: int, change: float) -> torch.Tensor:
@@ -136,19 +142,10 @@ def test_what_a_streamed_pass_differs_by_is_named():
     q, k = capture.rotated_q, capture.rotated_k
     with pytest.raises(UnsupportedModelError) as refusal:
         as_streamed(capture, q, turned(q, turned(q, k, 0, 99, 0.5), 1, 57, -0.25), None, torch.float32)
-    assert str(refusal.value).startswith(
-        "L5H3, query 99 has scores that its q and k do not give: off by 0.5. Likely cause"
-    )
+    assert str(refusal.value).startswith("L5H3, query 99 has scores that its q and k do not give: off by 0.5, ")
     assert "at some length below 100 tokens" in str(refusal.value)
     with pytest.raises(UnsupportedModelError, match="L5H3, query 0 has scores"):
         as_streamed(capture, q.index_fill(1, torch.tensor(0), torch.nan), k, None, torch.float32)
-
-
-def test_between_its_rows_a_streamed_pass_is_not_compared():
-    capture, _ = drawn()
-    q = capture.rotated_q.clone()
-    q[:, [at for at in range(100) if at not in STREAMED]] *= 2
-    assert as_streamed(capture, q, capture.rotated_k, None, torch.float32).sinks is None
 
 
 def test_a_cache_is_held_against_its_scores_else_its_pattern_else_nothing():
@@ -213,13 +210,6 @@ def test_rows_that_see_nothing_are_left_out():
         assert is_softmax(scores, pattern, torch.float32)
         assert is_softmax(scores, pattern, torch.float32, sinks=True)
     assert not is_softmax(scores, pattern.flip(-1), torch.float32)
-
-
-def test_what_sinks_leave_is_compared_as_exactly():
-    scores, off = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)), torch.ones(2, 3, 5)
-    off[1, 2, scores[1, 2].argsort()[-2]] = 1.01
-    assert not is_softmax(scores, 0.1 * off * scores.softmax(-1), torch.float32, sinks=True)
-    assert is_softmax(scores, 0.1 * scores.softmax(-1), torch.float32, sinks=True)
 
 
 def test_softmax_is_told_from_its_edits():

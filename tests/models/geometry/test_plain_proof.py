@@ -150,12 +150,6 @@ def test_the_first_layer_whose_stream_parts_is_named(llama, layer, share, named)
     assert compare_with_hf(session_of(bridge).backend).startswith(f"{place}this TransformerBridge computes")
 
 
-def test_the_stream_is_the_first_of_what_a_layer_returns():
-    stream = torch.ones(1, 5, 4, dtype=torch.bfloat16)
-    for output in (stream, (stream,), (stream, None)):
-        assert torch.equal(first_output(output), torch.ones(1, 5, 4))
-
-
 def test_a_plain_model_that_cannot_run_is_a_difference(llama):
     bridge, _ = llama
 

@@ -17,7 +17,7 @@ from tl_posgen.models.layers.capture import LayerCapture, StreamedCapture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.session import Choices, session_of
-from tl_posgen.models.streaming.stream import LONG, is_streamed, streaming
+from tl_posgen.models.streaming.stream import LONG, streaming, streaming_by_policy
 
 N = 70
 # those that are handed on show scores in no other way
@@ -171,13 +171,10 @@ def test_a_pass_whose_geometry_changed_is_refused_with_the_layer(backend, family
 
 
 def test_long_prompts_are_streamed_and_short_ones_are_not(family_model):
-    model = family_model("llama", "bridge")
-    assert is_streamed(session_of(model), LONG + 1)
-    assert not is_streamed(session_of(model), LONG)
-    with session_of(model).choosing(Choices(False)):
-        assert not is_streamed(session_of(model), LONG + 1)
-    with session_of(model).choosing(Choices(True)):
-        assert is_streamed(session_of(model), 8)
+    session = session_of(family_model("llama", "bridge"))
+    for choice, n, expected in [(None, LONG + 1, True), (None, LONG, False), (False, LONG + 1, False), (True, 8, True)]:
+        with session.choosing(Choices(choice)), streaming_by_policy(session, n):
+            assert (session.streamed.by is not None) == expected
 
 
 def test_settings_that_change_the_steps_of_attention_are_refused(family_model):

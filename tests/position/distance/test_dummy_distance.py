@@ -118,12 +118,6 @@ def test_bad_prompts_are_refused(mini, alice, wrong):
         DummyDistance()(mini, alice, **{**CUT, **wrong})
 
 
-@pytest.mark.parametrize("wrong", [{"heads": [4]}, {"layers": [-1]}, {"distance": torch.full((3, 3), -1)}])
-def test_what_does_not_exist_is_refused_before_work(mini, wrong):
-    with pytest.raises(InputError):
-        at_dummy_distance(mini, **{"distance": 0, **wrong})
-
-
 def test_distances_beyond_fixed_frequencies_are_refused(family_model):
     model, tokens = family_model("llama_dynamic", "bridge"), torch.arange(2, 26)[None]
     with pytest.raises(InputError, match=r"distance 500: .* below distance 128"):

@@ -169,12 +169,3 @@ def test_a_panel_a_reach_and_one_of_the_cloze_are_drawn(result):
     curves = [trace for trace in result.plot("curves").data if trace.name == WORDS["positions"]]
     assert [trace.xaxis for trace in curves] == ["x", "x2", "x3"]
     np.testing.assert_allclose(curves[2].y, result.own["cloze_accuracy"].sel(condition="positions").mean("item"))
-
-
-@pytest.mark.longer
-def test_the_short_table_fits_a_terminal(result):
-    table = result.table()
-    assert table.shape == (len(CONDITIONS), 9)
-    assert (table[table.condition == "positions"]["less P"] == 0).all()
-    assert table.cloze.tolist() == result.own["cloze_accuracy"].sel(ratio=0.5).mean("item").values.tolist()
-    assert len(result.frame()) == len(CONDITIONS) * 2 * 2 * 3

@@ -63,31 +63,6 @@ def test_all_heads_that_are_asked_for_are_shown_and_no_other(mini, alice):
     assert shown_heads(one.own) == [(1, 2, "chosen")]
 
 
-def test_both_backends_give_the_same_maps(mini_bridge, alice, result):
-    bridge = SplitExamples()(mini_bridge, alice, null_seeds=(), **CUT)
-    assert shown_heads(bridge.own) == shown_heads(result.own)
-    for name in MAPS:
-        np.testing.assert_allclose(bridge.own[name], result.own[name], atol=1e-3)
-
-
-def test_the_figure_shows_the_maps_and_the_null_below_on_one_scale_a_row(result):
-    figure = result.plot()
-    assert len(figure.data) == 2 * 2 * 3
-    rows = [(data, number) for number in range(2) for data in (result.own, result.null)]
-    titles = iter(annotation.text for annotation in figure.layout.annotations)
-    for row, (data, number) in enumerate(rows):
-        one = data.isel(example=number)
-        reach = np.nanquantile(np.abs(one["scores"]), 0.98)
-        for column, name in enumerate(MAPS):
-            trace = figure.data[3 * row + column]
-            np.testing.assert_array_equal(trace.z, one[name])
-            assert (trace.zmin, trace.zmax) == pytest.approx((-reach, reach))
-        assert next(titles) == f"L{int(one['layer'])}H{int(one['head'])}, {one['why'].item()} · {data.attrs['model']}"
-        position, content, both = one["r"].values
-        assert next(titles) == f"position, r {position:.2f}"
-        assert next(titles) == f"content, r {content:.2f} (both {both:.2f})"
-
-
 def test_the_page_of_a_head_shows_softmax_of_each_map(mini, alice, result):
     props = attention_of(result.show(example=1).local_src)
     assert props["attentionHeadNames"] == ["true", "position", "content"]
@@ -103,15 +78,6 @@ def test_the_page_of_a_head_shows_softmax_of_each_map(mini, alice, result):
     for part, name in ((position, "position"), (content, "content")):
         expected = torch.from_numpy(one[name].values[1:, 1:]).nan_to_num(-torch.inf).softmax(-1)
         np.testing.assert_allclose(part[1:, 1:], expected, atol=1e-4)
-
-
-def test_the_sentences_and_labels_say_the_correlations(result):
-    lines, labels = result.findings(), result.token_labels()
-    assert len(lines) == len(labels) == 2
-    for place, sentence in enumerate(lines):
-        own, *nulls = (float(one["r"][place, 0]) for one in (result.own, *result.nulls))
-        assert f"position part at {own:.2f} (random init {np.mean(nulls):.2f})" in sentence
-        assert f"position {own:.2f}," in labels[place]
 
 
 TOKENS = torch.randint(2, 60, (1, 12), generator=torch.Generator().manual_seed(0))

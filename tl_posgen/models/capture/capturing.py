@@ -1,9 +1,11 @@
-"""Capture: q, k and what else is needed of a forward pass, handed to a consumer layer by layer.
+"""Capture: q, k and what else is needed of a forward pass, handed to a consumer layer by layer, or of a cache.
 
 with capturing(model, consumer):        # every pass inside the block, with whatever hooks are at work
     model(tokens)
 
 run_capture(model, tokens, consumer)    # one pass, no further than the last layer asked for
+
+captures_from_cache(cache, model)       # what model.run_with_cache(tokens) returned
 """
 
 import threading
@@ -19,23 +21,28 @@ from torch import Tensor
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.sites import FORMED, PARTS, checked_needs, hook_points
 from tl_posgen.models.capture.padding import (
-    PadToken,
-    mask_leaves,
+    NO_PADDING,
+    REMEDY,
+    ids_and_mask,
     mask_of_pass,
+    mask_of_scores,
+    pad_token,
     require_mask,
     require_whole,
+    seen_by_scores,
     spans_of_mask,
     spans_of_pass,
+    spans_of_tokens,
 )
-from tl_posgen.models.geometry.pass_proof import as_streamed, layer_capture, proved_capture
+from tl_posgen.models.geometry.pass_proof import as_streamed, cut, layer_capture, verify_capture
 from tl_posgen.models.geometry.probe import Probed
-from tl_posgen.models.geometry.proof import tolerance
+from tl_posgen.models.geometry.proof import is_pattern, tolerance
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import LayerAttention
 from tl_posgen.models.layers.projections import attention_inputs, projection_weights, prove_projections
 from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits, streaming, streaming_by_policy
 from tl_posgen.progress import count
@@ -116,7 +123,7 @@ def run_capture(
     with streaming_by_policy(session, tokens.shape[1]):
         capture = _PassCapture(session, consumer, needs - {"logits"}, layers, heads, tokens)
         if len(tokens) == 1:  # one prompt is padded to nothing, whatever its tokens
-            capture.pad = PadToken()
+            capture.pad = NO_PADDING
         options: dict[str, Any] = {"return_type": "logits"}
         if "logits" not in needs:
             options = {"return_type": None, "stop_at_layer": max(capture.heads) + 1}
@@ -154,7 +161,7 @@ class _PassCapture:
         self.layers = [session.layer(index) for index in self.heads]
         self.tokens, self.embeds_tokens = tokens, tokens is None
         self.embedded: Tensor | None = None  # by the pass that begins
-        self.pad = PadToken.of_tokenizer(session.model.tokenizer)
+        self.pad = pad_token(session.model.tokenizer)
         self.parts: dict[str, Tensor] = {}
         self.last = "pattern" if "pattern" in self.needs else "attn_scores"  # to fire of what is captured of a layer
         self.spans: list[slice] = []  # the text of each prompt
@@ -244,29 +251,29 @@ class _PassCapture:
             self.prompts_before, self.prompts_seen = self.prompts_seen, self.prompts_seen + batch
             mask, self.mask = self.mask, None
             self.seen = mask_of_pass(mask, batch, length, parts["q"].device)
-            masked = [slice(0, length)] * batch if mask is None else spans_of_mask(self.seen)
-            self.spans = spans_of_pass(masked, length, tokens, self.pad)
+            self.spans = spans_of_pass(None if mask is None else self.seen, batch, length, tokens, self.pad)
         if self.seen is None or self.seen.shape != (batch, length):
             raise InputError(f"layer {layer}: the pass skipped layer {self.layers[0].geometry.layer}, which begins it")
         needs, compared = self.needs, dict[str, Any]()
         if formed := "attn_scores" in parts:
+            fine, found = mask_of_scores(probed.geometry, parts["attn_scores"], dtype)
             compared = {
                 "all_scores": any(self.is_hooked(layer, name) for name in _EDITED),
                 "all_patterns": self.is_hooked(layer, "pattern"),
-                "mask_holds": mask_leaves(probed.geometry, parts["attn_scores"], dtype, self.seen),
+                "mask_holds": fine & (found == self.seen.to(found.device)).all(),
             }
         else:
             needs -= set(FORMED)
         captures = []
         for row, span in enumerate(self.spans):
-            prompt = {part: value[row] for part, value in parts.items()}
-            ids, number = None if tokens is None else tokens[row], self.prompts_before + row
-            what = probed, prompt, self.heads[layer], needs, number, ids, span
+            prompt = cut({part: value[row] for part, value in parts.items()}, span)
+            ids = None if tokens is None else tokens[row, span]
+            capture = layer_capture(probed, prompt, self.heads[layer], needs, self.prompts_before + row, ids)
             if formed or streamed is None:
-                captures.append(proved_capture(*what, **compared))
+                used = (prompt.get(part) for part in FORMED)
+                captures.append(verify_capture(capture, *used, dtype, **compared))
             else:
-                rotated = streamed.of_prompt(row, span, self.heads[layer])
-                captures.append(as_streamed(layer_capture(*what), *rotated, dtype))
+                captures.append(as_streamed(capture, *streamed.of_prompt(row, span, capture.heads), dtype))
         if any(isinstance(capture, EditedCapture) for capture in captures):
             require_mask(probed.geometry, parts["attn_scores"], dtype, self.seen)
         projections = self.session.projections(layer) if "inputs" in self.needs else None
@@ -290,17 +297,159 @@ class _PassCapture:
 def watching(model: Model, receivers: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
     """While the block runs, each function is given what its hook point ends up with: after all other hooks, whenever
     those are added, and whatever `model.reset_hooks()` removes."""
+
+    def hand_over(receive: Callable[[Tensor], None], point: Any, _args: tuple, value: Tensor) -> None:
+        receive(value if point.hook_conversion is None else point.hook_conversion.convert(value))
+
+    def move_last(own: int, point: Any, _args: tuple) -> None:
+        point._forward_hooks.move_to_end(own)
+
     with ExitStack() as stack:
         for name, point in hook_points(model, receivers).items():
-            handle = point.register_forward_hook(partial(_hand_value, receivers[name]))
+            handle = point.register_forward_hook(partial(hand_over, receivers[name]))
             stack.callback(handle.remove)
-            stack.callback(point.register_forward_pre_hook(partial(_move_last, handle.id)).remove)
+            stack.callback(point.register_forward_pre_hook(partial(move_last, handle.id)).remove)
         yield
 
 
-def _hand_value(receive: Callable[[Tensor], None], point: Any, _args: tuple, value: Tensor) -> None:
-    receive(value if point.hook_conversion is None else point.hook_conversion.convert(value))
+# Caches
 
 
-def _move_last(own: int, point: Any, _args: tuple) -> None:
-    point._forward_hooks.move_to_end(own)
+def needed_names(model: Model | Session, needs: Iterable[str] = frozenset(), layers: Layers = None) -> list[str]:
+    """Return the names to ask run_with_cache for: `model.run_with_cache(tokens, names_filter=needed_names(model))`.
+
+    q and k take 2 n d numbers per head. Scores (needs={"attn_scores"}) take n^2, and are recomputed exactly without.
+
+    Raises:
+        InputError: a need that no cache can hold.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> needed_names(load_model("mini"), needs={"pattern"}, layers=[2])
+        ['blocks.2.attn.hook_q', 'blocks.2.attn.hook_k', 'blocks.2.attn.hook_pattern']
+    """
+    session = session_of(model)
+    wanted = _needs_of_cache(needs) | {"q", "k"}
+    indices = check_indices(layers, session.model.cfg.n_layers, "layer")
+    return [session.layer(index).sites.names[part] for index in indices for part in PARTS if part in wanted]
+
+
+def captures_from_cache(
+    cache: Any,
+    model: Model | Session,
+    layers: Layers = None,
+    heads: Heads = None,
+    tokens: Any = None,
+    needs: Iterable[str] | None = None,
+) -> Iterator[LayerCapture]:
+    """Yield one LayerCapture per prompt and layer, prompt after prompt, each cut to its text.
+
+    Args:
+        cache: the ActivationCache (or dict) of `model.run_with_cache`, with or without its batch dimension.
+        layers, heads: which, as in `capturing`; all if left out.
+        tokens: the ids that were run [batch, pos], or what the tokenizer returned, with input_ids and attention_mask;
+            of a single prompt they may be left out.
+        needs: what it must hold beyond q and k, of {"v", "attn_scores", "pattern", "resid"}, and is handed over; if
+            left out, whatever it holds.
+
+    Cache and tokens may lie on any devices: a layer is moved to where it is in the model.
+
+    Raises:
+        InputError: the cache lacks something (the message says how to ask for it); several prompts without `tokens`;
+            padding that cannot be told from text; tokens of another shape than it; a need that no cache can hold; no
+            numbers, on the device meta.
+    """
+    session, needs = session_of(model), None if needs is None else _needs_of_cache(needs)
+    selected = select_heads(session.model, layers, heads)
+    if not hasattr(cache, "keys"):
+        raise InputError(f"the cache is a {type(cache).__name__}; give what model.run_with_cache(tokens) returned")
+    held, probed = set(cache.keys()), [session.layer(layer) for layer in selected]
+    required = [part for part in PARTS if part in (needs or frozenset()) | {"q", "k"}]
+    missing = [(one, part) for one in probed for part in required if one.sites.names[part] not in held]
+    if missing:
+        one, part = missing[0]
+        asked = f", needs={{{', '.join(map(repr, sorted(needs)))}}}" if needs else ""
+        raise InputError(
+            f"the cache has no {one.sites.names[part]} ({len(missing)} names are missing), the {part} of layer "
+            f"{one.geometry.layer}; make it with "
+            f"model.run_with_cache(tokens, names_filter=tl_posgen.models.needed_names(model{asked}))"
+        )
+    for one in probed:
+        for name in held.intersection(one.sites.names.values()):
+            _require_numbers(f"the cache's {name}", cache[name])
+        if one.handed_on and (name := one.sites.names["attn_scores"]) in held and is_pattern(cache[name]):
+            raise InputError(
+                f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
+                "of this architecture to Hugging Face; make the cache inside `with tl_posgen.streaming(model):`"
+            )
+
+    def read(probed: Probed, parts: Iterable[str], prompts: slice, device: torch.device | None) -> dict[str, Tensor]:
+        """Return those of these parts that the cache holds, [prompt, ...]."""
+        found = {part: cache[name] for part, name in probed.sites.names.items() if part in parts and name in held}
+        if not getattr(cache, "has_batch_dim", True):
+            found = {part: x[None] for part, x in found.items()}
+        return {part: probed.sites.read(part, x[prompts].to(device or x.device)) for part, x in found.items()}
+
+    def captures() -> Iterator[LayerCapture]:
+        wanted = PARTS if needs is None else {"q", "k", *FORMED} | needs
+        for prompt, span in enumerate(spans):
+            for one in probed:
+                layer = one.geometry.layer
+                device = next(session.attention(layer).parameters()).device
+                batch = read(one, wanted, slice(prompt, prompt + 1), device)
+                parts = cut({part: x[0] for part, x in batch.items()}, span)
+                of_prompt = None if ids is None else ids[prompt, span]
+                capture = layer_capture(
+                    one, parts, selected[layer], parts if needs is None else needs, prompt, of_prompt
+                )
+                yield verify_capture(capture, *(parts.get(part) for part in FORMED), parts["q"].dtype)
+
+    ids, mask = ids_and_mask(tokens)
+    if ids is not None:
+        try:
+            ids = torch.atleast_2d(torch.as_tensor(ids))
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise InputError(f"tokens: {ids!r} are no token ids; give those that were run, [batch, pos]") from error
+        if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+            raise InputError(f"tokens of {ids.dtype} are no token ids; give those that were run, [batch, pos]")
+        _require_numbers("tokens", ids)
+    first = read(probed[0], ("q", "attn_scores"), slice(None), None)
+    batch, _, length, _ = first["q"].shape
+    if ids is not None and (batch, length) != tuple(ids.shape):
+        raise InputError(
+            f"tokens {list(ids.shape)}: the cache holds {batch} prompts of {length} tokens; give the ids that were "
+            "run, [batch, pos]"
+        )
+    pad = pad_token(session.model.tokenizer)
+    spans = spans_of_tokens(batch, length, ids, pad) if mask is None else spans_of_mask(mask)
+    seen = torch.ones(batch, length, dtype=torch.bool)
+    if known := "attn_scores" in first:
+        seen = seen_by_scores(probed[0].geometry, first["attn_scores"], first["q"].dtype).cpu()
+    for prompt, span in enumerate(spans):
+        unmasked = bool(seen[prompt].all())
+        if span.start and unmasked:
+            told = "its padding token is at" if mask is None else "its mask hides"
+            why = "the pass did not"
+            if not known:
+                why = "whether the pass did is not known; add hook_attn_scores to the cache"
+            raise InputError(f"prompt {prompt}: {told} {span.start} tokens before the text, and {why}")
+        if not unmasked and seen[prompt].nonzero()[:, 0].tolist() != list(range(length))[span]:
+            raise InputError(f"prompt {prompt}: the pass masked other tokens than its padding; {REMEDY}")
+    return captures()
+
+
+def _require_numbers(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor on the device meta."""
+    if tensor.is_meta:
+        raise InputError(f"{name}: on the device meta, which holds no numbers; give those of a pass that was run")
+
+
+def _needs_of_cache(needs: Iterable[str]) -> frozenset[str]:
+    """Return the parts that are asked for; InputError for one that no cache can hold."""
+    needs = checked_needs(needs, (*PARTS, "inputs", "logits"))
+    if unheld := needs & {"inputs", "logits"}:
+        raise InputError(
+            f"{' and '.join(sorted(unheld))}: an ActivationCache cannot give them; analyse the model itself instead "
+            "(tl_posgen.analyze, or tl_posgen.models.run_capture), which runs it"
+        )
+    return needs

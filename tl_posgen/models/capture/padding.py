@@ -1,8 +1,7 @@
 """Telling text from padding: by the attention mask that a pass used, by one that is given, or by the padding token."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,54 +21,44 @@ REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class PadToken:
-    """Token that a tokenizer pads with.
+PadToken: TypeAlias = tuple[int | None, bool]
+NO_PADDING: PadToken = (None, False)
 
-    Attributes:
-        index: its id, None where there is none.
-        is_text: whether it is also the token that begins or ends a text, so that only a mask can tell.
-        begins: whether one of it begins a text.
-    """
 
-    index: int | None = None
-    is_text: bool = False
-    begins: bool = False
-
-    @classmethod
-    def of_tokenizer(cls, tokenizer: Any) -> "PadToken":
-        index = getattr(tokenizer, "pad_token_id", None)
-        if index is None:
-            return cls()
-        begins = index == tokenizer.bos_token_id
-        is_text = begins or index in (tokenizer.eos_token_id, tokenizer.unk_token_id)
-        return cls(index, is_text, begins)
+def pad_token(tokenizer: Any) -> PadToken:
+    """Return the id of the token that a tokenizer pads with, None where there is none, and whether it is also the token
+    that begins or ends a text, so that only a mask can tell."""
+    index = getattr(tokenizer, "pad_token_id", None)
+    known = () if index is None else (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
+    return index, index in known
 
 
 def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
-    """Find the text in the ids of every prompt of one batch, by the padding token alone; InputError where that also
-    begins or ends texts and stands at an end of one."""
-    if pad.index is None:
+    """Find the text in the ids of every prompt of one batch, by the padding token alone. One at the same end of all of
+    them is the token that begins or ends texts, as padding leaves the longest as it is.
+
+    Raises:
+        InputError: the padding token also begins or ends texts, and stands at an end of some of them only, or twice.
+    """
+    token, is_text = pad
+    if token is None:
         return [slice(0, len(row)) for row in rows]
-    begun = pad.begins and all(row[0] == pad.index for row in rows)  # the padding token begins every text
-    alone = pad.is_text and len(rows) == 1  # where one of it may begin and one end the text
+    begun, ended = (is_text and all(row[end] == token for row in rows) for end in (0, -1))
     spans = []
     for prompt, ids in enumerate(rows):
-        left = next((at for at, index in enumerate(ids) if index != pad.index), len(ids)) - begun
-        right = next((at for at, index in enumerate(reversed(ids)) if index != pad.index), len(ids))
-        inside = slice(left, len(ids) - right)
-        if max(left, right) <= alone:
-            inside = slice(0, len(ids))
-        elif left + right >= len(ids):
-            raise InputError(f"prompt {prompt}: nothing but the padding token {pad.index}")
-        elif pad.is_text or pad.index in ids[inside]:
-            also = "also begins or ends texts" if pad.is_text else "also stands inside it"
+        text = [at for at, index in enumerate(ids) if index != token]
+        if not text and len(ids) > begun + ended:
+            raise InputError(f"prompt {prompt}: nothing but the padding token {token}")
+        first, last = (text[0], text[-1]) if text else (begun, len(ids) - 1 - ended)
+        left, right = first - begun, len(ids) - 1 - last - ended
+        if (left or right) and (is_text or len(text) <= last - first):
+            also = "also begins or ends texts" if is_text else "also stands inside it"
             n, where = max((left, "start"), (right, "end"))
             raise InputError(
-                f"prompt {prompt} of {len(rows)}: {n} tokens at its {where} are {pad.index}, which pads and {also}, so "
+                f"prompt {prompt} of {len(rows)}: {n} tokens at its {where} are {token}, which pads and {also}, so "
                 f"padding cannot be told from text; {REMEDY}"
             )
-        spans.append(inside)
+        spans.append(slice(left, len(ids) - right))
     return spans
 
 
@@ -111,26 +100,31 @@ def mask_of_pass(mask: Any, batch: int, length: int, device: torch.device) -> Bo
     return mask[:, :length].bool().to(device).expand(batch, -1)
 
 
-def spans_of_scores(
+def mask_of_scores(
     geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
-) -> list[slice]:
-    """Find the text of every prompt by the mask that a layer's scores have, which is all that hooks are given of it."""
-    return spans_of_mask(seen_by_scores(geometry, attn_scores, dtype))
+) -> tuple[Bool[Tensor, ""], Bool[Tensor, "batch pos"]]:
+    """Return, without waiting for the device, whether head 0 has numbers alone, over keys that the layer may see, and
+    which keys any of its queries sees: all heads have one mask."""
+    scores = plain_scores(attn_scores[:, 0], dtype)
+    require_whole(geometry.layer, *scores.shape[1:])
+    visible = scores != -torch.inf
+    extra = visible > geometry.visible(scores.shape[2], visible.device)
+    return ~(scores.isnan().any() | extra.any()), visible.any(1)
 
 
 def seen_by_scores(
     geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
 ) -> Bool[Tensor, "batch pos"]:
-    """Return which keys any query sees by the scores of head 0, as all heads have one mask; see `plain_scores`."""
-    no_numbers, extra, seen = _facts_of_mask(geometry, attn_scores, dtype)
-    if no_numbers:
+    """Return which keys any query sees, by the mask that a layer's scores have; see `plain_scores`."""
+    fine, seen = mask_of_scores(geometry, attn_scores, dtype)
+    if fine:
+        return seen
+    if attn_scores[:, 0].isnan().any():
         raise InputError(
             f"layer {geometry.layer}: scores are NaN: broken weights, or padding that this model does not mask "
             "cleanly; run prompts one at a time"
         )
-    if extra:
-        raise _sees_too_much(geometry)
-    return seen
+    raise _sees_too_much(geometry)
 
 
 def require_mask(
@@ -173,51 +167,32 @@ def spans_of_rows(geometry: LayerGeometry, mask: Mask, n_prompts: int, n: int) -
     return spans_of_mask(found)
 
 
-def mask_leaves(
-    geometry: LayerGeometry,
-    attn_scores: Float[Tensor, "batch head query key"],
-    dtype: torch.dtype,
-    seen: Bool[Tensor, "batch pos"],
-) -> Bool[Tensor, ""]:
-    """Tell, without waiting for the device, whether `require_mask` would refuse nothing."""
-    no_numbers, extra, found = _facts_of_mask(geometry, attn_scores, dtype)
-    return ~no_numbers & ~extra & (found == seen.to(found.device)).all()
-
-
-def _facts_of_mask(
-    geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
-) -> tuple[Bool[Tensor, ""], Bool[Tensor, ""], Bool[Tensor, "batch pos"]]:
-    """Return whether head 0 has scores that are NaN, whether its queries see keys that the layer should hide, and which
-    keys any query sees."""
-    scores = plain_scores(attn_scores[:, 0], dtype)
-    require_whole(geometry.layer, *scores.shape[1:])
-    visible = scores != -torch.inf
-    extra = visible > geometry.visible(scores.shape[2], visible.device)
-    return scores.isnan().any(), extra.any(), visible.any(1)
-
-
 def spans_of_pass(
-    spans: list[slice], length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken
+    seen: Bool[Tensor, "batch pos"] | None,
+    batch: int,
+    length: int,
+    tokens: Int[Tensor, "batch pos"] | None,
+    pad: PadToken,
 ) -> list[slice]:
-    """Find the text of every prompt: what a mask leaves (`spans`), else by the padding token, where the ids are known.
+    """Find the text of every prompt: what a mask leaves (`seen`), else by the padding token, where the ids are known.
 
     Padding behind the text changes nothing before it. Before the text it changes everything, so it is refused.
     """
-    if any(span != slice(0, length) for span in spans):
+    spans = [slice(0, length)] * batch if seen is None else spans_of_mask(seen)
+    if spans != [slice(0, length)] * batch:
         return spans
-    spans = spans_of_tokens(len(spans), length, tokens, pad)
-    for prompt, span in enumerate(spans):
-        if span.start:
-            raise InputError(
-                f"prompt {prompt}: it begins with {span.start} padding tokens that the model was not told to mask, "
-                f"so its numbers are not those of the text; {REMEDY}"
-            )
+    spans = spans_of_tokens(batch, length, tokens, pad)
+    if before := next(((prompt, span.start) for prompt, span in enumerate(spans) if span.start), None):
+        raise InputError(
+            f"prompt {before[0]}: it begins with {before[1]} padding tokens that the model was not told to mask, so "
+            f"its numbers are not those of the text; {REMEDY}"
+        )
     return spans
 
 
 def spans_of_tokens(batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken) -> list[slice]:
     """Find the text of every prompt by the padding token; several prompts without ids are refused."""
-    if tokens is None and batch > 1 and pad.index is not None:
+    if tokens is None and batch > 1 and pad[0] is not None:
         raise InputError(
             f"{batch} prompts in one pass, no mask and no token ids: padding cannot be told from text; give tokens=, "
             "or one prompt at a time"

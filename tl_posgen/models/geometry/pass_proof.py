@@ -2,8 +2,6 @@
 are at work: the scores that the pass used are those of its queries and keys."""
 
 from collections.abc import Container, Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,6 +21,16 @@ _STREAMED_ROWS = 8
 _SURELY_FINITE = 1e15
 
 
+def cut(parts: Mapping[str, Tensor], span: slice) -> dict[str, Tensor]:
+    """Return the parts of one prompt, each [head, pos, d] as `Sites.read` gives it, without its padding."""
+    return {
+        part: x
+        if span.indices(n := x.shape[-2])[:2] == (0, n)
+        else x[..., span, span if part in FORMED else slice(None)]
+        for part, x in parts.items()
+    }
+
+
 def layer_capture(
     probed: Probed,
     parts: Mapping[str, Tensor],
@@ -30,62 +38,24 @@ def layer_capture(
     needs: Container[str],
     prompt: int,
     tokens: Int[Tensor, " pos"] | None,
-    span: slice = slice(None),
 ) -> LayerCapture:
-    """Make a LayerCapture of one prompt's parts, each [head, pos, d] as `Sites.read` gives it, cut to its text.
+    """Make a LayerCapture of the parts of one prompt, see `cut`.
 
     Its tensors lie where sums can be formed in float64, see `tl_posgen.arithmetic`.
     """
-    geometry, parts = probed.geometry, {part: _cut(part, value, span) for part, value in parts.items()}
-    of_heads = partial(_chosen_heads, heads, geometry.n_heads)
-    capture = LayerCapture(
-        geometry,
-        heads,
-        prompt,
-        None if tokens is None else summable(tokens[span]),
-        of_heads(parts["q"]),
-        of_heads(parts["k"]),
-        v=of_heads(parts["v"]) if "v" in needs else None,
-        pattern=of_heads(parts["pattern"]) if "pattern" in needs else None,
-        resid=at_least_float32(summable(parts["resid"])) if "resid" in needs else None,
-        inputs=at_least_float32(summable(parts["inputs"])) if "inputs" in needs else None,
-    )
+    geometry, of_heads = probed.geometry, dict[str, Tensor]()
+    for part in ("q", "k", *(part for part in ("v", "pattern") if part in needs)):
+        x = parts[part]
+        rows = [head // (geometry.n_heads // len(x)) for head in heads]  # a key head has several query heads, or one
+        # all heads as they are need no copy: of a pattern it would cost more than the softmax that made it
+        of_heads[part] = at_least_float32(summable(x if rows == list(range(len(x))) else x[rows]))
+    streams = {part: at_least_float32(summable(parts[part])) for part in ("resid", "inputs") if part in needs}
+    tokens = None if tokens is None else summable(tokens)
+    capture = LayerCapture(geometry, heads, prompt, tokens, **of_heads, **streams)
     if "attn_scores" in needs:
         plain = plain_scores(summable(parts["attn_scores"][list(heads)]), parts["q"].dtype)
         capture.attn_scores = without_row_offsets(plain, capture.q, capture.k, geometry)
     return capture
-
-
-def proved_capture(
-    probed: Probed,
-    parts: Mapping[str, Tensor],
-    heads: Sequence[int],
-    needs: Container[str],
-    prompt: int,
-    tokens: Int[Tensor, " pos"] | None,
-    span: slice,
-    **compared: Any,
-) -> LayerCapture:
-    """Make a `layer_capture`, held against the scores and the pattern among its parts as `compared` says to
-    `verify_capture`."""
-    capture = layer_capture(probed, parts, heads, needs, prompt, tokens, span)
-    used, pattern = (_cut(part, parts[part], span) if part in parts else None for part in FORMED)
-    return verify_capture(capture, used, pattern, parts["q"].dtype, **compared)
-
-
-def _chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:
-    """Return the rows of some of `n_heads` query heads, in float32 at least, where sums can be formed."""
-    group = n_heads // len(x)  # 1 where keys are already one per query head
-    rows = [head // group for head in heads]
-    # all heads as they are need no copy: of a pattern it would cost more than the softmax that made it
-    return at_least_float32(summable(x if rows == list(range(len(x))) else x[rows]))
-
-
-def _cut(part: str, value: Tensor, span: slice) -> Tensor:
-    """Return a part of one prompt without its padding."""
-    if span == slice(None) or span == slice(0, value.shape[-2]):
-        return value
-    return value[..., span, span] if part in FORMED else value[..., span, :]
 
 
 def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
@@ -103,76 +73,42 @@ def verify_capture(
     all_patterns: bool = True,
     mask_holds: Bool[Tensor, ""] | None = None,
 ) -> LayerCapture:
-    """Return `as_used` by what is known of the pass: its scores, else its pattern, else nothing to compare with. Hooks
-    may have edited some row where all are compared."""
-    heads, n, sinks = torch.as_tensor(list(capture.heads), device="cpu"), capture.length, capture.geometry.sinks
-    if attn_scores is not None:
-        used = as_used(capture, attn_scores, dtype, every_row=all_scores, mask_holds=mask_holds)
-        if pattern is not None:
-            some = heads[:, None], checked_rows(n, n if all_patterns else ROWS)
-            own = plain_scores(summable(attn_scores[some]), dtype)
-            used.edited_pattern = not is_softmax(own, summable(pattern[some]), pattern.dtype, sinks=sinks)
-        return used
-    if pattern is None:
-        capture.proved = False
-        return capture
-    if is_softmax(capture.scores(), summable(pattern[heads]), dtype, sinks=sinks):
-        return capture
-    why = (
-        f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k give "
-        "(edited by a hook, or of another model?); add hook_attn_scores to the cache to measure those."
-    )
-    return EditedCapture(capture, None, why)
+    """Return the capture, or an `EditedCapture` where the pass used other scores than its q and k give, by what is
+    known of it: its scores, else its pattern, else nothing to compare with.
 
+    Compared are 64 rows of every chosen head, or all, and which keys they see. ALiBi is compared up to a constant per
+    row. `dtype` is the model's. Where `mask_holds` is false, which is looked at together with the scores, an
+    `EditedCapture` comes too. The host waits once.
 
-def as_used(
-    capture: LayerCapture,
-    attn_scores: Float[Tensor, "model_head query key"],
-    dtype: torch.dtype,
-    *,
-    every_row: bool = False,
-    mask_holds: Bool[Tensor, ""] | None = None,
-) -> LayerCapture:
-    """Return the capture, or an `EditedCapture` where the pass used other scores than its q and k give.
-
-    Compared are 64 rows of every chosen head, or all: |recomputed - used| <= `allowed_error`, entry by entry, and which
-    keys they see. ALiBi is compared up to a constant per row. `dtype` is the model's. Where `mask_holds` is
-    false, which is looked at together with the scores, an `EditedCapture` comes too. The host waits once.
+    Args:
+        all_scores, all_patterns: whether hooks may have edited any row, so that all are compared.
     """
-    n = capture.q.shape[1]
-    rows = checked_rows(n, n if every_row else ROWS).to(capture.q.device)
-    positions = capture.query_positions[rows]
-    heads = torch.as_tensor(list(capture.heads), device=attn_scores.device)
-    used = plain_scores(attn_scores[heads[:, None], rows.to(heads.device)].to(capture.device), dtype)
-    q, k, geometry = capture.rotated_q[:, rows], capture.rotated_k, capture.geometry
-    recomputed = scores_from(q, k, geometry, capture.heads, positions)
-    seen = used != -torch.inf
-    masked = seen != (recomputed != -torch.inf)
-    used = without_row_offsets(used, q, k, geometry, positions)
-    error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
-    fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
-    fine = fine if mask_holds is None else fine & mask_holds.to(fine.device)
-    fine, capture.finite = torch.stack([fine, _surely_finite(capture)]).tolist()
-    if fine:
+    heads, geometry = torch.as_tensor(list(capture.heads), device="cpu"), capture.geometry
+    if attn_scores is None:
+        if pattern is None:
+            capture.proved = False
+        elif not is_softmax(capture.scores(), summable(pattern[heads]), dtype, sinks=geometry.sinks):
+            why = (
+                f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k "
+                "give (edited by a hook, or of another model?); add hook_attn_scores to the cache to measure those."
+            )
+            return EditedCapture(capture, None, why)
         return capture
-    head, row, _ = map(int, torch.unravel_index((masked.float() if masked.any() else error).argmax(), error.shape))
-    place = f"{head_name(capture.layer, capture.heads[head])}, query {int(positions[row])}"
-    if masked.any():
-        differs = "sees other keys than its mask gives"
-    else:
-        off, largest = float(error[head, row].max()), float(recomputed[head, row][seen[head, row]].abs().max())
-        differs = f"has scores that its q and k do not give: off by {off:.2g}, the row's largest being {largest:.2g}"
-    why = (
-        f"{place} {differs}. Likely cause: a hook that edits scores, or queries or keys after their hooks; buffers or "
-        "functions of attention that changed after the model was probed (tl_posgen.check(model) probes it again); or a "
-        f"geometry that changes at some length below {capture.length} tokens."
-    )
-    why += rounding_of_scores(float(error.max()), q, k, geometry, dtype) if not masked.any() else ""
-    if masked.any():
-        return EditedCapture(capture, None, why)
-    whole = plain_scores(attn_scores[heads].to(capture.device), dtype)
-    whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry)
-    return EditedCapture(capture, whole, why)
+    n, of_heads = capture.q.shape[1], heads.to(attn_scores.device)
+    rows = checked_rows(n, n if all_scores else ROWS)
+    used = plain_scores(attn_scores[of_heads[:, None], rows.to(of_heads.device)].to(capture.device), dtype)
+    why, masked = _difference(capture, used, rows, dtype, mask_holds)
+    if why:
+        whole = None
+        if not masked:
+            whole = plain_scores(attn_scores[of_heads].to(capture.device), dtype)
+            whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry)
+        capture = EditedCapture(capture, whole, why)
+    if pattern is not None:
+        some = heads[:, None], checked_rows(n, n if all_patterns else ROWS)
+        own = plain_scores(summable(attn_scores[some]), dtype)
+        capture.edited_pattern = not is_softmax(own, summable(pattern[some]), pattern.dtype, sinks=geometry.sinks)
+    return capture
 
 
 def as_streamed(
@@ -184,32 +120,55 @@ def as_streamed(
 ) -> StreamedCapture:
     """Return the capture of a pass that formed no scores; UnsupportedModelError where q and k do not give its scores.
 
-    A few rows are compared, as in `as_used`. That the pass summed the values by these scores is proved as it runs
-    (`tl_posgen.models.streaming.stream`).
+    A few rows are compared, as in `verify_capture`. That the pass summed the values by these scores is proved as it
+    runs (`tl_posgen.models.streaming.stream`).
     """
-    n, geometry = capture.length, capture.geometry
-    rows = checked_rows(n, _STREAMED_ROWS).to(capture.q.device)
+    rows = checked_rows(capture.length, _STREAMED_ROWS)
+    on_device = rows.to(capture.q.device)
+    used = scores_from(rotated_q[:, on_device], rotated_k, capture.geometry, capture.heads, on_device)
+    if why := _difference(capture, used, rows, dtype)[0]:
+        raise UnsupportedModelError(f"{why} Where streaming=False is possible, the scores of the pass are measured.")
+    return StreamedCapture(capture, sinks)
+
+
+def _difference(
+    capture: LayerCapture,
+    used: Float[Tensor, "head row key"],
+    rows: Int[Tensor, " row"],
+    dtype: torch.dtype,
+    mask_holds: Bool[Tensor, ""] | None = None,
+) -> tuple[str, bool]:
+    """Say how scores that a pass used in some rows differ from those of its q and k, and whether it is in the keys that
+    are seen; "" where |recomputed - used| <= `allowed_error`, entry by entry. Sets `capture.finite`."""
+    rows = rows.to(capture.q.device)
+    positions, geometry = capture.query_positions[rows], capture.geometry
     q, k = capture.rotated_q[:, rows], capture.rotated_k
-    recomputed = scores_from(q, k, geometry, capture.heads, rows)
-    used = scores_from(rotated_q[:, rows], rotated_k, geometry, capture.heads, rows)
-    error = (recomputed - used).abs().masked_fill(used == -torch.inf, 0).nan_to_num(torch.inf)
-    fine = (error <= allowed_error(q, k, geometry, dtype)).all()
-    fine, capture.finite = torch.stack([fine, _surely_finite(capture)]).tolist()
-    if fine:
-        return StreamedCapture(capture, sinks)
-    head, row, _ = map(int, torch.unravel_index(error.argmax(), error.shape))
-    raise UnsupportedModelError(
-        f"{head_name(capture.layer, capture.heads[head])}, query {int(rows[row])} has scores that its q and k do "
-        f"not give: off by {float(error[head, row].max()):.2g}. Likely cause: a hook that edits queries or keys after "
-        f"their hooks, or a rotation that changes at some length below {n} tokens; where streaming=False is possible, "
-        "the scores of the pass are measured." + rounding_of_scores(float(error.max()), q, k, geometry, dtype)
-    )
-
-
-def _surely_finite(capture: LayerCapture) -> Bool[Tensor, ""]:
-    """scale max |q| max |k| d_head < 1e15: no score is NaN, and its square is far from float32's largest number."""
+    recomputed = scores_from(q, k, geometry, capture.heads, positions)
+    seen = used != -torch.inf
+    masked = seen != (recomputed != -torch.inf)
+    used = without_row_offsets(used, q, k, geometry, positions)
+    error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
+    fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
+    fine = fine if mask_holds is None else fine & mask_holds.to(fine.device)
+    # scale max |q| max |k| d_head < 1e15: no score is NaN, and its square is far from float32's largest number
     largest = capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1]
-    return largest * max(1.0, capture.geometry.scale) < _SURELY_FINITE
+    finite = largest * max(1.0, geometry.scale) < _SURELY_FINITE
+    fine, capture.finite = torch.stack([fine, finite]).tolist()
+    if fine:
+        return "", False
+    hidden = bool(masked.any())
+    head, row, _ = map(int, torch.unravel_index((masked.float() if hidden else error).argmax(), error.shape))
+    differs = "sees other keys than its mask gives"
+    if not hidden:
+        off, most = float(error[head, row].max()), float(recomputed[head, row][seen[head, row]].abs().max())
+        differs = f"has scores that its q and k do not give: off by {off:.2g}, the row's largest being {most:.2g}"
+    return (
+        f"{head_name(capture.layer, capture.heads[head])}, query {int(positions[row])} {differs}. Likely cause: a hook "
+        "that edits scores, or queries or keys after their hooks; buffers or functions of attention that changed after "
+        "the model was probed (tl_posgen.check(model) probes it again); or a geometry that changes at some length "
+        f"below {capture.length} tokens."
+        + ("" if hidden else rounding_of_scores(float(error.max()), q, k, geometry, dtype))
+    ), hidden
 
 
 def is_softmax(

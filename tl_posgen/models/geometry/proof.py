@@ -32,19 +32,37 @@ def prove(
     Raises:
         UnsupportedModelError: no draft fits; the message says how far the best one is off, and what is likely wrong.
     """
-    layer = drafts[0].layer
-    visible = attn_scores != -torch.inf
+    layer, visible = drafts[0].layer, attn_scores != -torch.inf
     largest = float(attn_scores[visible].abs().max())
-    capture = _as_capture(drafts[0], q, k)
-    rounding = float(allowed_error(capture.rotated_q, capture.rotated_k, drafts[0], q.dtype).max())
-    allowed = max(tolerance(q.dtype) * largest, rounding)
-    errors = [_largest_error(*recompute(draft, q, k, attn_scores)) for draft in drafts]
-    error, best = min(zip(errors, drafts, strict=True), key=lambda pair: pair[0])
+    per_head = k.repeat_interleave(len(q) // len(k), dim=0)
+
+    def captured(draft: LayerGeometry) -> LayerCapture:
+        return LayerCapture(draft, range(len(q)), 0, None, q, per_head)
+
+    def errors(draft: LayerGeometry) -> Float[Tensor, "head query key"]:
+        """|recomputed - model's score|, in the same gauge, 0 where either of them is masked."""
+        capture = captured(draft)
+        recomputed = capture.scores()
+        actual = without_row_offsets(attn_scores, capture.rotated_q, capture.rotated_k, draft)
+        return (recomputed - actual).abs().masked_fill((recomputed == -torch.inf) | (actual == -torch.inf), 0)
+
+    rotated_q, rotated_k = captured(drafts[0]).rotated_q, captured(drafts[0]).rotated_k
+    allowed = max(tolerance(q.dtype) * largest, float(allowed_error(rotated_q, rotated_k, drafts[0], q.dtype).max()))
+    error, best = min(((float(errors(draft).max()), draft) for draft in drafts), key=lambda pair: pair[0])
     if not error <= allowed:  # also when it is not a number
+        cause = "a positional bias that this package does not know"
+        if not attn_scores[visible].isfinite().all():
+            cause = "NaN or inf in the weights"
+        elif float(errors(best).diagonal(dim1=-2, dim2=-1).max()) > allowed:  # where RoPE changes nothing
+            cause = "scale, soft cap, a normalisation of q and k, or hooks that change the scores"
+        elif best.encoding == "rotary" and float(errors(replace(best, rope=Rope())).max()) <= allowed:
+            cause = "the hooks carry queries and keys after RoPE, or the layer does not rotate at all"
+        elif best.encoding == "rotary":
+            cause = "RoPE frequencies or pairing (rotary tables changed after loading?)"
         raise UnsupportedModelError(
             f"layer {layer}: its scores cannot be recomputed from its queries and keys: off by {error:.2g} where "
-            f"scores reach {largest:.2g} ({allowed:.1g} is allowed). {_likely_cause(best, q, k, attn_scores, allowed)}"
-            + rounding_of_scores(error, capture.rotated_q, capture.rotated_k, best, q.dtype)
+            f"scores reach {largest:.2g} ({allowed:.1g} is allowed). Likely cause: {cause}."
+            + rounding_of_scores(error, rotated_q, rotated_k, best, q.dtype)
         )
     if not torch.equal(visible, best.visible(q.shape[1], q.device).expand_as(visible)):
         window = f" with a window of {best.window}" if best.window else ""
@@ -99,29 +117,6 @@ def rounding_of_scores(
     )
 
 
-def _largest_error(recomputed: Float[Tensor, "head query key"], actual: Float[Tensor, "head query key"]) -> float:
-    """max |recomputed - model's score| over the entries that both see."""
-    both = (actual != -torch.inf) & (recomputed != -torch.inf)
-    return float((recomputed - actual)[both].abs().max())
-
-
-def _as_capture(
-    geometry: LayerGeometry, q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "key_head pos d_head"]
-) -> LayerCapture:
-    return LayerCapture(geometry, range(len(q)), 0, None, q, k.repeat_interleave(len(q) // len(k), dim=0))
-
-
-def recompute(
-    geometry: LayerGeometry,
-    q: Float[Tensor, "head pos d_head"],
-    k: Float[Tensor, "key_head pos d_head"],
-    attn_scores: Float[Tensor, "head query key"],
-) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query key"]]:
-    """Return the scores by the geometry, and the model's in the same gauge."""
-    capture = _as_capture(geometry, q, k)
-    return capture.scores(), without_row_offsets(attn_scores, capture.rotated_q, capture.rotated_k, geometry)
-
-
 def without_row_offsets(
     attn_scores: Float[Tensor, "head query key"],
     rotated_q: Float[Tensor, "head query d_head"],
@@ -146,23 +141,3 @@ def without_row_offsets(
 def is_pattern(attn_scores: Float[Tensor, "*batch head query key"]) -> bool:
     """Tell softmax's output from scores: bridges leave some architectures' attention to Hugging Face."""
     return bool((attn_scores >= 0).all() and (attn_scores.float().sum(-1) - 1).abs().max() < 0.02)
-
-
-def _likely_cause(
-    geometry: LayerGeometry,
-    q: Float[Tensor, "head pos d_head"],
-    k: Float[Tensor, "key_head pos d_head"],
-    attn_scores: Float[Tensor, "head query key"],
-    allowed: float,
-) -> str:
-    """Say what is likely wrong. RoPE leaves scores at distance 0 alone, so an error there has another cause."""
-    recomputed, actual = recompute(geometry, q, k, attn_scores)
-    if not actual[actual != -torch.inf].isfinite().all():
-        return "Likely cause: NaN or inf in the weights."
-    if float((recomputed - actual).diagonal(dim1=-2, dim2=-1).abs().max()) > allowed:
-        return "Likely cause: scale, soft cap, a normalisation of q and k, or hooks that change the scores."
-    if geometry.encoding == "rotary":
-        if _largest_error(*recompute(replace(geometry, rope=Rope()), q, k, attn_scores)) <= allowed:
-            return "Likely cause: the hooks carry queries and keys after RoPE, or the layer does not rotate at all."
-        return "Likely cause: RoPE frequencies or pairing (rotary tables changed after loading?)."
-    return "Likely cause: a positional bias that this package does not know."

@@ -71,7 +71,7 @@ class LayerCapture:
 
     def of_heads(self, part: slice) -> "LayerCapture":
         """Return the capture of some of its heads."""
-        held = _fields_of(self)
+        held = {one.name: vars(self).get(one.name) for one in fields(LayerCapture) if one.init}
         held |= {name: held[name][part] for name in PER_HEAD if held[name] is not None}
         rotated = {name: x[part] for name, x in self._rotated.items()}
         return LayerCapture(**held | {"heads": list(self.heads)[part], "_rotated": rotated})
@@ -145,25 +145,21 @@ class LayerCapture:
         return scores_from(q, k, self.geometry, self.heads, self.positions[start:stop])
 
 
-def _fields_of(capture: LayerCapture) -> dict[str, Any]:
-    """Return what LayerCapture(...) was given, by name."""
-    return {one.name: vars(capture).get(one.name) for one in fields(LayerCapture) if one.init}
-
-
 class StreamedCapture(LayerCapture):
     """A layer whose pass formed neither scores nor pattern: each is computed when it is asked for, whole or by rows."""
+
+    sinks: Float[Tensor, " head"] | None
+    attn_scores: Any = cached_property(lambda self: self.scores())
+    pattern: Any = cached_property(lambda self: self.pattern_rows(0, self.length))
 
     def __init__(self, capture: LayerCapture, sinks: Float[Tensor, " head"] | None):
         """
         Args:
             sinks: logits of the chosen heads that join each row's softmax and carry no value.
         """
-        super().__init__(**_fields_of(capture))
-        del self.attn_scores, self.pattern  # the properties below stand in for them
-        self.sinks = sinks
-
-    attn_scores: Any = cached_property(lambda self: self.scores())
-    pattern: Any = cached_property(lambda self: self.pattern_rows(0, self.length))
+        vars(self).update({**vars(capture), "_shared": {}, "sinks": sinks})
+        for name in ("attn_scores", "pattern"):  # the properties stand in for them
+            vars(self).pop(name, None)
 
     def of_heads(self, part: slice) -> "StreamedCapture":
         return StreamedCapture(super().of_heads(part), None if self.sinks is None else self.sinks[part])
@@ -179,19 +175,6 @@ class StreamedCapture(LayerCapture):
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
-class _Withheld:
-    """An attribute of an `EditedCapture` that it has, and does not give."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __set__(self, capture: Any, value: Any) -> None:
-        vars(capture)[self.name] = value
-
-    def __get__(self, capture: Any, owner: type | None = None) -> Any:
-        raise UnsupportedModelError(f"{capture.why} What follows from queries and keys says nothing of these scores.")
-
-
 class EditedCapture(LayerCapture):
     """A layer whose pass used other scores than its queries and keys give: a hook edits them, or its geometry is not
     what was proved before.
@@ -199,10 +182,8 @@ class EditedCapture(LayerCapture):
     `scores()`, `attn_scores` and `pattern` are those of the pass. What would need q and k is refused.
     """
 
-    q: Any = _Withheld()
-    k: Any = _Withheld()
-    rotated_q: Any = _Withheld()
-    rotated_k: Any = _Withheld()
+    why: str
+    _used: Float[Tensor, "head query key"] | None
 
     def __init__(self, capture: LayerCapture, used: Float[Tensor, "head query key"] | None, why: str):
         """
@@ -210,11 +191,22 @@ class EditedCapture(LayerCapture):
             used: the pass's scores of the chosen heads, if they are known over the layer's mask.
             why: what differs, and the likely cause.
         """
-        super().__init__(**_fields_of(capture))
-        self.why, self._used = why, used
+        vars(self).update({**vars(capture), "_shared": {}, "why": why, "_used": used})
+
+    def _refuse(self) -> Any:
+        raise UnsupportedModelError(f"{self.why} What follows from queries and keys says nothing of these scores.")
+
+    q: Any = property(_refuse)  # the tensors stay in vars(self)
+    k: Any = property(_refuse)
+    rotated_q: Any = property(_refuse)
+    rotated_k: Any = property(_refuse)
 
     def of_heads(self, part: slice) -> "EditedCapture":
         return EditedCapture(super().of_heads(part), None if self._used is None else self._used[part], self.why)
+
+    @property
+    def bilinear(self) -> bool:
+        return False
 
     @property
     def length(self) -> int:
@@ -223,10 +215,6 @@ class EditedCapture(LayerCapture):
     @property
     def device(self) -> torch.device:
         return vars(self)["k"].device
-
-    @property
-    def bilinear(self) -> bool:
-        return False
 
     def scores(self, n: int | None = None) -> Float[Tensor, "head query key"]:
         if self._used is None:

@@ -140,7 +140,7 @@ def attend(
     blocks, row = [], q.shape[0] * q.shape[1] * k.shape[2]
     for start, stop in row_ranges(q.shape[2], row, elements_at_once(q.device, SCORES_AT_ONCE)):
         seen = mask.rows(start, stop).to(q.device)
-        keys = slice(_first_seen(seen), before + stop)
+        keys = slice(int(seen.flatten(0, 2).any(0).int().argmax()), before + stop)  # from the first that is seen on
         scores = _block_of_scores(q, k, scale, start, keys, finish)
         for edit in edits:
             scores = edit(scores.masked_fill(~seen[..., keys], -torch.inf), keys.stop)
@@ -210,8 +210,3 @@ def masked_softmax(
 def _per_key_head(x: Tensor, group: int, y: Tensor) -> Tensor:
     """x @ y with a head of y for each `group` consecutive heads of x, none of them copied."""
     return x @ y if group == 1 else (x.unflatten(1, (-1, group)) @ y[:, :, None]).flatten(1, 2)
-
-
-def _first_seen(seen: Bool[Tensor, "#batch 1 row key"]) -> int:
-    """Return the first key that any of these queries sees; 0 if they see none."""
-    return int(seen.flatten(0, 2).any(0).int().argmax())

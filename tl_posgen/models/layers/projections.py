@@ -25,6 +25,7 @@ class Projections:
         w_q, w_k: one matrix a query head, and one a key head; float32 at least.
         b_q, b_k: their biases, or None.
         n_heads: query heads; head h reads key head h // (n_heads / key heads).
+        finish: what follows the affine map, qk-norm and clipping, of part "q" or "k" [head, pos, d_head] of all heads.
     """
 
     layer: int
@@ -33,7 +34,7 @@ class Projections:
     b_q: Float[Tensor, "head d_head"] | None
     b_k: Float[Tensor, "key_head d_head"] | None
     n_heads: int
-    _finish: Callable[[str, Tensor], Tensor] = field(repr=False)
+    finish: Callable[[str, Tensor], Tensor] = field(repr=False)
 
     def queries(self, inputs: Float[Tensor, "pos d_model"]) -> Float[Tensor, "head pos d_head"]:
         """Return the queries that inputs H give, as they enter RoPE: after qk-norm and clipping."""
@@ -45,7 +46,7 @@ class Projections:
 
     def _made(self, part: str, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x = inputs.to(weight.dtype) @ weight
-        found = self._finish(part, x if bias is None else x + bias[:, None])
+        found = self.finish(part, x if bias is None else x + bias[:, None])
         if found.shape != x.shape:
             raise UnsupportedModelError(
                 f"layer {self.layer}: its {part} is read behind RoPE, where this architecture norms it, so it cannot "
@@ -53,25 +54,20 @@ class Projections:
             )
         return found
 
-    def finished(self, part: str, x: Float[Tensor, "some_head pos d_head"]) -> Float[Tensor, "some_head pos d_head"]:
-        """Return what follows the affine map, qk-norm and clipping, of queries ("q") or keys ("k") of all heads."""
-        return self._finish(part, x)
-
     def per_query_head(self, x: Float[Tensor, "key_head *rest"]) -> Float[Tensor, "head *rest"]:
         """Repeat what belongs to a key head for each of its query heads."""
         return x.repeat_interleave(self.n_heads // len(x), dim=0)
 
 
 def projections_of(attention: Any, geometry: LayerGeometry, finish: Callable[[str, Tensor], Tensor]) -> Projections:
-    """Return weights and biases of one layer as the model has them; `prove_projections` shows that they are all.
-    `finish` is what follows the affine map: qk-norm and clipping, of part "q" or "k" [head, pos, d_head]."""
+    """Return weights and biases of one layer as the model has them; `prove_projections` shows that they are all."""
     parts: dict[str, Any] = {}
     for side, (weight, n) in projection_weights(attention, geometry).items():
         bias = getattr(attention, f"b_{side.upper()}", None)
         # TransformerLens may give shared keys once for every query head
         parts[f"w_{side}"] = at_least_float32(summable(weight.detach()))[:: len(weight) // n]
         parts[f"b_{side}"] = None if bias is None else at_least_float32(summable(bias.detach()))[:: len(bias) // n]
-    return Projections(geometry.layer, n_heads=geometry.n_heads, _finish=finish, **parts)
+    return Projections(geometry.layer, n_heads=geometry.n_heads, finish=finish, **parts)
 
 
 def projection_weights(attention: Any, geometry: LayerGeometry) -> dict[str, tuple[Tensor, int]]:

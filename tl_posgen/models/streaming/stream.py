@@ -102,18 +102,14 @@ def streaming_by_policy(session: Session, n: int) -> Iterator[None]:
         yield
 
 
-def is_streamed(session: Session, n: int) -> bool:
-    """Tell whether captured passes over n tokens are streamed, as the session chose and as the model allows."""
-    with streaming_by_policy(session, n):
-        return session.streamed.by is not None
-
-
 def require_fits(session: Session, n: int) -> None:
     """Refuse prompts of n tokens that the model does not take, or that no memory holds: their forward pass, or what
     the session chose to measure of it."""
     session.require_length(n)
     if n > LONG:
-        require_pass_fits(session.model, n, is_streamed=is_streamed(session, n), matrices=session.choices.matrices)
+        with streaming_by_policy(session, n):
+            streamed = session.streamed.by is not None
+        require_pass_fits(session.model, n, is_streamed=streamed, matrices=session.choices.matrices)
 
 
 class _Stream:

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.core.measure import HEAD
@@ -39,14 +39,17 @@ class ConditionRun:
         sums: entropy and normaliser, [head, bin] of each layer.
         moments: by (layer, parity of the prompt, segment), moments of the outputs in the second half of each multiple
             of the training length; segment 0 is inside.
-        kept: `_kept_positions` of the prompts.
+        kept: positions spread evenly over a prompt, at most 64 per training length, whose outputs are kept.
+        bins: ranges (start, stop) of queries, four equal ones per training length.
         outputs: by shown layer and prompt, the concatenated outputs of all heads at the kept positions; after `project`
             their coordinates.
     """
 
     def __init__(self, run: Run, inside: int, shown: Sequence[int]):
         self.run, self.inside = run, inside
-        self.kept = torch.arange(0)
+        n, step, width = len(run.rows[0]), -(-inside // KEPT_INSIDE), inside // BINS_INSIDE
+        self.kept = torch.arange(step - 1, n, step)
+        self.bins = [(start, min(start + width, n)) for start in range(0, n - 1, width)]
         self.outputs: dict[int, list[Float[Tensor, "position d"]]] = {layer: [] for layer in shown}
         self.losses: list[np.ndarray] = []
         self.sums: Sums = run.sums()
@@ -74,14 +77,12 @@ class ConditionRun:
             blocks.append((pattern @ capture.v[:, :stop], *attention))
         o, *by_query = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
         if layer in self.outputs:
-            self.kept = _kept_positions(n, inside)
             self.outputs[layer].append(o[:, self.kept].transpose(0, 1).flatten(1).cpu())
         for segment in range(n // inside):
             second_half = slice(segment * inside + inside // 2, (segment + 1) * inside)
             place, moments = (layer, number % 2, segment), OutputMoments.from_outputs(o[:, second_half])
             self.moments[place] = self.moments[place] + moments if place in self.moments else moments
-        ranges = _bins(n, inside)
-        by_bin = (torch.stack([one[:, start:stop].mean(-1) for start, stop in ranges], -1) for one in by_query)
+        by_bin = (torch.stack([one[:, start:stop].mean(-1) for start, stop in self.bins], -1) for one in by_query)
         self.sums.add_layer(capture, dict(zip(ATTENTION, by_bin, strict=True)))
 
     def planes(self) -> dict[int, OutputPlane]:
@@ -99,10 +100,8 @@ class ConditionRun:
     def variables(self, vanilla: "ConditionRun") -> dict[str, xr.DataArray]:
         """Return loss, attention, drift of the outputs from the untouched ones inside, and their places in planes."""
         losses, inside = np.array(self.losses), self.inside  # query t predicts target t, so the last has none
-        n = losses.shape[-1] + 1
-        ranges = _bins(n, inside)
-        starts = [start for start, _ in ranges]
-        by_bin = np.stack([losses[:, start:stop].mean(-1) for start, stop in ranges], -1)
+        n, starts = losses.shape[-1] + 1, [start for start, _ in self.bins]
+        by_bin = np.stack([losses[:, start:stop].mean(-1) for start, stop in self.bins], -1)
         by_segment = np.stack([losses[:, start : start + inside].mean(-1) for start in range(0, n, inside)], -1)
         drift = self.drift(vanilla)
         points = np.stack([torch.stack(kept).numpy() for kept in self.outputs.values()])
@@ -125,20 +124,3 @@ class ConditionRun:
             drifts = [output_drift(halves, one) for one in beyond]
             found[layer] = {name: torch.stack([one[name] for one in drifts], -1) for name in drifts[0]}
         return self.sums.variables_of(found, (*HEAD, "segment"))
-
-
-def _kept_positions(n: int, inside: int) -> Int[Tensor, " position"]:
-    """Return positions spread evenly over a prompt of n tokens, at most 64 per training length.
-
-    Example:
-        >>> _kept_positions(8, 4).tolist(), _kept_positions(512, 256)[:3].tolist()
-        ([0, 1, 2, 3, 4, 5, 6, 7], [3, 7, 11])
-    """
-    step = -(-inside // KEPT_INSIDE)
-    return torch.arange(step - 1, n, step)
-
-
-def _bins(n: int, inside: int) -> list[tuple[int, int]]:
-    """Return query ranges (start, stop): four equal ones per training length."""
-    step = inside // BINS_INSIDE
-    return [(start, min(start + step, n)) for start in range(0, n - 1, step)]

@@ -4,7 +4,7 @@ Each query is edited by itself, so a model can generate under these hooks with a
 """
 
 from numbers import Real
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -82,7 +82,7 @@ def lm_infinite(
         >>> torch.allclose(same, model(tokens), atol=1e-4)
         True
     """
-    return _windowed("lm_infinite", model, n_local, n_global, limit, layers, heads)
+    return _windowed("lm_infinite", model, (n_local, n_global, limit), (1, 0), layers, heads)
 
 
 def retrieve_blocks(
@@ -114,21 +114,14 @@ def retrieve_blocks(
     retrieves for a chunk of queries at a time; the maximum over all keys, per query, is ours.
     """
     check_whole("retrieve_blocks", 1, block=block, n_blocks=n_blocks)
-    return _windowed("retrieve_blocks", model, n_local, n_global, limit, layers, heads, block, n_blocks)
+    return _windowed("retrieve_blocks", model, (n_local, n_global, limit), (block, n_blocks), layers, heads)
 
 
 def _windowed(
-    name: str,
-    model: Model,
-    n_local: int,
-    n_global: int,
-    limit: int | float | None,
-    layers: Layers,
-    heads: Heads,
-    block: int = 1,
-    n_blocks: int = 0,
+    name: str, model: Model, windows: tuple[int, int, Any], blocks: tuple[int, int], layers: Layers, heads: Heads
 ) -> HookList:
     """Return hooks with the two windows of `lm_infinite` and the retrieved blocks behind them."""
+    (n_local, n_global, limit), (block, n_blocks) = windows, blocks
     check_whole(name, 1, n_local=n_local)
     check_whole(name, 0, n_global=n_global)
     furthest = n_local if limit is None else limit

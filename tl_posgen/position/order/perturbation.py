@@ -236,11 +236,17 @@ class Perturbation(Measure):
         return few, many, max(ratios)
 
     def findings(self, own: Numbers) -> list[str]:
-        conditions = own.data["condition"].values.tolist()
-        found = [self.how_it_rises(own, one) for one in WITH_SENTENCE if one in conditions]
+        found, (few, many, most) = [], self.few_many_most
+        for condition in (one for one in WITH_SENTENCE if one in own.data["condition"].values):
+            rises = {one: own("change", condition=condition, ratio=one) for one in sorted({few, many, most})}
+            said = ", ".join(f"{rise:+.3f} at {ratio:.0%} moved" for ratio, rise in rises.items())
+            least, more = rises[few].value, rises[many].value
+            if least > 0 and few < many:
+                said += f"; from {few:.0%} to {many:.0%} {more / least:.1f}-fold (proportional: {many / few:.1f})"
+            found.append(f"The loss rises under {WORDS[condition]}, all targets, in nats: {said}.")
         if "cloze_accuracy" not in own:
             return found
-        least, most, n = float(min(self.ratios)), self.few_many_most[-1], own.data.sizes["item"]
+        least, n = float(min(self.ratios)), own.data.sizes["item"]
         done = own.data["cloze_accuracy"].dropna("condition", how="all")["condition"].values.tolist()
         in_order = own("cloze_accuracy", ratio=least, condition=done[0])
         moved = (f"{WORDS[one]} {own('cloze_accuracy', condition=one, ratio=most).with_interval:.0%}" for one in done)
@@ -250,18 +256,6 @@ class Perturbation(Measure):
             f"context moved: accuracy {in_order.plain:.0%}{in_order.null_in_brackets:.0%}; chance {1 / N_CHOICES:.0%}. "
             f"With {most:.0%} moved: {'; '.join(moved)}.",
         ]
-
-    def how_it_rises(self, own: Numbers, condition: str) -> str:
-        """Return the rise of the loss under a condition, and whether it is in proportion to what is moved."""
-        few, many, _ = self.few_many_most
-        rises = {one: own("change", condition=condition, ratio=one) for one in sorted({*self.few_many_most})}
-        sentence = f"The loss rises under {WORDS[condition]}, all targets, in nats: " + ", ".join(
-            f"{rise:+.3f} at {ratio:.0%} moved" for ratio, rise in rises.items()
-        )
-        least, more = rises[few].value, rises[many].value
-        if not least > 0 or not few < many:
-            return f"{sentence}."
-        return f"{sentence}; from {few:.0%} to {many:.0%} {more / least:.1f}-fold (proportional: {many / few:.1f})."
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a condition and ratio (few, many, most), widest reach, all targets: the rise in nats, less P's;

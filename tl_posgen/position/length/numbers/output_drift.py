@@ -103,7 +103,7 @@ def output_drift(
         return frechet_distance(one.mean, one.cov, other.mean, other.cov) / variance
 
     return {
-        "frechet": sum(between(halves[1 - one], beyond_halves[one]) for one in (0, 1)) / 2,
+        "frechet": (between(halves[1], beyond_halves[0]) + between(halves[0], beyond_halves[1])) / 2,
         "noise_level": between(*halves),
         "mahalanobis": ((square_along * inverse).sum(-1) / n_axes).sqrt(),
         "norm_ratio": (beyond.norm / beyond.n) / (inside.norm / inside.n),
