@@ -78,15 +78,16 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     chosen = any("heads" in one.provenance for one in reports)  # of which those that both have are compared
     one_shape = chosen or all(one[dim].equals(other[dim]) for one, other in shared.values() for dim in HEAD)
     found = {
-        name: _side_by_side(*(one.drop_attrs() for one in both), paired, one_shape) for name, both in shared.items()
+        name: _side_by_side(one.drop_attrs(), other.drop_attrs(), paired, one_shape)
+        for name, (one, other) in shared.items()
     }
-    found = {name: one for name, one in found.items() if one["mean"].size}
+    found = {name: one for name, one in found.items() if all(array.size for array in one.data_vars.values())}
     if not found:
         raise InputError(
             f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}"
         )
     numbers: Any = xr.Variable("number", np.array(list(found)))
-    data: xr.Dataset = xr.concat(list(found.values()), numbers, data_vars="all", join="outer")
+    data: Any = xr.concat(list(found.values()), numbers, data_vars="all", join="outer")
     labels = {name: ", ".join([shared[name][0].attrs["label"], *name.split(", ")[1:]]) for name in found}
     times = Counter(labels.values())  # with the measure where two would be alike
     of_measure = {name: f"{name.split('.')[0].replace('_', ' ')}: " for name in found}
@@ -103,7 +104,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     if apart:
         attrs["apart"] = "; ".join(f"{name} ({options})" for name, options in apart.items())
     if not one_shape:
-        n_heads = [max(int(_of_model(both[at]).notnull().sum()) for both in shared.values()) for at in range(2)]
+        n_heads = [max(int(_of_model(both[at]).notnull().sum()) for both in shared.values()) for at in (0, 1)]
         attrs |= {"n_first": n_heads[0], "n_second": n_heads[1]}
     data = Comparison().describe(data.assign_coords(init_label=("init", inits)).assign_attrs(attrs))
     provenance = {"model": f"{after} beside {before}", "first": first.provenance, "second": second.provenance}
@@ -150,22 +151,16 @@ def _of_model(array: xr.DataArray) -> xr.DataArray:
 def _side_by_side(first: xr.DataArray, second: xr.DataArray, paired: bool, one_shape: bool) -> xr.Dataset:
     """Return the mean of each side over heads, and the change of this mean; with one shape also that of every head that
     both have, and how many others one of both has."""
-    if not one_shape:
-        means = [mean_over(one, HEAD) for one in xr.align(first, second, join="inner", exclude=(*KEPT[1:], *HEAD))]
-        return xr.Dataset({"mean": _beside(*means), "mean_change": _change(*means, paired)})
-    first, second = xr.align(first, second, join="inner", exclude=KEPT[1:])
-    known = [mean_of(one).notnull() for one in (first, second)]
-    means = [mean_over(one.where(known[0] & known[1]), HEAD) for one in (first, second)]
-    values = {
-        "mean": _beside(*(mean_over(one, HEAD) for one in (first, second))),
-        "mean_change": _change(*means, paired),
-    }
-    n_lost = at_init(known[0] ^ known[1], TRAINED).sum(HEAD)
-    return xr.Dataset({**values, "change": _change(first, second, paired), "n_lost": n_lost})
-
-
-def _beside(first: xr.DataArray, second: xr.DataArray) -> xr.DataArray:
-    return xr.concat([mean_of(first), mean_of(second)], xr.Variable("report", np.array(SIDES)))
+    one, other = xr.align(first, second, join="inner", exclude=(*KEPT[1:], *(() if one_shape else HEAD)))
+    known, also = (mean_of(side).notnull() for side in (one, other))
+    means = [mean_of(mean_over(side, HEAD)) for side in (one, other)]
+    found: dict[str, Any] = {"mean": xr.concat(means, xr.Variable("report", np.array(SIDES)))}
+    if one_shape:
+        n_lost = at_init(known ^ also, TRAINED).sum(HEAD)
+        found |= {"change": _change(one, other, paired), "n_lost": n_lost}
+        one, other = one.where(known & also), other.where(known & also)
+    found["mean_change"] = _change(mean_over(one, HEAD), mean_over(other, HEAD), paired)
+    return xr.Dataset(found)
 
 
 def _change(first: xr.DataArray, second: xr.DataArray, paired: bool) -> xr.DataArray:
@@ -173,12 +168,12 @@ def _change(first: xr.DataArray, second: xr.DataArray, paired: bool) -> xr.DataA
     value = mean_of(second) - mean_of(first)
     own = [at_init(one, TRAINED) for one in (first, second)]
     if paired:
-        _, low, high = interval_of(own[1] - own[0])
+        low, high = interval_of(own[1] - own[0])[1:]
     else:
         like = _of_model(value)
-        each = [[end.transpose(*like.dims).values for end in interval_of(one)] for one in own]
-        low, high = (like.copy(data=end) for end in difference_interval(*each))
-    ends = [value, *(end.expand_dims(init=[TRAINED]).reindex(init=value["init"]) for end in (low, high))]
+        before, after = ([end.transpose(*like.dims).values for end in interval_of(one)] for one in own)
+        low, high = (like.copy(data=end) for end in difference_interval(before, after))
+    ends: Any = [value, *(end.expand_dims(init=[TRAINED]).reindex(init=value["init"]) for end in (low, high))]
     return xr.concat(ends, xr.Variable("end", np.array(ENDS)), coords="minimal", compat="override")
 
 
@@ -275,7 +270,7 @@ class Comparison(Measure):
 
     def table(self, own: Numbers) -> pd.DataFrame:
         numbers = own.data["number"].values
-        rows = {"number": own.data["label"].values}
+        rows: dict[str, Any] = {"number": own.data["label"].values}
         for side in SIDES:
             rows[own.attrs[side]] = [own("mean", report=side, number=number).value for number in numbers]
         changes = own.along(own.array("mean_change"), "number")

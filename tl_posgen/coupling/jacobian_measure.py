@@ -19,7 +19,7 @@ from tl_posgen.coupling.numbers.overlap import Norm, Pairs, Side, every_pair
 from tl_posgen.errors import InputError
 from tl_posgen.models.selection import check_indices
 
-Counts = Count | Annotated[Sequence[Count], Each()]
+_Counts = Count | Annotated[Sequence[Count], Each()]
 VERSIONS: dict[str, tuple[Norm, bool]] = {  # label -> norm, and whether A keeps its signs
     "absolute": ("frobenius", False),
     "signed": ("frobenius", True),
@@ -31,7 +31,7 @@ VERSIONS: dict[str, tuple[Norm, bool]] = {  # label -> norm, and whether A keeps
 class JacobianMeasure(Measure):
     """Base: J of chosen blocks at chosen tokens, and A = U2' J1 V2 of every pair."""
 
-    k: Counts = (10,)
+    k: _Counts = (10,)
     tokens: Any = "last"
     chance_samples: Count = 10
     dense_up_to: Whole = DENSE_UP_TO

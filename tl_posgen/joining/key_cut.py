@@ -187,7 +187,8 @@ class KeyCut(Interventions):
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the variables of one condition, a list of draws (share, control, seed): their means."""
-        draws = [self._of_draw(run, *draw) for draw in hooks or [(1.0, False, run.seed)]]
+        unchanged: Any = [(1.0, False, run.seed)]
+        draws = [self._of_draw(run, *draw) for draw in hooks or unchanged]
         return {str(name): one for name, one in xr.concat(draws, "draw").mean("draw").data_vars.items()}
 
     def _of_draw(self, run: Run, share: float, control: bool, seed: int) -> xr.Dataset:

@@ -72,11 +72,12 @@ def scatter(result: Any, x: str = "r1, k", y: str = "slash_score") -> go.Figure:
     for name in (x, y):
         if name not in known:
             raise InputError(f"profiles: no column {name!r}; it has {', '.join(map(repr, known))}")
-    both = [(name, {"side": side} if side else {}) for name, _, side in (one.partition(", ") for one in (x, y))]
+    (x_name, _, x_side), (y_name, _, y_side) = x.partition(", "), y.partition(", ")
+    x_at, y_at = ({"side": side} if side else {} for side in (x_side, y_side))
     own = result.numbers
-    rho = own.correlation(*(own.array(name, **at) for name, at in both), ranks=True)
+    rho = own.correlation(own.array(x_name, **x_at), own.array(y_name, **y_at), ranks=True)
     words = f"Spearman's rho over heads {rho:.2f}, heads independent"
-    return points(*both, title=f"{y} by {x}", subtitle=words, x_title=x, y_title=y)(result)
+    return points((x_name, x_at), (y_name, y_at), title=f"{y} by {x}", subtitle=words, x_title=x, y_title=y)(result)
 
 
 @dataclass(frozen=True)

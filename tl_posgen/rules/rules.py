@@ -109,8 +109,8 @@ def apply_rules(
             raise InputError(
                 f"apply_rules: {head_name(*lacking[0])} was not measured; choose measured layers and heads"
             )
-    budget = result.measure.budget if budget is None else budget
-    return _rule_hooks(model, rule, budget, calibration, int(result.provenance.get("seed", 0)), chosen)
+    kept, seed = budget or int(result.measure.budget), int(result.provenance.get("seed", 0))
+    return _rule_hooks(model, rule, kept, calibration, seed, chosen)
 
 
 def _calibration_of(data: xr.Dataset) -> Calibration:

@@ -23,13 +23,13 @@ from tl_posgen.slash.layer_means import Dominance, at_distance, statistics_of, t
 from tl_posgen.slash.slash import Slash
 
 SOURCES = ("natural", "random")
-N_PANELS = 5  # distances drawn in one row
+_N_PANELS = 5  # distances drawn in one row
 
 
 def _panels(result: Any) -> Mapping[str, Mapping[str, Any]]:
     """Return a panel a distance, with and without the first token, titled by its correlation over heads."""
     measure, panels = result.measure, {}
-    for tokens, distance in product(TOKENS, measure.reached(result.own)[:N_PANELS]):
+    for tokens, distance in product(TOKENS, measure.reached(result.own)[:_N_PANELS]):
         r = measure.correlation(result.numbers, distance, tokens)
         panels[f"D = {distance}: r {r.plain:.2f}{in_brackets(f'{r.null:.2f}')}<br>{TITLES[tokens]}"] = {
             "tokens": tokens,
@@ -84,7 +84,7 @@ class SlashTransfer(Dominance):
             x_title="on text",
             y_title="on random tokens",
             equal=True,
-            columns=N_PANELS,
+            columns=_N_PANELS,
         )
     }
 

@@ -44,7 +44,7 @@ _OF_VISIBLE = "as a share of what softmax can see (q left out)"
 _OF_W = "of Var w over all (query, key, distance); q: query, k: key, d: distance, qk: only both together; they sum to 1"
 _OF_SIZE = "standard deviation between keys and distances of one query: of w, and of its parts"
 SIZES = ("scores", *PARTS)
-FEWEST_PROMPTS = 8  # for shares by place
+_FEWEST_PROMPTS = 8  # for shares by place
 _WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bounded by 0; they sum to `share`"
 _NO_TURN = "nothing rotates, so"
 
@@ -221,9 +221,9 @@ class Variance(Measure):
         return [kind for kind in self.figures if kind != "places" or "by_place" in data]
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Variance":
-        if self.absolute and len(tokens) < FEWEST_PROMPTS:
+        if self.absolute and len(tokens) < _FEWEST_PROMPTS:
             raise InputError(
-                f"variance: absolute=True compares prompts: {FEWEST_PROMPTS} at least, not {len(tokens)}; give "
+                f"variance: absolute=True compares prompts: {_FEWEST_PROMPTS} at least, not {len(tokens)}; give "
                 f"n_prompts={self.usual_prompts}"
             )
         if self.absolute and len({len(one) for one in tokens}) > 1:

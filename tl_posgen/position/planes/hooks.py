@@ -18,7 +18,7 @@ from tl_posgen.position.planes.numbers.plane_edits import EDITS, Draw, Edit, edi
 from tl_posgen.rope.frequency_bands import Band, band_of
 from tl_posgen.rope.rotation import from_planes, rotate, to_planes
 
-SIDES = ("q", "k")
+_SIDES = ("q", "k")
 
 
 def perturb_planes(
@@ -26,7 +26,7 @@ def perturb_planes(
     edit: Edit | str,
     band: Band | None = None,
     *,
-    of: Sequence[str] = SIDES,
+    of: Sequence[str] = _SIDES,
     strength: int | float = 1.0,
     first_token: bool = False,
     control: bool = False,
@@ -76,7 +76,7 @@ def perturb_planes(
         (True, False)
     """
     check_choice("edit", edit, EDITS)
-    if not isinstance(of, tuple | list) or not of or not all(isinstance(one, str) and one in SIDES for one in of):
+    if not isinstance(of, tuple | list) or not of or not all(isinstance(one, str) and one in _SIDES for one in of):
         raise InputError(f'of={of!r}: give ("q", "k"), ("q",) or ("k",)')
     if edit != "phase_noise":
         check_share(f"strength of {edit}", strength)
@@ -102,13 +102,13 @@ def perturb_planes(
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         rope, first = capture.geometry.rope, int(not first_token)
-        x = {side: getattr(capture, side) for side in SIDES}
+        x = {side: getattr(capture, side) for side in _SIDES}
         for side in dict.fromkeys(of):
             z, theta = to_planes(x[side], rope), rope.inv_freq.to(x[side].device)
             how = (edit, float(strength), theta, draw_of(capture, side, first, seed), planes[capture.layer])
             edited = edit_planes(z[:, first:], *how, control=control)
             x[side] = from_planes(torch.cat([z[:, :first], edited], 1), x[side][..., rope.rotary_dim :], rope)
-        q, k = (rotate(x[side], capture.positions, rope) for side in SIDES)
+        q, k = (rotate(x[side], capture.positions, rope) for side in _SIDES)
         return finished(capture.geometry.scale * q @ k.mT, capture)
 
     rotating = [(one.layer, head) for one in geometries for head in selected[one.layer]]

@@ -33,7 +33,11 @@ from tl_posgen.report.figures import MARKS, Panels, model_label, sides
 from tl_posgen.report.kinds import lines, points
 from tl_posgen.rope.rotation import complex_frequencies
 
-CONDITIONS = {"position": "the key is nearly constant", "quiet": "it is too small to matter", "slow": "it hardly turns"}
+_CONDITIONS = {
+    "position": "the key is nearly constant",
+    "quiet": "it is too small to matter",
+    "slow": "it hardly turns",
+}
 _MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
 
 _BOTH, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
@@ -186,7 +190,7 @@ class Planes(Measure):
     curves = ("magnitude", "share_by_plane")
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"part": PARTS, "condition": list(CONDITIONS)}
+        return {"part": PARTS, "condition": list(_CONDITIONS)}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         rope = layer.geometry.rope
@@ -226,7 +230,7 @@ class Planes(Measure):
         return own.correlation(own.array("score_sum", **OUT), own.array("share", **_INTERACTION), ranks=ranks)
 
     def findings(self, own: Numbers) -> list[str]:
-        met = ", ".join(f"{words} in {own('meets', condition=name):.0%}" for name, words in CONDITIONS.items())
+        met = ", ".join(f"{words} in {own('meets', condition=name):.0%}" for name, words in _CONDITIONS.items())
         q, k = (f"{own('concentration', side=side, **OUT):.3f}" for side in "qk")
         n_heads = int(own.data["additive"].sel(tokens="all").notnull().sum())
         return [

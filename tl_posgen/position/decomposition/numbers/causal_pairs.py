@@ -14,7 +14,7 @@ from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.errors import InputError
 from tl_posgen.rope.bilinear_sums import fft_length
 
-SPAN = 1e15  # largest ratio of weights: in float64 lighter pairs would be lost
+_SPAN = 1e15  # largest ratio of weights: in float64 lighter pairs would be lost
 
 _DERIVED: Any = field(init=False, repr=False, compare=False)  # made of the others
 
@@ -48,7 +48,7 @@ class CausalPairs:
         unweighted: whether they are all 1.
 
     Raises:
-        InputError: no pair is left, a weight is not above 0, or the ratio of two weights is above `SPAN`.
+        InputError: no pair is left, a weight is not above 0, or the ratio of two weights is above 1e15.
 
     Example:
         >>> pairs = CausalPairs(1024)
@@ -88,9 +88,9 @@ class CausalPairs:
                 "weight leave a, b and c open; give far ones a small weight, such as 1e-6, or a window"
             )
         low, high = min(self.distance_weights), max(self.distance_weights)
-        if high > SPAN * low or not 1 / SPAN <= high <= SPAN:
+        if high > _SPAN * low or not 1 / _SPAN <= high <= _SPAN:
             raise InputError(
-                f"weights by distance, from {low:g} to {high:g}: give weights about 1, the largest at most {SPAN:g} "
+                f"weights by distance, from {low:g} to {high:g}: give weights about 1, the largest at most {_SPAN:g} "
                 "times the least; a common factor changes nothing"
             )
         n_pairs, rank = size * width - width * (width - 1) // 2, size if width == 1 else width + 2 * size - 3

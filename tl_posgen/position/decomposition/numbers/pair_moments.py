@@ -17,7 +17,7 @@ from tl_posgen.rope.bilinear_sums import along_diagonals, sums_along_diagonals, 
 
 QUERIES_AT_ONCE = 2**18  # elements of q in a group of heads: fits the cache
 SCORES_AT_ONCE = 2**18  # entries of a block of rows: fits the cache
-ROUNDING = 1e-14  # variance below this share of the mean square is float32 rounding: no correlation is defined
+_ROUNDING = 1e-14  # variance below this share of the mean square is float32 rounding: no correlation is defined
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PairMoments:
 def rounding_of(tss: Tensor, total: float | Tensor, mean: Tensor) -> Tensor:
     """Return the sum of squares about the mean that float32 rounding makes, or numbers below its smallest, of scores
     with these moments and total weight."""
-    return ROUNDING * (tss + total * mean.square()) + total * torch.finfo(torch.float32).tiny ** 2
+    return _ROUNDING * (tss + total * mean.square()) + total * torch.finfo(torch.float32).tiny ** 2
 
 
 def pair_moments(

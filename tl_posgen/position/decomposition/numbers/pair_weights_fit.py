@@ -11,8 +11,8 @@ from tl_posgen.position.decomposition.numbers.pair_moments import rounding_of
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST, Gauge, ThreeAxisFit, in_gauge
 from tl_posgen.rope.bilinear_sums import sums_along_diagonals
 
-LEAST = 1e-12  # least weight of a pair, as a share of its head's largest
-SHIFT = 1e-13  # share added to the diagonal, which makes the free directions regular
+_LEAST = 1e-12  # least weight of a pair, as a share of its head's largest
+_SHIFT = 1e-13  # share added to the diagonal, which makes the free directions regular
 
 
 def fit_pair_weights(
@@ -27,7 +27,7 @@ def fit_pair_weights(
 
     Distances are eliminated exactly, and the matrix of b and c is factored head by head: O(L^3), up to LONGEST tokens.
     Means and correlations have the same weights. `iid_r` is NaN, since weights that depend on the scores change it. A
-    pair has at least LEAST of its head's largest weight, so that every entry of a, b and c has a pair.
+    pair has at least 1e-12 of its head's largest weight, so that every entry of a, b and c has a pair.
 
     Args:
         weights: not negative; entries at pairs that do not count are not read.
@@ -71,7 +71,7 @@ def _fit_head(
                 f"a visible {what} of head {head} is {float(x[query, key])} at token {query + pairs.first_query}; "
                 "give finite scores, and weights of 0 or more"
             )
-    p = p.clamp(min=LEAST * float(p.max())).masked_fill_(hidden, 0)
+    p = p.clamp(min=_LEAST * float(p.max())).masked_fill_(hidden, 0)
     total = p.sum()
     mean = (p * w).sum() / total
     w -= mean
@@ -98,7 +98,7 @@ def _solve(p: Float[Tensor, "query key"], w: Float[Tensor, "query key"], ridge: 
     matrix.diagonal().add_(ridge)
     scale = tokens.diagonal().add(ridge).rsqrt()
     scaled = scale[:, None] * matrix * scale
-    scaled.diagonal().add_(SHIFT)
+    scaled.diagonal().add_(_SHIFT)
     factor = torch.linalg.cholesky(scaled)
     weighted = p * w
     by_distance = sums_along_diagonals(weighted[None])[0]

@@ -19,8 +19,8 @@ Gauge = Literal["flat_keys", "flat_queries", "flat_distance"]
 
 LONGEST = 1024  # tokens: a matrix of 2 L x 2 L is factored for weights that are not all alike
 MAX_ITERATIONS = 10_000
-LOOK_AFTER = 16  # steps between two looks at the residual on an accelerator, where a look makes the host wait
-FEW = 4  # indices of an axis: fewer leave three axes as many parameters as pairs
+_LOOK_AFTER = 16  # steps between two looks at the residual on an accelerator, where a look makes the host wait
+_FEW = 4  # indices of an axis: fewer leave three axes as many parameters as pairs
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def fit_three_axis(
     pairs, mean = moments.pairs, moments.mean
     counts = pairs.counts(moments.sums.device)
     centred = pairs.consistent(moments.sums.addcmul(mean[:, None], counts, value=-1))
-    if pairs.unweighted and pairs.width == pairs.size >= FEW and not ridge:
+    if pairs.unweighted and pairs.width == pairs.size >= _FEW and not ridge:
         theta, fit_sums = solve_triangle(centred), centred
     else:
         rounding = 8 * torch.finfo(DOUBLE).eps * (moments.sums.abs() + mean.abs()[:, None] * counts)
@@ -191,7 +191,7 @@ def solve(
     left = right[1:] - _sum_over_pairs(weights * at_distance * right[0])
     errors = right.abs().mul_(4 * torch.finfo(right.dtype).eps) + rounding  # the difference above may cancel
     rounded = errors[1:] + _sum_over_pairs(weights * at_distance * errors[0])
-    look_after = 1 if right.device.type == "cpu" else LOOK_AFTER
+    look_after = 1 if right.device.type == "cpu" else _LOOK_AFTER
     # conjugate gradients for b and c: x, what is left, and the direction of the next step
     x, inverse = torch.zeros_like(left), 1 / diagonal
     direction = inverse * left
