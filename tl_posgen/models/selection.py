@@ -97,7 +97,8 @@ def one_head(model: Model, layer: Any = None, head: Any = None) -> tuple[int, in
         raise InputError(f"head={head!r}: {remedy}")
     if isinstance(head, tuple | list) and not any(isinstance(one, str | tuple | list) for one in head):
         head = [tuple(head)]
-    found = select_heads(model, None if layer is None else [layer], head if named else [head])
+    chosen: Any = head if named else [head]
+    found = select_heads(model, None if layer is None else [layer], chosen)
     pairs = [(at, index) for at, of in found.items() for index in of]
     if len(pairs) != 1:
         raise InputError(f"head={head!r}: these are {len(pairs)} heads; {remedy}")

@@ -212,7 +212,7 @@ def _own_norm(hf_attn: Any, part: str) -> Any:
 
 def window_of(hf_attn: Any, layer: int) -> int | None:
     """Return the sliding window: the module's own where it has one, else the config's, in the layers of that type."""
-    config = getattr(hf_attn, "config", None)
+    config: Any = getattr(hf_attn, "config", None)
     if not getattr(hf_attn, "is_sliding", True):  # EXAONE 4 keeps the config's window in full layers too
         return None
     if hasattr(hf_attn, "sliding_window"):

@@ -270,8 +270,8 @@ class _PassCapture:
             ids = None if tokens is None else tokens[row, span]
             capture = layer_capture(probed, prompt, self.heads[layer], needs, self.prompts_before + row, ids)
             if formed or streamed is None:
-                used = (prompt.get(part) for part in FORMED)
-                captures.append(verify_capture(capture, *used, dtype, **compared))
+                used, pattern = prompt.get("attn_scores"), prompt.get("pattern")
+                captures.append(verify_capture(capture, used, pattern, dtype, **compared))
             else:
                 captures.append(as_streamed(capture, *streamed.of_prompt(row, span, capture.heads), dtype))
         if any(isinstance(capture, EditedCapture) for capture in captures):
@@ -402,7 +402,7 @@ def captures_from_cache(
                 capture = layer_capture(
                     one, parts, selected[layer], parts if needs is None else needs, prompt, of_prompt
                 )
-                yield verify_capture(capture, *(parts.get(part) for part in FORMED), parts["q"].dtype)
+                yield verify_capture(capture, parts.get("attn_scores"), parts.get("pattern"), parts["q"].dtype)
 
     ids, mask = ids_and_mask(tokens)
     if ids is not None:

@@ -113,9 +113,10 @@ def _from_pretrained(place: Path, config: Any, **options: Any) -> Any:
     options |= {"attn_implementation": "eager", "ignore_mismatched_sizes": True, "output_loading_info": True, **where}
     options |= {} if is_gguf(place) else {"use_safetensors": True}
     try:
-        hf_model, report = AutoModelForCausalLM.from_pretrained(directory, config=copy.deepcopy(config), **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, config=copy.deepcopy(config), **options)
     except Exception as error:  # every architecture has its own
         raise ModelError(f"{place}: transformers cannot load this model: {first_line(error)}") from error
+    hf_model, report = loaded
     unknown = [name for name in report["unexpected_keys"] if not _COMPUTED.search(name)]
     wrong: Mapping[str, list[str]] = {
         "lack {} ({} tensors are missing)": sorted(report["missing_keys"]),

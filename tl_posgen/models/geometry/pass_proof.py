@@ -2,6 +2,7 @@
 are at work: the scores that the pass used are those of its queries and keys."""
 
 from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -43,15 +44,15 @@ def layer_capture(
 
     Its tensors lie where sums can be formed in float64, see `tl_posgen.arithmetic`.
     """
-    geometry, of_heads = probed.geometry, dict[str, Tensor]()
+    geometry, given = probed.geometry, dict[str, Any]()
     for part in ("q", "k", *(part for part in ("v", "pattern") if part in needs)):
         x = parts[part]
         rows = [head // (geometry.n_heads // len(x)) for head in heads]  # a key head has several query heads, or one
         # all heads as they are need no copy: of a pattern it would cost more than the softmax that made it
-        of_heads[part] = at_least_float32(summable(x if rows == list(range(len(x))) else x[rows]))
-    streams = {part: at_least_float32(summable(parts[part])) for part in ("resid", "inputs") if part in needs}
+        given[part] = at_least_float32(summable(x if rows == list(range(len(x))) else x[rows]))
+    given |= {part: at_least_float32(summable(parts[part])) for part in ("resid", "inputs") if part in needs}
     tokens = None if tokens is None else summable(tokens)
-    capture = LayerCapture(geometry, heads, prompt, tokens, **of_heads, **streams)
+    capture = LayerCapture(geometry, heads, prompt, tokens, **given)
     if "attn_scores" in needs:
         plain = plain_scores(summable(parts["attn_scores"][list(heads)]), parts["q"].dtype)
         capture.attn_scores = without_row_offsets(plain, capture.q, capture.k, geometry)

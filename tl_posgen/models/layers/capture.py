@@ -71,7 +71,7 @@ class LayerCapture:
 
     def of_heads(self, part: slice) -> "LayerCapture":
         """Return the capture of some of its heads."""
-        held = {one.name: vars(self).get(one.name) for one in fields(LayerCapture) if one.init}
+        held: dict[str, Any] = {one.name: vars(self).get(one.name) for one in fields(LayerCapture) if one.init}
         held |= {name: held[name][part] for name in PER_HEAD if held[name] is not None}
         rotated = {name: x[part] for name, x in self._rotated.items()}
         return LayerCapture(**held | {"heads": list(self.heads)[part], "_rotated": rotated})
