@@ -276,3 +276,23 @@ def test_a_result_of_a_measure_that_is_not_installed_is_drawn_as_head_maps():
     figure = result_of(dataset=data).plot()
     assert len(figure.data) == 2
     assert "m" in figure.layout.title.text
+
+
+def test_nothing_damaged_is_parsed(whole, monkeypatch):
+    data, loading = whole
+    monkeypatch.setattr(xr, "open_groups", lambda *_, **__: pytest.fail("a damaged file was parsed"))
+    with pytest.raises(InputError, match="damaged"):
+        loading(flipped(data, 4 * len(data)))
+
+
+@pytest.mark.parametrize("error", [MemoryError, OverflowError, RecursionError, KeyError, RuntimeError("two\nlines")])
+def test_whatever_a_parser_raises_is_one_line_that_names_the_file(whole, monkeypatch, error):
+    data, loading = whole
+
+    def failing(*_, **__):
+        raise error
+
+    monkeypatch.setattr(xr, "open_groups", failing)
+    with pytest.raises(InputError, match=r"r\.nc: cannot be read") as caught:
+        loading(data)
+    assert "\n" not in str(caught.value)

@@ -114,3 +114,9 @@ def test_scores_of_a_wrong_shape_are_refused(llama):
 def test_a_half_precision_model_keeps_its_dtype(tmp_path):
     model = load_model(save_family("llama", tmp_path), dtype=torch.bfloat16)
     assert logits(model, replace_scores(model, stretched)).dtype == torch.bfloat16
+
+
+def test_edits_of_different_heads_add_up(llama):
+    together = logits(llama, replace_scores(llama, stretched, heads=[0, 3]))
+    apart = [hook for head in (3, 0) for hook in replace_scores(llama, stretched, heads=[head])]
+    torch.testing.assert_close(together, logits(llama, apart))

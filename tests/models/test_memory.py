@@ -160,3 +160,13 @@ def test_memory_freed_between_what_stays_goes_back_to_the_system_and_seldom_if_a
     trim(every=1e-9)
     assert resident() - before < 32
     assert len(stays) == 128
+
+
+def test_a_random_init_has_the_weights_that_transformers_gives_that_seed(bfloat16):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    null = random_like(tl_posgen.load_model(bfloat16, "bridge"), 5)
+    torch.manual_seed(5)
+    plain = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(bfloat16))
+    assert plain.dtype == torch.bfloat16
+    assert torch.equal(null.blocks[1].mlp.original_component.up_proj.weight, plain.model.layers[1].mlp.up_proj.weight)

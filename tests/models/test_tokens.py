@@ -232,3 +232,16 @@ def test_a_string_that_names_a_file_is_not_taken_for_its_text(mini, tmp_path, mo
         to_prompts(mini, str(tmp_path))
     for text in ("Down, down, down.", "and/or", "/think", "See absent.txt", ["absent.txt"]):
         assert len(to_prompts(mini, text)) == 1
+
+
+def test_a_chat_is_the_ids_of_its_template(llama):
+    template = "{{ bos_token }}{% for one in messages %}{{ one.content }}{% endfor %}"
+    chat = [{"role": "user", "content": "the cat"}]
+    text = llama.tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)
+    expected = llama.tokenizer.apply_chat_template(chat, chat_template=template, return_dict=False)
+    assert to_prompts(llama, text)[0].tolist() == expected
+
+
+def test_several_texts_are_one_prompt_each(llama):
+    assert [len(prompt) for prompt in to_prompts(llama, ["abc", "abcdef"])] == [4, 7]
+    assert len(to_prompts(llama, ["abc", "abcdef", "ab"], n_prompts=2)) == 2

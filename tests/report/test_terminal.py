@@ -12,6 +12,7 @@ from rich.console import Console
 
 import tl_posgen
 from tl_posgen.claims import Claims
+from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.result import Result
 from tl_posgen.report.tables import cell, print_frame, short
 from tl_posgen.report.terminal import MOST_LINES, print_claims, print_heads, print_measures, print_report
@@ -147,3 +148,15 @@ def test_claims_take_a_line_each_by_default(capsys, monkeypatch, width):
     assert text.count("not held") == 13
     assert "--full" in text
     assert len(printed(capsys, monkeypatch, width, partial(print_claims, full=True), report).splitlines()) > MOST_LINES
+
+
+def test_two_columns_of_one_short_heading_are_both_shown(capsys, monkeypatch, report):
+    class Own(Measure):
+        variables = {"share": Variable("share", headline="own_share", short="r")}
+
+    data = report["three_axis"].dataset[["r"]].sel(tokens="all").rename(r="share") * 0 + 0.777
+    one = {"three_axis": report["three_axis"], "own": Result(Own(), data)}
+    text = printed(capsys, monkeypatch, 120, print_report, tl_posgen.Report(one, report.provenance))
+    assert ".777" in text
+    heading = next(line.split() for line in text.splitlines() if line.split()[:2] == ["L", "H"])
+    assert heading == ["L", "H", "r-3", "r-3", "row", "r"]

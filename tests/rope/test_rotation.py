@@ -132,3 +132,12 @@ def test_low_precision_is_raised_and_high_precision_kept(given, returned):
 def test_frequencies_that_are_no_tensor_are_refused():
     with pytest.raises((InputError, TypeCheckError), match="inv_freq"):  # the latter where shapes are checked
         Rope([1.0, 0.1])
+
+
+def test_inputs_are_left_as_they_were():
+    x = torch.randn(1, 4, 6, generator=torch.Generator().manual_seed(2))
+    copy = x.clone()
+    rope = Rope(inverse_frequencies(4), "adjacent", 2.0)
+    rotate(x, torch.arange(4), rope)
+    complex_planes(x, rope)
+    assert torch.equal(x, copy)

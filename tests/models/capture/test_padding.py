@@ -256,3 +256,12 @@ def test_padding_that_cannot_be_told_is_refused(rows, pad, message):
 def test_masks_that_cannot_be_used_are_refused(llama, given, message):
     with pytest.raises(InputError, match=message):
         to_prompts(llama, given)
+
+
+def test_padding_is_cut_beside_other_hooks(padding_model):
+    model, (tokens, mask) = padding_model("llama"), padded("left")
+    seen = []
+    hooks = [("blocks.0.attn.hook_attn_scores", lambda scores, hook: seen.append(1))]
+    captures = captures_of(model, tokens, hooks=hooks, attention_mask=mask)
+    assert seen
+    assert_as_alone(model, captures)

@@ -233,3 +233,9 @@ def test_loading_is_silent_and_reads_the_metadata_once(written, capfd, monkeypat
     assert len(made) == 1
     assert gguf.GGUFReader is counted
     assert capfd.readouterr() == ("", "")
+
+
+def test_more_than_memory_holds_is_refused_before_it_is_read(written, monkeypatch):
+    monkeypatch.setattr("tl_posgen.models.conversion.hugging_face.memory_of", lambda device: 1000)
+    with pytest.raises(ModelError, match=r"weights need .* GB in torch\.float32, and this machine has"):
+        load_model(written[0])

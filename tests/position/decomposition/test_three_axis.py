@@ -6,6 +6,7 @@ import torch
 
 import tl_posgen
 from tl_posgen.core.engine import analyze
+from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import ThreeAxis
@@ -131,3 +132,14 @@ def test_scores_that_rounding_made_say_nothing():
     assert report["three_axis"].own["r"].isnull().all()
     assert "the scores of every head are constant" in report["three_axis"].findings()[0]
     assert "attention_examples" in report  # and nothing was lost
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (-1.0,), "near"], ids=str)
+def test_weights_that_cannot_be_are_refused(weights):
+    with pytest.raises(InputError, match=r"three_axis: weights = .*: give a list, each a number above 0 or "):
+        ThreeAxis(weights=weights)
+
+
+def test_noise_reaches_what_iid_r_says(result):
+    assert float(result.own["iid_r"].mean()) == pytest.approx(np.sqrt((3 * 64 - 4) / (64 * 65 / 2 - 1)))

@@ -163,3 +163,18 @@ def test_padding_is_not_mixed_in(llama):
         found = llama.run_with_hooks(padded, attention_mask=mask, fwd_hooks=hooks)
     alone = logits(llama, hooks, short[None])
     torch.testing.assert_close(found[0, 4:], alone[0], atol=1e-4, rtol=1e-4)
+
+
+def test_hooks_leave_the_random_state_and_the_model_alone_and_let_gradients_through(llama):
+    before = torch.get_rng_state()
+    hooks = perturb_planes(llama, "phase_noise", strength=0.5)
+    plain = logits(llama)
+    logits(llama, hooks)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(logits(llama), plain)
+    llama.zero_grad()
+    llama.run_with_hooks(TOKENS, fwd_hooks=hooks).square().sum().backward()
+    gradients = [one.grad for one in llama.parameters() if one.grad is not None]
+    assert gradients
+    assert all(one.isfinite().all() for one in gradients)
+    llama.zero_grad()

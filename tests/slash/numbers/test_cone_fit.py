@@ -50,3 +50,11 @@ def test_the_bias_share_is_of_the_energies_of_both_parts():
     free, energy = bias.expand(40, 2, 8).square().sum((0, 2)), (inputs @ weight).square().sum((1, 2))
     torch.testing.assert_close(bias_share(inputs, weight, bias), free / (free + energy))
     assert bias_share(inputs, weight, None).tolist() == [0, 0]
+
+
+def test_inputs_in_random_directions_lie_on_no_cone():
+    found = fit_cone(draw(500, D_MODEL))
+    assert found.cosine.mean() < 0.2
+    assert found.r1 < 3 / D_MODEL
+    inputs = draw(30, D_MODEL) + 0.5
+    torch.testing.assert_close(fit_cone(inputs).r1, rank_one_share(inputs))

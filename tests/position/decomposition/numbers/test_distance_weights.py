@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
-from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST, iid_r, solve
+from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST, fit_three_axis, iid_r, solve
 
 NEAR = (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
 KINDS = {
@@ -112,3 +112,12 @@ def test_chance_r_of_weights_is_not_known_beyond_the_longest_text():
     pairs = CausalPairs(LONGEST + 1, distance_weights=(2.0, 1.0))
     assert math.isnan(iid_r(pairs))
     assert iid_r(replace(pairs, distance_weights=(1.0,))) == pairs.iid_r
+
+
+def test_chance_r_is_what_gaussian_noise_reaches():
+    noise = torch.randn(400, 48, 48, generator=torch.Generator().manual_seed(6))
+    for window, weights in ((None, (*NEAR, 0.05)), (20, (3.0, 0.1))):
+        fit = fit_three_axis(pair_moments_from_scores(noise, window=window, distance_weights=weights))
+        share = (fit.r.square() * fit.tss).sum() / fit.tss.sum()
+        assert math.sqrt(share) == pytest.approx(iid_r(fit.pairs), rel=0.015)
+        assert iid_r(fit.pairs) > replace(fit.pairs, distance_weights=(1.0,)).iid_r

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from dense_fit import mask_of, random_qk, reference, three_axis_from_scores
+from dense_fit import mask_of, random_qk, reference, three_axis_from_qk, three_axis_from_scores
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -108,3 +108,12 @@ def test_queries_and_keys_that_are_not_finite_or_overflow_are_refused(value, mes
     k[1, :, 2] *= 10
     with pytest.raises(InputError, match=message):
         pair_moments(q, k)
+
+
+def test_inputs_are_left_as_they_were():
+    q, k = random_qk(20)
+    scores = q @ k.mT
+    copies = q.clone(), k.clone(), scores.clone()
+    three_axis_from_qk(q, k, 0.5)
+    three_axis_from_scores(scores)
+    assert all(torch.equal(*both) for both in zip((q, k, scores), copies, strict=True))

@@ -94,3 +94,11 @@ def test_what_rounding_leaves_has_no_r(mean, size, constant):
     )
     for r in (fit.r, fit.r_within_rows, alike.r):
         assert (r.isnan() == constant).all()
+
+
+def test_scores_constant_within_rows_have_r_but_no_r_within_rows():
+    _, weights = scores_and_weights()
+    scores = torch.randn(2, 12, 1, generator=torch.Generator().manual_seed(0)).expand(2, 12, 12)
+    fit = fit_pair_weights(scores, weights, PAIRS)
+    np.testing.assert_allclose(fit.r, 1)
+    assert fit.r_within_rows.isnan().all()

@@ -32,9 +32,9 @@ def solve_triangle(right: Float[Tensor, "axis=3 head size"]) -> Float[Tensor, "a
     Source: ours
 
     Example:
-        >>> theta = solve_triangle(torch.tensor([[[10.0, 6, 3, 1]]]).double().repeat(3, 1, 1))  # of a matrix of ones
-        >>> theta.sum(0).round(decimals=9).tolist()
-        [[1.0, 1.0, 1.0, 1.0]]
+        >>> a, b, c = solve_triangle(torch.tensor([4.0, 3, 2, 1]).double().repeat(3, 1, 1))[:, 0]  # scores of 1
+        >>> round(float(a[1] + b[2] + c[0]), 9)
+        1.0
     """
     inverse, kappa, weighted, crossed = _tables(right.shape[-1], right.device)
     means = right * inverse
