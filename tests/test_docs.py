@@ -152,12 +152,13 @@ def test_the_measure_of_contributing_is_short_and_has_all_parts():
     with contextlib.redirect_stdout(io.StringIO()):
         exec(block.replace("length=256", "length=32"), names)
     result = names["result"]
-    assert result.measure.options() == {"first": 1}
-    share = result.numbers("share")
+    assert result.measure.options() == {"skip": 1}
+    share, rest = result.numbers("share"), result.numbers("share", tokens="without first")
     assert 0 < share.low < share.value < share.high < 1
     assert len(share.inits) == 1
     (sentence,) = result.findings()
     assert f"{share:.0%}" in sentence
+    assert f"{rest:.0%}" in sentence
     assert result.plot().data
 
 

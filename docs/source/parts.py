@@ -32,9 +32,11 @@ CLAIMED = {"null_seeds": (0, 1, 2)}
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
 SMALL_CUT = "--length 128 --prompts 4"
+_SCORED = ("slash", "sources", "rules", "coupling", "distance", "planes")
+_INTERVENED = ("substitute", "perturb", "cut-keys", "perturb-planes")
 REAL_LINES = (
     "analyze --length 512 --prompts 4",
-    *(f"{name} {SMALL_CUT}" for name in ("slash", "sources", "rules", "coupling", "distance", "planes")),
+    *(f"{name} {SMALL_CUT}" for name in (*_SCORED, *_INTERVENED)),
     "explain --prompt 'When Mary and John went to the store, John gave a drink to' --head L5H3",
 )
 REAL_CLAIMS = {REAL[0]: ("position", "slash", "coupling"), REAL[1]: ("position", "slash", "coupling")}

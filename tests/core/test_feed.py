@@ -64,3 +64,38 @@ def test_a_pass_that_begins_in_the_middle_is_refused(mini, shape):
         mini(TOKENS)
         with pytest.raises(InputError):
             mini.blocks[2](torch.randn(*shape, mini.cfg.d_model))
+
+
+@dataclass(frozen=True)
+class Shaped(Measure):
+    "x = a number of a head. Of a shape that its variable has or has not."
+
+    of: str = "head"
+    variables = {"x": Variable("x", headline="x"), "pair": Variable("pair", dims=("tokens", "layer", "head"))}
+
+    def of_layer(self, layer):
+        one = torch.ones(len(layer.heads))
+        given = {"head": {"x": one}, "row": {"x": torch.ones(1)}, "more": {"x": one[:, None]}, "name": {"y": one}}
+        return {
+            **given,
+            "pair": ({"pair": one}, {"pair": one}),
+            "single": {"pair": one},
+            "two": ({"x": one}, {"x": one}),
+        }[self.of]
+
+
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        ("row", r"shaped: of_layer gives x with the shape \[1\], and the dims of its Variable are \[head\], 4 heads"),
+        ("more", r"gives x with the shape \[4, 1\]"),
+        ("name", "of_layer gives 'y', which is none of its variables: x, pair"),
+        ("single", r"gives pair with the shape \[4\], .* \[tokens, head\].*give a pair of mappings"),
+        ("two", r"gives x with the shape \[2, 4\].*else one mapping"),
+    ],
+)
+def test_values_of_another_shape_than_declared_are_refused_by_name(mini, of, message):
+    with pytest.raises(InputError, match=message):
+        Shaped(of=of)(mini, TOKENS, null_seeds=(), progress=False)
+    for fine in ("head", "pair"):
+        assert Shaped(of=fine)(mini, TOKENS, null_seeds=(), progress=False).name == "shaped"

@@ -1,6 +1,6 @@
 """The forward passes that measures share: each layer of each prompt, captured once, goes to every measure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tl_posgen.core.host_copies import HostCopies
 from tl_posgen.core.measure import Measure, stacked
+from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.sums import PromptGroups
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import TRIMMED, run_capture
@@ -79,7 +80,7 @@ class Feed:
         if capture.edited_pattern:
             self._edited_patterns.add(capture.layer)
         layer_by_layer = (one for one in self.measures if type(one).of_layer is not Measure.of_layer)
-        values = {measure.name: stacked(measure.of_layer(capture)) for measure in layer_by_layer}
+        values = {measure.name: _values_of(measure, capture) for measure in layer_by_layer}
         self.add_copies()
         self._copies = HostCopies.start(capture, values)
         if capture.device.type == "cpu":  # nothing to wait for
@@ -156,3 +157,27 @@ class Feed:
             found[measure.name] = data.assign(texts)
             trim(every=TRIMMED)
         return found
+
+
+def _values_of(measure: Measure, capture: LayerCapture) -> Mapping[str, Any]:
+    """Return what `of_layer` of a measure gives; refuse another shape than that of its variables' dims."""
+    values, n_heads = stacked(measure.of_layer(capture)), len(capture.heads)
+    if measure.name in BUILT_IN:  # ours are tested
+        return values
+    for name, value in values.items():
+        if name not in measure.variables:
+            if type(measure).finish is Measure.finish:
+                raise InputError(
+                    f"{measure.name}: of_layer gives {name!r}, which is none of its variables: "
+                    f"{', '.join(measure.variables)}"
+                )
+            continue
+        dims = [dim for dim in measure.variables[name].dims if dim not in ("layer", "prompt")]
+        shape = list(getattr(value, "shape", ()))
+        if len(shape) != len(dims) or ("head" in dims and shape[dims.index("head")] != n_heads):
+            told = 'with the dim "tokens" give a pair of mappings, of all tokens and without the first one'
+            raise InputError(
+                f"{measure.name}: of_layer gives {name} with the shape {shape}, and the dims of its Variable are "
+                f"[{', '.join(dims)}], {n_heads} heads in layer {capture.layer}; {told}, else one mapping"
+            )
+    return values
