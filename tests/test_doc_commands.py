@@ -20,7 +20,7 @@ HERE: dict[str, list[Any]] = {  # words of the pages -> words that have files he
     "models.csv": ["models.csv", "--tokenizer", "mini"],
     "examples/studies/small.toml": ["small.toml"],
 }
-SIZES = {"--length": 16, "--prompts": 2, "--steps": 20, "--seeds": 1, "--budgets": 6, "--n-draws": 1, "--ratios": 0.5}
+SIZES = {"--length": 16, "--prompts": 2, "--steps": 20, "--seeds": 1, "--budget": 6, "--n-draws": 1, "--ratios": 0.5}
 SIZES |= {"--tokens": "4,8", "--times": 2, "--inside": 16, "--distances": "0,4", "--schemes": "thirds"}
 SIZES |= {"--strengths": 1, "--map-edits": "", "--shares": "0,1", "--controls": 1, "--n-cloze": 2}
 STUDY = """

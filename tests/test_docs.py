@@ -123,7 +123,7 @@ def small(tmp_path, monkeypatch, mini, alice):
     names = {"loaded": mini, "some_text": alice[:20000]}
 
     def run(block: str) -> None:
-        block = how_to.on_mini(block).replace("budgets=[32]", "budgets=[16]")
+        block = how_to.on_mini(block).replace("budget=32", "budget=16")
         block = re.sub(r'(length"?[=:] ?)\d+', r"\g<1>32", block)
         fewest = 2 if "Rules(" in block else 1  # one calibrates, the other is measured
         block = re.sub(r'(n_prompts"?[=:] ?)\d+', rf"\g<1>{fewest}", block).replace(

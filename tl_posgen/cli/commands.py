@@ -107,8 +107,9 @@ def _refused(error: CycloptsError, words: Sequence[str]) -> str:
         return f"{name} needs a value ({told})"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         word = error.unused_tokens[0]
-        before = [*words][words.index(word) - 1] if word in words else ""
-        if before.startswith("--"):
+        last = len(words) - 1 - [*reversed(words)].index(word) if word in words else 0
+        before = words[last - 1] if last else ""
+        if before.startswith("--") and "=" not in before:
             return f"{before} takes no value, and {word!r} follows it; its name alone switches it on"
         return f"{word!r} is one word too many; options begin with --"
     return str(error)

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.core.engine import drawn
-from tl_posgen.core.formatting import format_bound
+from tl_posgen.core.formatting import counted, format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.null_models import check_seeds
 from tl_posgen.core.number import Number
@@ -63,7 +63,6 @@ _FEWEST = 4  # models for an interval of r; each control needs one more
 _BY = {"values": correlation, "ranks": rank_correlation}  # label -> correlation of two columns with its interval
 _SHARED = ["backend", "dtype", "length", "prompts", "seed", "null_seeds", "shuffled_seeds", "versions"]
 _WITHIN: dict[str, Any] = {"bounds": (-1, 1)}
-_GIVEN = "ln d_model and ln parameters"
 _INTERVAL = "Fisher's 95% interval"
 _SIZE = "of the table, or counted in the model"
 _SIZE_WORDS = {"d_model": "width", "n_layers": "depth", "parameters": "parameters"}
@@ -327,7 +326,7 @@ def coupling_scores(
         for init in (TRAINED, *each[0].numbers.nulls)
     }
     sides[TRAINED] = sides[TRAINED].merge(by_width, combine_attrs="override")
-    label = f"{len(table)} models"
+    label = counted(len(table), "model")
     dataset = joined(measure, sides, [label, *map(null_label, each[0].numbers.nulls)])
     shared = {name: each[-1].provenance[name] for name in _SHARED} | drawn(length, n_prompts, consecutive)
     own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}

@@ -215,7 +215,8 @@ class KeyCut(Interventions):
             layer: shares_of(one, *sums.layers[layer], run.tokens.shape[1], "uniform").within_rows.interaction
             for layer, one in sums.by_layer("moments").items()
         }
-        interaction = {layer: one.cpu().numpy() for layer, one in shares.items()}
+        alone = np.nan if run.tokens.shape[1] < 3 else 1.0  # one token besides the first does not vary
+        interaction = {layer: alone * one.cpu().numpy() for layer, one in shares.items()}
         found = {
             "loss": ("prompt", losses.mean(-1).numpy()),
             "slash_score": at_distance(sums.mean("score"), run.found(Slash)["best_distance"]),

@@ -29,7 +29,9 @@ def control_group_limits(root: Path = Path("/")) -> list[int]:
     groups, top = root / "proc/self/cgroup", root / "sys/fs/cgroup"
     lines = groups.read_text().splitlines() if groups.is_file() else []
     places = [(top, line[3:], "memory.max") for line in lines if line.startswith("0::")]
-    places += [(top / "memory", *line.split(":")[2:], "memory.limit_in_bytes") for line in lines if ":memory:" in line]
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") > 1):
+        if "memory" in controllers.split(","):
+            places.append((top / "memory", path, "memory.limit_in_bytes"))
     files = [
         directory / name
         for above, path, name in places

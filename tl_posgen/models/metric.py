@@ -101,7 +101,8 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         pair = double(logits[:, at, ids])
         return pair[:, 0] - pair[:, 1]
 
-    return Metric(f"logit of {names[0]!r} - {names[1]!r}", difference)
+    told, other = (repr(one) if isinstance(one, str) else str(index) for one, index in zip(names, ids, strict=True))
+    return Metric(f"logit of {told} - {other}", difference)
 
 
 def as_metric(metric: Any) -> Metric | None:

@@ -95,7 +95,11 @@ def one_head(model: Model, layer: Any = None, head: Any = None) -> tuple[int, in
     named = isinstance(head, str | pd.DataFrame | tuple | list)
     if head is None or (layer is None and not named):
         raise InputError(f"head={head!r}: {remedy}")
-    if isinstance(head, tuple | list) and not any(isinstance(one, str | tuple | list) for one in head):
+    if (
+        isinstance(head, tuple | list)
+        and len(head) == 2
+        and not any(isinstance(one, str | tuple | list) for one in head)
+    ):
         head = [tuple(head)]
     chosen: Any = head if named else [head]
     found = select_heads(model, None if layer is None else [layer], chosen)

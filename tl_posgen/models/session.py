@@ -184,7 +184,13 @@ class Session:
         level = model.context_level
         try:
             for where, hook in hooks:
-                chosen = [points[where]] if isinstance(where, str) else [points[one] for one in points if where(one)]
+                names = [where] if isinstance(where, str) else [name for name in points if where(name)]
+                if names == [where]:
+                    if where not in points:
+                        raise InputError(f"no hook point {where!r}; model.hook_dict lists them")
+                    if refuse := getattr(model, "check_hooks_to_add", None):  # points that are switched off
+                        refuse(*((where,) if self.backend.wraps_another else (points[where], where, hook)))
+                chosen = [points[name] for name in names]
                 for point in {id(point): point for point in chosen}.values():
                     point.add_hook(hook, level=level)
                     touched.append(point)

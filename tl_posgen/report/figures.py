@@ -201,24 +201,6 @@ def ends_of(found: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return found["value"].values, found["low"].values, found["high"].values
 
 
-def ranked_bars(
-    names: Sequence[str], ends: Float[np.ndarray, "end name"], colours: Sequence[str], form: str, **more: Any
-) -> go.Bar:
-    """Return horizontal bars with intervals and their numbers, the highest first where the axis is reversed.
-
-    Args:
-        ends: the value, and the ends of its interval, NaN where there is none.
-        colours: of each bar.
-        form: how numbers are written, as in format().
-    """
-    order = np.argsort(-np.nan_to_num(ends[0], nan=-np.inf), kind="stable")
-    value, low, high = ends[:, order]
-    texts = ["" if np.isnan(one) else format(one, form) for one in value]
-    bars = go.Bar(x=value, y=[names[one] for one in order], text=texts, orientation="h", showlegend=False, **more)
-    bars.update(marker_color=[colours[one] for one in order], error_x=error_bars(value, low, high))
-    return bars.update(AT_START)
-
-
 def named_points(
     figure: go.Figure, points: Float[np.ndarray, "axis point"], names: Sequence[str], *, top: float, height: int
 ) -> go.Figure:

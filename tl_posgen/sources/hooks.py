@@ -119,13 +119,8 @@ def remove_source(
     by_row = RowByRow(scores_of) if part == "constant" else scores_of
     live = [] if part == "constant" else [*reader.points(), *(_resid(layer) for layer in chosen if layer)]
     places = [(layer, head) for layer, of in chosen.items() for head in of]
-    reading: HookList = [(name, partial(_keep, reader, name)) for name in live]
+    reading: HookList = [(name, partial(reader.keep, name)) for name in live]
     return [*reading, *replace_scores(model, by_row, heads=places)]
-
-
-def _keep(reader: SourceReader, name: str, value: Tensor, hook: Any) -> None:
-    """Let the reader see what a hook point carries; the value stays as it is."""
-    reader.keep(name, value)
 
 
 def _resid(layer: int) -> str:

@@ -37,6 +37,8 @@ def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backe
     n_parameters = sum(weight.numel() for weight in hf_model.parameters())
     config, broken = hf_model.config.get_text_config(), "config.json or the weights are broken"
     limit = getattr(config, "max_position_embeddings", None) or 0  # XLNet says -1 of any number
+    if getattr(config, "max_position_embeddings", None) == 0:
+        raise ModelError(f"{name}: config.json says max_position_embeddings = 0; {broken}")
     tokens = random_tokens(config.vocab_size, min(_N_TOKENS, limit) if limit > 0 else _N_TOKENS)
     try:
         with torch.no_grad():

@@ -25,7 +25,7 @@ class ModelFiles:
 
 
 def is_gguf(place: Path) -> bool:
-    return place.suffix == ".gguf"
+    return place.suffix == ".gguf" and not place.is_dir()
 
 
 def local_directory(name: str | os.PathLike) -> Path | None:

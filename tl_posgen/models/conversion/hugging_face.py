@@ -70,7 +70,7 @@ def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], tru
     are more than memory holds."""
     from safetensors import safe_open
 
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in weight_files(directory):
         try:
             with safe_open(path, framework="pt") as file:
                 stored = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
@@ -82,6 +82,17 @@ def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], tru
     planned = _from_pretrained(directory, config, dtype=dtype, device_map="meta", trust_remote_code=trust_remote_code)
     require_memory(directory, sum(weight.numel() for weight in planned.parameters()), planned.dtype)
     return planned.dtype
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the safetensors files that transformers reads: model.safetensors, else those that the index names."""
+    index = directory / "model.safetensors.index.json"
+    if (directory / "model.safetensors").is_file() or not index.is_file():
+        return [directory / "model.safetensors"]
+    try:
+        return [directory / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
+    except Exception as error:  # no JSON, or of another form
+        raise ModelError(f"{index}: not a readable index of weights ({error}); download it again") from error
 
 
 def load_hf_model(place: Path, config: Any, **more: Any) -> Any:

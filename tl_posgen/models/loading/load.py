@@ -119,7 +119,8 @@ class Pretrained:
             )
         if not isinstance(self.backend, str) or self.backend not in ("auto", "hooked", "bridge"):
             raise InputError(f"backend {self.backend!r}: choose auto, hooked or bridge")
-        if not isinstance(self.dtype, str | torch.dtype) or str(self.dtype).removeprefix("torch.") not in DTYPES:
+        known = self.dtype if isinstance(self.dtype, str) else str(self.dtype).removeprefix("torch.")
+        if not isinstance(self.dtype, str | torch.dtype) or known not in DTYPES:
             raise InputError(f"dtype={self.dtype!r}: give a floating-point one: {', '.join(DTYPES)}")
         if not isinstance(self.tokenizer, str | os.PathLike | None):
             raise InputError(f"tokenizer={self.tokenizer!r}: give a directory that holds one")

@@ -194,7 +194,7 @@ class ThreeAxis(Measure):
         narrow = [one for one in windows if CausalPairs(max(lengths), one, True, self.diagonal).saturated]
         if short := [n for n in lengths if CausalPairs(n, None, True, self.diagonal).saturated]:
             tokens = ", ".join(map(str, short))
-            why = f"prompts of {tokens} tokens have as many parameters as pairs; give 4 tokens at least, better 100"
+            why = f"prompts of {tokens} tokens have as many parameters as pairs; give {4 if self.diagonal else 5} tokens at least, better 100"
         elif narrow:
             which = " or ".join(map(str, sorted(narrow)))
             why = f"a window of {which} leaves no more pairs than the fit has parameters"
