@@ -320,11 +320,15 @@ def in_words(label: Any, words: Mapping[str, str]) -> str:
 
     Example:
         >>> words = {"no_rope": "RoPE removed", "triangle": "triangle of width"}
-        >>> [in_words(label, words) for label in ("no_rope", "triangle_8", "means")]
-        ['RoPE removed', 'triangle of width 8', 'means']
+        >>> [in_words(label, words) for label in ("no_rope", "triangle_8", "no_rope at 0.3", "means")]
+        ['RoPE removed', 'triangle of width 8', 'RoPE removed at 0.3', 'means']
     """
-    name, _, number = str(label).rpartition("_")
-    return f"{words[name]} {number}" if number.isdigit() and name in words else words.get(str(label), str(label))
+    label = str(label)
+    name, _, number = label.rpartition("_")
+    if number.isdigit() and name in words:
+        return f"{words[name]} {number}"
+    first = label.split(" ")[0].removesuffix(",")
+    return words.get(label) or words.get(first, first) + label[len(first) :]
 
 
 def paragraphs_of(cls: type) -> list[str]:

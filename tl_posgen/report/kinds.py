@@ -242,7 +242,7 @@ def heat_maps(
             array = at_labels(result, data[name], {**(at or {}), **labels})
             array = array.mean([dim for dim in array.dims if dim not in (down, across)]).transpose(down, across)
             maps.append(array if diagonal else array.where(~np.eye(*array.shape, dtype=bool)))
-            where = "".join(f", {dim} = {label}" for dim, label in labels.items())
+            where = "".join(f", {dim} = {in_words(label, result.measure.words)}" for dim, label in labels.items())
             titles.append(f"{side}{where}")
         drawn = Panels(titles, columns=len(shown), row_height=row_height)
         text = "%{z:.2f}" if len(shown) * max((one.shape[1] for one in maps), default=0) <= _CELLS_WRITTEN else None

@@ -193,8 +193,8 @@ class ThreeAxis(Measure):
         windows = {geometry.window for geometry, _ in sums.layers.values()} - {None}
         narrow = [one for one in windows if CausalPairs(max(lengths), one, True, self.diagonal).saturated]
         if short := [n for n in lengths if CausalPairs(n, None, True, self.diagonal).saturated]:
-            tokens = ", ".join(map(str, short))
-            why = f"prompts of {tokens} tokens have as many parameters as pairs; give {4 if self.diagonal else 5} tokens at least, better 100"
+            tokens, fewest = ", ".join(map(str, short)), 4 if self.diagonal else 5
+            why = f"prompts of {tokens} tokens have as many parameters as pairs; give {fewest} at least, better 100"
         elif narrow:
             which = " or ".join(map(str, sorted(narrow)))
             why = f"a window of {which} leaves no more pairs than the fit has parameters"
