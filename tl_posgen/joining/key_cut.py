@@ -215,7 +215,7 @@ class KeyCut(Interventions):
             layer: shares_of(one, *sums.layers[layer], run.tokens.shape[1], "uniform").within_rows.interaction
             for layer, one in sums.by_layer("moments").items()
         }
-        alone = np.nan if run.tokens.shape[1] < 3 else 1.0  # one token besides the first does not vary
+        alone = torch.nan if run.tokens.shape[1] < 3 else 1.0  # one token besides the first does not vary
         interaction = {layer: alone * one.cpu().numpy() for layer, one in shares.items()}
         found = {
             "loss": ("prompt", losses.mean(-1).numpy()),
