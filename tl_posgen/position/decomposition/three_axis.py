@@ -194,7 +194,8 @@ class ThreeAxis(Measure):
         narrow = [one for one in windows if CausalPairs(max(lengths), one, True, self.diagonal).saturated]
         if short := [n for n in lengths if CausalPairs(n, None, True, self.diagonal).saturated]:
             tokens, fewest = ", ".join(map(str, short)), 4 if self.diagonal else 5
-            why = f"prompts of {tokens} tokens have as many parameters as pairs; give {fewest} at least, better 100"
+            least = f"give {fewest} tokens at least, better 100"
+            why = f"prompts of {tokens} tokens have as many parameters as pairs; {least}"
         elif narrow:
             which = " or ".join(map(str, sorted(narrow)))
             why = f"a window of {which} leaves no more pairs than the fit has parameters"
