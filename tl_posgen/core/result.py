@@ -16,7 +16,6 @@ from tl_posgen.core.formatting import caveat
 from tl_posgen.core.measure import HEAD, TOKENS, Measure
 from tl_posgen.core.numbers import SAMPLED, SHUFFLED, TRAINED, Numbers, at_labels, intervals_of, mean_of, one_side
 from tl_posgen.core.options import Count, refusal
-from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.models.selection import head_name
@@ -282,8 +281,8 @@ class Result:
     def plot(self, kind: str | None = None):
         """Return a plotly Figure of this result beside its first random init: of this kind, the first if left out."""
         if not self.kinds:
-            more = "" if self.name in BUILT_IN else "; import its class before it is loaded to see its own"
-            raise InputError(f"{self.name} has no figure; its numbers are in .dataset and .frame(){more}")
+            mine = "a measure of yours draws where its class is imported before"
+            raise InputError(f"{self.name} has no figure; its numbers are in .dataset and .frame(); {mine}")
         kind = self.kinds[0] if kind is None else kind
         if kind not in self.kinds:
             raise InputError(f"kind={kind!r}: {self.name} draws {', '.join(map(repr, self.kinds))} of this result")
