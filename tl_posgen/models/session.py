@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -188,8 +189,9 @@ class Session:
                 if names == [where]:
                     if where not in points:
                         raise InputError(f"no hook point {where!r}; model.hook_dict lists them")
-                    if refuse := getattr(model, "check_hooks_to_add", None):  # points that are switched off
-                        refuse(*((where,) if self.backend.wraps_another else (points[where], where, hook)))
+                    refuse = model.check_hooks_to_add  # points that are switched off; a bridge of 3.9 takes the name
+                    one = len(signature(refuse).parameters) == 1
+                    refuse(*((where,) if one else (points[where], where, hook)))
                 chosen = [points[name] for name in names]
                 for point in {id(point): point for point in chosen}.values():
                     point.add_hook(hook, level=level)
