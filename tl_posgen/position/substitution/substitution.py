@@ -231,8 +231,8 @@ class Substitution(Interventions):
     def rank(self, own: Numbers, name: str) -> Number:
         """Return Spearman's rho over stand-ins of the share recovered with `r`, or with `attention_kl`."""
         both = (self.recovered_of(own), own.array(name, condition=None).mean(HEAD))
-        x, y = (one.drop_sel(condition=list(NO_STAND_IN)).rename(condition="head") for one in both)
-        return own.correlation(x.expand_dims(layer=[0]), y.expand_dims(layer=[0]), ranks=True)
+        x, y = (one.drop_sel(condition=list(NO_STAND_IN)) for one in both)
+        return own.correlation(x, y, ranks=True, over=("condition",))
 
     def findings(self, own: Numbers) -> list[str]:
         worth = self.worth(own)

@@ -187,8 +187,8 @@ def _formed(
     """Return row means of scores <q_i, k_j>, and sums of products of two about them, from the scores of all forms."""
     (heads, n, _), n_forms, device = forms[0][0].shape, len(forms), counts.device
     step = max(1, elements_at_once(device, SCORES_AT_ONCE) // (n_forms * heads * n))
-    sums, buffer = (forms[0][0].new_empty(n_forms * heads * rows * n) for rows in (1, min(step, n)))
-    sums = sums.view(n_forms, heads, n)
+    sums = forms[0][0].new_empty(n_forms, heads, n)
+    buffer = sums.new_empty(n_forms * heads * min(step, n) * n)
     gram = torch.zeros(heads, n_forms, n_forms, dtype=DOUBLE, device=device)
     for start in range(0, n, step):
         stop, first = min(start + step, n), max(0, start - width + 1)
