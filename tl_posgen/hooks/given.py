@@ -35,7 +35,7 @@ def under(model: Model | Session, hooks: Hooks) -> Iterator[None]:
         return
     session = session_of(model)
     session.found()
-    with session.model.hooks(fwd_hooks=list(hooks)):
+    with session.under(hooks):
         yield
 
 

@@ -185,14 +185,13 @@ class Session:
         level = model.context_level
         try:
             for where, hook in hooks:
-                names = [where] if isinstance(where, str) else [name for name in points if where(name)]
-                if names == [where]:
-                    if where not in points:
+                is_chosen = where.__eq__ if isinstance(where, str) else where
+                chosen = [point for name, point in points.items() if is_chosen(name)]
+                if isinstance(where, str):
+                    if not chosen:
                         raise InputError(f"no hook point {where!r}; model.hook_dict lists them")
                     refuse = model.check_hooks_to_add  # points that are switched off; a bridge of 3.9 takes the name
-                    one = len(signature(refuse).parameters) == 1
-                    refuse(*((where,) if one else (points[where], where, hook)))
-                chosen = [points[name] for name in names]
+                    refuse(*((where,) if len(signature(refuse).parameters) == 1 else (chosen[0], where, hook)))
                 for point in {id(point): point for point in chosen}.values():
                     point.add_hook(hook, level=level)
                     touched.append(point)

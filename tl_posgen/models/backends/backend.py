@@ -83,7 +83,6 @@ class Backend(ABC):
     name: ClassVar[BackendName]
     wraps_another: ClassVar[bool] = False  # whether it is made of a Hugging Face model
     attention_input: ClassVar[str]  # what the attention module calls the residual stream after its norm
-    device_map: Any = None  # accelerate's, of a model that it has spread over devices
 
     def __init__(self, model: Model):
         self.model: Any = model
@@ -153,6 +152,10 @@ class Backend(ABC):
         """Return the name of the implementation of attention that transformers uses; None for TransformerLens' own."""
         return None
 
+    def device_map(self) -> dict[str, Any] | None:
+        """Return the device of each module, where accelerate has spread the model over devices."""
+        return None
+
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
         """Make a model of the same config with new weights from the CPU's random state, by transformers' own rule, and
         name that rule; in the dtype and on the devices of this one.
@@ -173,10 +176,10 @@ class Backend(ABC):
                     noise = torch.randn_like(one)
                     one.add_(0.3 * noise if one.ndim == 1 else noise * one.shape[-1] ** -0.5)
             hf_model = hf_model.to(weight.dtype)
-            if self.device_map:
+            if spread := self.device_map():
                 from accelerate import dispatch_model
 
-                hf_model = dispatch_model(hf_model, self.device_map)
+                hf_model = dispatch_model(hf_model, spread)
             return hf_model
 
         return build(make, self.model.tokenizer, origin.name, str(weight.device), self.name), rules[0]

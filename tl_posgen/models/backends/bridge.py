@@ -7,7 +7,7 @@ how ALiBi is scaled) every possibility becomes a draft, and the proof takes the 
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,12 +27,6 @@ from tl_posgen.models.model import Model
 from tl_posgen.rope.rotation import Pairing, Rope
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
-
-
-def _end_pass(_block: Any, _args: Any, output: Any) -> None:
-    from transformer_lens.model_bridge.exceptions import StopAtLayerException
-
-    raise StopAtLayerException(output[0] if isinstance(output, tuple) else output)
 
 
 class Bridge(Backend):
@@ -65,14 +59,15 @@ class Bridge(Backend):
 
     @contextmanager
     def ending_behind(self, layer: int | None) -> Iterator[None]:
-        if layer != len(self.model.blocks):
+        from transformer_lens.model_bridge.exceptions import StopAtLayerException
+
+        def end(_block: Any, _args: Any, output: Any) -> None:
+            raise StopAtLayerException(output[0] if isinstance(output, tuple) else output)
+
+        with ExitStack() as stack:
+            if layer == len(self.model.blocks):
+                stack.callback(self.model.blocks[-1].register_forward_hook(end).remove)
             yield
-            return
-        handle = self.model.blocks[-1].register_forward_hook(_end_pass)
-        try:
-            yield
-        finally:
-            handle.remove()
 
     def hf_attention(self, layer: int) -> Any:
         return self.model.blocks[layer].attn.original_component
@@ -178,9 +173,11 @@ class Bridge(Backend):
         return getattr(self.model.original_model.config, "_attn_implementation", None)
 
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
-        hf_model = self.model.original_model
-        self.device_map = getattr(hf_model, "hf_device_map", None)
-        return super().random_init(replace(origin, config=origin.config or hf_model.config), moved=moved)
+        config = origin.config or self.model.original_model.config
+        return super().random_init(replace(origin, config=config), moved=moved)
+
+    def device_map(self) -> dict[str, Any] | None:
+        return getattr(self.model.original_model, "hf_device_map", None)
 
     def copy(self, origin: Origin) -> Model:
         # a deep copy of a bridge can go on using the original's weights: adapters replace methods by closures over them

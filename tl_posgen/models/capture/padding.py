@@ -192,7 +192,8 @@ def spans_of_pass(
 
 def spans_of_tokens(batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken) -> list[slice]:
     """Find the text of every prompt by the padding token; several prompts without ids are refused."""
-    if tokens is None and batch > 1 and pad[0] is not None:
+    token, _ = pad
+    if tokens is None and batch > 1 and token is not None:
         raise InputError(
             f"{batch} prompts in one pass, no mask and no token ids: padding cannot be told from text; give tokens=, "
             "or one prompt at a time"

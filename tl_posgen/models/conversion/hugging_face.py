@@ -25,8 +25,9 @@ _reading_gguf = threading.Lock()
 
 def _from_place(place: Path) -> tuple[Path, dict[str, Any]]:
     """Return the directory, and the keyword arguments, by which transformers finds a directory or a GGUF file."""
-    where = (place.parent, {"gguf_file": place.name}) if is_gguf(place) else (place, {})
-    return where[0], {**where[1], "local_files_only": True}
+    if is_gguf(place):
+        return place.parent, {"gguf_file": place.name, "local_files_only": True}
+    return place, {"local_files_only": True}
 
 
 def read_config(place: Path, trust_remote_code: bool) -> Any:
