@@ -246,9 +246,11 @@ class Comparison(Measure):
         if "n_first" in own.attrs:
             n_first, n_second = (counted(int(own.attrs[name]), "head") for name in ("n_first", "n_second"))
             heads = f"means over the {n_first} of the one and the {n_second} of the other, "
-        kind = "paired by prompt" if own.attrs["paired"] else "of two sets of prompts"
+        kind = "intervals paired by prompt" if own.attrs["paired"] else "intervals of two sets of prompts"
+        if own.data["mean_change"].sel(end=ENDS[1]).isnull().all():
+            kind = "too few prompts for intervals"
         names = f"From {own.attrs['first']} to {own.attrs['second']}"
-        return [f"{names}, {heads}intervals {kind}: {lines[0]}", *lines[1:]]
+        return [f"{names}, {heads}{kind}: {lines[0]}", *lines[1:]]
 
     def _sentence(self, own: Numbers, number: str) -> str:
         """Return the change of one number."""

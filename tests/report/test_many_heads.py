@@ -8,7 +8,7 @@ from made_up import dataset_of, result_of
 
 from tl_posgen.core.report import unknown_measure
 from tl_posgen.report.figures import Panels, finish, line
-from tl_posgen.report.head_figures import MOST_CURVES, head_rows, layer_curves, said_of_rows
+from tl_posgen.report.head_figures import MOST_CURVES, by_head, layer_curves, said_of_rows
 
 PER_HEAD = ("init", "layer", "head", "d")
 
@@ -53,7 +53,7 @@ def test_many_heads_are_a_median_and_a_band(n):
 def test_rows_are_heads_and_of_many_heads_their_layers_means():
     array = xr.DataArray(np.arange(2 * 100 * 3.0).reshape(2, 100, 3), {"layer": [4, 7]}, ("layer", "head", "plane"))
     array = array.assign_coords(head=range(100))
-    few, many = head_rows(array.isel(head=[5, 6]), "plane"), head_rows(array, "plane")
+    few, many = (by_head(one).transpose(..., "plane") for one in (array.isel(head=[5, 6]), array))
     assert few["head"].values.tolist() == ["L4H5", "L4H6", "L7H5", "L7H6"]
     np.testing.assert_array_equal(few.values, array.values[:, 5:7].reshape(4, 3))
     assert many["layer"].values.tolist() == [4, 7]

@@ -337,29 +337,26 @@ def paragraphs_of(cls: type) -> list[str]:
     return [re.sub(r"\s+", " ", one).strip() for one in text.split("\n\n")]
 
 
-def by_tokens(everything: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Stack values of all tokens and values without the first token along a first axis, padded with NaN to one shape;
-    what `rest` lacks stays as it is.
+def stacked(found: Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return values by name; of a pair, those of all tokens and those without the first token along a first axis,
+    padded with NaN to one shape. What the second lacks stays as it is.
 
     Example:
         >>> import torch
-        >>> found = by_tokens({"r": torch.tensor([0.5]), "a": torch.tensor([2.0])}, {"r": torch.tensor([0.25])})
-        >>> found["r"].tolist(), found["a"].tolist()
+        >>> both = stacked(({"r": torch.tensor([0.5]), "a": torch.tensor([2.0])}, {"r": torch.tensor([0.25])}))
+        >>> both["r"].tolist(), both["a"].tolist()
         ([[0.5], [0.25]], [2.0])
     """
     import torch
 
-    found = dict(everything)
+    if not isinstance(found, tuple):
+        return found
+    of_all, rest = found
+    both = dict(of_all)
     for name, other in rest.items():
-        value = everything[name]
+        value = of_all[name]
         shape = [max(sizes) for sizes in zip(value.shape, other.shape, strict=True)]
-        both = torch.full((2, *shape), torch.nan, dtype=DOUBLE, device=value.device)
-        for row, one in zip(both, (value, other), strict=True):
+        both[name] = torch.full((2, *shape), torch.nan, dtype=DOUBLE, device=value.device)
+        for row, one in zip(both[name], (value, other), strict=True):
             row[tuple(map(slice, one.shape))] = one
-        found[name] = both
-    return found
-
-
-def stacked(found: Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return values by name; of a pair, those of all tokens and those without the first token, with the dim tokens."""
-    return by_tokens(*found) if isinstance(found, tuple) else found
+    return both

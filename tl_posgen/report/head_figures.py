@@ -166,12 +166,6 @@ def by_head(array: xr.DataArray, most: int | float = MOST_ROWS) -> xr.DataArray:
     return rows.drop_vars(("unit", "layer", "head")).rename(unit="head").assign_coords(head=names)
 
 
-def head_rows(array: xr.DataArray, along: str, most: int | float = MOST_ROWS) -> xr.DataArray:
-    """Return a per-head array [layer, head, along] with one row per head, or layer, as in `by_head`, for `heat`."""
-    rows = by_head(array, most)
-    return rows.transpose(..., along).reset_coords(drop=True)
-
-
 def said_of_rows(rows: xr.DataArray) -> str:
     """Return what a subtitle adds where a row of `by_head` is a layer."""
     return "; mean over the heads of each layer" if "layer" in rows.dims else ""

@@ -13,7 +13,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.measure import HEAD, OUT, Variable, by_tokens
+from tl_posgen.core.measure import HEAD, OUT, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
@@ -178,10 +178,10 @@ class DummyDistance(Interventions):
                 check_distance(model, name, value)  # refused here, before work starts
         return replace(self, distances=distances, limits=tuple(given["limit"]), longest=self.longest or trained)
 
-    def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
+    def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         d0s = torch.tensor(self.labels()["d0"], dtype=DOUBLE)
-        both = by_tokens(*(self.of_tokens(layer, first, d0s, r) for first, r in enumerate(refit_r(layer, d0s))))
-        return both | {"curve": curve_under_intervention(layer)}
+        of_all, rest = (self.of_tokens(layer, first, d0s, r) for first, r in enumerate(refit_r(layer, d0s)))
+        return of_all | {"curve": curve_under_intervention(layer)}, rest
 
     def of_tokens(
         self, layer: LayerCapture, first: int, d0s: Float[Tensor, " d0"], refit: Float[Tensor, "head d0"]
