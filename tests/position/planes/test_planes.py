@@ -149,6 +149,7 @@ def test_only_layers_without_rope_are_refused(family_model, measure):
         measure()(family_model("smollm3", "bridge"), TOKENS, layers=[1], null_seeds=(), progress=False)
 
 
-def test_a_prompt_of_one_token_is_refused(mini):
-    with pytest.raises(InputError, match="a prompt has only 1 token"):
-        Planes()(mini, [[5]], null_seeds=(), progress=False)
+@pytest.mark.parametrize(("n", "message"), [(1, "a prompt has only 1 token"), (2, "planes: of 2 tokens one at most")])
+def test_prompts_of_which_nothing_can_vary_are_refused(mini, n, message):
+    with pytest.raises(InputError, match=message):
+        Planes()(mini, [list(range(5, 5 + n))] * 2, null_seeds=(), progress=False)

@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import torch
 import xarray as xr
+from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
@@ -16,7 +17,7 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances, Positive
 from tl_posgen.core.sums import Sums
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import head_name
@@ -123,7 +124,7 @@ class Planes(Measure):
         n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out. A window cuts it.
 
     Raises:
-        InputError: a prompt of one token.
+        InputError: no prompt of three tokens: one token besides the first does not vary.
         UnsupportedModelError: a model, or later a choice of layers, without RoPE (learned absolute positions, ALiBi).
 
     Source: the claim of patterns: Han & Ji 2025 (arXiv 2503.13305); measures and criterion: ours
@@ -191,6 +192,14 @@ class Planes(Measure):
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"part": PARTS, "condition": list(_CONDITIONS)}
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Planes":
+        if (n := max(map(len, tokens))) < 3:
+            raise InputError(
+                f"planes: of {n} token{'s' if n > 1 else ''} one at most is left without the first, and of one nothing "
+                "varies; give 3 tokens at least"
+            )
+        return self
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         rope = layer.geometry.rope

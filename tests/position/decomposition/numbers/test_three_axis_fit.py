@@ -1,6 +1,7 @@
 """The three-axis fit against dense least squares on the explicit design matrix, in float64."""
 
 import math
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -38,6 +39,18 @@ def noise(*shape: int, seed: int = 8) -> torch.Tensor:
 def test_rank_of_the_pairs_is_that_of_the_design_matrix(pairs):
     assert pairs.n_pairs == int(mask_of(pairs).sum())
     assert pairs.rank == np.linalg.matrix_rank(design(pairs).toarray())
+
+
+@pytest.mark.parametrize("pairs", PAIRS, ids=str)
+def test_what_follows_from_the_pairs_is_that_of_the_mask_and_no_field(pairs):
+    assert [one.name for one in fields(pairs)] == "n_tokens window first_token diagonal distance_weights".split()
+    query, key = mask_of(pairs).nonzero().T
+    distance = query - key
+    first = (pairs.first_distance, pairs.first_query, pairs.first_key)
+    assert first == tuple(int(one.min()) for one in (distance, query, key))
+    assert (pairs.width, pairs.size, pairs.size) == tuple(len(one.unique()) for one in (distance, query, key))
+    other = replace(pairs, n_tokens=pairs.n_tokens + 1)
+    assert other.n_pairs == int(mask_of(other).sum())  # a copy counts again
 
 
 @pytest.mark.parametrize("pairs", PAIRS, ids=str)

@@ -1,9 +1,8 @@
 """Causal (query, key) pairs that a fit is made over, and the normal equations of three additive axes on them."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,8 +14,6 @@ from tl_posgen.errors import InputError
 from tl_posgen.rope.bilinear_sums import fft_length
 
 _SPAN = 1e15  # largest ratio of weights: in float64 lighter pairs would be lost
-
-_DERIVED: Any = field(init=False, repr=False, compare=False)  # made of the others
 
 
 @dataclass(frozen=True)
@@ -37,15 +34,6 @@ class CausalPairs:
         first_token: whether token 0 counts.
         diagonal: whether a query paired with its own key counts.
         distance_weights: w_0, w_1, ...: weight of a pair at each distance; the last holds for all larger distances.
-        first_key, first_query, first_distance: the first of each that counts.
-        size: n, the number of queries, of keys and, without a window, of distances.
-        width: number of distances.
-        n_pairs: number of pairs.
-        rank: number of independent parameters of distances, queries and keys: two constants and one straight line are
-            free; with a single distance any scores are fitted.
-        saturated: whether there are as many parameters as pairs (up to 3 tokens): any scores are then fitted exactly.
-        own_weights: w at the distances that count; the last holds for all larger distances.
-        unweighted: whether they are all 1.
 
     Raises:
         InputError: no pair is left, a weight is not above 0, or the ratio of two weights is above 1e15.
@@ -63,24 +51,11 @@ class CausalPairs:
     first_token: bool = True
     diagonal: bool = True
     distance_weights: tuple[float, ...] = (1.0,)
-    first_key: int = _DERIVED
-    first_query: int = _DERIVED
-    first_distance: int = _DERIVED
-    size: int = _DERIVED
-    width: int = _DERIVED
-    n_pairs: int = _DERIVED
-    rank: int = _DERIVED
-    saturated: bool = _DERIVED
-    own_weights: tuple[float, ...] = _DERIVED
-    unweighted: bool = _DERIVED
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
             raise InputError(f"window must be at least 1, or None for no window; got {self.window}")
-        key, distance = int(not self.first_token), int(not self.diagonal)
-        size = self.n_tokens - key - distance
-        width = min(self.window or self.n_tokens, self.n_tokens - key) - distance
-        if size < 1 or width < 1:
+        if self.size < 1 or self.width < 1:
             raise InputError(f"no (query, key) pair is left in {self}; give more tokens or leave out less")
         if not self.distance_weights or not all(0 < weight < math.inf for weight in self.distance_weights):
             raise InputError(
@@ -93,12 +68,52 @@ class CausalPairs:
                 f"weights by distance, from {low:g} to {high:g}: give weights about 1, the largest at most {_SPAN:g} "
                 "times the least; a common factor changes nothing"
             )
-        n_pairs, rank = size * width - width * (width - 1) // 2, size if width == 1 else width + 2 * size - 3
-        own = self.distance_weights[distance:][:width] or self.distance_weights[-1:]
-        derived = {"first_key": key, "first_query": key + distance, "first_distance": distance, "size": size}
-        derived |= {"width": width, "n_pairs": n_pairs, "rank": rank, "saturated": rank >= n_pairs}
-        for name, value in (derived | {"own_weights": own, "unweighted": set(own) == {1.0}}).items():
-            object.__setattr__(self, name, value)
+
+    @property
+    def first_key(self) -> int:
+        return int(not self.first_token)
+
+    @property
+    def first_distance(self) -> int:
+        return int(not self.diagonal)
+
+    @property
+    def first_query(self) -> int:
+        return self.first_key + self.first_distance
+
+    @cached_property
+    def size(self) -> int:
+        """n, the number of queries, of keys and, without a window, of distances."""
+        return self.n_tokens - self.first_query
+
+    @cached_property
+    def width(self) -> int:
+        """Number of distances."""
+        return min(self.window or self.n_tokens, self.n_tokens - self.first_key) - self.first_distance
+
+    @property
+    def n_pairs(self) -> int:
+        return self.size * self.width - self.width * (self.width - 1) // 2
+
+    @property
+    def rank(self) -> int:
+        """Number of independent parameters of distances, queries and keys: two constants and one straight line are
+        free; with a single distance any scores are fitted."""
+        return self.size if self.width == 1 else self.width + 2 * self.size - 3
+
+    @property
+    def saturated(self) -> bool:
+        """Whether any scores are fitted exactly: as many parameters as pairs (up to 3 tokens)."""
+        return self.rank >= self.n_pairs
+
+    @cached_property
+    def own_weights(self) -> tuple[float, ...]:
+        """w at the distances that count; the last holds for all larger distances."""
+        return self.distance_weights[self.first_distance :][: self.width] or self.distance_weights[-1:]
+
+    @cached_property
+    def unweighted(self) -> bool:
+        return set(self.own_weights) == {1.0}
 
     @property
     def iid_r(self) -> float:
