@@ -11,7 +11,7 @@ PYTEST = -m pytest -q
 # one torch thread a process: with tiny tensors a second one costs more than it brings
 ALL_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal
 # files of numbers, which know nothing of a model: rope/planes.py, slash/numbers/cone_fit.py
-NUMBERS = $(sort $(shell cd tl_posgen && find rope stats */numbers */*/numbers [j-s]*/numbers.py -name '*.py'))
+NUMBERS = $(sort $(shell cd tl_posgen && find rope stats */numbers */*/numbers [j-s]*/numbers.py position/*/numbers.py -name '*.py'))
 TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test_$(notdir $(file))))
 # numbers, arguments, made-up results, pages, files and notebooks depend on no backend; they are tested once, on 3.9.0
 NOT_ON_BRIDGE = $(TESTS_OF_NUMBERS) $(patsubst %,tests/%.py,test_imports test_docs test_doc_commands test_examples \

@@ -43,7 +43,7 @@ def test_rank_of_the_pairs_is_that_of_the_design_matrix(pairs):
 
 @pytest.mark.parametrize("pairs", PAIRS, ids=str)
 def test_what_follows_from_the_pairs_is_that_of_the_mask_and_no_field(pairs):
-    assert [one.name for one in fields(pairs)] == "n_tokens window first_token diagonal distance_weights".split()
+    assert [one.name for one in fields(pairs)] == ["n_tokens", "window", "first_token", "diagonal", "distance_weights"]
     query, key = mask_of(pairs).nonzero().T
     distance = query - key
     first = (pairs.first_distance, pairs.first_query, pairs.first_key)
