@@ -87,9 +87,9 @@ POSITION = position/decomposition/numbers
 MUTATED = $(wildcard tl_posgen/rope/[a-z]*.py) $(patsubst %,tl_posgen/models/geometry/%.py,proof pass_proof plain_proof) \
 	$(patsubst %,tl_posgen/$(POSITION)/%.py,pair_moments causal_pairs three_axis_fit \
 	pair_weights_fit variance_shares)
-MUTATION_TESTS = tests/rope tests/test_devices.py tests/position/substitution/numbers/test_splits.py $(patsubst %,tests/models/geometry/test_%.py,proof pass_proof compared_rows plain_proof) \
+MUTATION_TESTS = tests/rope tests/test_devices.py tests/position/substitution/test_numbers.py $(patsubst %,tests/models/geometry/test_%.py,proof pass_proof compared_rows plain_proof) \
 	$(patsubst %,tests/$(POSITION)/test_%.py,pair_moments three_axis_fit distance_weights pair_weights_fit variance_shares) \
-	tests/position/distance/numbers/test_distance_table.py
+	tests/position/distance/test_numbers.py
 OTHER_NUMBERS = $(filter-out $(MUTATED) %__init__.py,$(NUMBERS:%=tl_posgen/%))
 MUTATE = OMP_NUM_THREADS=1 PYTHONPATH=.ci $(VENV)/bin/python $(PYTEST) -s -p mutants
 

@@ -13,7 +13,7 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.position.distance.hooks import at_dummy_distance
 from tl_posgen.position.length import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions, rotate_keys
-from tl_posgen.position.order.numbers.swaps import jittered_distances, swap_tokens
+from tl_posgen.position.order.numbers import jittered_distances, swap_tokens
 from tl_posgen.position.substitution.hooks import (
     by_constant,
     by_split,
@@ -22,7 +22,7 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
-from tl_posgen.position.substitution.numbers.splits import point_mass, triangle
+from tl_posgen.position.substitution.numbers import point_mass, triangle
 from tl_posgen.rope.splits import DistanceDistribution
 from tl_posgen.slash import ablate_bands
 

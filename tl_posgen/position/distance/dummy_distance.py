@@ -29,7 +29,7 @@ from tl_posgen.position.distance.hooks import (
     scores_at_distance,
     training_length,
 )
-from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
+from tl_posgen.position.distance.numbers import key_agreement, table_energies
 from tl_posgen.report.head_figures import head_map, layer_curves
 from tl_posgen.report.kinds import heat_maps
 from tl_posgen.rope.planes import mean_curves

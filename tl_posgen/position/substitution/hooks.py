@@ -20,7 +20,7 @@ from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_f
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.decomposition.three_axis import Weights
-from tl_posgen.position.substitution.numbers.splits import (
+from tl_posgen.position.substitution.numbers import (
     Threshold,
     add_residual,
     below_quantile,
