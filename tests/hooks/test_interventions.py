@@ -143,9 +143,9 @@ def test_quantile_zero_replaces_nothing_and_one_everything(llama):
     )
 
 
-def test_laws_by_head_and_layer_are_those_of_each_head(llama):
+def test_laws_by_head_are_those_of_each_head(llama):
     rows = torch.tensor([3.0, 3.0, 5.0, 5.0])
-    both = substitute(llama, by_split({0: triangle(rows), 1: triangle(rows)}))
+    both = substitute(llama, by_split(triangle(rows)))
     apart = substitute(llama, by_split(triangle(3)), heads=[0, 1]) + substitute(
         llama, by_split(triangle(5)), heads=[2, 3]
     )

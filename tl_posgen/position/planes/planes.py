@@ -34,11 +34,6 @@ from tl_posgen.report.figures import MARKS, Panels, model_label, sides
 from tl_posgen.report.kinds import lines, points
 from tl_posgen.rope.rotation import complex_frequencies
 
-_CONDITIONS = {
-    "position": "the key is nearly constant",
-    "quiet": "it is too small to matter",
-    "slow": "it hardly turns",
-}
 _MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
 
 _BOTH, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
@@ -158,13 +153,12 @@ class Planes(Measure):
         "score_sum": Variable(
             "sum of plane scores / std", "", "sum_m s_m / std", _BOTH, "plane_score_sum", "plane score", interval=True
         ),
-        "meets": Variable(
-            *("meets a condition", ""),
-            "1 or 0. position: E|k - kbar| <= eps E|k|; quiet: 4 scale E|q| E|k| <= eps std; "
-            "slow: max_d 2|sin(theta d / 2)| <= eps",
-            ("tokens", "condition", *HEAD, "plane"),
+        "additive": Variable(
+            *("certified additive", ""),
+            "1: in every plane E|k - kbar| <= eps E|k|, or 4 scale E|q| E|k| <= eps std, or max_d 2|sin(theta d / 2)| "
+            "<= eps",
+            *(_BOTH, "plane_additive"),
         ),
-        "additive": Variable("certified additive", "", "1: every plane meets a condition", _BOTH, "plane_additive"),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
     }
     requires = require_rope
@@ -191,7 +185,7 @@ class Planes(Measure):
     curves = ("magnitude", "share_by_plane")
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"part": PARTS, "condition": list(_CONDITIONS)}
+        return {"part": PARTS}
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Planes":
         if (n := max(map(len, tokens))) < 3:
@@ -226,7 +220,7 @@ class Planes(Measure):
                 std = parts.sum(0).sqrt()
                 meets = torch.stack(list(sufficiency(moments, *where, std, self.eps).values()))
                 of_tokens = {"share": parts / parts.sum(0), "share_by_plane": by_plane / parts[..., None], "std": std}
-                of_tokens |= {"score_sum": plane_scores(moments, *where).sum(-1) / std, "meets": meets}
+                of_tokens |= {"score_sum": plane_scores(moments, *where).sum(-1) / std}
                 values.append(side_patterns(moments) | of_tokens | {"additive": double(meets.any(0).all(-1))})
             wavelength = 2 * torch.pi / complex_frequencies(geometry.rope, geometry.d_head)
             found[layer] = values[0] | {"wavelength": wavelength}, values[1]
@@ -239,13 +233,11 @@ class Planes(Measure):
         return own.correlation(own.array("score_sum", **OUT), own.array("share", **_INTERACTION), ranks=ranks)
 
     def findings(self, own: Numbers) -> list[str]:
-        met = ", ".join(f"{words} in {own('meets', condition=name):.0%}" for name, words in _CONDITIONS.items())
         q, k = (f"{own('concentration', side=side, **OUT):.3f}" for side in "qk")
         n_heads = int(own.data["additive"].sel(tokens="all").notnull().sum())
         return [
-            f"Concentration |E z| / E|z| of queries is {q}, of keys {k}, first token left out. Of the planes, at eps = "
-            f"{self.eps:g}, with it: {met}. The criterion certifies {own('additive'):.0%} of {n_heads} heads as "
-            "additive.",
+            f"Concentration |E z| / E|z| of queries is {q}, of keys {k}, first token left out. With it, the criterion "
+            f"at eps = {self.eps:g} certifies {own('additive'):.0%} of {n_heads} heads as additive.",
             f"First token left out, the sum of plane scores is {own('score_sum', **OUT):.2f} standard deviations of "
             "the scores, above 1 of which it bounds nothing by itself; over heads it correlates with the interaction "
             f"share of {own('share', **_INTERACTION):.3f} at r = {self.correlation(own):.2f}.",

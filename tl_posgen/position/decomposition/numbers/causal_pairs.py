@@ -18,10 +18,10 @@ _SPAN = 1e15  # largest ratio of weights: in float64 lighter pairs would be lost
 
 @dataclass(frozen=True)
 class CausalPairs:
-    r"""Causal pairs (i, j) that count: 0 <= i - j < window, without token 0 or the diagonal if these are left out.
+    r"""Causal pairs (i, j) that count: 0 <= i - j < window, without token 0 if that is left out.
 
-    Without the first token (as query and as key) or without the diagonal a causal triangle remains, smaller by one. Its
-    three axes are symmetric: count the queries from the last one backwards, s = (n - 1) - i, and every visible pair has
+    Without the first token (as query and as key) a causal triangle remains, smaller by one. Its three axes are
+    symmetric: count the queries from the last one backwards, s = (n - 1) - i, and every visible pair has
 
         distance + s + key = n - 1,      all three >= 0,
 
@@ -32,7 +32,6 @@ class CausalPairs:
         n_tokens: length of the text.
         window: a query sees the `window` last keys, itself included; None for all.
         first_token: whether token 0 counts.
-        diagonal: whether a query paired with its own key counts.
         distance_weights: w_0, w_1, ...: weight of a pair at each distance; the last holds for all larger distances.
 
     Raises:
@@ -49,13 +48,12 @@ class CausalPairs:
     n_tokens: int
     window: int | None = None
     first_token: bool = True
-    diagonal: bool = True
     distance_weights: tuple[float, ...] = (1.0,)
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
             raise InputError(f"window must be at least 1, or None for no window; got {self.window}")
-        if self.size < 1 or self.width < 1:
+        if self.size < 1:
             raise InputError(f"no (query, key) pair is left in {self}; give more tokens or leave out less")
         if not self.distance_weights or not all(0 < weight < math.inf for weight in self.distance_weights):
             raise InputError(
@@ -70,26 +68,19 @@ class CausalPairs:
             )
 
     @property
-    def first_key(self) -> int:
+    def first(self) -> int:
+        """The first token that counts."""
         return int(not self.first_token)
 
     @property
-    def first_distance(self) -> int:
-        return int(not self.diagonal)
-
-    @property
-    def first_query(self) -> int:
-        return self.first_key + self.first_distance
-
-    @cached_property
     def size(self) -> int:
         """n, the number of queries, of keys and, without a window, of distances."""
-        return self.n_tokens - self.first_query
+        return self.n_tokens - self.first
 
-    @cached_property
+    @property
     def width(self) -> int:
         """Number of distances."""
-        return min(self.window or self.n_tokens, self.n_tokens - self.first_key) - self.first_distance
+        return min(self.window or self.n_tokens, self.size)
 
     @property
     def n_pairs(self) -> int:
@@ -109,7 +100,7 @@ class CausalPairs:
     @cached_property
     def own_weights(self) -> tuple[float, ...]:
         """w at the distances that count; the last holds for all larger distances."""
-        return self.distance_weights[self.first_distance :][: self.width] or self.distance_weights[-1:]
+        return self.distance_weights[: self.width]
 
     @cached_property
     def unweighted(self) -> bool:
@@ -126,7 +117,7 @@ class CausalPairs:
         return float(self.counts()[1].sum())
 
     def weights(self, device: torch.device | str) -> Float[Tensor, " size"]:
-        """Return w by distance, beginning with the first distance that counts; 0 beyond the window. Read only."""
+        """Return w by distance; 0 beyond the window. Read only."""
         return _tables(self, torch.device(device))[0]
 
     def counts(self, device: torch.device | str = "cpu") -> Float[Tensor, "axis=3 1 size"]:
@@ -169,14 +160,13 @@ class CausalPairs:
     def mask(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Bool[Tensor, "query key"]:
         """Return whether query i paired with key j counts, for tokens numbered as in the text."""
         distance = queries[:, None] - keys
-        stop = self.first_distance + self.width
-        return (distance >= self.first_distance) & (distance < stop) & (keys >= self.first_key)
+        return (distance >= 0) & (distance < self.width) & (keys >= self.first)
 
     def spread(
         self, x: Float[Tensor, "axis=3 head size"], fill: int | float = math.nan
     ) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head query"], Float[Tensor, "head key"]]:
         """Return arrays as long as the text from corner coordinates, with `fill` where there is no pair."""
-        starts = (self.first_distance, self.first_query, self.first_key)
+        starts = (0, self.first, self.first)
         distance, query, key = (
             pad(part, (start, self.n_tokens - start - part.shape[-1]), value=fill)
             for part, start in zip((x[0, :, : self.width], x[1].flip(-1), x[2]), starts, strict=True)
