@@ -286,7 +286,7 @@ def rendered(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = 
 
 
 def absolute(text: str) -> str:
-    """Return a page whose links and pictures lead to the repository: an index of packages shows it without the others."""
+    """Return a page whose links and pictures lead to the repository, as an index of packages shows it alone."""
     text = re.sub(r"!\[([^\]]*)\]\((?!\w+:)", rf"![\1]({address()}/raw/main/", text)
     return re.sub(r"\]\((?!\w+:|#)", f"]({address()}/blob/main/", text)
 
