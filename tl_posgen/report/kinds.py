@@ -129,14 +129,16 @@ def bars(
     subtitle: Words = "",
     form: str = ".3f",
     mark: Any = None,
+    columns: int | None = None,
 ) -> Figure:
     """Return a figure of horizontal bars, one a label of a dim, with intervals, and the null models' in grey.
 
     Args:
-        panels: title -> curves; a panel each, beside each other.
+        panels: title -> curves; a panel each.
         subtitle: as in `lines`.
         form: how values are written on the bars.
         mark: a label whose values are dotted lines, such as "unchanged".
+        columns: of panels; all are beside each other if left out.
     """
 
     def figure(result: Any) -> go.Figure:
@@ -145,17 +147,19 @@ def bars(
         every = list(_drawn(result, panels, along))
         n_bars = max(sum(1 + len(one.nulls) for one in every if one.panel == panel) for panel in range(len(panels)))
         height = 60 + len(names) * max(24, 14 * n_bars)
-        drawn = Panels(list(panels), columns=len(panels), row_height=height, shared_yaxes=True, horizontal_spacing=0.04)
+        look: dict[str, Any] = {"columns": columns or len(panels), "shared_yaxes": True, "horizontal_spacing": 0.04}
+        drawn = Panels(list(panels), row_height=height, **look)
         for one in every:
             value, low, high = one.ends
             written = ["" if np.isnan(number) else format(number, form) for number in value]
             bar = go.Bar(x=value, y=names, name=one.name, text=written, orientation="h", marker_color=one.colour)
             drawn.add(one.panel, bar.update(error_x=error_bars(value, low, high), **AT_START))
             for kind, values in one.nulls.items():
-                look: dict[str, Any] = {"orientation": "h", "marker_color": _NULL_COLOURS[kind]}
-                drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **look))
+                grey: dict[str, Any] = {"orientation": "h", "marker_color": _NULL_COLOURS[kind]}
+                drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **grey))
             if mark is not None:
-                place: dict[str, Any] = {"row": 1, "col": one.panel + 1, "line_dash": "dot"}
+                row, column = divmod(one.panel, drawn.n_columns)
+                place: dict[str, Any] = {"row": row + 1, "col": column + 1, "line_dash": "dot"}
                 drawn.figure.add_vline(x=float(value[places.index(mark)]), **place)
         drawn.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.25)
         marked = "" if mark is None else f"dotted: {in_words(mark, result.measure.words)}"
