@@ -112,7 +112,7 @@ def test_a_device_map_that_cannot_be_used_is_refused(options, message):
         tl_posgen.load_model("mini", **options)
 
 
-PEAK = """
+PEAK = r"""
 import re, sys, torch, transformers, transformer_lens
 from pathlib import Path
 from transformers import LlamaForCausalLM
