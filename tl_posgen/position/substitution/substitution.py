@@ -263,5 +263,5 @@ class Substitution(Interventions):
 
     def table(self, own: Numbers) -> pd.DataFrame:
         columns = {name: own.along(own.array(name, condition=None), "condition") for name in ("r", "attention_kl")}
-        frame = super().table(own).drop(columns="rise")
+        frame = super().table(own).drop(columns=["rise", "low", "high"])
         return frame.assign(**{name: [one.value for one in numbers] for name, numbers in columns.items()})
