@@ -150,16 +150,16 @@ def kept_keys(
 def best_keys(
     scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"], budget: int
 ) -> Int[Tensor, "head query place"]:
-    """Return the positions of the keys that `kept_keys` keeps, the best first; behind them keys that are not visible.
+    """Return the positions of the keys that `kept_keys` keeps, in any order; of fewer, also keys that are not visible.
 
     A float's bits, those of negative ones turned round, are integers in its order; the position of the key follows.
 
     Example:
         >>> scores, visible = torch.tensor([[[3.0, 1.0, 3.0, 9.0]]]), torch.tensor([[True, True, True, False]])
-        >>> best_keys(scores, visible, 2).tolist()
-        [[[2, 0]]]
+        >>> best_keys(scores, visible, 2).sort().values.tolist()
+        [[[0, 2]]]
     """
     bits = (scores.float() + 0.0).view(torch.int32)  # -0.0 + 0.0 = 0.0
     bits = bits ^ ((bits >> 31) & (2**31 - 1))
     ordered = (bits.long() << 32) | torch.arange(scores.shape[-1], device=scores.device)
-    return torch.where(visible, ordered, -(2**63)).topk(min(budget, scores.shape[-1])).indices
+    return torch.where(visible, ordered, -(2**63)).topk(min(budget, scores.shape[-1]), sorted=False).indices
