@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from tl_posgen.rope.planes import mean_curves, turning_factors
+from tl_posgen.rope.planes import mean_curves
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates
 from tl_posgen.rope.scores_at import scores_at_positions
-from tl_posgen.rope.splits import split_scores
+from tl_posgen.rope.splits import DistanceDistribution, split_scores
 
 Rule = Literal["window", "sinks", "slashes", "vertical", "slashes_and_vertical", "mean_query", "position_and_content"]
 RULES: tuple[Rule, ...] = get_args(Rule)  # the cheapest first
@@ -39,8 +39,8 @@ class Means:
     def turn(self, rope: Rope) -> Complex[Tensor, " plane_and_rest"]:
         """ubar_m = sum_d w(d) u_m(d) / sum_d w(d), w(d) = 1 / (d + 1)."""
         d = torch.arange(self.n_distances)
-        weights, turn = 1 / (d.double() + 1), turning_factors(d, rope, self.q.shape[-1])
-        return weights.to(turn) @ turn / weights.sum()
+        weights = 1 / (d.double() + 1)
+        return DistanceDistribution(d, weights / weights.sum()).mean_turn(rope, self.q.shape[-1])
 
 
 def rule_scores(
