@@ -4,13 +4,12 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 
 from tl_posgen.cli.options import (
@@ -44,6 +43,25 @@ class _MeasureCommand:
     setup: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     lead: str = ""
+
+    def __call__(self, *, setup: Setup, **given: Any) -> None:
+        from tl_posgen.core.engine import analyze
+        from tl_posgen.core.registry import find
+        from tl_posgen.core.report import Report
+
+        asked = []
+        for kind in filter(None, map(find, self.measures)):
+            names = {one.name for one in fields(kind)}
+            asked.append(kind.with_options({name: value for name, value in given.items() if name in names}))
+
+        def measured(model: Any, words: Any, **how: Any) -> Report:
+            found = analyze(model, words, measures=asked, skip_unsupported=True, **how)
+            first = [name for name in self.measures if name in found]
+            return Report(
+                {name: found[name] for name in (*first, *found)}, found.provenance
+            )  # then what they are after
+
+        setup.measure(measured, setup.pretrained(), lead=self.lead and resolve_name(self.lead))
 
 
 COMMANDS = {
@@ -97,22 +115,7 @@ def run(words: Sequence[str]) -> int:
     except CycloptsError as error:
         if isinstance(error.__cause__, PosgenError):  # of a converter
             raise error.__cause__ from error
-        raise InputError(f"{_refused(error, words)} (tl-posgen {name} --help lists what there is)") from error
-
-
-def _refused(error: CycloptsError, words: Sequence[str]) -> str:
-    """Return why words of a command line were refused."""
-    if isinstance(error, MissingArgumentError) and error.argument is not None:
-        name, told = error.keyword or error.argument.name, (error.argument.parameter.help or "").rstrip(".")
-        return f"{name} needs a value ({told})"
-    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        word = error.unused_tokens[0]
-        last = len(words) - 1 - [*reversed(words)].index(word) if word in words else 0
-        before = words[last - 1] if last else ""
-        if before.startswith("--") and "=" not in before:
-            return f"{before} takes no value, and {word!r} follows it; its name alone switches it on"
-        return f"{word!r} is one word too many; options begin with --"
-    return str(error)
+        raise InputError(f"{error} (tl-posgen {name} --help lists what there is)") from error
 
 
 def app_for(words: Sequence[str] = ()) -> App:
@@ -146,66 +149,31 @@ def app_for(words: Sequence[str] = ()) -> App:
         kind = registry.find_or_none(measure)
         chosen = _MeasureCommand(kind.question, [measure]) if kind and (kind.is_fed or kind.runs_model) else None
     if chosen is not None:
-        app.command(_measure_command(asked, chosen), name=asked)
+        kinds = [kind for one in chosen.measures if (kind := registry.find(one)) is not None]
+        own: dict[str, inspect.Parameter] = {}
+        for kind in kinds:  # where two measures have an option, the default of the first is shown
+            own = measure_options(kind) | own
+        defaults = {"prompts": max(kind.usual_prompts for kind in kinds), **chosen.setup}
+        app.command(as_command(chosen, own, asked, chosen.help, chosen.without, defaults), name=asked)
     return app
-
-
-def _measure_command(name: str, chosen: _MeasureCommand) -> Callable[..., Any]:
-    """Return a command with the options of its measures and the shared ones."""
-    from tl_posgen.core.registry import find
-
-    kinds = [kind for one in chosen.measures if (kind := find(one)) is not None]
-    own: dict[str, inspect.Parameter] = {}
-    for kind in kinds:  # where two measures have an option, the default of the first is shown
-        own = measure_options(kind) | own
-
-    def run(*, setup: Setup, **given: Any) -> None:
-        asked = []
-        for kind in kinds:
-            names = {one.name for one in fields(kind)}
-            asked.append(kind.with_options({name: value for name, value in given.items() if name in names}))
-        cut, words, model = setup.cut, setup.words(), setup.pretrained()
-        from tl_posgen.core.engine import analyze
-        from tl_posgen.core.report import Report
-
-        with setup.parts() as parts:
-            found = analyze(model, words, measures=asked, skip_unsupported=True, keep=parts, **cut)
-        first = [name for name in chosen.measures if name in found]
-        report = Report({name: found[name] for name in (*first, *found)}, found.provenance)  # then what they are after
-        setup.present(report, parts=parts, lead=resolve_name(chosen.lead)(found) if chosen.lead else None)
-
-    run.__doc__ = chosen.help
-    defaults = {"prompts": max(kind.usual_prompts for kind in kinds), **chosen.setup}
-    return as_command(run, own, name=name, without=chosen.without, **defaults)
-
-
-_RENAMED = {"n_prompts": "prompts"}  # keywords of the library whose option has another name
-_VALUE = r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\([^)]*\)|[\w.-]+)"""
 
 
 def name_options(message: str, command: str) -> str:
     """Return a message of the library with the command's options in place of keywords.
 
     Example:
-        >>> name_options("n_prompts = 0; load it with backend=\\"bridge\\"", "coupling")
-        '--prompts 0; load it with --backend bridge'
+        >>> name_options("n_prompts = 0; load it with backend=\"bridge\"", "coupling")
+        '--prompts 0; load it with --backend "bridge"'
     """
-
-    def written(flag: str, found: re.Match[str]) -> str:
-        value = (found["value"] or "").strip("\"'[]()").replace(", ", ",")
-        return flag if value in ("", "True") else f"{flag} {value}"
-
     app = app_for([command])
     if command.startswith("-") or command not in app:
         return message
     function: Any = app[command].default_command
-    taken = inspect.signature(function).parameters
-    options = {name: name for name in taken} | {name: one for name, one in _RENAMED.items() if one in taken}
-    for name, own in options.items():
-        keyword = rf"(?<![\w.-])(?<!\w\(){name}(?: ?=(?: ?(?P<value>{_VALUE}))?" + (r"|\b)" if "_" in name else ")")
-        named = re.compile(rf"{keyword}|^{name}(?= [-\d\['])")  # else it is a word of prose
-        message = named.sub(partial(written, f"--{own.replace('_', '-')}"), message)
-    return message
+    options = {name: name.replace("_", "-") for name in inspect.signature(function).parameters}
+    options |= {"n_prompts": "prompts"} if "prompts" in options else {}
+    names = "|".join(options)
+    written = rf"(?<![\w.(-])({names}) ?= ?(True\b|(?=[\w\"'\[(-]))?|^({names})(?= [-\d\['])"
+    return re.sub(written, lambda found: f"--{options[found[1] or found[3]]}{' ' if found[2] == '' else ''}", message)
 
 
 # Commands that are functions
@@ -221,12 +189,12 @@ def command(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Callab
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         name, words = function.__name__.replace("_", "-"), argument_help(function)
         parameters = dict(inspect.signature(function).parameters)
-        takes_setup = parameters.pop("setup", None) is not None
+        left_out = _SHARED if parameters.pop("setup", None) is None else without
         own = {
             key: option(key, one.annotation, one.default, words[key]).replace(kind=one.kind)
             for key, one in parameters.items()
         }
-        WRITTEN[name] = as_command(function, own, name=name, without=without if takes_setup else _SHARED, **defaults)
+        WRITTEN[name] = as_command(function, own, name, inspect.getdoc(function) or "", left_out, defaults)
         return function
 
     return register
@@ -250,14 +218,11 @@ def analyze(
         streaming: Form no score matrix; if left out, for prompts over 1,024 tokens.
     """
     where = {"layers": parse_indices(layers, "--layers"), "heads": parse_heads(heads)}
-    names, cut = parse_names(measures), setup.cut
-    words, model = setup.words(), setup.pretrained()
-    from tl_posgen.core.engine import analyze as run
+    from tl_posgen.core import engine
     from tl_posgen.report.terminal import print_report
 
-    with setup.parts() as parts:
-        found = run(model, words, measures=names, streaming=streaming, keep=parts, **where, **cut)
-    setup.present(found, print_report, parts=parts)
+    how = {"measures": parse_names(measures), "streaming": streaming, **where}
+    setup.measure(engine.analyze, setup.pretrained(), show=print_report, **how)
 
 
 @command()
@@ -275,9 +240,9 @@ def measures(*, full: bool = False) -> None:
 @command(without=(*_TEXT, "seed", *_NULLS, *_PAGE))
 def check(*, setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
-    from tl_posgen.models.layer_table import check as run
+    from tl_posgen.models import layer_table
 
-    run(setup.pretrained().load())
+    layer_table.check(setup.pretrained().load())
 
 
 @command(without=("model", *_TEXT, *_LOADING, *_NULLS))
@@ -312,12 +277,9 @@ def coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: i
         score: The column of scores.
         k: Number of top singular vectors.
     """
-    cut, words = setup.cut, setup.words()
-    from tl_posgen.coupling import coupling_scores as run
+    from tl_posgen import coupling
 
-    with setup.parts() as parts:
-        found = run(scores, words, score=score, tokenizer=setup.tokenizer, k=k, keep=parts, **setup.place, **cut)
-    setup.present(found, parts=parts)
+    setup.measure(coupling.coupling_scores, scores, score=score, k=k, **setup.place)
 
 
 @command(without=("model", "revision", "prompt", "shuffled_seeds"))
@@ -329,14 +291,10 @@ def emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None,
         model: Hub name, where the checkpoints are its revisions.
         coupling: Also the coupling of residual Jacobians.
     """
-    cut, words = setup.cut, setup.words()
-    from tl_posgen.studies.emergence import MEASURES, emergence
+    from tl_posgen.studies import emergence
 
-    measures = (*MEASURES, "coupling") if coupling else MEASURES
-    where = {"model": model, "tokenizer": setup.tokenizer, **setup.place}
-    with setup.parts() as parts:
-        found = emergence(checkpoints, words, measures=measures, keep=parts, **where, **cut)
-    setup.present(found, parts=parts)
+    measures = (*emergence.MEASURES, *(["coupling"] if coupling else []))
+    setup.measure(emergence.emergence, checkpoints, measures=measures, model=model, **setup.place)
 
 
 @command(without=("length", "prompts", "consecutive", "seed", *_NULLS))
@@ -370,10 +328,10 @@ def compare(first: Path, second: Path, /, *, setup: Setup) -> None:
         first: A report's directory, or its results.nc.
         second: Another: of another model or text, or under an intervention.
     """
-    from tl_posgen.comparison import compare as run
+    from tl_posgen import comparison
 
     setup.prepare()
-    setup.present(run(first, second))
+    setup.present(comparison.compare(first, second))
 
 
 @command()
@@ -400,17 +358,15 @@ def sweep(
         list: List the jobs and what became of them; run nothing.
     """
     from tl_posgen.report.terminal import print_measures
-    from tl_posgen.studies.overview import report_study
-    from tl_posgen.studies.sweep import states
-    from tl_posgen.studies.sweep import sweep as run
+    from tl_posgen.studies import overview, sweep
 
     if list:
-        known = states(study, out)
+        known = sweep.states(study, out)
         print(*(f"{job:{max(map(len, known))}}  {state}" for job, state in known.items()), sep="\n")
         return 0
-    swept = run(study, out=out, workers=workers, ray=ray)
+    swept = sweep.sweep(study, out=out, workers=workers, ray=ray)
     if swept.finished:
-        report = report_study(out)
+        report = overview.report_study(out)
         page = report.write(out / "report", force=True)
         print_measures(report, full=full)
         print(f"\nReport: {page}")
@@ -419,12 +375,7 @@ def sweep(
 
 
 @command(without=("prompt",))
-def claims(
-    *,
-    setup: Setup,
-    papers: str = "position,slash,coupling",
-    checkpoints: list[str] | None = None,
-) -> None:
+def claims(*, setup: Setup, papers: str = "position,slash,coupling", checkpoints: list[str] | None = None) -> None:
     """Run every measure that a claim of the papers needs, and table each claim: held, partly, or not, by how much.
 
     Takes minutes to hours. Finished parts are kept in --out, and a second run goes on from them.
@@ -433,9 +384,8 @@ def claims(
         papers: Any of position, slash, coupling.
         checkpoints: A checkpoint of the model in training; repeat, in order.
     """
-    cut, words, model = setup.cut, setup.words(), setup.pretrained()
     from tl_posgen.claims import judge_claims
     from tl_posgen.report.terminal import print_claims
 
     how = {"papers": parse_names(papers) or [], "checkpoints": checkpoints or []}
-    setup.present(judge_claims(model, words, keep=setup.out, **how, **cut), print_claims)
+    setup.measure(judge_claims, setup.pretrained(), show=print_claims, keep=setup.out, **how)
