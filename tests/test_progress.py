@@ -196,12 +196,12 @@ def test_passes_outside_an_analysis_are_nobodys(small_model, capsys):
 def test_a_bar_that_the_environment_switches_off_is_no_error():
     """tqdm reads TQDM_DISABLE when it is imported, so in a process of its own."""
     lines = (
-        "from tl_posgen.progress import Passes, Stage, count",
+        "from tl_posgen.progress import Passes, Stage, count_pass",
         "with Passes(shown=True) as passes:",
         "    passes.plan(Stage('three_axis', label, 3) for label in ('mini', 'random init'))",
         "    for label in ('mini', 'random init'):",
         "        with passes.stage('three_axis', label):",
-        "            for _ in range(2): count(1)",
+        "            for _ in range(2): count_pass(1)",
         "assert passes.bar.disable",
     )
     environment = {**os.environ, "TQDM_DISABLE": "1"}

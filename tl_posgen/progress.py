@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 _counting: ContextVar["Passes | None"] = ContextVar("counting", default=None)
 
 
-def count(n: int) -> None:
+def count_pass(n: int) -> None:
     """Count a forward pass of n prompts that begins now; outside an analysis do nothing."""
     if (passes := _counting.get()) is not None:
         passes.begin(n)

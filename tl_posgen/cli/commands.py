@@ -56,10 +56,8 @@ class _MeasureCommand:
 
         def measured(model: Any, words: Any, **how: Any) -> Report:
             found = analyze(model, words, measures=asked, skip_unsupported=True, **how)
-            first = [name for name in self.measures if name in found]
-            return Report(
-                {name: found[name] for name in (*first, *found)}, found.provenance
-            )  # then what they are after
+            first = [name for name in self.measures if name in found]  # then those that they come after
+            return Report({name: found[name] for name in (*first, *found)}, found.provenance)
 
         setup.measure(measured, setup.pretrained(), lead=self.lead and resolve_name(self.lead))
 
@@ -179,7 +177,7 @@ def name_options(message: str, command: str) -> str:
 # Commands that are functions
 
 
-def command(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _command(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function a command: its keywords are options, and beside them, if it takes a `Setup`, the shared ones.
 
     Args:
@@ -187,7 +185,7 @@ def command(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Callab
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        name, words = function.__name__.replace("_", "-"), argument_help(function)
+        name, words = function.__name__[1:].replace("_", "-"), argument_help(function)
         parameters = dict(inspect.signature(function).parameters)
         left_out = _SHARED if parameters.pop("setup", None) is None else without
         own = {
@@ -200,8 +198,8 @@ def command(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Callab
     return register
 
 
-@command(length=512)
-def analyze(
+@_command(length=512)
+def _analyze(
     *,
     setup: Setup,
     measures: str | None = None,
@@ -218,15 +216,15 @@ def analyze(
         streaming: Form no score matrix; if left out, for prompts over 1,024 tokens.
     """
     where = {"layers": parse_indices(layers, "--layers"), "heads": parse_heads(heads)}
-    from tl_posgen.core import engine
+    from tl_posgen.core.engine import analyze
     from tl_posgen.report.terminal import print_report
 
     how = {"measures": parse_names(measures), "streaming": streaming, **where}
-    setup.measure(engine.analyze, setup.pretrained(), show=print_report, **how)
+    setup.measure(analyze, setup.pretrained(), show=print_report, **how)
 
 
-@command()
-def measures(*, full: bool = False) -> None:
+@_command()
+def _measures(*, full: bool = False) -> None:
     """List every measure that analyze can be asked for, those of other packages too.
 
     Args:
@@ -237,16 +235,16 @@ def measures(*, full: bool = False) -> None:
     print_known_measures(full=full)
 
 
-@command(without=(*_TEXT, "seed", *_NULLS, *_PAGE))
-def check(*, setup: Setup) -> None:
+@_command(without=(*_TEXT, "seed", *_NULLS, *_PAGE))
+def _check(*, setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
-    from tl_posgen.models import layer_table
+    from tl_posgen.models.layer_table import check
 
-    layer_table.check(setup.pretrained().load())
+    check(setup.pretrained().load())
 
 
-@command(without=("model", *_TEXT, *_LOADING, *_NULLS))
-def toy(
+@_command(without=("model", *_TEXT, *_LOADING, *_NULLS))
+def _toy(
     *,
     setup: Setup,
     distance: int = 3,
@@ -268,8 +266,8 @@ def toy(
     setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
 
 
-@command(without=("model", "revision", "prompt"), length=64)
-def coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: int = 10) -> None:
+@_command(without=("model", "revision", "prompt"), length=64)
+def _coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: int = 10) -> None:
     """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?
 
     Args:
@@ -277,13 +275,13 @@ def coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: i
         score: The column of scores.
         k: Number of top singular vectors.
     """
-    from tl_posgen import coupling
+    from tl_posgen.coupling import coupling_scores
 
-    setup.measure(coupling.coupling_scores, scores, score=score, k=k, **setup.place)
+    setup.measure(coupling_scores, scores, score=score, k=k, **setup.place)
 
 
-@command(without=("model", "revision", "prompt", "shuffled_seeds"))
-def emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None, coupling: bool = False) -> None:
+@_command(without=("model", "revision", "prompt", "shuffled_seeds"))
+def _emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None, coupling: bool = False) -> None:
     """Every measure over a sequence of training checkpoints: when does the split form?
 
     Args:
@@ -297,8 +295,8 @@ def emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None,
     setup.measure(emergence.emergence, checkpoints, measures=measures, model=model, **setup.place)
 
 
-@command(without=("length", "prompts", "consecutive", "seed", *_NULLS))
-def explain(
+@_command(without=("length", "prompts", "consecutive", "seed", *_NULLS))
+def _explain(
     *, prompt: str, head: str, setup: Setup, query: int = -1, against: int | None = None, other: str | None = None
 ) -> None:
     """Why does a head attend from one token of a prompt to others? Terms, planes and sources of its scores.
@@ -311,31 +309,31 @@ def explain(
         other: Another prompt of as many tokens: what makes the difference to it?
     """
     words, model = setup.words(), setup.pretrained()
-    from tl_posgen.prompt import explain as run
+    from tl_posgen.prompt import explain
     from tl_posgen.prompt.explanation_figures import print_explanation
 
     reference = None if setup.text is None and setup.dataset is None else words
-    found = run(model, prompt, head=head, query=query, against=against, other=other, reference=reference)
+    found = explain(model, prompt, head=head, query=query, against=against, other=other, reference=reference)
     print_explanation(found, full=setup.full)
     print(f"\nPage: {found.write(setup.out, force=setup.force)}")
 
 
-@command(without=tuple(one for one in _SHARED if one not in _PAGE))
-def compare(first: Path, second: Path, /, *, setup: Setup) -> None:
+@_command(without=tuple(one for one in _SHARED if one not in _PAGE))
+def _compare(first: Path, second: Path, /, *, setup: Setup) -> None:
     """Show what changes per head from one report to another; intervals are paired where the prompts are the same.
 
     Args:
         first: A report's directory, or its results.nc.
         second: Another: of another model or text, or under an intervention.
     """
-    from tl_posgen import comparison
+    from tl_posgen.comparison import compare
 
     setup.prepare()
-    setup.present(comparison.compare(first, second))
+    setup.present(compare(first, second))
 
 
-@command()
-def sweep(
+@_command()
+def _sweep(
     study: Path,
     /,
     *,
@@ -374,8 +372,8 @@ def sweep(
     return int(bool(swept.failed))
 
 
-@command(without=("prompt",))
-def claims(*, setup: Setup, papers: str = "position,slash,coupling", checkpoints: list[str] | None = None) -> None:
+@_command(without=("prompt",))
+def _claims(*, setup: Setup, papers: str = "position,slash,coupling", checkpoints: list[str] | None = None) -> None:
     """Run every measure that a claim of the papers needs, and table each claim: held, partly, or not, by how much.
 
     Takes minutes to hours. Finished parts are kept in --out, and a second run goes on from them.
