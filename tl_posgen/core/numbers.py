@@ -32,16 +32,6 @@ _MOST_PLACES = 128  # along all such dims together: no maps of short prompts
 _MOST_SHOWN = 20  # labels that a message lists
 
 
-def shuffled_label(seed: int) -> str:
-    """Return the label of shuffled weights along the dim init.
-
-    Example:
-        >>> shuffled_label(0)
-        'shuffled 0'
-    """
-    return f"{SHUFFLED}{seed}"
-
-
 class Numbers:
     """The numbers of a result: `own("r", tokens="all")` is the mean of a variable over all dims that no label chooses.
 
