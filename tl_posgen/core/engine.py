@@ -23,15 +23,7 @@ from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result, contiguous, result_of
 from tl_posgen.core.run import Run
-from tl_posgen.core.store import (
-    Parts,
-    check_after,
-    configuration_of,
-    content,
-    refuse_hooks,
-    require_options,
-    require_same,
-)
+from tl_posgen.core.store import Parts, check_after, configuration_of, content, require_same
 from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.hooks.given import Hooks, check_hooks, under
 from tl_posgen.models import open_model
@@ -127,16 +119,13 @@ def analyze(
     """
     # refused without a model
     seed, asked, metric = check_seed(seed), registry.requested(measures), as_metric(metric)
-    known = check_after(after)
+    known = check_after(after, asked)
     if not isinstance(null_seeds, NullModels):
         check_seeds(null_seeds)
     if shuffled_seeds is not None:
         check_seeds(shuffled_seeds, "shuffled_seeds")
     require("streaming", streaming, bool | None)
     require("consecutive", consecutive, bool)
-    for measure in asked:
-        if measure.name in known:
-            require_options(measure, known[measure.name])
     to_measure = [measure for measure in asked if measure.name not in known]
 
     # refused before a forward pass
@@ -145,10 +134,9 @@ def analyze(
     model = session.model
     hooked = {"fwd_hooks": named} if (named := check_hooks(session, fwd_hooks)) else {}
     keeping = Parts.kept_in(keep)
-    if keep is not None:
-        refuse_hooks(model, hooked)
-        if metric is not None:
-            raise InputError("keep: another run cannot know what a metric does; give one of them")
+    if keep is not None and (hooked or metric is not None):
+        what = "fwd_hooks do" if hooked else "a metric does"
+        raise InputError(f"keep: another run cannot know what {what}; give one of them")
     choices = Choices(streaming, max((measure.matrices for measure in to_measure), default=0), metric)
     nulls = null_models_of(session, null_seeds, shuffled_seeds)
     with (
@@ -161,9 +149,7 @@ def analyze(
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
         rows = _rows_of_measures(to_measure, session, prompts, cut, [result.measure for result in known.values()])
         chosen_heads = select_heads(model, layers, heads)
-        details: dict[str, Any] = dict(hooked)  # what the provenance says beside
-        if length is not None and n_prompts is not None:
-            details["drawn"] = "consecutive" if consecutive else "spread over the text"
+        details: dict[str, Any] = hooked | drawn(**cut)  # what the provenance says beside
         if layers is not None or heads is not None:
             details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
         if metric is not None:
@@ -314,6 +300,13 @@ def _is_measured(measure: Measure, init: str, nulls: NullModels) -> bool:
     """Return whether a measure is repeated on this null model."""
     by_default = measure.is_fed and not measure.runs_model
     return measure.has_null and (by_default or nulls.for_runs or not init.startswith(SHUFFLED))
+
+
+def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:
+    """Return what the provenance holds of prompts that were cut from a longer text: where in it they lie."""
+    if length is None or n_prompts is None:
+        return {}
+    return {"drawn": "consecutive" if consecutive else "spread over the text"}
 
 
 def _rows_of_measures(

@@ -152,11 +152,12 @@ class Numbers:
     def _numbers(self, array: xr.DataArray, places: Sequence[Any], bounds: Bounds | None) -> list[Number]:
         """Return the `number` at each label of these dims, the last dim's labels fastest."""
         over = [dim for dim in array.dims if dim not in (*KEPT, *places)]
-        if any(array.sizes[dim] > 1 for dim in over):
-            array = _without_ends(array)
+        if "end" in array.dims and any(array.sizes[dim] > 1 for dim in over):  # a mean has no such ends
+            array = array.sel(end=ENDS[0], drop=True)
         array = mean_over(array.astype(float), over)
         known = [one for one in self.nulls if one in array["init"].values] if "init" in array.dims else []
-        columns = [*interval_of(at_init(array, TRAINED), bounds), *(mean_of(at_init(array, one)) for one in known)]
+        own = intervals_of(array, bounds)
+        columns = [*(own[end] for end in ENDS), *(mean_of(at_init(array, one)) for one in known)]
         rows = zip(*(one.transpose(*places).values.ravel().tolist() for one in columns), strict=True)
         n = sum(one in self.inits for one in known)  # which come first
         found = [Number(own, low, high, tuple(null[:n]), shuffled=tuple(null[n:])) for own, low, high, *null in rows]
@@ -302,39 +303,24 @@ def mean_over(array: xr.DataArray, over: Sequence[Any]) -> xr.DataArray:
 
 def mean_of(array: xr.DataArray) -> xr.DataArray:
     """Return the estimate of all prompts: the mean over prompts or items, or that of the group "all"."""
-    array = _without_ends(array)
+    if "end" in array.dims:  # which holds the ends of its intervals
+        array = array.sel(end=ENDS[0], drop=True)
     if "group" in array.dims:
         array = array.sel(group=ALL, drop=True)
     return array.mean([dim for dim in SAMPLED if dim in array.dims])
 
 
-def _without_ends(array: xr.DataArray) -> xr.DataArray:
-    """Return the values of an array that holds the ends of its intervals along the dim end; others as they are."""
-    return array.sel(end=ENDS[0], drop=True) if "end" in array.dims else array
-
-
 def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Dataset:
-    """Return value, low and high of the model along the dims beside init, group, prompt and item."""
-    value, low, high = interval_of(at_init(array, TRAINED), bounds)
-    return xr.Dataset({"value": value, "low": low, "high": high})
-
-
-def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
-    """Return the estimate and the ends of its 95 % interval: those along the dim end, else Student's over prompts or
-    items, the delete-a-group jackknife's over groups of prompts; NaN ends where there are fewer than four, or neither.
-
-    Args:
-        array: [*place], with one of the dims end, prompt, item and group, or none.
-    """
+    """Return value, low and high of the model [*place]: the estimate and the ends of its 95 % interval, which are those
+    along the dim end, else Student's over prompts or items, the delete-a-group jackknife's over groups of prompts; NaN
+    ends where there are fewer than four, or neither."""
+    array = at_init(array, TRAINED)
     of_share = array.coords["prompt_share"].dims if "prompt_share" in array.coords else ()
-    dim = next((dim for dim in of_share if dim != "group"), None)
-    if dim is not None:  # of two reports side by side each has groups of its own
-        parts = [interval_of(array.isel({dim: at}), bounds) for at in range(array.sizes[dim])]
-        value, low, high = (xr.concat([part[end] for part in parts], dim) for end in range(3))
-        return value, low, high
+    if dim := next((dim for dim in of_share if dim != "group"), None):  # of two reports each has groups of its own
+        return xr.concat([intervals_of(array.isel({dim: at}), bounds) for at in range(array.sizes[dim])], dim)
     value = mean_of(array)
     if "end" in array.dims:
-        return value, *(array.sel(end=end, drop=True) for end in ENDS[1:])
+        return xr.Dataset({"value": value} | {end: array.sel(end=end, drop=True) for end in ENDS[1:]})
     low, high = (xr.full_like(value, np.nan, dtype=float) for _ in range(2))
     sampled = next((dim for dim in SAMPLED if dim in array.dims), None)
     if sampled is not None:
@@ -344,7 +330,7 @@ def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.D
         known = without["prompt_share"].notnull().values  # of two reports, one may have fewer groups
         without, shares = without[known], without["prompt_share"].values[known]
         low.values, high.values = jackknife_interval(value.values, without.values, shares, bounds)
-    return value, low, high
+    return xr.Dataset({"value": value, "low": low, "high": high})
 
 
 def leave_one_out(array: xr.DataArray, over: str = "prompt") -> xr.DataArray:

@@ -257,27 +257,15 @@ def unknown_measure(name: str) -> Measure:
     def map_of_scalars(result: Result) -> Any:
         from tl_posgen.report.head_figures import head_map
 
-        return head_map(*scalars(result.own)[:_MOST_MAPS], title=f"{name.replace('_', ' ')} per head", limits=None)(
-            result
-        )
+        return head_map(*scalars(result.own)[:_MOST_MAPS], title=f"{words} per head", limits=None)(result)
 
-    @dataclass(frozen=True)
-    class Unknown(Measure):
-        """A measure that is not installed.
+    def kinds(self: Measure, data: xr.Dataset) -> Sequence[str]:
+        return ["map"] if scalars(data) else []
 
-        The package that declares this measure is not installed; its per-head numbers are shown.
-
-        Source: unknown
-        """
-
-        question = name.replace("_", " ")
-        figures = {"map": map_of_scalars}
-
-        def kinds(self, data: xr.Dataset) -> Sequence[str]:
-            return ["map"] if scalars(data) else []
-
-    Unknown.__name__ = Unknown.__qualname__ = "".join(part.capitalize() for part in name.split("_"))
-    return Unknown()
+    words = name.replace("_", " ")
+    about = "A measure that is not installed.\n\nIts package is not; its per-head numbers are shown.\n\nSource: unknown"
+    own = {"__doc__": about, "question": words, "figures": {"map": map_of_scalars}, "kinds": kinds}
+    return dataclass(frozen=True)(type("".join(map(str.capitalize, name.split("_"))), (Measure,), own))()
 
 
 def load_provenance(path: Path) -> dict[str, Any]:

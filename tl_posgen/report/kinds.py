@@ -30,18 +30,17 @@ from tl_posgen.report.figures import (
     SHUFFLED_COLOUR,
     Panels,
     at_labels,
-    equality,
     error_bars,
     line,
-    line_with_intervals,
     model_label,
     sides,
 )
-from tl_posgen.report.head_figures import Map, head_points, map_panels
+from tl_posgen.report.head_figures import Map, head_names, map_panels
 
 Curve: TypeAlias = Sequence[Any]  # (name, variable or function of Numbers [, labels])
 Figure: TypeAlias = Callable[[Any], go.Figure]  # of a Result: an entry of `Measure.figures`
 Words: TypeAlias = str | Callable[[Any], str]  # a text, or a function of the result that gives it
+_HOVER = "%{text}<br>%{x:.3f}, %{y:.3f}<extra></extra>"
 _INTERVALS = "95 % intervals over prompts"
 DASHES = {"random init": "dash", "shuffled": "dot"}
 _NULL_COLOURS = {"random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
@@ -108,7 +107,8 @@ def lines(
         drawn = Panels(list(known), columns=columns, row_height=280)
         at = (result.own[x].values + log_x if x else result.own[along].values).tolist()
         for one in _drawn(result, known, along):
-            drawn.add(one.panel, line_with_intervals(at, one.ends, one.name, one.colour))
+            curve = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(*one.ends)}
+            drawn.add(one.panel, line(at, one.ends[0], one.name, one.colour, **curve))
             for kind, values in one.nulls.items():
                 look: dict[str, Any] = {"dash": DASHES[kind], "width": 1, "showlegend": False}
                 drawn.add(one.panel, line(at, values, f"{one.name}, {kind}", one.colour, **look))
@@ -199,10 +199,12 @@ def points(
                 ends = (at_labels(result, data[name], {**labels, **at}) for name, at in (x, y))
                 both = xr.concat(list(ends), "axis").stack(place=HEAD).dropna("place")
                 look = {"color": colour, "size": 7, "symbol": "circle" if data is result.own else "x-thin-open"}
-                drawn.add(panel, head_points(both[0], both[1], name=side, marker=look))
+                words = {"text": head_names(both["place"].values), "hovertemplate": _HOVER, "name": side}
+                drawn.add(panel, go.Scatter(x=both[0], y=both[1], mode="markers", marker=look, **words))
                 tops.append(float(both.max()) if both.size else np.nan)
             if equal:
-                drawn.add(panel, equality(tops[0]))
+                ends = [0, tops[0]]
+                drawn.add(panel, line(ends, ends, "equal", "black", dash="dot", width=1, hoverinfo="skip"))
         drawn.figure.update_annotations(font_size=11)
         drawn.axes(x_title, y_title)
         return _finished(drawn, result, title, subtitle, "a point a head", "dotted: equal" if equal else "")
