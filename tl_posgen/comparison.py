@@ -139,8 +139,8 @@ def _per_head(report: Report, apart: Any) -> dict[str, xr.DataArray]:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore").astype(float)
                 sampled = variable.interval or bool(set(SAMPLED) & set(variable.dims))  # an argmax has no interval
                 attrs = {"label": variable.label, "headline": bool(variable.headline) and sampled}
-                columns = columns_of(array, f"{result.name}.{name}", (*KEPT, *HEAD), result.measure.usual())
-                found |= {one: column.assign_attrs(attrs) for one, column in columns.items()}
+                for at, column in columns_of(array, (*KEPT, *HEAD), result.measure.usual()):
+                    found[", ".join([f"{result.name}.{name}", *at])] = column.assign_attrs(attrs)
     return found
 
 

@@ -165,9 +165,6 @@ def test_numbers_of_random_inits_are_means_with_standard_deviations(own, data):
     assert null.spread == pytest.approx(means.std(ddof=1))
     assert f"{null.with_interval:.3f}" == f"{means.mean():.3f} ± {means.std(ddof=1):.3f}"
     assert null.inits == ()
-    xr.testing.assert_identical(own.of_inits.side, own.of_inits.side.sel())
-    assert own.of_inits.side["r"].values == pytest.approx(data["r"].values[1, 0])
-    assert own.side["r"].values == pytest.approx(data["r"].values[0, 0])
 
 
 def test_frames_have_the_value_of_each_row(own, data):

@@ -279,7 +279,7 @@ class _Analysis:
                 how = {**self.where, "label": title, "intervals": step.init is None, "seed": self.seed}
                 made = one_pass(session, rows, step.measures, **how)
             else:
-                model = (session, self.prompts, rows, self.where, self.seed, step.init, label)
+                model = (session, self.prompts, rows, self.where, self.seed, step.init)
                 data = measure.of_model(Run(measure, *model, before=read, trained=trained, keep=keep))
                 if measure.is_fed:
                     data = data.merge(read[measure.name], combine_attrs="drop_conflicts")

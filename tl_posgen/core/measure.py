@@ -158,7 +158,7 @@ class Measure:
 
     def __init_subclass__(cls) -> None:
         paragraphs = paragraphs_of(cls)
-        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        cls.name = vars(cls).get("name") or re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         cls.explanation = paragraphs[min(1, len(paragraphs) - 1)]
         cls.source = next((one.removeprefix("Source:").strip() for one in paragraphs if one[:7] == "Source:"), "ours")
         cls.is_fed = cls.of_layer is not Measure.of_layer or cls.of_logits is not Measure.of_logits

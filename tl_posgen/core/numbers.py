@@ -120,11 +120,6 @@ class Numbers:
         """Labels along init of the models that these are numbers of."""
         return getattr(self, NULLS[self.of]) if self.is_null else [TRAINED]
 
-    @property
-    def side(self) -> xr.Dataset:
-        """The dataset of the model, or of the first null model: for tables of what has no mean over several."""
-        return one_side(self.dataset, self.labels[0]) if self.labels else self.data
-
     def array(self, name: str, **labels: Any) -> xr.DataArray:
         """Return a variable at these labels and the usual ones, with its dims init, group and prompt: expressions of
         such arrays are given to `number`.
@@ -333,12 +328,12 @@ def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Datase
     return xr.Dataset({"value": value, "low": low, "high": high})
 
 
-def leave_one_out(array: xr.DataArray, over: str = "prompt") -> xr.DataArray:
+def leave_one_out(array: xr.DataArray) -> xr.DataArray:
     """Return the mean over prompts and the means without each, along the dim group: functions of means over prompts
     have an interval by these."""
-    n = array.sizes[over]
-    mean = array.mean(over)
+    n = array.sizes["prompt"]
+    mean = array.mean("prompt")
     without = (n * mean - array) / (n - 1)
-    groups = without.rename({over: "group"}).assign_coords(group=[str(one) for one in range(n)])
+    groups = without.rename(prompt="group").assign_coords(group=[str(one) for one in range(n)])
     whole = xr.concat([mean.assign_coords(group=ALL), groups], "group")
     return whole.assign_coords(prompt_share=("group", [np.nan, *[1 / n] * n]))

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tl_posgen.core.formatting import caveat
+from tl_posgen.core.formatting import known_by
 from tl_posgen.core.measure import HEAD, TOKENS, Measure
 from tl_posgen.core.numbers import SAMPLED, SHUFFLED, TRAINED, Numbers, at_labels, intervals_of, mean_of, one_side
 from tl_posgen.core.options import Count, refusal
@@ -114,7 +114,9 @@ class Result:
     @cached_property
     def caveat(self) -> str | None:
         """Restriction of the measure for the model's encoding; None without one."""
-        return caveat(self.name, self.measure.caveats, self.encodings)
+        told, encodings = self.measure.caveats, self.encodings
+        words = [f"{known_by(one, encodings)}: {told[one]}" for one in encodings if one in told]
+        return f"{self.name}: {' '.join(words)}" if words else None
 
     @property
     def warnings(self) -> list[str]:
@@ -171,10 +173,9 @@ class Result:
             few = all(array.sizes[dim] <= _MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or name in headlines):
                 one = array if set(SAMPLED) & set(rows) else mean_of(array)
-                found = columns_of(one, str(name), rows, chosen)
-                columns |= found | (
-                    self._ends(str(name), rows, {**chosen, **labels}) if intervals and init == TRAINED else {}
-                )
+                columns |= {", ".join([str(name), *at]): column for at, column in columns_of(one, rows, chosen)}
+                if intervals and init == TRAINED:
+                    columns |= self._ends(str(name), rows, {**chosen, **labels})
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
@@ -190,9 +191,11 @@ class Result:
         at = {dim: label for dim, label in chosen.items() if dim in self.dataset[name].dims and dim not in rows}
         array = self.numbers.array(name, **dict.fromkeys(set(self.measure.usual()) & set(rows)), **at)
         ends = intervals_of(_over_draws(array, rows), self.numbers.bounds_of(name))
-        found = {end: columns_of(ends[end], name, rows, {}) for end in ("low", "high")}
-        known = [column for column, low in found["low"].items() if low.notnull().any()]
-        return {f"{column}, {end}": found[end][column] for column in known for end in found}
+        found = {}
+        for (at, low), (_, high) in zip(*(columns_of(ends[end], rows, {}) for end in ("low", "high")), strict=True):
+            if low.notnull().any():
+                found |= {", ".join([name, *at, end]): one for end, one in (("low", low), ("high", high))}
+        return found
 
     def headline_frame(self, of: str = TRAINED) -> pd.DataFrame | None:
         """Return the per-head headlines under the names that reports give them, of the model or of the first null model
@@ -225,9 +228,9 @@ class Result:
                 continue
             array, title = mean_of(data[name]), one.headline or f"{self.name}_{name}"
             short = one.short or ("" if set(array.dims) - {*HEAD, *chosen} else one.label)
-            columns = columns_of(array, title, HEAD, chosen, "_")
-            words = (columns_of(array, short, HEAD, chosen, " "), columns_of(array, one.label, HEAD, chosen))
-            found |= {name: (columns[name], *both) for name, *both in zip(columns, *words, strict=True)}
+            for at, column in columns_of(array, HEAD, chosen):
+                words = " ".join([short, *at]).strip(), ", ".join([one.label, *at])
+                found["_".join([title, *at])] = column, *words
         return found
 
     def table(self, of: str = TRAINED) -> pd.DataFrame | None:
@@ -332,25 +335,25 @@ def _over_draws(array: xr.DataArray, rows: Sequence[str]) -> xr.DataArray:
 
 
 def columns_of(
-    array: xr.DataArray, title: str, rows: Sequence[str], chosen: Mapping[str, Any], joint: str = ", "
-) -> dict[str, xr.DataArray]:
-    """Return an array as columns over `rows`: at the chosen labels of its other dims, else a column a label.
+    array: xr.DataArray, rows: Sequence[str], chosen: Mapping[str, Any]
+) -> Iterator[tuple[list[str], xr.DataArray]]:
+    """Yield an array as columns over `rows`, each behind its labels: at the chosen labels of its other dims, else a
+    column a label.
 
     Example:
         >>> share = xr.DataArray([[0.2, 0.8]], {"head": [0], "part": ["q", "k"]}, ("head", "part"))
-        >>> list(columns_of(share, "share", ["head"], {})), list(columns_of(share, "share", ["head"], {"part": "k"}))
-        (['share, q', 'share, k'], ['share'])
+        >>> [labels for labels, _ in columns_of(share, ["head"], {})]
+        [['q'], ['k']]
+        >>> [labels for labels, _ in columns_of(share, ["head"], {"part": "k"})]
+        [[]]
     """
     array = array.sel({dim: label for dim, label in chosen.items() if dim in array.dims and dim not in rows}, drop=True)
     over = [dim for dim in array.dims if dim not in rows]
-    found = {}
     for place in np.ndindex(*(array.sizes[dim] for dim in over)):
         one = array.isel(dict(zip(over, place, strict=True)))
         labels = [f"{one[dim].item()}" if dim in one.coords else str(at) for dim, at in zip(over, place, strict=True)]
         scalars = [name for name, coord in one.coords.items() if not coord.ndim]
-        words = [title, *(label for label in labels if label != TOKENS[0])]
-        found[joint.join(filter(None, words))] = one.drop_vars(scalars)
-    return found
+        yield [label for label in labels if label not in ("", TOKENS[0])], one.drop_vars(scalars)
 
 
 def result_of(measure: Measure, sides: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) -> Result:

@@ -233,8 +233,8 @@ def heat(array: xr.DataArray, **more: Any) -> go.Heatmap:
     return go.Heatmap(z=array.values, x=x, y=y, coloraxis="coloraxis", hovertemplate=hover, **more)
 
 
-def colour_axis(low: float, high: float, scale: str = SCALE) -> dict[str, Any]:
-    return {"colorscale": scale, "cmin": low, "cmax": high, "colorbar": {"thickness": 12}}
+def colour_axis(low: float, high: float) -> dict[str, Any]:
+    return {"colorscale": SCALE, "cmin": low, "cmax": high, "colorbar": {"thickness": 12}}
 
 
 def token_map(array: xr.DataArray, **colours: Any) -> go.Heatmap:

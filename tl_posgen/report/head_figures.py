@@ -195,10 +195,10 @@ def layer_curves(
     return figure
 
 
-def by_head(array: xr.DataArray, most: int | float = MOST_ROWS) -> xr.DataArray:
+def by_head(array: xr.DataArray) -> xr.DataArray:
     """Return an array [layer, head, ...] as [head, ...], the heads named "L3H6"; of more heads the means over those of
     each layer, as [layer, ...]."""
-    if array.sizes["layer"] * array.sizes["head"] > most:
+    if array.sizes["layer"] * array.sizes["head"] > MOST_ROWS:
         return array.mean("head")
     rows = array.stack(unit=("layer", "head"))
     names = head_names(rows["unit"].values)

@@ -5,7 +5,7 @@ of all heads are in `head_figures`. A curve is (name, variable) or (name, variab
 that gives an array stands in the place of a variable that is derived from stored ones.
 
     figures = {
-        "loss": bars({"loss, nats per token": [("loss", "loss")]}, "condition", title="Loss", mark="unchanged"),
+        "loss": bars({"loss, nats per token": [("loss", "loss")]}, "condition", title="Loss"),
         "depth": lines({"correlation": [("r", "r"), ("within rows", "r_within_rows")]}, title="Fit by layer"),
         "against": points(("score", {"source": "natural"}), ("score", {"source": "random"}), title="On random tokens"),
         "map": heat_maps("coupling", "layer", "layer_2", per=["k"], title="Coupling"),
@@ -128,7 +128,6 @@ def bars(
     title: str,
     subtitle: Words = "",
     form: str = ".3f",
-    mark: Any = None,
     columns: int | None = None,
 ) -> Figure:
     """Return a figure of horizontal bars, one a label of a dim, with intervals, and the null models' in grey.
@@ -137,7 +136,6 @@ def bars(
         panels: title -> curves; a panel each.
         subtitle: as in `lines`.
         form: how values are written on the bars.
-        mark: a label whose values are dotted lines, such as "unchanged".
         columns: of panels; all are beside each other if left out.
     """
 
@@ -157,14 +155,9 @@ def bars(
             for kind, values in one.nulls.items():
                 grey: dict[str, Any] = {"orientation": "h", "marker_color": _NULL_COLOURS[kind]}
                 drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **grey))
-            if mark is not None:
-                row, column = divmod(one.panel, drawn.n_columns)
-                place: dict[str, Any] = {"row": row + 1, "col": column + 1, "line_dash": "dot"}
-                drawn.figure.add_vline(x=float(value[places.index(mark)]), **place)
         drawn.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.25)
-        marked = "" if mark is None else f"dotted: {in_words(mark, result.measure.words)}"
         has_ends = any(np.isfinite(one.ends[1:]).any() for one in every)
-        return _finished(drawn, result, title, subtitle, _INTERVALS if has_ends else "", marked)
+        return _finished(drawn, result, title, subtitle, _INTERVALS if has_ends else "")
 
     return figure
 
@@ -219,7 +212,6 @@ def heat_maps(
     *,
     title: str,
     per: Sequence[str] = (),
-    at: Mapping[str, Any] | None = None,
     subtitle: Words = "",
     x_title: str = "",
     y_title: str = "",
@@ -231,7 +223,6 @@ def heat_maps(
     `per`, a column for the model and each kind of null models, all on one colour scale; see `map_panels`.
 
     Args:
-        at: labels of other dims.
         subtitle: as in `lines`.
         limits: of the colour scale; those of the numbers if left out.
         diagonal: False leaves it empty, where it is 1 by definition.
@@ -242,7 +233,7 @@ def heat_maps(
         rows = product(*(result.own[dim].values.tolist() for dim in per))
         for row, (side, data, _) in product(rows, shown):
             labels = dict(zip(per, row, strict=True))
-            array = at_labels(result, data[name], {**(at or {}), **labels})
+            array = at_labels(result, data[name], labels)
             array = array.mean([dim for dim in array.dims if dim not in (down, across)]).transpose(down, across)
             array = array if diagonal else array.where(~np.eye(*array.shape, dtype=bool))
             where = "".join(f", {dim} = {in_words(label, result.measure.words)}" for dim, label in labels.items())
