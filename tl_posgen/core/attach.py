@@ -81,7 +81,7 @@ class Attached:
         shuffled weights."""
         feed, nulls = self.feed, NullModels(self.model, null_seeds, shuffled_seeds)
         n_layers = len(select_heads(self.model, **self.where))
-        sides = {TRAINED: feed.datasets(self.model, nulls.session.label, n_layers)}
+        sides = {TRAINED: feed.datasets(nulls.session.label, n_layers)}
         known = [tokens for tokens in feed.prompts.values() if tokens is not None]
         if nulls and len(known) < len(feed.prompts):
             raise InputError(

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
@@ -20,7 +19,6 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.memory import trim
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
-from tl_posgen.models.tokens import token_strings
 
 
 def one_pass(
@@ -46,7 +44,7 @@ def one_pass(
         logits = run_capture(session, row[None], feed, needs=feed.needs, layers=layers, heads=heads)
         if logits is not None:
             feed.add_logits(row, logits[0], session)
-    return feed.datasets(session, label, len(select_heads(session.model, layers, heads)))
+    return feed.datasets(label, len(select_heads(session.model, layers, heads)))
 
 
 class _LayerKey(NamedTuple):
@@ -136,11 +134,11 @@ class Feed:
                 sums = self._groups[measure.name].sums_of(self.first_prompt)
                 sums.add(self.first_prompt, len(tokens), values)
 
-    def datasets(self, model: Any, label: str, n_layers: int | None = None) -> dict[str, xr.Dataset]:
-        """Return the dataset of every measure by name; token ids with their texts.
+    def datasets(self, label: str, n_layers: int = 0) -> dict[str, xr.Dataset]:
+        """Return the dataset of every measure by name.
 
         Args:
-            n_layers: how many layers were asked for of each prompt; as many as any had, if left out.
+            n_layers: how many layers were asked for of each prompt, at least.
 
         Raises:
             InputError: no pass was captured, or one that ended early.
@@ -148,10 +146,10 @@ class Feed:
         if not self.prompts:
             raise InputError("no forward pass was captured: run the model on tokens inside the `with` block")
         self.add_copies()
-        whole = max(self._n_layers.values(), default=1) if n_layers is None else n_layers
-        if short := [prompt for prompt in self.prompts if self._n_layers.get(prompt, 0) < whole]:
+        if short := [prompt for prompt in self.prompts if self._n_layers.get(prompt, 0) < n_layers]:
+            n = self._n_layers.get(short[0], 0)
             raise InputError(
-                f"prompt {short[0]} was captured in {self._n_layers.get(short[0], 0)} of {whole} layers: its forward "
+                f"prompt {short[0]} was captured in {n} of {n_layers} layers: its forward "
                 "pass ended early (an error, or stop_at_layer), and is in the averages of those layers; attach anew"
             )
         attrs: dict[str, Any] = {"model": label} | ({} if self._proved else {"unproved": 1})
@@ -163,14 +161,7 @@ class Feed:
             data = self._groups[measure.name].dataset().assign_attrs(attrs)
             if self._edited_patterns and "pattern" in measure.needs:
                 data = data.assign_attrs(edited_patterns=sorted(self._edited_patterns))
-            texts: dict[str, tuple] = {}
-            for name, array in data.variables.items():
-                if array.attrs.get("holds") == "token ids":
-                    ids, place = np.unique(array.values, return_inverse=True)
-                    known = ids[ids >= 0].astype(np.int64)  # -1 fills up where there are fewer than elsewhere
-                    words = [""] * (len(ids) - len(known)) + token_strings(model, torch.from_numpy(known))
-                    texts[f"{name}_text"] = (array.dims, np.array(words, dtype=object)[place].reshape(array.shape))
-            found[measure.name] = data.assign(texts)
+            found[measure.name] = data
             trim(every=TRIMMED)
         return found
 

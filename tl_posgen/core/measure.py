@@ -49,7 +49,6 @@ class Variable:
         bounds: the range of its values, (-1, 1) of a correlation, which its interval does not leave; None for none.
         judged: whether sentences say where it is not above its nulls: of what training is said to make high.
         compared: whether comparisons of two reports hold it; not a yardstick, which no model can change.
-        holds: "token ids" where the tokens' texts are to be stored too, as `<name>_text`.
     """
 
     label: str
@@ -60,14 +59,13 @@ class Variable:
     short: str = ""
     interval: bool = False
     bounds: tuple[int | float, int | float] | None = None
-    holds: str = ""
     judged: bool = False
     compared: bool = True
 
     @property
     def attributes(self) -> dict[str, str]:
         """CF attributes: long_name, units, description."""
-        words = {"long_name": self.label, "units": self.unit, "description": self.description, "holds": self.holds}
+        words = {"long_name": self.label, "units": self.unit, "description": self.description}
         return {name: one for name, one in words.items() if one}
 
 

@@ -233,8 +233,7 @@ class Numbers:
         found = []
         for name, array in self.dataset.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
-            variable = self.measure.variables.get(str(name))
-            if array.dtype.kind not in "fiub" or (variable is not None and variable.holds):  # token ids have no mean
+            if array.dtype.kind not in "fiub":
                 continue
             # names, such as conditions, are never too many
             sizes = [array.sizes[dim] for dim in over if dim not in array.coords or array[dim].dtype.kind not in "OU"]
