@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Consumer = Callable[[Any], None]
 _MOST_CHOSEN = 6  # heads that are all shown where the user chose them
-Pick = tuple[int, int, str]  # layer, head, why
+_Pick = tuple[int, int, str]  # layer, head, why
 
 
 @dataclass
@@ -155,7 +155,7 @@ class Run:
 # Examples of heads
 
 
-def pick_heads(values: pd.Series, n: int, why: tuple[str, str], chosen: Any = None) -> list[Pick]:
+def pick_heads(values: pd.Series, n: int, why: tuple[str, str], chosen: Any = None) -> list[_Pick]:
     """Return (layer, head, why) of the n heads with the highest values, and of the n with the lowest; all where the
     user has chosen a few heads."""
     ranked = values.dropna().sort_values(ascending=False)
@@ -171,7 +171,7 @@ def head_examples(
     run: Run,
     row: Int[Tensor, " pos"],
     n: int,
-    picks: Sequence[Pick],
+    picks: Sequence[_Pick],
     of_layer: Callable[[LayerCapture], Mapping[str, Tensor]],
     **where: Any,
 ) -> xr.Dataset:

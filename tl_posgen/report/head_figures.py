@@ -21,21 +21,14 @@ from tl_posgen.report.figures import (
     sides,
 )
 
-FEW = 12  # an axis of so few whole numbers labels them all
+_FEW = 12  # an axis of so few whole numbers labels them all
 MOST_CURVES = 16  # of a layer's heads, drawn one by one
 MOST_ROWS = 128  # of a map with a row a head
 HEAD = ("layer", "head")
 _CELLS, _CELLS_ACROSS = 128, 36  # up to which cells carry their number: of a map, and beside each other
 _FLAT = 0.05  # of the range of the model's map: below, a null model's is not drawn
 _N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
-MEDIAN = "median over heads, and nine tenths of them"
-
-
-def thinned(dataset: xr.Dataset, dim: str = "distance", share: float = 0.5) -> xr.Dataset:
-    """Return a selection of places along a dimension, up to a share of its length: all short ones, fewer long ones."""
-    n = max(1, int(dataset.sizes[dim] * share))
-    places = np.unique(np.geomspace(1, n, _N_POINTS).round().astype(int)) - 1
-    return dataset.isel({dim: places})
+_MEDIAN = "median over heads, and nine tenths of them"
 
 
 def head_names(index: Iterable[Any]) -> list[str]:
@@ -159,6 +152,10 @@ def layer_curves(
         beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
     """
 
+    def thinned(data: xr.Dataset) -> xr.Dataset:  # all short places along the dim, fewer long ones
+        n = max(1, int(data.sizes[along] * share))
+        return data.isel({along: np.unique(np.geomspace(1, n, _N_POINTS).round().astype(int)) - 1}) if log_x else data
+
     def curve(x: np.ndarray, y: np.ndarray, hover: str, name: str, colour: str) -> dict[str, Any]:
         look = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.6}, "showlegend": None}
         words = {"name": name, "hovertemplate": f"{hover}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>"}
@@ -168,7 +165,7 @@ def layer_curves(
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
     for side, whole, colour in reversed(sides(result)):
         chosen = at_labels(result, whole[measure], at).to_dataset(name=measure)
-        data = (thinned(chosen, along, share) if log_x else chosen)[measure].transpose("layer", "head", along)
+        data = thinned(chosen)[measure].transpose("layer", "head", along)
         x, is_null = data[along].values + log_x, whole is not result.own
         for number, layer in enumerate(layers):
             curves = data.values[number].astype(np.float32)
@@ -186,11 +183,11 @@ def layer_curves(
             for head, y, shade in zip(heads, curves, COLOURS if len(heads) <= len(COLOURS) else shades, strict=False):
                 panels.add(number, curve(x, y, head_name(layer, head), f"head {head}", shade))
     for number, layer in enumerate(layers):
-        panels.add(number, *beside(thinned(result.own, along, share) if log_x else result.own, layer))
+        panels.add(number, *beside(thinned(result.own), layer))
     panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
-    words = f"{subtitle}; {MEDIAN}" if many else subtitle
+    words = f"{subtitle}; {_MEDIAN}" if many else subtitle
     figure = panels.finish(f"{title} · {model_label(result.own)}", words)
-    if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= FEW and not log_x:
+    if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= _FEW and not log_x:
         figure.update_xaxes(dtick=1)  # there is no prompt 0.5
     return figure
 

@@ -13,16 +13,14 @@ that gives an array stands in the place of a variable that is derived from store
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.core.measure import HEAD, in_words
-from tl_posgen.core.number import Number
+from tl_posgen.core.measure import ENDS, HEAD, in_words
 from tl_posgen.report.figures import (
     AT_START,
     COLOURS,
@@ -42,23 +40,18 @@ Figure: TypeAlias = Callable[[Any], go.Figure]  # of a Result: an entry of `Meas
 Words: TypeAlias = str | Callable[[Any], str]  # a text, or a function of the result that gives it
 _HOVER = "%{text}<br>%{x:.3f}, %{y:.3f}<extra></extra>"
 _INTERVALS = "95 % intervals over prompts"
-DASHES = {"random init": "dash", "shuffled": "dot"}
+_DASHES = {"random init": "dash", "shuffled": "dot"}
 _NULL_COLOURS = {"random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A curve with its numbers along a dim: of the model, and of its null models by kind."""
+class _Drawn(NamedTuple):
+    """A curve with its numbers along a dim: value, low and high of the model, and values of its null models by kind."""
 
     panel: int
     name: str
     colour: str
-    own: list[Number]
+    ends: np.ndarray
     nulls: Mapping[str, list[float]]
-
-    @property
-    def ends(self) -> np.ndarray:
-        return np.array([[getattr(one, end) for one in self.own] for end in ("value", "low", "high")])
 
 
 def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> Iterator[_Drawn]:
@@ -71,7 +64,8 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
             bounds = None if callable(variable) else own.bounds_of(variable)
             nulls = {kind: [one.value for one in null.along(array, along)] for kind, null in own.by_null.items()}
             known = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
-            yield _Drawn(number, name, colours[name], own.along(array, along, bounds), known)
+            ends = [[getattr(one, end) for one in own.along(array, along, bounds)] for end in ENDS]
+            yield _Drawn(number, name, colours[name], np.array(ends), known)
 
 
 def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *told: str) -> go.Figure:
@@ -110,11 +104,11 @@ def lines(
             curve = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(*one.ends)}
             drawn.add(one.panel, line(at, one.ends[0], one.name, one.colour, **curve))
             for kind, values in one.nulls.items():
-                look: dict[str, Any] = {"dash": DASHES[kind], "width": 1, "showlegend": False}
+                look: dict[str, Any] = {"dash": _DASHES[kind], "width": 1, "showlegend": False}
                 drawn.add(one.panel, line(at, values, f"{one.name}, {kind}", one.colour, **look))
         over = "mean over heads, " if along == "layer" else ""
         words = {"dash": "dashed", "dot": "dotted"}
-        broken = [f"{words[DASHES[kind]]}: {kind}" for kind in result.numbers.by_null]
+        broken = [f"{words[_DASHES[kind]]}: {kind}" for kind in result.numbers.by_null]
         drawn.axes(x_title or (f"{x} + 1" if x and log_x else x or along), y_title, log_x=log_x)
         return _finished(drawn, result, title, subtitle, f"{over}{_INTERVALS}", *broken)
 
