@@ -14,7 +14,7 @@ import xarray as xr
 
 from tl_posgen.core.formatting import known_by
 from tl_posgen.core.measure import HEAD, TOKENS, Measure
-from tl_posgen.core.numbers import SAMPLED, SHUFFLED, TRAINED, Numbers, at_labels, intervals_of, mean_of, one_side
+from tl_posgen.core.numbers import SAMPLED, SHUFFLED, TRAINED, Numbers, at_labels, mean_of, one_side
 from tl_posgen.core.options import Count, refusal
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
@@ -148,16 +148,13 @@ class Result:
 
     # Tables
 
-    def frame(
-        self, *, init: str | int = TRAINED, every: bool | None = None, intervals: bool = False, **labels: Any
-    ) -> pd.DataFrame:
+    def frame(self, *, init: str | int = TRAINED, every: bool | None = None, **labels: Any) -> pd.DataFrame:
         """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
         prompts and draws.
 
         Args:
             init: "trained", or the seed of a random init.
             every: all quantities that have one number a row, behind the headlines; as the measure chooses if None.
-            intervals: also the ends of the model's 95 % intervals: "r, low", "r, high".
             labels: such as tokens="without first"; the usual ones where left out.
         """
         data = self.sel(init=init, **labels)
@@ -168,14 +165,14 @@ class Result:
         every = (self.measure.whole_rows if every is None else every) or not headlines
         columns: dict[str, xr.DataArray] = {}
         for name in sorted(data.data_vars, key=lambda name: [*headlines, name].index(name)):
-            array = _over_draws(data[name], rows)
+            array = data[name]
+            if "draw" in array.dims and "draw" not in rows and array.dtype.kind in "fiub":
+                array = array.mean("draw")
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= _MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or name in headlines):
                 one = array if set(SAMPLED) & set(rows) else mean_of(array)
                 columns |= {", ".join([str(name), *at]): column for at, column in columns_of(one, rows, chosen)}
-                if intervals and init == TRAINED:
-                    columns |= self._ends(str(name), rows, {**chosen, **labels})
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
@@ -185,17 +182,6 @@ class Result:
         frame: Any = table.to_dataframe(dim_order=rows).reset_index()
         counted = [name for name in columns if frame[name].dtype != bool] or list(columns)  # False says nothing alone
         return frame[[*rows, *named, *columns]].dropna(how="all", subset=counted)
-
-    def _ends(self, name: str, rows: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, xr.DataArray]:
-        """Return the ends of the intervals of a variable of the model as columns over `rows`."""
-        at = {dim: label for dim, label in chosen.items() if dim in self.dataset[name].dims and dim not in rows}
-        array = self.numbers.array(name, **dict.fromkeys(set(self.measure.usual()) & set(rows)), **at)
-        ends = intervals_of(_over_draws(array, rows), self.numbers.bounds_of(name))
-        found = {}
-        for (at, low), (_, high) in zip(*(columns_of(ends[end], rows, {}) for end in ("low", "high")), strict=True):
-            if low.notnull().any():
-                found |= {", ".join([name, *at, end]): one for end, one in (("low", low), ("high", high))}
-        return found
 
     def headline_frame(self, of: str = TRAINED) -> pd.DataFrame | None:
         """Return the per-head headlines under the names that reports give them, of the model or of the first null model
@@ -326,12 +312,6 @@ class Result:
 
     def __repr__(self) -> str:
         return f"Result({self.name}; {self.own.attrs.get('model', 'model')})"
-
-
-def _over_draws(array: xr.DataArray, rows: Sequence[str]) -> xr.DataArray:
-    """Return the mean over random draws, unless each has a row of its own."""
-    is_drawn = "draw" in array.dims and "draw" not in rows and array.dtype.kind in "fiub"
-    return array.mean("draw") if is_drawn else array
 
 
 def columns_of(
