@@ -4,7 +4,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -91,14 +91,7 @@ def fill_page(
         is_folded=is_folded,
         has_map=any(figure["has_map"] for one in unfolded for figure in one["figures"][: one["n_open"]]),
         most=MOST_SENTENCES,
-        provenance=[
-            (
-                name,
-                f"{len(one)} values" if isinstance(one, list) and len(one) > _MOST_VALUES else html.unescape(str(one)),
-            )
-            for rows in pd.json_normalize([dict(provenance)], sep=" ").astype(object).to_dict("records")
-            for name, one in rows.items()
-        ],
+        provenance=list(_flat(provenance)),
         plotly=Markup(get_plotlyjs()),
         scripts=[Markup(script) for script in scripts],
         heads=None if heads is None else _json(json.dumps(heads)),
@@ -190,6 +183,15 @@ def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
 def _json(text: str | None) -> Markup:
     """Return JSON in which no token can close the script."""
     return Markup(str(text).replace("<", "\\u003c"))
+
+
+def _flat(provenance: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, one in provenance.items():
+        if isinstance(one, Mapping):
+            yield from _flat(one, f"{prefix}{name} ")
+        else:
+            is_long = isinstance(one, list) and len(one) > _MOST_VALUES
+            yield f"{prefix}{name}", f"{len(one)} values" if is_long else html.unescape(str(one))
 
 
 # In a notebook's cell
