@@ -16,6 +16,7 @@ import measure_pages
 import yaml
 from numbers_file import Measured, read_numbers
 
+from tl_posgen.claims import PAPERS
 from tl_posgen.core.number import Number, mean_of_nulls
 
 if sys.version_info >= (3, 11):
@@ -27,7 +28,7 @@ HERE = Path(__file__).parent
 DOCS, ROOT = HERE.parent, HERE.parents[1]
 FAMILIES = DOCS / "families.json"
 
-SMALL = ("mini", "stories260K", "babyllama105")
+SMALL = ("mini", "stories260K")
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 OF_ROOT = ("README.md", "mkdocs.yml", "CITATION.cff")
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
@@ -79,13 +80,32 @@ SHORTER = {  # what claims say, as the table of real models says it
     "above uniform, the axis alone makes": "above uniform the axis makes",
     " of the words swapped": "",
     ", mean over layers": "",
+    " at 50 tokens or further, without the first token": " with D of 50 or more",
+    "cosine of the inputs with their axis": "cosine",
+    "slash score of dominant heads": "slash score",
+    "so there is nothing to recover": "nothing to recover",
+    "cloze of 800 items (random init 200): ": "",
+    "R² of ln |x| against depth": "R²",
+    "line-shape score": "line shape",
+    "the fit leaves ": "left ",
+    " of the variance within rows, ": " of the variance, ",
+    "weights shuffled here": "shuffled",
     ", mean over heads": "",
     "|": "\\|",
 }
 
 
-def shorter(text: str) -> str:
-    """Return what a claim says for a cell of a table."""
+CLAUSES = {"position 3": slice(1, 2), "slash 1": slice(2), "slash 4": slice(3)}  # of a claim; of others the first
+
+
+def shorter(row: Mapping[str, Any], side: str) -> str:
+    """Return what decides a claim, "measured" or of its "null" models, for a cell of a table."""
+    kinds = re.split(r"(?:^|; )(random init|weights shuffled here|shuffled): ", row[side])
+    clauses = CLAUSES.get(row["claim"], slice(1)) if side == "measured" or row["claim"] != "slash 4" else slice(1)
+    cut = ["; ".join(said.split("; ")[clauses]) for said in kinds[::2]]
+    text = "; ".join([*cut[:1], *map(": ".join, zip(kinds[1::2], cut[1:], strict=True))]).removeprefix("; ")
+    text = re.sub(r" of \d+ heads none is slash-dominant", " no dominant head", text)
+    text = re.sub(r" over \d+ layers| in \d+ heads, none slash-dominant", "", text)
     for long, short in SHORTER.items():
         text = text.replace(long, short)
     return text
@@ -165,8 +185,9 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {**FORMS, "quoted": quoted, "excerpt": excerpt, "nulls": nulls, "told": shorter}
+    made.filters |= {**FORMS, "quoted": quoted, "excerpt": excerpt, "nulls": nulls}
     made.filters |= {"beside": beside, "with_interval": with_interval, "beside_with_interval": beside_with_interval}
+    made.filters["cell"] = measure_pages.in_table
     made.filters["interval_of_percent"] = interval_of_percent
 
     def result(part: str, name: str) -> Measured:
@@ -193,6 +214,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),
         "claim_rows": claim_rows,
         "interval": interval,
+        "told": shorter,
         "measured_with": ", ".join(
             dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
         ),
@@ -206,6 +228,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "own_measure": own_measure(),
         "groups": measure_pages.GROUPS,
         "questions": how_to.QUESTIONS,
+        "papers": PAPERS,
         "measures": list(measure_pages.pages_of(numbers[measure_pages.PART])),
         "max": max,
     }
@@ -270,7 +293,8 @@ def rendered(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = 
     made = environment(numbers, shown)
     for page in made.globals["measures"]:
         yield DOCS / "measures" / f"{page.measure.name}.md", made.get_template("measure.md.j2").render(page=page)
-    yield DOCS / "reference" / "families.md", made.get_template("reference/families.md.j2").render()
+    for name in ("families", "claims"):
+        yield DOCS / "reference" / f"{name}.md", made.get_template(f"reference/{name}.md.j2").render()
     for template in sorted((HERE / "how_to").glob("*.md.j2")):
         name = template.name.removesuffix(".md.j2")
         text = made.get_template(f"how_to/{template.name}").render()

@@ -101,7 +101,7 @@ def analyze(
             model and of each random init, and of one that is not finished the conditions that are (and took .2 s). An
             analysis that was stopped goes on from there when it is called again with the same weights, prompts and
             settings; measures of other packages, and what shares their pass, are measured anew.
-        progress: show a bar of the forward passes, and say early how long it takes if that is more than 20 s.
+        progress: show a bar of the forward passes.
 
     Returns:
         A `Report`: a mapping of measure name to `Result`.
@@ -238,7 +238,7 @@ class _Analysis:
             rows = self.rows[measure.name]
             run = Run(measure, self.session, self.prompts, rows, self.where, self.seed, init)
             n = len(rows) if is_shared else measure.passes(run)
-            found.append(Stage(name, label, n, () if is_shared else measure.fewer_with))
+            found.append(Stage(name, label, n))
         return found
 
     def sides(self, measures: Sequence[Measure], known: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
