@@ -147,12 +147,8 @@ class Pretrained:
         if self.backend == "hooked":
             hooked_parts()  # refuse before anything is downloaded
         device = usable(self.device)
-        name, trust, spread, backend = (
-            os.fspath(self.name_or_directory),
-            self.trust_remote_code,
-            self.device_map,
-            self.backend,
-        )
+        name, trust = os.fspath(self.name_or_directory), self.trust_remote_code
+        spread, backend = self.device_map, self.backend
         place, of_tokenizer, commit = find_files(name, self.revision, self.tokenizer)
         chosen: Any = getattr(torch, self.dtype, "auto") if isinstance(self.dtype, str) else self.dtype
         quantised, said = None, ""
