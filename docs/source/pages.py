@@ -16,6 +16,7 @@ import measure_pages
 import yaml
 from numbers_file import Measured, read_numbers
 
+from tl_posgen.claims import PAPERS
 from tl_posgen.core.number import Number, mean_of_nulls
 
 if sys.version_info >= (3, 11):
@@ -27,7 +28,7 @@ HERE = Path(__file__).parent
 DOCS, ROOT = HERE.parent, HERE.parents[1]
 FAMILIES = DOCS / "families.json"
 
-SMALL = ("mini", "stories260K", "babyllama105")
+SMALL = ("mini", "stories260K")
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 OF_ROOT = ("README.md", "mkdocs.yml", "CITATION.cff")
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
@@ -84,8 +85,19 @@ SHORTER = {  # what claims say, as the table of real models says it
 }
 
 
-def shorter(text: str) -> str:
-    """Return what a claim says for a cell of a table."""
+CLAUSES = {
+    "position 3": slice(1, 2),
+    "slash 1": slice(2),
+    "slash 4": slice(3),
+}  # of a claim's numbers; of the others the first
+
+
+def shorter(row: Mapping[str, Any], side: str) -> str:
+    """Return what decides a claim, "measured" or of its "null" models, for a cell of a table."""
+    said = []
+    for kind in re.split(r"; (?=(?:random init|weights? shuffled|shuffled)\b)", row[side]):
+        said.append("; ".join(kind.split("; ")[CLAUSES.get(row["claim"], slice(1))]))
+    text = "; ".join(said)
     for long, short in SHORTER.items():
         text = text.replace(long, short)
     return text
@@ -165,8 +177,9 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {**FORMS, "quoted": quoted, "excerpt": excerpt, "nulls": nulls, "told": shorter}
+    made.filters |= {**FORMS, "quoted": quoted, "excerpt": excerpt, "nulls": nulls}
     made.filters |= {"beside": beside, "with_interval": with_interval, "beside_with_interval": beside_with_interval}
+    made.filters["cell"] = measure_pages.in_table
     made.filters["interval_of_percent"] = interval_of_percent
 
     def result(part: str, name: str) -> Measured:
@@ -193,6 +206,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),
         "claim_rows": claim_rows,
         "interval": interval,
+        "told": shorter,
         "measured_with": ", ".join(
             dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
         ),
@@ -206,6 +220,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "own_measure": own_measure(),
         "groups": measure_pages.GROUPS,
         "questions": how_to.QUESTIONS,
+        "papers": PAPERS,
         "measures": list(measure_pages.pages_of(numbers[measure_pages.PART])),
         "max": max,
     }
@@ -270,7 +285,8 @@ def rendered(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = 
     made = environment(numbers, shown)
     for page in made.globals["measures"]:
         yield DOCS / "measures" / f"{page.measure.name}.md", made.get_template("measure.md.j2").render(page=page)
-    yield DOCS / "reference" / "families.md", made.get_template("reference/families.md.j2").render()
+    for name in ("families", "claims"):
+        yield DOCS / "reference" / f"{name}.md", made.get_template(f"reference/{name}.md.j2").render()
     for template in sorted((HERE / "how_to").glob("*.md.j2")):
         name = template.name.removesuffix(".md.j2")
         text = made.get_template(f"how_to/{template.name}").render()

@@ -52,6 +52,7 @@ class _Drawn:
     """A curve with its numbers along a dim: of the model, and of its null models by kind."""
 
     panel: int
+    labels: list[Any]
     name: str
     colour: str
     own: list[Number]
@@ -72,7 +73,9 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
             bounds = None if callable(variable) else own.bounds_of(variable)
             nulls = {kind: [one.value for one in null.along(array, along)] for kind, null in own.by_null.items()}
             known = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
-            yield _Drawn(number, name, colours[name], own.along(array, along, bounds), known)
+            yield _Drawn(
+                number, array[along].values.tolist(), name, colours[name], own.along(array, along, bounds), known
+            )
 
 
 def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *told: str) -> go.Figure:
@@ -133,6 +136,8 @@ def bars(
 ) -> Figure:
     """Return a figure of horizontal bars, one a label of a dim, with intervals, and the null models' in grey.
 
+    A function that gives an array at some of the labels gives bars of these alone.
+
     Args:
         panels: title -> curves; a panel each.
         subtitle: as in `lines`.
@@ -142,9 +147,9 @@ def bars(
     """
 
     def figure(result: Any) -> go.Figure:
-        places = result.own[along].values.tolist()
-        names = [in_words(place, result.measure.words) for place in places]
         every = list(_drawn(result, panels, along))
+        places = every[0].labels
+        names = [in_words(place, result.measure.words) for place in places]
         n_bars = max(sum(1 + len(one.nulls) for one in every if one.panel == panel) for panel in range(len(panels)))
         height = 60 + len(names) * max(24, 14 * n_bars)
         look: dict[str, Any] = {"columns": columns or len(panels), "shared_yaxes": True, "horizontal_spacing": 0.04}

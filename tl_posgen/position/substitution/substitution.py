@@ -34,7 +34,7 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
-from tl_posgen.position.substitution.numbers.splits import Threshold, attention_kl, point_mass, triangle, uniform
+from tl_posgen.position.substitution.numbers import Threshold, attention_kl, point_mass, triangle, uniform
 from tl_posgen.report.figures import finish, model_label, named_points, sides
 from tl_posgen.report.kinds import bars
 from tl_posgen.stats.correlations import pearson
