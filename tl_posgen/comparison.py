@@ -177,7 +177,7 @@ def _change(first: xr.DataArray, second: xr.DataArray, paired: bool) -> xr.DataA
     return xr.concat(ends, xr.Variable("end", np.array(ENDS)), coords="minimal", compat="override")
 
 
-def _draw_maps(result: Any) -> go.Figure:
+def _maps_of_changes(result: Any) -> go.Figure:
     """Draw layer x head maps of the changes of the first numbers."""
     change = result.own["change"].sel(end=ENDS[0], drop=True).isel(number=slice(DRAWN)).transpose("number", *HEAD)
     labels = [str(label) for label in result.own["label"].values[:DRAWN]]
@@ -211,7 +211,7 @@ class Comparison(Measure):
         "loss": Variable("loss", "nats", "of both reports, prompt by prompt", ("report", "prompt")),
         "label": Variable("name of the number", "", "", ("number",)),
     }
-    figures = {"maps": _draw_maps}
+    figures = {"maps": _maps_of_changes}
     legend = "means over heads; interval from, to: of the mean difference, 95%."
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:

@@ -108,7 +108,7 @@ def analyze(
             model and of each random init, and of one that is not finished the conditions that are (and took .2 s). An
             analysis that was stopped goes on from there when it is called again with the same weights, prompts and
             settings; measures of other packages, and what shares their pass, are measured anew.
-        progress: show a bar of the forward passes, and say early how long it takes if that is more than 20 s.
+        progress: show a bar of the forward passes.
 
     Returns:
         A `Report`: a mapping of measure name to `Result`.
@@ -337,7 +337,7 @@ def _stages_of(
             found.append(Stage(_name_of_shared(fed), label, len(rows[fed[0].name])))
         for measure in (one for one in some if one.runs_model):
             run = Run(measure, session, prompts, rows[measure.name], where, seed, init)
-            found.append(Stage(measure.name, label, measure.passes(run), measure.fewer_with))
+            found.append(Stage(measure.name, label, measure.passes(run)))
     return found
 
 

@@ -116,7 +116,6 @@ class Measure:
         matrices: how many float32 [head, query, key] matrices of one layer it holds at most at once in streamed passes,
             the forward pass's own included; 0 if its memory is linear in the length.
         precise: whether bfloat16 is too coarse: a model given by its name, with no dtype, is loaded in float32.
-        fewer_with: options that make its forward passes fewer, which a message on a long run names.
         has_null: whether it is also measured on random inits.
         rows: dims of one row of `Result.frame()`.
         whole_rows: whether that has every quantity of a row if not asked for, and not the headlines alone.
@@ -142,7 +141,6 @@ class Measure:
     one_length: ClassVar[bool] = False
     matrices: ClassVar[int] = 0
     precise: ClassVar[bool] = False
-    fewer_with: ClassVar[tuple[str, ...]] = ()
     has_null: ClassVar[bool] = True
     rows: ClassVar[tuple[str, ...]] = HEAD
     whole_rows: ClassVar[bool] = False

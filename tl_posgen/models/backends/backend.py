@@ -18,7 +18,7 @@ from tl_posgen.models.layers.fused import FAILURES, Attention
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import how_they_differ, random_tokens, without_hooks
-from tl_posgen.progress import count
+from tl_posgen.progress import count_pass
 
 BackendName = Literal["hooked", "bridge"]
 Read: TypeAlias = Callable[[str, Tensor], Tensor]  # (part of a capture, what its hook carries) -> [batch, head, pos, d]
@@ -69,7 +69,7 @@ class KeyValueContext:
 
     def extend(self, tokens: Int[Tensor, " pos"]) -> None:
         """Run one forward pass of the next tokens, which see those before them."""
-        count(1)
+        count_pass(1)
         self.read(tokens[None])
 
     def forget(self, layer: int) -> None:

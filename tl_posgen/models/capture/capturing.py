@@ -41,7 +41,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits, streaming, streaming_by_policy
-from tl_posgen.progress import count
+from tl_posgen.progress import count_pass
 
 Consumer = Callable[[LayerCapture], None]
 TRIMMED = 2.0  # seconds after which what layers left in the heap goes back to the system: half of the peak otherwise
@@ -123,7 +123,7 @@ def run_capture(
         options: dict[str, Any] = {"return_type": "logits"}
         if "logits" not in needs:
             options = {"return_type": None, "stop_at_layer": max(capture.heads) + 1}
-        count(len(tokens))
+        count_pass(len(tokens))
         ending = session.backend.ending_behind(options.get("stop_at_layer"))
         with torch.no_grad(), session.exclusive(capture), capture.attached(), ending:
             predicted = session.backend.model(tokens, **options, **session.backend.options(tokens))
