@@ -26,7 +26,7 @@ from tl_posgen.cli.options import (
 from tl_posgen.errors import InputError, PosgenError
 
 _LOADING = ("backend", "dtype", "device", "revision", "tokenizer")
-_NULLS = ("null_seeds", "shuffled_seeds", "no_null")
+_NULLS = ("null_seeds", "shuffled_seeds", "null_device", "no_null")
 _PAGE = ("out", "force", "full")
 _TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive")
 _SHARED = tuple(one.name for one in fields(Setup))
@@ -303,7 +303,7 @@ def toy(
     setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
 
 
-@command(without=("model", "revision", "prompt"), length=64)
+@command(without=("model", "revision", "prompt", "null_device"), length=64)
 def coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: int = 10) -> None:
     """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?
 
@@ -320,7 +320,7 @@ def coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: i
     setup.present(found, parts=parts)
 
 
-@command(without=("model", "revision", "prompt", "shuffled_seeds"))
+@command(without=("model", "revision", "prompt", "shuffled_seeds", "null_device"))
 def emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None, coupling: bool = False) -> None:
     """Every measure over a sequence of training checkpoints: when does the split form?
 
@@ -418,7 +418,7 @@ def sweep(
     return int(bool(swept.failed))
 
 
-@command(without=("prompt",))
+@command(without=("prompt", "null_device"))
 def claims(
     *,
     setup: Setup,

@@ -41,6 +41,7 @@ class Setup:
         seed: Seed of random draws.
         null_seeds: Seeds of the randomly initialised models, such as 0-2; 0 if left out.
         shuffled_seeds: Seeds of models of shuffled weights, or none; 0, for what one pass gives, if left out.
+        null_device: Draw random inits on cpu or cuda.
         no_null: Skip the null models.
         out: Directory for index.html, summary.json and results.nc.
         force: Replace another run's report in --out.
@@ -62,6 +63,7 @@ class Setup:
     seed: Annotated[int, Parameter(validator=Number(gte=0))] = 0
     null_seeds: str | None = None
     shuffled_seeds: str | None = None
+    null_device: str = "cpu"
     no_null: bool = False
     out: str = "report"
     force: bool = False
@@ -87,6 +89,8 @@ class Setup:
             cut = {"length": None, "n_prompts": None, "consecutive": False}
         written = "0" if self.null_seeds is None else self.null_seeds
         cut |= {"seed": self.seed, "null_seeds": [] if self.no_null else parse_indices(written, "--null-seeds")}
+        if self.null_device != "cpu":
+            cut["null_device"] = self.null_device
         if self.shuffled_seeds is not None:
             none = self.shuffled_seeds == "none"
             cut["shuffled_seeds"] = [] if none else parse_indices(self.shuffled_seeds, "--shuffled-seeds")
