@@ -20,7 +20,7 @@ from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import null_label
 from tl_posgen.report.figures import DIVERGING, model_label
-from tl_posgen.report.head_figures import map_panels
+from tl_posgen.report.head_figures import Map, map_panels
 from tl_posgen.stats.intervals import difference_interval
 
 SIDES = ("first", "second")
@@ -179,10 +179,12 @@ def _change(first: xr.DataArray, second: xr.DataArray, paired: bool) -> xr.DataA
 
 def _draw_maps(result: Any) -> go.Figure:
     """Draw layer x head maps of the changes of the first numbers."""
-    change = result.own["change"].sel(end=ENDS[0], drop=True).isel(number=slice(DRAWN))
+    change = result.own["change"].sel(end=ENDS[0], drop=True).isel(number=slice(DRAWN)).transpose("number", *HEAD)
     labels = [str(label) for label in result.own["label"].values[:DRAWN]]
-    panels = map_panels(labels, [one.reset_coords(drop=True) for one in change.transpose("number", ...)], {}, columns=3)
+    maps = [Map(n, "", label, change[n].reset_coords(drop=True)) for n, label in enumerate(labels)]
+    panels = map_panels(maps, columns=3)
     panels.figure.update_traces(coloraxis=None, colorscale=DIVERGING, zmid=0, showscale=False)
+    panels.figure.layout.coloraxis = None
     subtitle = "second less first, each map on its own scale of colours; headlines first"
     return panels.finish(f"Difference per head · {model_label(result.own)}", subtitle)
 

@@ -207,15 +207,17 @@ class Interventions(Measure):
         return [f"Rise of the loss of {loss.plain:.3f} nats{in_brackets(f'{loss.null:.3f}')}{some}: {said}."]
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a condition: loss, rise, and the interval of the rise; with a control instead of that the share
-        of the control's rise that is avoided, and its interval."""
+        """Return a row a condition: loss, rise with the ends of its interval, and with a control the share of the
+        control's rise that is avoided, with its ends."""
         losses = own.along(own.array("loss", condition=None), "condition")
-        names = map(str, own.data["condition"].values)
         rises, shares = self.rises(own), self.recovered(own) if self.control else {}
         rows = []
-        for name, loss in zip(names, losses, strict=True):
-            row, ends = {"condition": name, "loss": loss.value}, shares.get(name, rises.get(name))
-            row |= {"rise": rises[name].value} if name in rises else {}
-            row |= {"recovered": shares[name].value} if name in shares else {}
-            rows.append(row | ({} if ends is None else {"low": ends.low, "high": ends.high}))
+        for name, loss in zip(map(str, own.data["condition"].values), losses, strict=True):
+            row = {"condition": name, "loss": loss.value}
+            if name in rises:
+                row |= {"rise": rises[name].value, "low": rises[name].low, "high": rises[name].high}
+            if name in shares:
+                share = shares[name]
+                row |= {"recovered": share.value, "recovered_low": share.low, "recovered_high": share.high}
+            rows.append(row)
         return pd.DataFrame(rows)

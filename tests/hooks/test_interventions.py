@@ -13,7 +13,7 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.position.distance.hooks import at_dummy_distance
 from tl_posgen.position.length import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions, rotate_keys
-from tl_posgen.position.order.numbers.swaps import jittered_distances, swap_tokens
+from tl_posgen.position.order.numbers import jittered_distances, swap_tokens
 from tl_posgen.position.substitution.hooks import (
     by_constant,
     by_split,
@@ -22,7 +22,7 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
-from tl_posgen.position.substitution.numbers.splits import point_mass, triangle
+from tl_posgen.position.substitution.numbers import point_mass, triangle
 from tl_posgen.rope.splits import DistanceDistribution
 from tl_posgen.slash import ablate_bands
 
@@ -143,9 +143,9 @@ def test_quantile_zero_replaces_nothing_and_one_everything(llama):
     )
 
 
-def test_laws_by_head_and_layer_are_those_of_each_head(llama):
+def test_laws_by_head_are_those_of_each_head(llama):
     rows = torch.tensor([3.0, 3.0, 5.0, 5.0])
-    both = substitute(llama, by_split({0: triangle(rows), 1: triangle(rows)}))
+    both = substitute(llama, by_split(triangle(rows)))
     apart = substitute(llama, by_split(triangle(3)), heads=[0, 1]) + substitute(
         llama, by_split(triangle(5)), heads=[2, 3]
     )

@@ -134,14 +134,15 @@ class Report(Mapping[str, Result]):
         return ["No null model was measured."] if missing else []
 
     def frame(self, of: str = TRAINED) -> pd.DataFrame:
-        """Return a row a head with the headlines of every per-head result: of the model, or of the first "random init"
-        or "shuffled" weights."""
+        """Return a row a head with the headlines of every per-head result, numbers that several share once: of the
+        model, or of the first "random init" or "shuffled" weights."""
         table = pd.DataFrame(columns=list(HEAD))
         for result in self.results.values():
             frame = result.headline_frame(of)
             if frame is not None:
                 table = frame if table.empty else table.merge(frame, on=list(HEAD), how="outer")
-        return table
+        differs = ~table.T.duplicated() | (table.nunique() < 2)  # what is the same for all heads says which it is
+        return table.loc[:, differs]
 
     def heads(self, name: str, top: int = 5, by: str | None = None) -> pd.DataFrame:
         """Return the `top` heads of a result, see `Result.heads`; interventions and measures take it as `heads=`."""

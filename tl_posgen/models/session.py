@@ -301,7 +301,7 @@ def session_of(model: Model | Session) -> Session:
             "or a name or directory for tl_posgen.load_model"
         )
     memory = vars(model).get(MEMORY)
-    if memory is None or next(model.parameters()).is_meta:
+    if memory is None or any(weight.is_meta for weight in model.parameters()):
         require_weights(model)
     if memory is None:
         memory = vars(model)[MEMORY] = _Memory(Origin(str(model.cfg.model_name), kind.name))

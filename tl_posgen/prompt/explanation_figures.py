@@ -110,7 +110,6 @@ def page_of(explanation: Explanation) -> str:
     ]
     sections = [  # each with its table folded, whole
         {"findings": [], "figures": [], "views": [], "table": table_on_page(rows), "rows": len(rows), **one}
-        | {"shown": len(rows)}
         for one, rows in zip(parts, (explanation.table(), most), strict=True)
     ]
     words = {"title": Markup(heading_words), "beside": Markup(subtitle), "findings": []}

@@ -121,7 +121,11 @@ class Panels:
         self.row_height = row_height
         subplots = subplots if titles else {}  # their specs are of no panel
         given: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": 70 / (row_height * self.n_rows)}
-        given |= subplots
+        cells = [
+            [{} if place < len(titles) else None for place in range(row, row + self.n_columns)]
+            for row in range(0, self.n_rows * self.n_columns, self.n_columns)
+        ]
+        given |= ({"specs": cells} if titles else {}) | subplots
         given["horizontal_spacing"] = min(given["horizontal_spacing"], 0.5 / self.n_columns)
         self.figure = make_subplots(rows=self.n_rows, cols=self.n_columns, subplot_titles=list(titles), **given)
         self.figure.update_annotations(font_size=12)
@@ -154,6 +158,12 @@ class Panels:
         self.figure.update_yaxes(title_text=y, col=1)
         return self
 
+    def say_below(self, panel: int, lines: Sequence[str]) -> None:
+        """Write lines below a panel, under the title of its x axis."""
+        row, column = panel // self.n_columns + 1, panel % self.n_columns + 1
+        axis: Any = self.figure.get_subplot(row, column)
+        axis.xaxis.title.text = "<br>".join(filter(None, [axis.xaxis.title.text, *lines]))
+
     def finish(self, title: str, subtitle: str = "") -> go.Figure:
         """Return the figure with title, subtitle and shared layout."""
         if not any(_has_numbers(trace) for trace in self.figure.data):
@@ -163,7 +173,9 @@ class Panels:
         if self.figure.layout.coloraxis.to_plotly_json():  # the page may make the figure taller
             bar = {"lenmode": "pixels", "len": min(_COLOUR_BAR, height - 140), "y": 1, "yanchor": "top"}
             self.figure.update_layout(coloraxis_colorbar=bar)
-        return finish(self.figure, title, subtitle, height=height)
+        lines = max((str(axis.title.text).count("<br>") for axis in self.figure.select_xaxes()), default=0)
+        figure = finish(self.figure, title, subtitle, height=height + lines * _LINE)
+        return figure.update_layout(margin_b=figure.layout.margin.b + lines * _LINE)
 
 
 def _has_numbers(trace: Any) -> bool:

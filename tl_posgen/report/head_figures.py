@@ -1,7 +1,7 @@
 """Figures of heads: maps [layer, head], curves of all heads, and points a head."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,9 @@ from tl_posgen.report.figures import (
 FEW = 12  # an axis of so few whole numbers labels them all
 MOST_CURVES = 16  # of a layer's heads, drawn one by one
 MOST_ROWS = 128  # of a map with a row a head
+HEAD = ("layer", "head")
+_CELLS, _CELLS_ACROSS = 128, 36  # up to which cells carry their number: of a map, and beside each other
+_FLAT = 0.05  # of the range of the model's map: below, a null model's is not drawn
 _N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
 MEDIAN = "median over heads, and nine tenths of them"
 
@@ -61,20 +64,21 @@ def head_map(
     """
 
     def figure(result: Any) -> go.Figure:
-        titles, arrays = [], []
         pairs = [(one, {}) if isinstance(one, str) else one for one in names]
         pairs = [(name, at) for name, at in pairs if name in result.own]
+        maps = []
         for side, data, _ in sides(result):
-            for name, at in (one for one in pairs if one[0] in data):  # some are of the model alone
-                variable = result.measure.variables.get(name)
-                words = [
-                    f"{label} token" if dim == "tokens" else label if isinstance(label, str) else f"{dim} {label}"
-                    for dim, label in at.items()
-                ]
-                titles.append(f"{', '.join([variable.label if variable else name, *words])} · {side}")
-                arrays.append(at_labels(result, data[name], at))
-        low, high = limits or (min(float(one.min()) for one in arrays), max(float(one.max()) for one in arrays))
-        panels = map_panels(titles, arrays, colour_axis(low, high), columns=len(pairs), horizontal_spacing=0.06)
+            for number, (name, at) in enumerate(pairs):
+                if name in data:  # some are of the model alone
+                    variable = result.measure.variables.get(name)
+                    words = [
+                        f"{label} token" if dim == "tokens" else label if isinstance(label, str) else f"{dim} {label}"
+                        for dim, label in at.items()
+                    ]
+                    heading = ", ".join([variable.label if variable else name, *words])
+                    array = at_labels(result, data[name], at).transpose(*HEAD)
+                    maps.append(Map(number, side, f"{heading} · {side}", array))
+        panels = map_panels(maps, limits, columns=len(pairs), horizontal_spacing=0.06)
         panels.figure.update_annotations(font_size=11)
         words = subtitle.format(**{**result.own.attrs, **result.measure.options()})
         return panels.finish(f"{title} · {model_label(result.own)}", words)
@@ -82,18 +86,60 @@ def head_map(
     return figure
 
 
+class Map(NamedTuple):
+    """A map [down, across] of one side: the model, or a null model.
+
+    Attributes:
+        what: it is of, the same for all sides; the model's comes first.
+    """
+
+    what: Any
+    side: str
+    title: str
+    array: xr.DataArray
+
+
 def map_panels(
-    titles: Sequence[str], arrays: Sequence[xr.DataArray], colours: Mapping[str, Any], **panels: Any
+    maps: Iterable[Map],
+    limits: tuple[int | float, int | float] | None = None,
+    *,
+    x: str = "head",
+    y: str = "layer",
+    row_height: int = 0,
+    **panels: Any,
 ) -> Panels:
-    """Return a panel a map [layer, head], all on one colour axis, numbers written where there are few."""
-    height = max(170, min(28 * max((array.sizes["layer"] for array in arrays), default=0), 700))
-    drawn = Panels(titles, row_height=height, **panels)
-    for panel, array in enumerate(arrays):
-        shown = heat(array.transpose("layer", "head"), texttemplate="%{z:.2f}" if array.size <= 128 else None)
-        drawn.add(panel, shown)
-    drawn.axes("head", "layer").figure.update_xaxes(type="category", nticks=10).update_yaxes(type="category")
-    drawn.figure.update_layout(coloraxis=dict(colours))
-    return drawn
+    """Return a panel a map, all on one colour axis, numbers written where there are few; a null model's map that spans
+    less than a twentieth of the model's is a line below the model's in its place.
+
+    Args:
+        limits: of the colour scale; those of the numbers if None.
+        row_height: in pixels; by the number of rows if 0.
+    """
+
+    def ends(array: xr.DataArray) -> tuple[float, float]:
+        return (float(array.min()), float(array.max())) if array.size else (np.nan, np.nan)
+
+    drawn: dict[Any, tuple[Map, list[str]]] = {}
+    for one in maps:
+        (low, high), (model, below) = ends(one.array), drawn.get(one.what, (one, []))
+        if one.side != model.side and high - low < _FLAT * -np.subtract(*ends(model.array)):
+            below.append(f"{one.side}: nearly constant, {low:.3g} to {high:.3g}")
+        else:
+            drawn[(one.what, one.side) if one.what in drawn else one.what] = one, []
+    arrays = [one.array for one, _ in drawn.values()]
+    height = row_height or max(170, min(28 * max((len(array) for array in arrays), default=0), 700))
+    found = Panels([one.title for one, _ in drawn.values()], row_height=height, **panels)
+    across = found.n_columns * max((array.shape[1] for array in arrays), default=0)
+    for number, array in enumerate(arrays):
+        is_written = across <= _CELLS_ACROSS and array.size <= _CELLS
+        found.add(number, heat(array, texttemplate="%{z:.2f}" if is_written else None))
+    found.axes(x, y).figure.update_xaxes(type="category", nticks=10).update_yaxes(type="category")
+    for number, (_, below) in enumerate(drawn.values()):
+        if below:
+            found.say_below(number, below)
+    known = [end for one in arrays for end in ends(one) if end == end] or [0, 1]
+    found.figure.update_layout(coloraxis=colour_axis(*(limits or (min(known), max(known)))))
+    return found
 
 
 def layer_curves(

@@ -30,16 +30,14 @@ from tl_posgen.report.figures import (
     SHUFFLED_COLOUR,
     Panels,
     at_labels,
-    colour_axis,
     equality,
     error_bars,
-    heat,
     line,
     line_with_intervals,
     model_label,
     sides,
 )
-from tl_posgen.report.head_figures import head_points
+from tl_posgen.report.head_figures import Map, head_points, map_panels
 
 Curve: TypeAlias = Sequence[Any]  # (name, variable or function of Numbers [, labels])
 Figure: TypeAlias = Callable[[Any], go.Figure]  # of a Result: an entry of `Measure.figures`
@@ -47,7 +45,6 @@ Words: TypeAlias = str | Callable[[Any], str]  # a text, or a function of the re
 _INTERVALS = "95 % intervals over prompts"
 DASHES = {"random init": "dash", "shuffled": "dot"}
 _NULL_COLOURS = {"random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
-_CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,7 @@ class _Drawn:
     """A curve with its numbers along a dim: of the model, and of its null models by kind."""
 
     panel: int
+    labels: list[Any]
     name: str
     colour: str
     own: list[Number]
@@ -75,7 +73,9 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
             bounds = None if callable(variable) else own.bounds_of(variable)
             nulls = {kind: [one.value for one in null.along(array, along)] for kind, null in own.by_null.items()}
             known = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
-            yield _Drawn(number, name, colours[name], own.along(array, along, bounds), known)
+            yield _Drawn(
+                number, array[along].values.tolist(), name, colours[name], own.along(array, along, bounds), known
+            )
 
 
 def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *told: str) -> go.Figure:
@@ -132,33 +132,39 @@ def bars(
     subtitle: Words = "",
     form: str = ".3f",
     mark: Any = None,
+    columns: int | None = None,
 ) -> Figure:
     """Return a figure of horizontal bars, one a label of a dim, with intervals, and the null models' in grey.
 
+    A function that gives an array at some of the labels gives bars of these alone.
+
     Args:
-        panels: title -> curves; a panel each, beside each other.
+        panels: title -> curves; a panel each.
         subtitle: as in `lines`.
         form: how values are written on the bars.
         mark: a label whose values are dotted lines, such as "unchanged".
+        columns: of panels; all are beside each other if left out.
     """
 
     def figure(result: Any) -> go.Figure:
-        places = result.own[along].values.tolist()
-        names = [in_words(place, result.measure.words) for place in places]
         every = list(_drawn(result, panels, along))
+        places = every[0].labels
+        names = [in_words(place, result.measure.words) for place in places]
         n_bars = max(sum(1 + len(one.nulls) for one in every if one.panel == panel) for panel in range(len(panels)))
         height = 60 + len(names) * max(24, 14 * n_bars)
-        drawn = Panels(list(panels), columns=len(panels), row_height=height, shared_yaxes=True, horizontal_spacing=0.04)
+        look: dict[str, Any] = {"columns": columns or len(panels), "shared_yaxes": True, "horizontal_spacing": 0.04}
+        drawn = Panels(list(panels), row_height=height, **look)
         for one in every:
             value, low, high = one.ends
             written = ["" if np.isnan(number) else format(number, form) for number in value]
             bar = go.Bar(x=value, y=names, name=one.name, text=written, orientation="h", marker_color=one.colour)
             drawn.add(one.panel, bar.update(error_x=error_bars(value, low, high), **AT_START))
             for kind, values in one.nulls.items():
-                look: dict[str, Any] = {"orientation": "h", "marker_color": _NULL_COLOURS[kind]}
-                drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **look))
+                grey: dict[str, Any] = {"orientation": "h", "marker_color": _NULL_COLOURS[kind]}
+                drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **grey))
             if mark is not None:
-                place: dict[str, Any] = {"row": 1, "col": one.panel + 1, "line_dash": "dot"}
+                row, column = divmod(one.panel, drawn.n_columns)
+                place: dict[str, Any] = {"row": row + 1, "col": column + 1, "line_dash": "dot"}
                 drawn.figure.add_vline(x=float(value[places.index(mark)]), **place)
         drawn.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.25)
         marked = "" if mark is None else f"dotted: {in_words(mark, result.measure.words)}"
@@ -225,7 +231,7 @@ def heat_maps(
     row_height: int = 300,
 ) -> Figure:
     """Return a figure of maps of a variable over two dims, means over all others: a row for each label of the dims
-    `per`, a column for the model and each kind of null models, all on one colour scale.
+    `per`, a column for the model and each kind of null models, all on one colour scale; see `map_panels`.
 
     Args:
         at: labels of other dims.
@@ -235,22 +241,18 @@ def heat_maps(
     """
 
     def figure(result: Any) -> go.Figure:
-        rows = list(product(*(result.own[dim].values.tolist() for dim in per)))
-        shown, maps, titles = sides(result), [], []
+        shown, maps = sides(result), []
+        rows = product(*(result.own[dim].values.tolist() for dim in per))
         for row, (side, data, _) in product(rows, shown):
             labels = dict(zip(per, row, strict=True))
             array = at_labels(result, data[name], {**(at or {}), **labels})
             array = array.mean([dim for dim in array.dims if dim not in (down, across)]).transpose(down, across)
-            maps.append(array if diagonal else array.where(~np.eye(*array.shape, dtype=bool)))
+            array = array if diagonal else array.where(~np.eye(*array.shape, dtype=bool))
             where = "".join(f", {dim} = {in_words(label, result.measure.words)}" for dim, label in labels.items())
-            titles.append(f"{side}{where}")
-        drawn = Panels(titles, columns=len(shown), row_height=row_height)
-        text = "%{z:.2f}" if len(shown) * max((one.shape[1] for one in maps), default=0) <= _CELLS_WRITTEN else None
-        for number, array in enumerate(maps):
-            drawn.add(number, heat(array, texttemplate=text))
-        drawn.figure.update_xaxes(type="category").update_yaxes(type="category", autorange="reversed")
-        ends = limits or (min(float(one.min()) for one in maps), max(float(one.max()) for one in maps))
-        drawn.figure.update_layout(coloraxis=colour_axis(*ends))
-        return _finished(drawn.axes(x_title or across, y_title or down), result, title, subtitle)
+            maps.append(Map(row, side, f"{side}{where}", array))
+        words = {"x": x_title or across, "y": y_title or down}
+        drawn = map_panels(maps, limits, columns=len(shown), row_height=row_height, **words)
+        drawn.figure.update_yaxes(autorange="reversed")
+        return _finished(drawn, result, title, subtitle)
 
     return figure

@@ -14,7 +14,6 @@ import plotly.graph_objects as go
 import plotly.io
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
-from pandas.api.types import is_float_dtype
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
@@ -29,7 +28,6 @@ from tl_posgen.report.tables import MOST_HEADS, compact, labelled, short_table, 
 QUESTION = "How does attention use position?"
 _MOST_VALUES = 64  # a longer list of the provenance is shown as its length
 _MOST_SECTIONS = 5  # that are open; of more, all but the first are folded
-_MOST_ROWS = 200  # of a long table
 CELL_ROWS = 16  # of a table in a notebook's cell
 _HEADROOM = 54  # pixels above a figure's panels, for their titles
 _NULLS = {
@@ -51,12 +49,15 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     findings = Report(results, provenance).headlines()
     if {*findings} <= {*(sections[0]["findings"] if sections else [])}:
         findings = []  # they stand right below
+    for one in sections:  # every sentence once
+        one["findings"] = [sentence for sentence in one["findings"] if sentence not in findings]
     question = question_of(*(result.measure for result in results.values())) if results else QUESTION
     models = (result.own.attrs.get("model") for result in results.values())
     model = provenance.get("model") or next(models, None)
     title = f"{question} · {model}" if model else question
     # what numbers are also given for
-    shown = [text for one in sections for text in (*one["findings"], *(figure["spec"] for figure in one["figures"]))]
+    shown = [*findings, *(text for one in sections for text in one["findings"])]
+    shown += [figure["spec"] for one in sections for figure in one["figures"]]
     without_first = any(_WITHOUT_FIRST.search(text) for text in shown)
     parts = ["without the first token, often an attention sink"] if without_first else []
     kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
@@ -123,11 +124,6 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         scripts[script] = None
         head = _HEAD.search(label)
         views.append({"label": label, "head": head[0] if head else "", "page": Markup(page)})
-    # of a long table, the rows of the highest first headline, or number; the first rows where there is neither
-    numbers = [str(name) for name in frame.columns if name not in measure.rows and is_float_dtype(frame[name])]
-    headlines = [name for name, one in measure.variables.items() if one.headline and name in numbers]
-    by = [*headlines, *numbers, ""][0] if len(frame) > _MOST_ROWS else ""
-    shown = frame.nlargest(_MOST_ROWS, by) if by else frame.head(_MOST_ROWS) if len(frame) > 10 * _MOST_ROWS else frame
     names = dict.fromkeys(str(one).partition(", ")[0] for one in frame)  # "r" of "r, without first"
     known = [result.own[name].attrs for name in names if name in result.own]
     return {
@@ -142,15 +138,13 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "views": views,
         "short": None if table is None else table_on_page(table),
         "legend": measure.legend,
-        "table": table_on_page(labelled(result, shown)),
+        "table": table_on_page(labelled(result, frame)),
         "variables": [
             (attrs["long_name"], words + (f" [{attrs['units']}]" if "units" in attrs else ""))
             for attrs in known
             if "long_name" in attrs and (words := attrs.get("description"))
         ],
         "rows": len(frame),
-        "shown": len(shown),
-        "by": labelled(result, pd.DataFrame(columns=[by])).columns[0],
     }
 
 

@@ -163,9 +163,9 @@ def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
             continue
         try:
             if len(jobs) > 1 and model is weights.pretrained:
-                model = model.load(precise=any(measure.precise for measure in study.asked))
+                model = model.load(precise=any(measure.precise for measure in study.measures))
             several = len(study.measures) > 1
-            how = {"measures": study.asked, "skip_unsupported": several, "progress": False}
+            how = {"measures": study.measures, "skip_unsupported": several, "progress": False}
             report = analyze(model, job.text.words, keep=parts, **how, **study.cut)
             of_job = {"job": list(job.place), "study": study.settings, "identity": job.identity}
             write_part(path, Report(report, report.provenance | of_job).as_bytes())

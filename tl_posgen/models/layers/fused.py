@@ -168,7 +168,8 @@ def form(
     """Compute z by way of scores and pattern, each as its hooks leave it; arguments as in `Attention`."""
     scores = _block_of_scores(q, k, scale_of(q, scale), 0, slice(0, k.shape[2]), finish)
     seen = as_mask(mask, q, k).rows(0, q.shape[2]).to(q.device)
-    scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
+    hidden = float(getattr(attn, "IGNORE", torch.finfo(scores.dtype).min))  # -inf in a HookedTransformer
+    scores = attn.hook_attn_scores(scores.masked_fill(~seen, hidden))
     pattern = attn.hook_pattern(masked_softmax(scores, None, sinks).to(v.dtype))
     return {"z": _per_key_head(pattern, q.shape[1] // k.shape[1], v), "scores": scores, "pattern": pattern}
 

@@ -21,8 +21,8 @@ from tl_posgen.interventions import tokens_by_condition
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES, EncodedItem, encoded_items, score_items
-from tl_posgen.position.order.hooks import Condition, Disturbance, conditions_for, disturb, draw
-from tl_posgen.position.order.numbers.swaps import Reach
+from tl_posgen.position.order.hooks import Condition, conditions_for, disturb, draw
+from tl_posgen.position.order.numbers import Disturbance, Reach
 from tl_posgen.report.circuits import CROP
 from tl_posgen.report.kinds import lines
 

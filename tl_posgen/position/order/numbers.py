@@ -16,23 +16,33 @@ Reach = Literal["adjacent", "window", "uniform"]
 
 
 @dataclass(frozen=True)
-class Swaps:
-    """Permutation made of disjoint swaps: new_p = old_{permutation_p}.
+class Disturbance:
+    """Order disturbed by one draw: a permutation of disjoint swaps, new_p = old_{permutation_p}, or other distances.
 
     Attributes:
         permutation: new order; of token swaps its own inverse, so that it is both a text order and a position index.
-        moved: whether a place holds a swapped token, or a token of a swapped word.
-        pairs: the swapped units (tokens, or words by number), in the order of drawing.
+        moved: whether a place holds a swapped token, or a token of a swapped word; nowhere under a jitter.
+        pairs: the swapped units (tokens, or words by number), in the order of drawing; none of a jitter.
+        distances: the distance of each pair under a jitter; else None.
     """
 
     permutation: Int[Tensor, " pos"]
     moved: Bool[Tensor, " pos"]
     pairs: Int[Tensor, "pair 2"]
+    distances: Int[Tensor, "query key"] | None = None
 
     @property
     def ratio(self) -> float:
-        """Return the share of tokens that was actually moved; rounding and missing partners change it."""
-        return double(self.moved).mean().item()
+        """Share of tokens (of pairs, under a jitter) that is moved; rounding and missing partners change it."""
+        if self.distances is None:
+            return double(self.moved).mean().item()
+        n = len(self.permutation)
+        return float((self.distances != true_distances(n)).sum() / (n * (n + 1) / 2))
+
+
+def true_distances(n: int) -> Int[Tensor, "query key"]:
+    """i - j, and 0 where j > i."""
+    return (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
 
 
 def swap_tokens(
@@ -43,7 +53,7 @@ def swap_tokens(
     seed: int,
     window: int = 8,
     protected: Iterable[int] = (0,),
-) -> Swaps:
+) -> Disturbance:
     """Swap disjoint pairs of n tokens until about `ratio` of all n have moved.
 
     Args:
@@ -53,7 +63,7 @@ def swap_tokens(
         seed: of this draw alone.
         protected: positions that are never moved, by default the first token; list those of a clean suffix too.
 
-    Disjoint neighbours cover at most about .86 of a text, which limits "adjacent": see `Swaps.ratio`.
+    Disjoint neighbours cover at most about .86 of a text, which limits "adjacent": see `Disturbance.ratio`.
     Ours: the paper's definition of the perturbation is not known.
 
     Raises:
@@ -78,7 +88,7 @@ def swap_words(
     seed: int,
     window: int = 8,
     protected: Iterable[int] = (0,),
-) -> Swaps:
+) -> Disturbance:
     """Swap disjoint pairs of whole words until about `ratio` of all n tokens belong to a swapped word.
 
     Args:
@@ -126,7 +136,7 @@ def swap_words(
         end = stop
     order += range(end, n)
     moved += [False] * (n - end)
-    return Swaps(torch.tensor(order), torch.tensor(moved), torch.tensor(pairs, dtype=torch.long).reshape(-1, 2))
+    return Disturbance(torch.tensor(order), torch.tensor(moved), torch.tensor(pairs, dtype=torch.long).reshape(-1, 2))
 
 
 def jittered_distances(n: int, ratio: int | float, width: int, *, seed: int) -> Int[Tensor, "query key"]:
@@ -143,7 +153,7 @@ def jittered_distances(n: int, ratio: int | float, width: int, *, seed: int) -> 
     check_whole("jitter", 0, n=n, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     chosen, draw = torch.rand(2, n, n, generator=generator, dtype=DOUBLE)
-    distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
+    distance = true_distances(n)
     below = distance.clamp(max=width)  # largest step down
     step = (draw * (below + width)).long() - below
     step = step + (step >= 0)

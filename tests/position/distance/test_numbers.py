@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rotated_heads import ROPES, random_head, true_distances
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
-from tl_posgen.position.order.numbers.swaps import jittered_distances
+from tl_posgen.position.distance.numbers import key_agreement, table_energies
+from tl_posgen.position.order.numbers import jittered_distances
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at, scores_at_positions, scores_frozen_beyond
 
@@ -75,7 +75,7 @@ def test_a_head_whose_fast_planes_hold_constant_keys_is_additive():
 
 
 def test_key_agreement_is_the_correlation_of_the_key_parts_mean_over_queries(rope, monkeypatch):
-    monkeypatch.setattr("tl_posgen.position.distance.numbers.distance_table.QUERIES_AT_ONCE", 5)
+    monkeypatch.setattr("tl_posgen.position.distance.numbers.QUERIES_AT_ONCE", 5)
     q, k = random_head()
     distances = torch.tensor([10.0, 0.0, 64.0, 256.0])
     found = key_agreement(q, k, rope, distances)

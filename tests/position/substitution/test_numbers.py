@@ -13,7 +13,7 @@ from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.substitution.hooks import all_positions, by_split, by_three_axis, near
-from tl_posgen.position.substitution.numbers.splits import (
+from tl_posgen.position.substitution.numbers import (
     add_residual,
     attention_kl,
     below_quantile,

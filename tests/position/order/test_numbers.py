@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rotated_heads import true_distances
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.order.numbers.swaps import jittered_distances, swap_tokens, swap_words
+from tl_posgen.position.order.numbers import jittered_distances, swap_tokens, swap_words
 
 REACHES = st.sampled_from(["adjacent", "window", "uniform"])
 RATIOS = st.floats(0, 1)
