@@ -73,7 +73,7 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
         *("pattern", "token_text", "example_layer", "example_head"),  # the page has every head's
     ),
     "dummy_distance": (
-        *("a", "slope", "a_slope", "curve", "curve_r"),  # `three_axis` has a, the mean score by distance
+        *("a", "slope", "a_slope", "curve_r"),  # `three_axis` has a; the others are expressions of it and `curve`
         *("table", "example_head"),  # of one prompt, for a picture
     ),
     "length_extrapolation": (

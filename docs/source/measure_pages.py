@@ -12,7 +12,7 @@ from tl_posgen.core.measure import Measure
 
 PART = "measures"  # whose numbers these pages show
 MOST_FINDINGS = 1
-MOST_WORDS = 45  # of details
+MOST_WORDS = 35  # of details
 GROUPS = {  # question -> the measures that answer it, as the navigation and the list of measures have them
     "How much is position, how much content?": (
         "three_axis",

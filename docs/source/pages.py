@@ -80,24 +80,32 @@ SHORTER = {  # what claims say, as the table of real models says it
     "above uniform, the axis alone makes": "above uniform the axis makes",
     " of the words swapped": "",
     ", mean over layers": "",
+    " at 50 tokens or further, without the first token": " with D of 50 or more",
+    "cosine of the inputs with their axis": "cosine",
+    "slash score of dominant heads": "slash score",
+    "so there is nothing to recover": "nothing to recover",
+    "cloze of 800 items (random init 200): ": "",
+    "R² of ln |x| against depth": "R²",
+    "line-shape score": "line shape",
+    "the fit leaves ": "left ",
+    " of the variance within rows, ": " of the variance, ",
+    "weights shuffled here": "shuffled",
     ", mean over heads": "",
     "|": "\\|",
 }
 
 
-CLAUSES = {
-    "position 3": slice(1, 2),
-    "slash 1": slice(2),
-    "slash 4": slice(3),
-}  # of a claim's numbers; of the others the first
+CLAUSES = {"position 3": slice(1, 2), "slash 1": slice(2), "slash 4": slice(3)}  # of a claim; of others the first
 
 
 def shorter(row: Mapping[str, Any], side: str) -> str:
     """Return what decides a claim, "measured" or of its "null" models, for a cell of a table."""
-    said = []
-    for kind in re.split(r"; (?=(?:random init|weights? shuffled|shuffled)\b)", row[side]):
-        said.append("; ".join(kind.split("; ")[CLAUSES.get(row["claim"], slice(1))]))
-    text = "; ".join(said)
+    kinds = re.split(r"(?:^|; )(random init|weights shuffled here|shuffled): ", row[side])
+    clauses = CLAUSES.get(row["claim"], slice(1)) if side == "measured" or row["claim"] != "slash 4" else slice(1)
+    cut = ["; ".join(said.split("; ")[clauses]) for said in kinds[::2]]
+    text = "; ".join([*cut[:1], *map(": ".join, zip(kinds[1::2], cut[1:], strict=True))]).removeprefix("; ")
+    text = re.sub(r" of \d+ heads none is slash-dominant", " no dominant head", text)
+    text = re.sub(r" over \d+ layers| in \d+ heads, none slash-dominant", "", text)
     for long, short in SHORTER.items():
         text = text.replace(long, short)
     return text

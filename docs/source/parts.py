@@ -64,7 +64,7 @@ TOYS = {
     "all, 1": {"distance": 1, "planes": "all"},
     "all, 10": {"distance": 10, "planes": "all"},
 }
-LINES = ("tl-posgen check", "tl-posgen slash --length 128 --no-null --out build/slash")
+LINES = ("tl-posgen check",)
 PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
     "commands": Part("mini", {"lines": LINES}, commands),

@@ -276,7 +276,7 @@ def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str
     return Judgement(joint_verdict(criteria) if null else "open", measured, null, margin)
 
 
-def judged(
+def claims_result(
     claims: Sequence[Claim],
     results: Mapping[str, Result],
     label: str,

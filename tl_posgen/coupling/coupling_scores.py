@@ -31,7 +31,7 @@ from tl_posgen.errors import check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.models.tokens import check_counts
-from tl_posgen.report.figures import MARKS, NULL_COLOUR, Panels, ends_of, error_bars, line, model_label, plain, sides
+from tl_posgen.report.figures import MARKS, NULL_COLOUR, Panels, error_bars, line, model_label, plain, sides
 from tl_posgen.report.kinds import lines
 from tl_posgen.stats.correlations import (
     correlation,
@@ -86,7 +86,7 @@ def _scatter(result: Any) -> go.Figure:
         points.update(mode="markers+text" if len(names) <= _NAMED_UP_TO else "markers")
         points.update(marker={"color": np.log2(data["d_model"].values), "coloraxis": "coloraxis", "size": 9})
         points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>")
-        panels.add(place, points.update(error_x=error_bars(*ends_of(found))))
+        panels.add(place, points.update(error_x=error_bars(*(found[end].values for end in ENDS))))
         if len(x) >= _FEWEST and np.isfinite(x).all():
             ends = np.array([x.min(), x.max()])
             fitted = np.polyval(np.polyfit(x, y, 1), ends)

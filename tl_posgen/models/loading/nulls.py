@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tl_posgen.errors import InputError, check_seed
-from tl_posgen.models.conversion.quiet import quiet
+from tl_posgen.models.conversion.hugging_face import quiet
 from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of

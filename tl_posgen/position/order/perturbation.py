@@ -116,7 +116,6 @@ class Perturbation(Measure):
     question = "How much order does the model need?"
     one_length = True
     matrices = 6
-    fewer_with = ("n_draws", "n_cloze", "ratios", "reaches", "conditions")
     rows = ("condition", "reach", "ratio", "target")
     variables = {
         "change": Variable("rise of the loss", "nats", "loss disturbed - loss", (*DIMS, "target")),

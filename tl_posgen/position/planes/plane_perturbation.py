@@ -111,7 +111,6 @@ class PlanePerturbation(Interventions):
     words = _WORDS
     question = "What do magnitudes, phases and positions in RoPE's planes cost?"
     matrices = 7
-    fewer_with = ("map_by", "map_edits", "edits", "strengths")
     after = (Planes,)
     variables = {
         "loss": Variable(
