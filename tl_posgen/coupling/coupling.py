@@ -178,7 +178,7 @@ class Coupling(JacobianMeasure):
         return self
 
     def passes(self, run: Run) -> int:
-        return len(run.rows) * passes_of(run.tokens.shape[1], self.places(run)[1])
+        return len(run.rows) * passes_of(run.tokens.shape[1], [(one, one) for one in self.places(run)[1]])
 
     def of_model(self, run: Run) -> xr.Dataset:
         tokens = self.places(run)[1]
