@@ -6,7 +6,7 @@ Coupling of residual Jacobians: Aubry et al. 2024 (arXiv 2407.07810).
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -22,11 +22,11 @@ from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES, fewer_of_inits
 from tl_posgen.position.substitution.substitution import WORDS
 from tl_posgen.rope.frequency_bands import BANDS
-from tl_posgen.slash.band_ablation import SCHEMES, mean_of_slash_heads
+from tl_posgen.slash.band_ablation import mean_of_slash_heads
 from tl_posgen.slash.cone import INPUTS
-from tl_posgen.slash.head_groups import count, group_mean, in_groups, n_heads
+from tl_posgen.slash.dominance import count, group_mean, in_groups, n_heads
 from tl_posgen.slash.numbers.slash_scores import LONG, long_distances
-from tl_posgen.slash.slash_ablation import WHOLE_KINDS
+from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Scheme
 from tl_posgen.slash.slash_toy import FEATURES
 from tl_posgen.slash.slash_transfer import SOURCES
 from tl_posgen.stats.intervals import FEWEST
@@ -301,7 +301,7 @@ def _parts_of_inputs_by(cone: Result) -> list[Group]:
 
 def _schemes(own: Numbers) -> list[str]:
     """Return the ways of making bands that were measured."""
-    return [one for one in SCHEMES if f"drop low, {one}" in own.data["condition"].values]
+    return [one for one in get_args(Scheme) if f"drop low, {one}" in own.data["condition"].values]
 
 
 def _bands(own: Numbers) -> list[Group]:

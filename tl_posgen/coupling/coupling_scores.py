@@ -26,81 +26,52 @@ from tl_posgen.core.result import Result, joined
 from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
 from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
-from tl_posgen.coupling.score_table import SIZES, score_table
-from tl_posgen.errors import check_seed
+from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.models.tokens import check_counts
-from tl_posgen.report.figures import MARKS, NULL_COLOUR, Panels, ends_of, error_bars, line, model_label, plain, sides
+from tl_posgen.report.figures import MARKS, Panels, ends_of, error_bars, model_label, plain, sides
 from tl_posgen.report.kinds import lines
-from tl_posgen.stats.correlations import (
-    correlation,
-    correlation_excess,
-    partial_correlation,
-    pearson,
-    rank_correlation,
-    ranks,
-)
+from tl_posgen.stats.correlations import correlation, correlation_excess, partial_correlation, pearson
 
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
-QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Coupling`, and its labels
-    "coupling": ("coupling", {}),
-    "trace": ("coupling", {"version": "trace"}),
-    "signed": ("coupling", {"version": "signed"}),
-    "swapped": ("coupling", {"bases": "swapped"}),
-    "chance": ("chance", {}),
-    **{name: (name, {}) for name in ("line_shape_score", "expodistance", "growth_r2")},
-}
-LABELS = {
+LABELS = {  # quantities in words; each is a variable of `Coupling`, "trace" a version of coupling
     "coupling": "coupling (Frobenius)",
     "trace": "coupling, trace normalisation",
     "line_shape_score": "line-shape score",
     "expodistance": "expodistance",
     "growth_r2": "R² of exponential growth",
 }
+SIZES = ("d_model", "n_layers", "parameters")  # columns of the table, or counted in the models
 _CONTROLS = ("d_model", "parameters")  # held fixed
 _FEWEST = 4  # models for an interval of r; each control needs one more
-_BY = {"values": correlation, "ranks": rank_correlation}  # label -> correlation of two columns with its interval
 _SHARED = ["backend", "dtype", "length", "prompts", "seed", "null_seeds", "shuffled_seeds", "versions"]
 _WITHIN: dict[str, Any] = {"bounds": (-1, 1)}
 _INTERVAL = "Fisher's 95% interval"
 _SIZE = "of the table, or counted in the model"
 _SIZE_WORDS = {"d_model": "width", "n_layers": "depth", "parameters": "parameters"}
 _NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
-_NAMED_UP_TO = 12  # models whose points carry their name
 
 
 def _scatter(result: Any) -> go.Figure:
-    """Draw the score against every quantity, a row each: a point a model, with the regression line."""
-    shown, score = sides(result), plain(result.measure.score)
-    titles = []
+    """Draw the score against every quantity, a row each: a point a model."""
+    shown, score, titles = sides(result), plain(result.measure.score), []
     for name, (side, data, _) in product(LABELS, shown):
-        value, low, high = map(float, data["r"].sel(quantity=name, by="values").values)
-        number = Number(value, low, high)
+        number = Number(*map(float, data["r"].sel(quantity=name).values))
         titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
     panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
     for place, ((name, label), (_, data, _)) in enumerate(product(LABELS.items(), shown)):
-        found = intervals_of(data["measured"].sel(quantity=name))
-        x, y, names = found["value"].values, data["score"].values, [plain(one) for one in data["model_name"].values]
-        points = go.Scatter(x=x, y=y, text=names, textposition="top center", textfont={"size": 10}, showlegend=False)
-        points.update(mode="markers+text" if len(names) <= _NAMED_UP_TO else "markers")
+        found, names = intervals_of(data["measured"].sel(quantity=name)), map(plain, data["model_name"].values)
+        points = go.Scatter(x=found["value"].values, y=data["score"].values, text=[*names], showlegend=False)
+        points.update(mode="markers", error_x=error_bars(*ends_of(found)))
         points.update(marker={"color": np.log2(data["d_model"].values), "coloraxis": "coloraxis", "size": 9})
-        points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>")
-        panels.add(place, points.update(error_x=error_bars(*ends_of(found))))
-        if len(x) >= _FEWEST and np.isfinite(x).all():
-            ends = np.array([x.min(), x.max()])
-            fitted = np.polyval(np.polyfit(x, y, 1), ends)
-            panels.add(place, line(ends, fitted, "regression line", NULL_COLOUR, dash="dash", showlegend=False))
+        panels.add(place, points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>"))
         row, column = divmod(place, len(shown))
-        top = f", top {result.measure.k}" if name in ("coupling", "trace") else ""
-        panels.figure.update_xaxes(title_text=f"{label}{top}", row=row + 1, col=column + 1)
+        panels.figure.update_xaxes(title_text=label, row=row + 1, col=column + 1)
     panels.figure.update_yaxes(title_text=score, col=1)
     panels.figure.update_layout(coloraxis={"colorscale": MARKS, "colorbar": {"title": "log2 d", "thickness": 12}})
-    missing = result.own.attrs["not_computed"]
-    subtitle = "a point a model, 95% interval over prompts; dashed: regression line"
-    subtitle += f"; not computed: {missing}" if missing else ""
     title = f"Coupling, straightness and growth against {score} · {model_label(result.own)}"
-    return panels.finish(title, subtitle)
+    return panels.finish(title, f"a point a model, 95% interval over prompts; top {result.measure.k}")
 
 
 @dataclass(frozen=True)
@@ -108,7 +79,7 @@ class CouplingScores(Measure):
     r"""r(quantity, score) over models or checkpoints, beside r(ln size, score) and given ln d_model and ln parameters.
 
     Correlation over models of coupling, straightness and growth with a score, as they are and given ln d_model and ln
-    parameters; beside them that of width, depth and parameters, which coupling is said to beat, by values and by ranks.
+    parameters; beside them that of width, depth and parameters, which coupling is said to beat.
     The control matters: with the trace normalisation and K proportional to the width, random Jacobians already couple
     by about 1 - 1/sqrt(K), so wider models look coupled.
 
@@ -120,7 +91,7 @@ class CouplingScores(Measure):
         widths: of the random Jacobians.
 
     Source: that coupling correlates with a score, and more than width, depth and parameters do, is of Aubry, Meng,
-    Sugolov and Papyan, arXiv 2407.07810; intervals, ranks, the test of the excess, controls and warning are ours.
+    Sugolov and Papyan, arXiv 2407.07810; intervals, the test of the excess, controls and warning are ours.
     """
 
     k: Count = 10
@@ -144,18 +115,18 @@ class CouplingScores(Measure):
         "r": Variable(
             "correlation with the score",
             "",
-            f"over models, Pearson's r or Spearman's of ranks, {_INTERVAL}",
-            ("by", "quantity", "end"),
+            f"over models, {_INTERVAL}",
+            ("quantity", "end"),
             **_WITHIN,
         ),
         "size_r": Variable(
-            "correlation of the size", "", "of ln size with the score, as r", ("by", "size", "end"), **_WITHIN
+            "correlation of the size", "", "of ln size with the score, as r", ("size", "end"), **_WITHIN
         ),
         "excess": Variable(
             "excess of coupling's correlation",
             "",
             "|r| of coupling less |r| of ln size, with the score, Zou's 95% interval",
-            ("by", "size", "end"),
+            ("size", "end"),
             **_WITHIN,
         ),
         "partial_r": Variable(
@@ -169,8 +140,8 @@ class CouplingScores(Measure):
         "width_r2": Variable("R² against 1/sqrt(width)", "", "of the coupling of random Jacobians", ("norm",)),
     }
     legend = (
-        "r with the score over models, ranks: of their ranks, 95% interval in brackets; given size: the same given "
-        "width and parameters; excess: |r| of coupling less that of this size."
+        "r with the score over models, 95% interval in brackets; given size: the same given width and parameters; "
+        "excess: |r| of coupling less that of this size."
     )
     figures = {
         "scatter": _scatter,
@@ -184,9 +155,6 @@ class CouplingScores(Measure):
         ),
     }
 
-    def usual(self) -> Mapping[str, Any]:
-        return {"by": "values"}
-
     def findings(self, own: Numbers) -> list[str]:
         sentences = []
         if r := own("r", quantity="coupling"):
@@ -196,7 +164,17 @@ class CouplingScores(Measure):
             sentences.append(
                 f"Top-{self.k} coupling and {self.score} correlate at r = {r:.3f} over {n_models} models{held}."
             )
-            sentences += [self._comparison(own, by) for by in _BY]
+            excesses = {words: own("excess", size=size) for size, words in _SIZE_WORDS.items()}
+            if not any(excesses.values()):
+                sentences.append("Nothing is compared with: all models have one width, depth and number of parameters.")
+            for size, words in _SIZE_WORDS.items():
+                if one := excesses[words]:
+                    verb = "beats" if one.low > 0 else "is beaten by" if one.high < 0 else "is not told from"
+                    sentences.append(
+                        f"{words.capitalize()} correlates with {self.score} at r = "
+                        f"{own('size_r', size=size).with_interval:.2f}: coupling {verb} it (|r| of coupling "
+                        f"{one.with_interval:+.2f})."
+                    )
         if own.attrs["not_computed"]:
             sentences.append(f"Not computed: {own.attrs['not_computed']}.")
         frobenius, trace = (own.data["width_coupling"].sel(norm=norm).values for norm in NORMS)
@@ -208,44 +186,19 @@ class CouplingScores(Measure):
         )
         return sentences
 
-    def _comparison(self, own: Numbers, by: str) -> str:
-        """Return the sentence that sets coupling's correlation beside those of the sizes."""
-        excesses = {words: own("excess", size=size, by=by) for size, words in _SIZE_WORDS.items()}
-        excesses = {words: one for words, one in excesses.items() if one}
-        if not excesses:
-            return f"By {by} nothing is compared with: all models have one width, depth and number of parameters."
-        each = [
-            f"{words} {own('size_r', size=size, by=by).with_interval:.2f} "
-            f"(|r| of coupling {excesses[words].with_interval:+.2f})"
-            for size, words in _SIZE_WORDS.items()
-            if words in excesses
-        ]
-        parts: dict[str, list[str]] = {"beats": [], "is beaten by": [], "is not told from": []}
-        for words, one in excesses.items():
-            verb = "beats" if one.low > 0 else "is beaten by" if one.high < 0 else "is not told from"
-            parts[verb].append(words)
-        told = (f"{verb} {' and '.join(filter(None, [', '.join(p[:-1]), p[-1]]))}" for verb, p in parts.items() if p)
-        r = own("r", quantity="coupling", by=by).with_interval
-        return (
-            f"By {by}, over {own.data.sizes['model_name']} models, {self.score} correlates with coupling at {r:.2f}, "
-            f"with {', '.join(each)}: coupling {', '.join(told)}."
-        )
-
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a quantity: its correlation with the score, as it is, of ranks, and given width and size; of a
-        size, how much coupling's is more."""
-
-        def cells(name: str, by: str | None = None) -> list[str]:
-            at = {} if by is None else {"by": by}
-            numbers = [own(name, quantity=quantity, **at) for quantity in LABELS]
-            numbers += [own(f"size_{name}", size=size, **at) if name == "r" else Number(np.nan) for size in SIZES]
-            return [f"{number.with_interval:.3f}" if number else "-" for number in numbers]
-
-        columns = {"r": cells("r", "values"), "ranks": cells("r", "ranks"), "given size": cells("partial_r")}
-        beside = [own("excess", size=size) for size in SIZES]
-        columns["excess"] = ["-"] * len(LABELS) + [f"{one.with_interval:+.3f}" if one else "-" for one in beside]
-        names = [*LABELS, *(f"ln {name}" for name in SIZES)]
-        return pd.DataFrame({"quantity": names, **columns})
+        """Return a row a quantity: its correlation with the score, as it is and given width and size; of a size, how
+        much coupling's is more."""
+        nothing = [Number(np.nan)]
+        columns = {
+            "r": [own("r", quantity=one) for one in LABELS] + [own("size_r", size=one) for one in SIZES],
+            "given size": [own("partial_r", quantity=one) for one in LABELS] + nothing * len(SIZES),
+            "excess": nothing * len(LABELS) + [own("excess", size=one) for one in SIZES],
+        }
+        cells = {
+            name: [f"{one.with_interval:.3f}" if one else "-" for one in all_of] for name, all_of in columns.items()
+        }
+        return pd.DataFrame({"quantity": [*LABELS, *(f"ln {name}" for name in SIZES)], **cells})
 
 
 def coupling_scores(
@@ -270,13 +223,12 @@ def coupling_scores(
 ) -> Result:
     r"""r(quantity, score) over models or checkpoints, beside r(ln size, score) and given ln d_model and ln parameters.
 
-    The quantities are coupling, its trace normalisation, line-shape score, expodistance and R^2 of growth, beside them
-    signed, swapped and chance coupling. The sizes are ln d_model, ln n_layers and ln parameters; how much more coupling
-    correlates than each has an interval of its own, as both are of the same scores. Width and size are held fixed
-    because they can make the whole correlation: at a K that grows with d_model the trace normalisation gives
-    1 - 1/sqrt(K) for random Jacobians (part of the result), and wider models score higher for reasons that have nothing
-    to do with coupling. The nulls: random inits of the same shapes, and models of shuffled weights, against the same
-    scores.
+    The quantities are coupling, its trace normalisation, line-shape score, expodistance and R^2 of growth. The sizes
+    are ln d_model, ln n_layers and ln parameters; how much more coupling correlates than each has an interval of its
+    own, as both are of the same scores. Width and size are held fixed because they can make the whole correlation: at a
+    K that grows with d_model the trace normalisation gives 1 - 1/sqrt(K) for random Jacobians (part of the result), and
+    wider models score higher for reasons that have nothing to do with coupling. The nulls: random inits of the same
+    shapes, and models of shuffled weights, against the same scores.
 
     Args:
         scores: CSV file or table. Columns: model (a name, a directory or "mini", as `load_model` takes), the score, and
@@ -318,7 +270,7 @@ def coupling_scores(
 
     def measured(found: Result, init: str) -> dict[str, Number]:
         numbers = Numbers(found.measure, found.sel(init=init))
-        return {quantity: numbers(variable, **at) for quantity, (variable, at) in QUANTITIES.items()}
+        return {name: numbers("coupling", version=name) if name == "trace" else numbers(name) for name in LABELS}
 
     sizes = pd.DataFrame([found.own.attrs for found in each], columns=list(SIZES))
     sides = {
@@ -336,14 +288,14 @@ def coupling_scores(
 def dataset_of(
     table: pd.DataFrame, measured: Sequence[Mapping[str, Number]], sizes: pd.DataFrame, score: str
 ) -> xr.Dataset:
-    """Return the quantities of all models, and their correlations with the score: of values, of ranks, given ln sizes;
-    those of ln sizes, and the excess of coupling's over them.
+    """Return the quantities of all models, and their correlations with the score, as they are and given ln sizes; those
+    of ln sizes, and the excess of coupling's over them.
 
     Where there are too few models, or all have one size, they are NaN; the attribute `not_computed` says which. Sizes
     in the table count before those of the models.
     """
     known = {name: (table if name in table else sizes)[name].to_numpy(float) for name in SIZES}
-    values = np.array([[[getattr(one[name], end) for one in measured] for name in QUANTITIES] for end in ENDS])
+    values = np.array([[[getattr(one[name], end) for one in measured] for name in LABELS] for end in ENDS])
     short = [Path(name).name for name in table["model"]]
     names = short if len(set(short)) == len(short) else table["model"].tolist()
     y, columns, n = torch.tensor(table[score].to_numpy(float)), torch.tensor(values[0]), len(table)
@@ -351,21 +303,21 @@ def dataset_of(
     controls = logs[[SIZES.index(name) for name in _CONTROLS]].mT
     varied, fewest = bool((controls != controls[0]).any()), _FEWEST + len(_CONTROLS)
 
-    def if_known(x: Tensor, ends: Callable[[], tuple[float, ...]], needed: int = _FEWEST) -> tuple[float, ...]:
-        return ends() if n >= needed and bool(x.isfinite().all()) else (np.nan,) * len(ENDS)
+    def if_known(x: Tensor, ends: Callable[[Tensor], tuple[float, ...]], needed: int = _FEWEST) -> tuple[float, ...]:
+        return ends(x) if n >= needed and bool(x.isfinite().all()) else (np.nan,) * len(ENDS)
 
-    def excess(x: Tensor, z: Tensor, by: str) -> tuple[float, ...]:
-        between = pearson(ranks(x), ranks(z)) if by == "ranks" else pearson(x, z)
-        return correlation_excess(_BY[by](x, y), _BY[by](z, y), float(between))
+    def with_score(x: Tensor) -> tuple[float, ...]:
+        return correlation(x, y).ends
 
-    def with_score(rows: Tensor) -> list[list[tuple[float, ...]]]:
-        return [[if_known(x, lambda x=x, r=r: r(x, y).ends) for x in rows] for r in _BY.values()]
+    def given_sizes(x: Tensor) -> tuple[float, ...]:
+        return partial_correlation(x, y, controls).ends
 
-    of_size, coupled = ("by", "size", "end"), columns[list(QUANTITIES).index("coupling")]
-    given = [
-        if_known(x, lambda x=x: partial_correlation(x, y, controls).ends, fewest if varied else n + 1) for x in columns
-    ]
-    more = [[if_known(coupled, lambda z=z, by=by: excess(coupled, z, by)) for z in logs] for by in _BY]
+    coupled = columns[list(LABELS).index("coupling")]
+
+    def excess(size: Tensor) -> tuple[float, ...]:
+        between = float(pearson(coupled, size))
+        return if_known(coupled, lambda x: correlation_excess(correlation(x, y), correlation(size, y), between))
+
     held = "the correlation given width and size"
     needed = {"the correlation and its line": _FEWEST, held: fewest}
     missing = [f"{what} (needs {least} models, {n} given)" for what, least in needed.items() if n < least]
@@ -373,16 +325,55 @@ def dataset_of(
     arrays: dict[str, Any] = {
         "measured": (("end", "quantity", "model_name"), values),
         **{name: ("model_name", column) for name, column in {"score": y.numpy(), **known}.items()},
-        "r": (("by", "quantity", "end"), with_score(columns)),
-        "partial_r": (("quantity", "end"), given),
-        "size_r": (of_size, with_score(logs)),
-        "excess": (of_size, more),
+        "r": (("quantity", "end"), [if_known(x, with_score) for x in columns]),
+        "partial_r": (("quantity", "end"), [if_known(x, given_sizes, fewest if varied else n + 1) for x in columns]),
+        "size_r": (("size", "end"), [if_known(x, with_score) for x in logs]),
+        "excess": (("size", "end"), [excess(x) for x in logs]),
     }
-    labels = {
-        "model_name": names,
-        "quantity": list(QUANTITIES),
-        "end": list(ENDS),
-        "by": list(_BY),
-        "size": list(SIZES),
-    }
+    labels = {"model_name": names, "quantity": list(LABELS), "end": list(ENDS), "size": list(SIZES)}
     return xr.Dataset(arrays, labels, {"not_computed": "; ".join(missing)})
+
+
+def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") -> pd.DataFrame:
+    """Return the table of models and scores with checked numbers; InputError with the line in the file where a model
+    is named twice or not at all, or a number is none."""
+    require("scores", scores, str | os.PathLike | pd.DataFrame)
+    require("score", score, str)
+    if isinstance(scores, pd.DataFrame):
+        table, where = scores.reset_index(drop=True), "the score table"
+    else:
+        table, where = _read_csv(scores), str(scores)
+    missing = [column for column in ("model", score) if column not in table]
+    if missing:
+        raise InputError(f"{where} has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}")
+    if not len(table):
+        raise InputError(f"{where} has no row; give one a model")
+    names = [name.strip() if isinstance(name, str) else "" for name in table["model"]]
+    columns = [score, *(name for name in SIZES if name in table)]
+    numbers = table[columns].apply(pd.to_numeric, errors="coerce")
+    for place, (row, name) in enumerate(zip(table.index, names, strict=True)):
+        line = f"{where}, line {row + 2}"
+        if not name:
+            raise InputError(f"{line}: no model named; give a name or a directory in the column model")
+        if name in names[:place]:
+            raise InputError(f"{line}: {name} is named a second time; keep one row a model")
+        for column in columns:
+            number, positive = numbers[column][row], column in SIZES
+            if not np.isfinite(number) or (positive and number <= 0):
+                kind = "a positive number" if positive else "a finite number"
+                cell = table[column][row]
+                raise InputError(f"{line}: {column} is {cell!r}, not {kind}; mend it or leave the row out")
+    return table.assign(model=names, **{name: numbers[name].astype(float) for name in columns})
+
+
+def _read_csv(path: str | os.PathLike) -> pd.DataFrame:
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such file; give a CSV with columns model and score")
+    try:
+        # blank lines are kept at first, so that every row knows its line
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path}: not a CSV table ({str(error).strip()})") from error
+    if not isinstance(table.index, pd.RangeIndex):  # pandas makes surplus leading cells the index
+        raise InputError(f"{path}: rows have more cells than there are columns; name every column")
+    return pd.DataFrame(table[(table != "").any(axis=1)])

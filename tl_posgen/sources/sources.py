@@ -34,7 +34,7 @@ from tl_posgen.residual.numbers import REST, SourceSums, sorted_sources
 from tl_posgen.residual.residual_sources import By, Side, SourceVectors, read_prompts
 from tl_posgen.rope.planes import SecondMoments
 from tl_posgen.rope.rotation import rotate
-from tl_posgen.slash.layer_means import statistics_from_qk
+from tl_posgen.slash.dominance import statistics_from_qk
 from tl_posgen.sources.graph import SIDE_WORDS, draw_graph
 from tl_posgen.sources.numbers import TERMS, source_form, source_weights
 from tl_posgen.stats.correlations import rank_correlation
