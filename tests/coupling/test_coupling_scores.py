@@ -55,7 +55,7 @@ def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores
     assert scores.provenance["drawn"] == "spread over the text"
     measured = scores.own.measured.sel(quantity="line_shape_score", end="value")
     columns = torch.tensor(measured.values), torch.tensor(scores.own.score.values)
-    expected, found = correlation(*columns), scores.numbers("r", quantity="line_shape_score")
+    expected, found = correlation(*columns), scores.measure.r(scores.numbers, "line_shape_score")
     assert (found.value, found.low, found.high) == pytest.approx((expected.r, expected.low, expected.high))
     names = [*(f"random init (seed {seed})" for seed in (0, 1)), "shuffled weights (seed 0)"]
     assert [null.attrs["model"] for null in scores.nulls] == names
@@ -67,8 +67,8 @@ def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores
 
 def test_fewer_than_four_models_are_drawn_without_a_correlation(score_rows):
     found = coupling_scores(score_rows[:2], TEXT, **OPTIONS, null_seeds=())
-    assert found.own.r.isnull().all()
-    assert "the correlation and its line (needs 4 models, 2 given)" in found.own.attrs["not_computed"]
+    assert not any(found.measure.r(found.numbers, name) for name in LABELS)
+    assert "the correlation (needs 4 models, 2 given)" in found.findings()[0]
     assert found.null is None
     assert len(found.plot().data) == len(LABELS)
     assert found.plot().layout.annotations[0].text == "2 models: r not defined"
@@ -91,16 +91,16 @@ def test_a_result_has_its_declared_dims_survives_saving_and_is_tabulated_by_mode
 
 def test_sizes_that_all_models_share_are_not_compared_with(scores):
     """All have two layers."""
-    assert not scores.numbers("excess", size="n_layers")
+    own, measure = scores.numbers, scores.measure
+    assert not measure.excess(own, "n_layers")
     _, of_width, of_parameters, *_ = scores.findings()
-    width, excess = scores.numbers("size_r", size="d_model"), scores.numbers("excess", size="d_model")
+    width, excess = measure.r(own, "d_model"), measure.excess(own, "d_model")
     assert of_width.startswith(
         f"Width correlates with score at r = {width.with_interval:.2f}: coupling is not told from"
     )
     assert of_width.endswith(f"(|r| of coupling {excess.with_interval:+.2f}).")
     assert of_parameters.startswith("Parameters")
-    alike = scores.numbers("size_r", size="d_model").inits
-    assert alike == (width.value, width.value)  # random inits have the sizes of their models
+    assert width.inits == (width.value, width.value)  # random inits have the sizes of their models
 
 
 def test_coupling_is_said_to_beat_the_sizes_that_it_beats_beyond_chance_and_no_others(of_mini):
@@ -113,8 +113,8 @@ def test_coupling_is_said_to_beat_the_sizes_that_it_beats_beyond_chance_and_no_o
     table, sizes = table.assign(score=score), sizes.assign(parameters=np.exp(parameters))
     sides = {TRAINED: dataset_of(table, measured, sizes, "score").merge(by_width)}
     found = type(of_mini)(of_mini.measure, joined(of_mini.measure, sides, ["60 models"]))
-    excess = {size: found.numbers("excess", size=size) for size in SIZES}
-    r, of_depth = found.numbers("r", quantity="coupling"), found.numbers("size_r", size="n_layers")
+    excess = {size: found.measure.excess(found.numbers, size) for size in SIZES}
+    r, of_depth = (found.measure.r(found.numbers, name) for name in ("coupling", "n_layers"))
     assert float(excess["n_layers"]) == pytest.approx(abs(r.value) - abs(of_depth.value))
     assert excess["d_model"].low > 0
     assert excess["parameters"].low < 0 < excess["parameters"].high
@@ -123,7 +123,8 @@ def test_coupling_is_said_to_beat_the_sizes_that_it_beats_beyond_chance_and_no_o
 
 
 def test_a_correlation_that_width_makes_is_gone_once_width_is_held_fixed(of_many):
-    r, given = (of_many.numbers(name, quantity="coupling") for name in ("r", "partial_r"))
+    measure, own = of_many.measure, of_many.numbers
+    r, given = measure.r(own, "coupling"), measure.given_sizes(own, "coupling")
     assert r.value > 0.7
     assert abs(given.value) < abs(r.value) / 2
     first, *more = of_many.findings()
@@ -134,20 +135,23 @@ def test_a_correlation_that_width_makes_is_gone_once_width_is_held_fixed(of_many
     assert told == ["is beaten by", "beats", "is not told from"]
 
 
-def test_sizes_in_the_table_count_before_those_of_the_models():
+def test_sizes_in_the_table_count_before_those_of_the_models(of_many):
     table, measured, sizes = made_up()
     data = dataset_of(table.assign(d_model=7.0, parameters=5.0), measured, sizes, "score")
     assert (data.d_model == 7).all()
-    assert data.attrs["not_computed"] == "the correlation given width and size (all models have the same)"
+    own = type(of_many)(of_many.measure, joined(of_many.measure, {TRAINED: data}, ["alike"])).numbers
+    assert of_many.measure.not_computed(own) == ["the correlation given width and size (all models have the same)"]
+    assert not of_many.measure.given_sizes(own, "coupling")
 
 
-def test_a_quantity_that_a_model_lacks_has_no_correlation():
+def test_a_quantity_that_a_model_lacks_has_no_correlation(of_many):
     table, measured, sizes = made_up()
     measured[3] = measured[3] | {"expodistance": Number(float("nan"))}
     data = dataset_of(table, measured, sizes, "score")
-    lacking = data[["r", "partial_r"]].sel(quantity="expodistance")
-    assert lacking.isnull().all()
-    assert data[["r", "partial_r"]].sel(quantity="trace").notnull().all()
+    own = type(of_many)(of_many.measure, joined(of_many.measure, {TRAINED: data}, ["lacking"])).numbers
+    for told in (of_many.measure.r, of_many.measure.given_sizes):
+        assert not told(own, "expodistance")
+        assert told(own, "trace")
 
 
 def test_bad_options_are_refused(score_rows):

@@ -20,7 +20,7 @@ from tl_posgen.core.formatting import counted, format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.null_models import check_seeds
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import TRAINED, Numbers, intervals_of
+from tl_posgen.core.numbers import TRAINED, Numbers, at_init, intervals_of, mean_of
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.store import Parts
@@ -32,7 +32,13 @@ from tl_posgen.models.provenance import null_label
 from tl_posgen.models.tokens import check_counts
 from tl_posgen.report.figures import MARKS, Panels, ends_of, error_bars, model_label, plain, sides
 from tl_posgen.report.kinds import lines
-from tl_posgen.stats.correlations import correlation, correlation_excess, partial_correlation, pearson
+from tl_posgen.stats.correlations import (
+    Correlation,
+    correlation,
+    correlation_excess,
+    partial_correlation,
+    pearson,
+)
 
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
 LABELS = {  # quantities in words; each is a variable of `Coupling`, "trace" a version of coupling
@@ -46,8 +52,6 @@ SIZES = ("d_model", "n_layers", "parameters")  # columns of the table, or counte
 _CONTROLS = ("d_model", "parameters")  # held fixed
 _FEWEST = 4  # models for an interval of r; each control needs one more
 _SHARED = ["backend", "dtype", "length", "prompts", "seed", "null_seeds", "shuffled_seeds", "versions"]
-_WITHIN: dict[str, Any] = {"bounds": (-1, 1)}
-_INTERVAL = "Fisher's 95% interval"
 _SIZE = "of the table, or counted in the model"
 _SIZE_WORDS = {"d_model": "width", "n_layers": "depth", "parameters": "parameters"}
 _NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
@@ -56,9 +60,10 @@ _NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
 def _scatter(result: Any) -> go.Figure:
     """Draw the score against every quantity, a row each: a point a model."""
     shown, score, titles = sides(result), plain(result.measure.score), []
-    for name, (side, data, _) in product(LABELS, shown):
-        number = Number(*map(float, data["r"].sel(quantity=name).values))
-        titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
+    r = {name: result.measure.r(result.numbers, name) for name in LABELS}
+    for one in r.values():
+        for (side, *_), number in zip(shown, (one, *map(Number, (*one.inits[:1], *one.shuffled[:1]))), strict=True):
+            titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
     panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
     for place, ((name, label), (_, data, _)) in enumerate(product(LABELS.items(), shown)):
         found, names = intervals_of(data["measured"].sel(quantity=name)), map(plain, data["model_name"].values)
@@ -112,30 +117,6 @@ class CouplingScores(Measure):
         "d_model": Variable("width", "", _SIZE, ("model_name",), "d_model"),
         "n_layers": Variable("depth", "layers", _SIZE, ("model_name",), "n_layers"),
         "parameters": Variable("parameters", "", _SIZE, ("model_name",), "parameters"),
-        "r": Variable(
-            "correlation with the score",
-            "",
-            f"over models, {_INTERVAL}",
-            ("quantity", "end"),
-            **_WITHIN,
-        ),
-        "size_r": Variable(
-            "correlation of the size", "", "of ln size with the score, as r", ("size", "end"), **_WITHIN
-        ),
-        "excess": Variable(
-            "excess of coupling's correlation",
-            "",
-            "|r| of coupling less |r| of ln size, with the score, Zou's 95% interval",
-            ("size", "end"),
-            **_WITHIN,
-        ),
-        "partial_r": Variable(
-            "correlation given size",
-            "",
-            f"given ln d_model and ln parameters, {_INTERVAL}",
-            ("quantity", "end"),
-            **_WITHIN,
-        ),
         "width_coupling": Variable("coupling of random Jacobians", "", "independent Gaussian", ("norm", "width")),
         "width_r2": Variable("R² against 1/sqrt(width)", "", "of the coupling of random Jacobians", ("norm",)),
     }
@@ -155,28 +136,74 @@ class CouplingScores(Measure):
         ),
     }
 
+    def _over_models(self, own: Numbers, of: Callable[..., Correlation], *names: str, least: int = _FEWEST) -> Number:
+        """Return what a function of columns over models gives, with its interval, and in the null models: columns of
+        quantities, ln sizes, the score. NaN of fewer models, and where one has no value."""
+        given = [own.array("measured", quantity=one) if one in LABELS else own.array(one) for one in names]
+        found = []
+        for init in [TRAINED, *own.nulls]:
+            columns = [torch.tensor(mean_of(at_init(one, init)).values.astype(float)) for one in given]
+            columns = [x.log() if name in SIZES else x for name, x in zip(names, columns, strict=True)]
+            known = len(columns[0]) >= least and all(bool(x.isfinite().all()) for x in columns)
+            found.append(of(*columns).ends if known else (np.nan, np.nan, np.nan))
+        (value, low, high), *nulls = found
+        values, n = tuple(one[0] for one in nulls), len(own.inits)
+        return Number(value, low, high, values[:n], shuffled=values[n:])
+
+    def r(self, own: Numbers, name: str) -> Number:
+        """Return Pearson's r over models of a quantity, or of ln size, with the score, with Fisher's interval."""
+        return self._over_models(own, correlation, name, "score")
+
+    def given_sizes(self, own: Numbers, name: str) -> Number:
+        """Return the correlation of a quantity with the score given ln d_model and ln parameters; NaN where all models
+        have the same."""
+
+        def partial(x: Tensor, y: Tensor, *controls: Tensor) -> Correlation:
+            stacked = torch.stack(controls, 1)
+            varied = bool((stacked != stacked[0]).any())
+            return partial_correlation(x, y, stacked) if varied else Correlation(np.nan, np.nan, np.nan, len(x))
+
+        return self._over_models(own, partial, name, "score", *_CONTROLS, least=_FEWEST + len(_CONTROLS))
+
+    def excess(self, own: Numbers, size: str) -> Number:
+        """Return |r| of coupling less |r| of ln size, both with the score, with Zou's interval."""
+
+        def more(x: Tensor, z: Tensor, y: Tensor) -> Correlation:
+            ends = correlation_excess(correlation(x, y), correlation(z, y), float(pearson(x, z)))
+            return Correlation(*ends, len(x))
+
+        return self._over_models(own, more, "coupling", size, "score")
+
+    def not_computed(self, own: Numbers) -> list[str]:
+        """Return what takes more models, or models of several sizes."""
+        n, held, fewest = own.data.sizes["model_name"], "the correlation given width and size", _FEWEST + len(_CONTROLS)
+        needed = {"the correlation": _FEWEST, held: fewest}
+        missing = [f"{what} (needs {least} models, {n} given)" for what, least in needed.items() if n < least]
+        alike = all(len(set(own.data[name].values.tolist())) == 1 for name in _CONTROLS)
+        return missing + ([f"{held} (all models have the same)"] if alike and n >= fewest else [])
+
     def findings(self, own: Numbers) -> list[str]:
         sentences = []
-        if r := own("r", quantity="coupling"):
-            given = own("partial_r", quantity="coupling")
+        if r := self.r(own, "coupling"):
+            given = self.given_sizes(own, "coupling")
             held = f"; given width and size {given.with_interval:.3f}" if given else ""
             n_models = own.data.sizes["model_name"]
             sentences.append(
                 f"Top-{self.k} coupling and {self.score} correlate at r = {r:.3f} over {n_models} models{held}."
             )
-            excesses = {words: own("excess", size=size) for size, words in _SIZE_WORDS.items()}
+            excesses = {size: self.excess(own, size) for size in SIZES}
             if not any(excesses.values()):
                 sentences.append("Nothing is compared with: all models have one width, depth and number of parameters.")
-            for size, words in _SIZE_WORDS.items():
-                if one := excesses[words]:
+            for size, one in excesses.items():
+                if one:
                     verb = "beats" if one.low > 0 else "is beaten by" if one.high < 0 else "is not told from"
                     sentences.append(
-                        f"{words.capitalize()} correlates with {self.score} at r = "
-                        f"{own('size_r', size=size).with_interval:.2f}: coupling {verb} it (|r| of coupling "
+                        f"{_SIZE_WORDS[size].capitalize()} correlates with {self.score} at r = "
+                        f"{self.r(own, size).with_interval:.2f}: coupling {verb} it (|r| of coupling "
                         f"{one.with_interval:+.2f})."
                     )
-        if own.attrs["not_computed"]:
-            sentences.append(f"Not computed: {own.attrs['not_computed']}.")
+        if missing := self.not_computed(own):
+            sentences.append(f"Not computed: {'; '.join(missing)}.")
         frobenius, trace = (own.data["width_coupling"].sel(norm=norm).values for norm in NORMS)
         widths, bound = own.data["width"].values, format_bound(abs(frobenius).tolist())
         sentences.append(
@@ -191,9 +218,9 @@ class CouplingScores(Measure):
         much coupling's is more."""
         nothing = [Number(np.nan)]
         columns = {
-            "r": [own("r", quantity=one) for one in LABELS] + [own("size_r", size=one) for one in SIZES],
-            "given size": [own("partial_r", quantity=one) for one in LABELS] + nothing * len(SIZES),
-            "excess": nothing * len(LABELS) + [own("excess", size=one) for one in SIZES],
+            "r": [self.r(own, one) for one in (*LABELS, *SIZES)],
+            "given size": [self.given_sizes(own, one) for one in LABELS] + nothing * len(SIZES),
+            "excess": nothing * len(LABELS) + [self.excess(own, one) for one in SIZES],
         }
         cells = {
             name: [f"{one.with_interval:.3f}" if one else "-" for one in all_of] for name, all_of in columns.items()
@@ -288,50 +315,15 @@ def coupling_scores(
 def dataset_of(
     table: pd.DataFrame, measured: Sequence[Mapping[str, Number]], sizes: pd.DataFrame, score: str
 ) -> xr.Dataset:
-    """Return the quantities of all models, and their correlations with the score, as they are and given ln sizes; those
-    of ln sizes, and the excess of coupling's over them.
-
-    Where there are too few models, or all have one size, they are NaN; the attribute `not_computed` says which. Sizes
-    in the table count before those of the models.
-    """
+    """Return the quantities of all models, their scores and sizes; sizes in the table count before the models' own."""
     known = {name: (table if name in table else sizes)[name].to_numpy(float) for name in SIZES}
-    values = np.array([[[getattr(one[name], end) for one in measured] for name in LABELS] for end in ENDS])
+    values = [[[getattr(one[name], end) for one in measured] for name in LABELS] for end in ENDS]
     short = [Path(name).name for name in table["model"]]
     names = short if len(set(short)) == len(short) else table["model"].tolist()
-    y, columns, n = torch.tensor(table[score].to_numpy(float)), torch.tensor(values[0]), len(table)
-    logs = torch.tensor(np.log([known[name] for name in SIZES]))
-    controls = logs[[SIZES.index(name) for name in _CONTROLS]].mT
-    varied, fewest = bool((controls != controls[0]).any()), _FEWEST + len(_CONTROLS)
-
-    def if_known(x: Tensor, ends: Callable[[Tensor], tuple[float, ...]], needed: int = _FEWEST) -> tuple[float, ...]:
-        return ends(x) if n >= needed and bool(x.isfinite().all()) else (np.nan,) * len(ENDS)
-
-    def with_score(x: Tensor) -> tuple[float, ...]:
-        return correlation(x, y).ends
-
-    def given_sizes(x: Tensor) -> tuple[float, ...]:
-        return partial_correlation(x, y, controls).ends
-
-    coupled = columns[list(LABELS).index("coupling")]
-
-    def excess(size: Tensor) -> tuple[float, ...]:
-        between = float(pearson(coupled, size))
-        return if_known(coupled, lambda x: correlation_excess(correlation(x, y), correlation(size, y), between))
-
-    held = "the correlation given width and size"
-    needed = {"the correlation and its line": _FEWEST, held: fewest}
-    missing = [f"{what} (needs {least} models, {n} given)" for what, least in needed.items() if n < least]
-    missing += [f"{held} (all models have the same)"] if not varied and n >= fewest else []
-    arrays: dict[str, Any] = {
-        "measured": (("end", "quantity", "model_name"), values),
-        **{name: ("model_name", column) for name, column in {"score": y.numpy(), **known}.items()},
-        "r": (("quantity", "end"), [if_known(x, with_score) for x in columns]),
-        "partial_r": (("quantity", "end"), [if_known(x, given_sizes, fewest if varied else n + 1) for x in columns]),
-        "size_r": (("size", "end"), [if_known(x, with_score) for x in logs]),
-        "excess": (("size", "end"), [excess(x) for x in logs]),
-    }
-    labels = {"model_name": names, "quantity": list(LABELS), "end": list(ENDS), "size": list(SIZES)}
-    return xr.Dataset(arrays, labels, {"not_computed": "; ".join(missing)})
+    columns = {"score": table[score].to_numpy(float), **known}
+    arrays = {"measured": (("end", "quantity", "model_name"), values)}
+    arrays |= {name: ("model_name", column) for name, column in columns.items()}
+    return xr.Dataset(arrays, {"model_name": names, "quantity": list(LABELS), "end": list(ENDS)})
 
 
 def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") -> pd.DataFrame:

@@ -16,7 +16,7 @@ from tl_posgen.core.measure import Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
-from tl_posgen.coupling.jacobian_measure import JacobianMeasure, between_different
+from tl_posgen.coupling.coupling import JacobianMeasure
 from tl_posgen.coupling.jacobians import passes_of, residual_streams
 from tl_posgen.errors import InputError
 from tl_posgen.report.kinds import lines
@@ -106,7 +106,7 @@ class TokenCoupling(JacobianMeasure):
         if self.tokens is None:  # evenly spread
             spread = {length * part // _SPREAD - 1 for part in range(1, _SPREAD + 1)}
             prepared = replace(self, tokens=sorted(spread - {-1}))
-        prepared.refuse_choices(model, length)
+        super(TokenCoupling, prepared).prepare(model, tokens)
         if len({token % length for token in prepared.positions}) < 2:
             raise InputError("tokens couple with each other: give two different positions at least, in longer prompts")
         return prepared
@@ -128,14 +128,14 @@ class TokenCoupling(JacobianMeasure):
                 "same_input": [between(tokens[0], target) for target in tokens],
                 "same_output": [between(source, tokens[-1]) for source in tokens],
             }
-            layers = [[self.pairs(run, one)[0] for one in zip(*of_kind, strict=True)] for of_kind in members.values()]
+            layers = [[self.pairs(run, one) for one in zip(*of_kind, strict=True)] for of_kind in members.values()]
             couplings, chances = (
                 np.stack([np.stack([self.by_k(pairs, "absolute", bases) for pairs in found], 1) for found in layers])
                 for bases in ("aligned", "chance")
             )
             sizes = np.stack([[pairs.values[:, 0].cpu().numpy() for pairs in found] for found in layers])
             known = (sizes > 0)[:, None, ..., None]  # a token outside the layer's window has no Jacobian
-            couplings = between_different(np.where(known & known.swapaxes(-1, -2), couplings, np.nan))
+            couplings = np.where(known & known.swapaxes(-1, -2), couplings, np.nan)
             chances = np.where(known, chances, np.nan).mean(-1)
             labels = {"kind": list(members), "k": self.ks, "layer": chosen_layers, "token": tokens, "token_2": tokens}
             dims = ("kind", "k", "layer", "token")
