@@ -11,7 +11,7 @@ PYTEST = -m pytest -q
 # one torch thread a process: with tiny tensors a second one costs more than it brings
 ALL_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal
 # files of numbers, which know nothing of a model: rope/planes.py, slash/numbers/cone_fit.py
-NUMBERS = $(sort $(shell cd tl_posgen && find rope stats */numbers */*/numbers [j-s]*/numbers.py -name '*.py'))
+NUMBERS = $(sort $(shell cd tl_posgen && find rope stats */numbers */*/numbers [j-s]*/numbers.py position/*/numbers.py -name '*.py'))
 TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test_$(notdir $(file))))
 # numbers, arguments, made-up results, pages, files and notebooks depend on no backend; they are tested once, on 3.9.0
 NOT_ON_BRIDGE = $(TESTS_OF_NUMBERS) $(patsubst %,tests/%.py,test_imports test_docs test_doc_commands test_examples \
@@ -84,12 +84,12 @@ coverage: $(VENV)/installed-dev ## the whole suite, and which lines it does not 
 
 # every mutant of what all results rest on, and 300 of the other files of numbers, each file with the test of its name
 POSITION = position/decomposition/numbers
-MUTATED = $(wildcard tl_posgen/rope/[a-z]*.py) $(patsubst %,tl_posgen/models/geometry/%.py,proof pass_proof plain_proof) \
+MUTATED = $(wildcard tl_posgen/rope/[a-z]*.py) tl_posgen/models/geometry/proof.py \
 	$(patsubst %,tl_posgen/$(POSITION)/%.py,pair_moments causal_pairs three_axis_fit \
 	pair_weights_fit variance_shares)
-MUTATION_TESTS = tests/rope tests/test_devices.py tests/position/substitution/numbers/test_splits.py $(patsubst %,tests/models/geometry/test_%.py,proof pass_proof compared_rows plain_proof) \
+MUTATION_TESTS = tests/rope tests/test_devices.py tests/position/substitution/test_numbers.py $(patsubst %,tests/models/geometry/test_%.py,proof pass_proof compared_rows) \
 	$(patsubst %,tests/$(POSITION)/test_%.py,pair_moments three_axis_fit distance_weights pair_weights_fit variance_shares) \
-	tests/position/distance/numbers/test_distance_table.py
+	tests/position/distance/test_numbers.py
 OTHER_NUMBERS = $(filter-out $(MUTATED) %__init__.py,$(NUMBERS:%=tl_posgen/%))
 MUTATE = OMP_NUM_THREADS=1 PYTHONPATH=.ci $(VENV)/bin/python $(PYTEST) -s -p mutants
 

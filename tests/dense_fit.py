@@ -13,8 +13,7 @@ from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 
 PAIRS = [
     *(CausalPairs(24, window) for window in (None, 7, 2, 1)),
-    *(CausalPairs(24, None, first, diagonal) for first, diagonal in ((False, True), (True, False), (False, False))),
-    CausalPairs(24, window=7, first_token=False, diagonal=False),
+    *(CausalPairs(24, window, first_token=False) for window in (None, 7)),
     *map(CausalPairs, (3, 2, 1)),
 ]
 
@@ -87,16 +86,16 @@ def fit_of(moments: PairMoments, first_token: bool = True, **how) -> ThreeAxisFi
     return fit_three_axis(moments if first_token else moments.without_first_token, **how)
 
 
-def three_axis_from_qk(q, k, scale=1.0, *, window=None, first_token=True, diagonal=True, **how) -> ThreeAxisFit:
-    return fit_of(pair_moments(q, k, scale, window=window, diagonal=diagonal), first_token, **how)
+def three_axis_from_qk(q, k, scale=1.0, *, window=None, first_token=True, **how) -> ThreeAxisFit:
+    return fit_of(pair_moments(q, k, scale, window=window), first_token, **how)
 
 
-def three_axis_from_scores(scores, *, window=None, first_token=True, diagonal=True, **how) -> ThreeAxisFit:
-    return fit_of(pair_moments_from_scores(scores, window=window, diagonal=diagonal), first_token, **how)
+def three_axis_from_scores(scores, *, window=None, first_token=True, **how) -> ThreeAxisFit:
+    return fit_of(pair_moments_from_scores(scores, window=window), first_token, **how)
 
 
 def options(pairs: CausalPairs) -> dict:
-    return {"window": pairs.window, "first_token": pairs.first_token, "diagonal": pairs.diagonal}
+    return {"window": pairs.window, "first_token": pairs.first_token}
 
 
 def fitted_entries(fit: ThreeAxisFit, pairs: CausalPairs) -> np.ndarray:

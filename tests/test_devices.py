@@ -7,15 +7,14 @@ input's device is one of them, and cannot meet the input; where it is the inputs
 import pytest
 import torch
 
-from tl_posgen.models.geometry.pass_proof import is_softmax
-from tl_posgen.models.geometry.proof import allowed_error, without_row_offsets
+from tl_posgen.models.geometry.proof import allowed_error, is_softmax, without_row_offsets
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, interaction_share, variance_shares
-from tl_posgen.position.distance.numbers.distance_table import key_agreement
-from tl_posgen.position.substitution.numbers.splits import positional_profile, running_mean_key
+from tl_posgen.position.distance.numbers import key_agreement
+from tl_posgen.position.substitution.numbers import positional_profile, running_mean_key
 from tl_posgen.rope.bilinear_sums import sums_over_band
 from tl_posgen.rope.frequency_bands import bands_by_wavelength
 from tl_posgen.rope.planes import turning_factors

@@ -33,7 +33,7 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     "plane_perturbation": ("wavelength", "rho", "rho_gap", "rho_positions"),  # a method tells rho
     "planes": (  # what a head's directions are is told by r1; of phases, the means are drawn
         *("mean", "phase_std", "relative_phase", "participation", "centred_participation", "rank", "centred_rank"),
-        *("score", "planes_met"),
+        *("score", "planes_met", "meets"),
     ),
     "band_ablation": ("score_alone", "best_distance", "best_uniform"),  # those of `slash_ablation` and `slash`
     "coupling": (  # functions of `coupling` give these; of paths, the medians over tokens are told
@@ -77,7 +77,10 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
         *("a", "slope", "a_slope", "curve_r"),  # `three_axis` has a; the others are expressions of it and `curve`
         *("table", "example_head"),  # of one prompt, for a picture
     ),
-    "length_extrapolation": ("off_axes", "plane_offset", "plane_noise"),  # no paper names them
+    "length_extrapolation": (
+        *("off_axes", "plane_offset", "plane_noise"),  # no paper names them
+        *("mahalanobis", "entropy", "normaliser"),  # no page and no claim reads them: see frechet, and the loss
+    ),
     "substitution": ("dose_loss", "cost"),  # `substitute(residual=, heads=)`: no page and no claim reads them
     "slash_planes": ("predicted_peak", "score_at_peak", "same_peak", "chance_peak"),
 }

@@ -77,7 +77,13 @@ def test_rises_have_intervals_and_nulls_and_stand_in_words_table_and_figure(resu
     (said,) = result.findings()
     assert f"everywhere {rises['everywhere']:+.3f}" in said
     table = result.table().set_index("condition")
-    np.testing.assert_allclose(table["rise"][1:], [rise.value for rise in rises.values()])
+    shares = list(result.measure.recovered(result.numbers).values())
+    for names, numbers in (
+        (["rise", "low", "high"], [*rises.values()]),
+        (["recovered", "recovered_low", "recovered_high"], shares),
+    ):  # each beside the ends of its own interval
+        ends = [[one.value, one.low, one.high] for one in numbers]
+        np.testing.assert_allclose(table[names].iloc[-len(ends) :], ends)
     assert table["recovered"]["everywhere"] == 0
     assert table["recovered"].drop("unchanged").max() < 1
     trained, null = result.plot().data

@@ -13,14 +13,14 @@ import xarray as xr
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
 from tl_posgen.core.number import AtHead, Number
-from tl_posgen.core.numbers import KEPT, SAMPLED, TRAINED, Numbers, at_init, interval_of, mean_of, mean_over
+from tl_posgen.core.numbers import KEPT, SAMPLED, TRAINED, Numbers, at_init, intervals_of, mean_of, mean_over
 from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import null_label
 from tl_posgen.report.figures import DIVERGING, model_label
-from tl_posgen.report.head_figures import map_panels
+from tl_posgen.report.head_figures import Map, map_panels
 from tl_posgen.stats.intervals import difference_interval
 
 SIDES = ("first", "second")
@@ -139,8 +139,8 @@ def _per_head(report: Report, apart: Any) -> dict[str, xr.DataArray]:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore").astype(float)
                 sampled = variable.interval or bool(set(SAMPLED) & set(variable.dims))  # an argmax has no interval
                 attrs = {"label": variable.label, "headline": bool(variable.headline) and sampled}
-                columns = columns_of(array, f"{result.name}.{name}", (*KEPT, *HEAD), result.measure.usual())
-                found |= {one: column.assign_attrs(attrs) for one, column in columns.items()}
+                for at, column in columns_of(array, (*KEPT, *HEAD), result.measure.usual()):
+                    found[", ".join([f"{result.name}.{name}", *at])] = column.assign_attrs(attrs)
     return found
 
 
@@ -168,21 +168,24 @@ def _change(first: xr.DataArray, second: xr.DataArray, paired: bool) -> xr.DataA
     value = mean_of(second) - mean_of(first)
     own = [at_init(one, TRAINED) for one in (first, second)]
     if paired:
-        low, high = interval_of(own[1] - own[0])[1:]
+        found = intervals_of(own[1] - own[0])
+        low, high = found["low"], found["high"]
     else:
         like = _of_model(value)
-        before, after = ([end.transpose(*like.dims).values for end in interval_of(one)] for one in own)
+        before, after = ([intervals_of(one)[end].transpose(*like.dims).values for end in ENDS] for one in own)
         low, high = (like.copy(data=end) for end in difference_interval(before, after))
     ends: Any = [value, *(end.expand_dims(init=[TRAINED]).reindex(init=value["init"]) for end in (low, high))]
     return xr.concat(ends, xr.Variable("end", np.array(ENDS)), coords="minimal", compat="override")
 
 
-def _draw_maps(result: Any) -> go.Figure:
+def _maps_of_changes(result: Any) -> go.Figure:
     """Draw layer x head maps of the changes of the first numbers."""
-    change = result.own["change"].sel(end=ENDS[0], drop=True).isel(number=slice(DRAWN))
+    change = result.own["change"].sel(end=ENDS[0], drop=True).isel(number=slice(DRAWN)).transpose("number", *HEAD)
     labels = [str(label) for label in result.own["label"].values[:DRAWN]]
-    panels = map_panels(labels, [one.reset_coords(drop=True) for one in change.transpose("number", ...)], {}, columns=3)
+    maps = [Map(n, "", label, change[n].reset_coords(drop=True)) for n, label in enumerate(labels)]
+    panels = map_panels(maps, columns=3)
     panels.figure.update_traces(coloraxis=None, colorscale=DIVERGING, zmid=0, showscale=False)
+    panels.figure.layout.coloraxis = None
     subtitle = "second less first, each map on its own scale of colours; headlines first"
     return panels.finish(f"Difference per head · {model_label(result.own)}", subtitle)
 
@@ -209,7 +212,7 @@ class Comparison(Measure):
         "loss": Variable("loss", "nats", "of both reports, prompt by prompt", ("report", "prompt")),
         "label": Variable("name of the number", "", "", ("number",)),
     }
-    figures = {"maps": _draw_maps}
+    figures = {"maps": _maps_of_changes}
     legend = "means over heads; interval from, to: of the mean difference, 95%."
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:

@@ -25,8 +25,8 @@ from tl_posgen.report.kinds import bars
 from tl_posgen.stats.intervals import FEWEST
 
 UNTOUCHED = "unchanged"  # the condition without hooks
-MOST_NAMED = 6  # conditions in a sentence
-SOME = 8  # conditions, where they are not known before
+_MOST_NAMED = 6  # conditions in a sentence
+_SOME = 8  # conditions, where they are not known before
 WORTHLESS = 0.01  # nats: where a control costs less, shares of it are noise
 PREDICTIONS = {  # variables of a measure that says how far predictions move, and on which tokens
     "kl": Variable(
@@ -114,7 +114,7 @@ class Interventions(Measure):
 
     def passes(self, run: Run) -> int:
         is_known = not self.after or bool(run.before)  # else conditions may read what is not measured yet
-        return len(run.rows) * (1 + (len(self.named_conditions(run)) if is_known else SOME))
+        return len(run.rows) * (1 + (len(self.named_conditions(run)) if is_known else _SOME))
 
     def of_model(self, run: Run) -> xr.Dataset:
         conditions = self.named_conditions(run)
@@ -200,22 +200,24 @@ class Interventions(Measure):
 
     def findings(self, own: Numbers) -> list[str]:
         rises = self.rises(own)
-        most = sorted(rises, key=lambda name: -np.nan_to_num(rises[name].value))[:MOST_NAMED]
+        most = sorted(rises, key=lambda name: -np.nan_to_num(rises[name].value))[:_MOST_NAMED]
         said = "; ".join(f"{in_words(name, self.words)} {rises[name]:+.3f}" for name in most)
         some = f", the {len(most)} dearest of {len(rises)}" if len(most) < len(rises) else ""
         loss = own("loss")
         return [f"Rise of the loss of {loss.plain:.3f} nats{in_brackets(f'{loss.null:.3f}')}{some}: {said}."]
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a condition: loss, rise, and the interval of the rise; with a control instead of that the share
-        of the control's rise that is avoided, and its interval."""
+        """Return a row a condition: loss, rise with the ends of its interval, and with a control the share of the
+        control's rise that is avoided, with its ends."""
         losses = own.along(own.array("loss", condition=None), "condition")
-        names = map(str, own.data["condition"].values)
         rises, shares = self.rises(own), self.recovered(own) if self.control else {}
         rows = []
-        for name, loss in zip(names, losses, strict=True):
-            row, ends = {"condition": name, "loss": loss.value}, shares.get(name, rises.get(name))
-            row |= {"rise": rises[name].value} if name in rises else {}
-            row |= {"recovered": shares[name].value} if name in shares else {}
-            rows.append(row | ({} if ends is None else {"low": ends.low, "high": ends.high}))
+        for name, loss in zip(map(str, own.data["condition"].values), losses, strict=True):
+            row = {"condition": name, "loss": loss.value}
+            if name in rises:
+                row |= {"rise": rises[name].value, "low": rises[name].low, "high": rises[name].high}
+            if name in shares:
+                share = shares[name]
+                row |= {"recovered": share.value, "recovered_low": share.low, "recovered_high": share.high}
+            rows.append(row)
         return pd.DataFrame(rows)

@@ -1,14 +1,25 @@
-"""A griffe extension: sections that are called Example hold doctests, as those that are called Examples do."""
+"""A griffe extension: how the reference reads docstrings, beside what Google's style says."""
 
 import re
 from typing import Any
 
 import griffe
 
+SEVERAL = re.compile(r"^( +)(\*{0,2}\w+(?:, \*{0,2}\w+)+): ", re.MULTILINE)
+
 
 class DoctestExamples(griffe.Extension):
-    """Without it an Example is shown as a quotation inside a quotation inside a quotation."""
+    """A section that is called Example holds doctests; a line that explains several arguments is a line for each."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring:
-            obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
+            text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
+            begins, args, rest = text.partition("Args:\n")
+            section, *others = re.split(r"^(?=\S)", rest, maxsplit=1, flags=re.MULTILINE)
+            obj.docstring.value = begins + args + SEVERAL.sub(one_each, section) + "".join(others)
+
+
+def one_each(match: re.Match[str]) -> str:
+    """The last name has the text; those before it name the last."""
+    margin, names = match[1], match[2].split(", ")
+    return "".join(f"{margin}{name}: as `{names[-1]}`.\n" for name in names[:-1]) + f"{margin}{names[-1]}: "

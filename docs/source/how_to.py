@@ -15,9 +15,35 @@ HERE = Path(__file__).parent / "how_to"
 PRINTED = HERE / "printed.json"
 DOCS = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+QUESTIONS = {  # heading -> page -> question, as the navigation and the list of pages have them
+    "Heads": {
+        "slash_heads": "Which heads look back a fixed distance (previous-token heads), and do they matter?",
+        "one_prompt": "How do I analyse one prompt instead of a book?",
+        "position_part": "How do I get the position part of a head's scores, or remove it?",
+        "sae": "How do I use my sparse autoencoder (SAELens)?",
+    },
+    "Models": {
+        "gguf": "How do I measure a GGUF file?",
+        "large_models": "How do I measure a 7 B model on one GPU, a 70 B model over several?",
+        "transformers": "How do I bring a model of transformers, nnsight or nnterp?",
+        "compare": "How do I compare a base model with its instruct version?",
+        "training": "How do I watch measures during training?",
+        "many_models": "How do I measure many models on a cluster?",
+    },
+    "Uses": {
+        "harness": "How do I run a benchmark (lm-evaluation-harness) under an intervention?",
+        "kv_cache": "Which rule should I use for a KV cache?",
+        "own_measure": "How do I write my own measure?",
+    },
+}
 ON_MINI = {  # what a page asks the Hub or a GPU for -> what CI, and this script, run in its place
     'tl_posgen.load_model("EleutherAI/pythia-160m", device="cuda")': 'tl_posgen.load_model("mini")',
     'tl_posgen.load_model("HuggingFaceTB/SmolLM2-135M")': 'tl_posgen.load_model("mini")',
+    'tl_posgen.load_model("SmolLM2-135M-Instruct.Q4_1.gguf")': 'tl_posgen.load_model("mini")',
+    'tl_posgen.load_model("meta-llama/Llama-2-7b-hf", dtype="bfloat16", device="cuda")': 'tl_posgen.load_model("mini")',
+    'tl_posgen.load_model("meta-llama/Llama-3.1-70B", dtype="bfloat16", device_map="auto")': (
+        'tl_posgen.load_model("mini", backend="bridge")'
+    ),
     'tl_posgen.load_model("HuggingFaceTB/SmolLM2-135M-Instruct")': "tl_posgen.random_like(base, seed=0)",
 }
 

@@ -37,7 +37,6 @@ CHECKPOINTS = sorted((EXAMPLES / "mini_model" / "checkpoints").iterdir())
 MODELS = {
     "mini": (None, None),
     "stories260K": ("models/stories260K", "text/tinystories.txt"),
-    "babyllama105": ("models/babyllama105", "text/tinystories.txt"),
     "atome_vanilla_1m": ("models/atome_vanilla_1m", "text/tinystories.txt"),
     "SmolLM2-135M-Instruct": ("SmolLM2-135M-Instruct.Q4_1.gguf", "text/wikitext2.txt"),
     "Gemma 3 270M": ("gemma-3-270m-q4_k_m.gguf", "text/wikitext2.txt"),

@@ -12,7 +12,7 @@ from tl_posgen.core.measure import Measure
 
 PART = "measures"  # whose numbers these pages show
 MOST_FINDINGS = 1
-MOST_WORDS = 70  # of details
+MOST_WORDS = 35  # of details
 GROUPS = {  # question -> the measures that answer it, as the navigation and the list of measures have them
     "How much is position, how much content?": (
         "three_axis",
@@ -99,16 +99,19 @@ def in_table(text: str) -> str:
 
 
 def options(measure: type[Measure]) -> list[SimpleNamespace]:
-    """Return a row an option: its name, its default, and the sentence of the docstring on it."""
+    """Return a row for each sentence of the docstring on options: their names, their defaults, and the sentence."""
     told = re.search(r"^Args:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(measure.__doc__ or ""), re.MULTILINE | re.DOTALL)
     meanings: dict[str, str] = {}
     for entry in re.split(r"\n(?=    \S)", told[1]) if told else ():
         names, _, words = entry.strip().partition(": ")
         meanings |= {name.strip(): in_table(re.sub(r"\s+", " ", words)) for name in names.split(",")}
-    return [
-        SimpleNamespace(name=one.name, default=in_words(one.default), meaning=meanings.get(one.name, ""))
-        for one in fields(measure)
-    ]
+    rows: dict[str, SimpleNamespace] = {}  # options that one sentence explains are one row
+    for one in fields(measure):
+        meaning = meanings.get(one.name, "")
+        row = rows.setdefault(meaning or one.name, SimpleNamespace(names=[], defaults=[], meaning=meaning))
+        row.names.append(f"`{one.name}`")
+        row.defaults += [f"`{in_words(one.default)}`"] if in_words(one.default) else []
+    return list(rows.values())
 
 
 def in_words(value: Any) -> str:

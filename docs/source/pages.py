@@ -16,6 +16,7 @@ import measure_pages
 import yaml
 from numbers_file import Measured, read_numbers
 
+from tl_posgen.claims import PAPERS
 from tl_posgen.core.number import Number, mean_of_nulls
 
 if sys.version_info >= (3, 11):
@@ -27,8 +28,9 @@ HERE = Path(__file__).parent
 DOCS, ROOT = HERE.parent, HERE.parents[1]
 FAMILIES = DOCS / "families.json"
 
-SMALL = ("mini", "stories260K", "babyllama105")
+SMALL = ("mini", "stories260K")
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
+OF_ROOT = ("README.md", "mkdocs.yml", "CITATION.cff")
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
 
 
@@ -78,13 +80,32 @@ SHORTER = {  # what claims say, as the table of real models says it
     "above uniform, the axis alone makes": "above uniform the axis makes",
     " of the words swapped": "",
     ", mean over layers": "",
+    " at 50 tokens or further, without the first token": " with D of 50 or more",
+    "cosine of the inputs with their axis": "cosine",
+    "slash score of dominant heads": "slash score",
+    "so there is nothing to recover": "nothing to recover",
+    "cloze of 800 items (random init 200): ": "",
+    "R² of ln |x| against depth": "R²",
+    "line-shape score": "line shape",
+    "the fit leaves ": "left ",
+    " of the variance within rows, ": " of the variance, ",
+    "weights shuffled here": "shuffled",
     ", mean over heads": "",
     "|": "\\|",
 }
 
 
-def shorter(text: str) -> str:
-    """Return what a claim says for a cell of a table."""
+CLAUSES = {"position 3": slice(1, 2), "slash 1": slice(2), "slash 4": slice(3)}  # of a claim; of others the first
+
+
+def shorter(row: Mapping[str, Any], side: str) -> str:
+    """Return what decides a claim, "measured" or of its "null" models, for a cell of a table."""
+    kinds = re.split(r"(?:^|; )(random init|weights shuffled here|shuffled): ", row[side])
+    clauses = CLAUSES.get(row["claim"], slice(1)) if side == "measured" or row["claim"] != "slash 4" else slice(1)
+    cut = ["; ".join(said.split("; ")[clauses]) for said in kinds[::2]]
+    text = "; ".join([*cut[:1], *map(": ".join, zip(kinds[1::2], cut[1:], strict=True))]).removeprefix("; ")
+    text = re.sub(r" of \d+ heads none is slash-dominant", " no dominant head", text)
+    text = re.sub(r" over \d+ layers| in \d+ heads, none slash-dominant", "", text)
     for long, short in SHORTER.items():
         text = text.replace(long, short)
     return text
@@ -164,8 +185,9 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {**FORMS, "quoted": quoted, "excerpt": excerpt, "nulls": nulls, "told": shorter}
+    made.filters |= {**FORMS, "quoted": quoted, "excerpt": excerpt, "nulls": nulls}
     made.filters |= {"beside": beside, "with_interval": with_interval, "beside_with_interval": beside_with_interval}
+    made.filters["cell"] = measure_pages.in_table
     made.filters["interval_of_percent"] = interval_of_percent
 
     def result(part: str, name: str) -> Measured:
@@ -192,20 +214,32 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),
         "claim_rows": claim_rows,
         "interval": interval,
+        "told": shorter,
         "measured_with": ", ".join(
             dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
         ),
         "training_log": training_log(),
-        "citations": citations(),
         "address": address(),
+        "site": project().get("urls", {}).get("Documentation", "").removesuffix("/"),
         "version": project()["version"],
         "families": families(),
+        "architectures": architectures(),
+        "notebooks": notebooks(),
         "own_measure": own_measure(),
         "groups": measure_pages.GROUPS,
+        "questions": how_to.QUESTIONS,
+        "papers": PAPERS,
         "measures": list(measure_pages.pages_of(numbers[measure_pages.PART])),
         "max": max,
     }
+    made.globals["citations"] = citations(made.get_template("CITATION.cff.j2").render())
     return made
+
+
+def notebooks() -> list[dict[str, str]]:
+    """The notebooks of examples/, by the title that each begins with."""
+    titled = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("[0-9]*.py"))}
+    return [{"name": name, "title": text.partition("\n# # ")[2].partition("\n")[0]} for name, text in titled.items()]
 
 
 def own_measure() -> str:
@@ -226,6 +260,28 @@ def families() -> list[dict[str, Any]]:
     return sides
 
 
+def architectures() -> list[dict[str, str]]:
+    """docs/families.json by architecture: the outcome of each side, and in short why the last one refuses it."""
+    rows: dict[str, dict[str, str]] = {}
+    for version, told in json.loads(FAMILIES.read_text(encoding="utf-8")).items():
+        for row in told["rows"]:
+            one = rows.setdefault(row["family"], {"name": row["family"], "why": ""})
+            side = f"{KINDS.get(row['backend'], '')}, {version}"
+            outcomes = {one.get(side, "–"), row["outcome"].replace("not built", "–")}
+            one[side] = next((which for which in ("right", "refused") if which in outcomes), "–")
+            if row["outcome"] == "refused":
+                one["why"] = briefly(row["reason"])
+    return [rows[name] | {"why": rows[name]["why"] or "cannot be built this small"} for name in sorted(rows)]
+
+
+def briefly(reason: str) -> str:
+    """Return the first clause of a refusal, for a cell of a table."""
+    if "has no bridge" in reason:
+        return "TransformerLens has no bridge"
+    text = re.sub(r"^(\w+Error: |layer \d+: )+", "", reason)
+    return measure_pages.in_table(re.split(r" \(|; |, whose|: /", text)[0][:80])
+
+
 def training_log() -> Sequence[SimpleNamespace]:
     """The log of the bundled model's training: a row each time it was looked at."""
     log = ROOT / "examples" / "mini_model" / "log.jsonl"
@@ -237,15 +293,26 @@ def rendered(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = 
     made = environment(numbers, shown)
     for page in made.globals["measures"]:
         yield DOCS / "measures" / f"{page.measure.name}.md", made.get_template("measure.md.j2").render(page=page)
+    for name in ("families", "claims"):
+        yield DOCS / "reference" / f"{name}.md", made.get_template(f"reference/{name}.md.j2").render()
     for template in sorted((HERE / "how_to").glob("*.md.j2")):
         name = template.name.removesuffix(".md.j2")
         text = made.get_template(f"how_to/{template.name}").render()
         yield DOCS / "how_to" / f"{name}.md", how_to.with_output(name, text)
-    for template in sorted(HERE.glob("*.md.j2")):
+    for template in sorted(HERE.glob("*.*.j2")):
         if template.name == "measure.md.j2":
             continue
         name = template.name.removesuffix(".j2")
-        yield (ROOT if name == "README.md" else DOCS) / name, made.get_template(template.name).render()
+        text = made.get_template(template.name).render()
+        if name == "README.md" and address():
+            text = absolute(text)
+        yield (ROOT if name in OF_ROOT else DOCS) / name, text
+
+
+def absolute(text: str) -> str:
+    """Return a page whose links and pictures lead to the repository, as an index of packages shows it alone."""
+    text = re.sub(r"!\[([^\]]*)\]\((?!\w+:)", rf"![\1]({address()}/raw/main/", text)
+    return re.sub(r"\]\((?!\w+:|#)", f"]({address()}/blob/main/", text)
 
 
 def shown_in(numbers: Mapping[str, Any]) -> set[str]:
@@ -266,25 +333,26 @@ def address() -> str:
     return project().get("urls", {}).get("Repository", "").removesuffix("/")
 
 
-def citations() -> list[str]:
+def citations(cff: str) -> list[str]:
     """CITATION.cff as BibTeX: the software, and the papers behind it."""
-    told = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    software = {"title": f"{{{told['title']}}}", "author": authors(told), "year": "2026", "version": told["version"]}
-    software |= {"url": address()} if address() else {}
+    told = yaml.safe_load(cff)
+    software = {"title": f"{{{told['title']}}}", "author": authors(told), "year": str(told["date-released"])[:4]}
+    software |= {"version": told["version"]} | ({"url": address()} if address() else {})
     entries = [bibtex("software", "tl_posgen", software)]
     for paper in told["references"]:
         arxiv = paper["url"].rpartition("/")[2]
         fields = {"title": f"{{{paper['title']}}}", "author": authors(paper), "year": paper["year"]}
+        fields |= {"booktitle": paper["conference"]["name"]} if "conference" in paper else {}
         fields |= {"eprint": arxiv, "archivePrefix": "arXiv", "url": paper["url"]}
-        first = paper["authors"][0]["family-names"].lower()
-        entries.append(bibtex("misc", f"{first}{paper['year']}", fields))
+        kind = "inproceedings" if "conference" in paper else "misc"
+        entries.append(bibtex(kind, f"{paper['authors'][0]['family-names'].lower()}{paper['year']}", fields))
     return entries
 
 
 def authors(told: Mapping[str, Any]) -> str:
     """BibTeX's list of names."""
     names = [", ".join(one[key] for key in ("family-names", "given-names") if key in one) for one in told["authors"]]
-    return " and ".join(name or one["name"] for name, one in zip(names, told["authors"], strict=True))
+    return " and ".join(name or f"{{{one['name']}}}" for name, one in zip(names, told["authors"], strict=True))
 
 
 def bibtex(kind: str, key: str, fields: Mapping[str, Any]) -> str:

@@ -64,7 +64,7 @@ TOYS = {
     "all, 1": {"distance": 1, "planes": "all"},
     "all, 10": {"distance": 10, "planes": "all"},
 }
-LINES = ("tl-posgen check", "tl-posgen slash --length 128 --no-null --out build/slash")
+LINES = ("tl-posgen check",)
 PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
     "commands": Part("mini", {"lines": LINES}, commands),
@@ -72,7 +72,6 @@ PARTS = {
     "measures": Part("mini", {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
     "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
     "stories260K claims": Part("stories260K", CLAIMED, claims),
-    "babyllama105 claims": Part("babyllama105", CLAIMED, claims),
     **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in REAL},
     "real commands": Part(REAL[0], {"models": REAL, "lines": REAL_LINES}, timed),
     **{
@@ -81,16 +80,14 @@ PARTS = {
     },
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
-    "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),
-    **{f"{name} seeds": Part(name, SEEDS, analysis) for name in ("mini", "stories260K", "babyllama105")},
+    **{f"{name} seeds": Part(name, SEEDS, analysis) for name in ("mini", "stories260K")},
     "mini slash": Part("mini", {"measures": (*SLASH, "planes")}, analysis),
     "stories260K slash": Part("stories260K", {"measures": (*SLASH, "planes")}, analysis),
-    "babyllama105 slash": Part("babyllama105", {"measures": (*OF_SLASH, "coupling")}, analysis),
     "atome slash": Part("atome_vanilla_1m", {"measures": (*OF_SLASH, "residual")}, analysis),
-    **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K", "babyllama105")},
-    **{f"{name} sources": Part(name, SOURCES, analysis) for name in ("mini", "stories260K", "babyllama105")},
+    **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K")},
+    **{f"{name} sources": Part(name, SOURCES, analysis) for name in ("mini", "stories260K")},
     "mini writers": Part("mini", {**CUT, "measures": ("writers",), "options": repr(OPTIONS["writers"])}, analysis),
-    **{f"{name} rules": Part(name, RULED, analysis) for name in ("mini", "stories260K", "babyllama105")},
+    **{f"{name} rules": Part(name, RULED, analysis) for name in ("mini", "stories260K")},
     **{f"{name} places": Part(name, PLACES, analysis) for name in ("mini", "stories260K", "atome_vanilla_1m")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"measures": (*MEASURES, "coupling")}, training),
@@ -99,5 +96,5 @@ PARTS = {
     "width alone": Part("", {"width_per_k": 8}, width),
     "token-wise": Part("stories260K", {"tokens": 10}, token_wise),
     **{f"toy {name}": Part("", settings, toy) for name, settings in TOYS.items()},
-    **{f"{name} weighted": Part(name, WEIGHTED, analysis) for name in ("mini", "stories260K", "babyllama105")},
+    **{f"{name} weighted": Part(name, WEIGHTED, analysis) for name in ("mini", "stories260K")},
 }

@@ -15,7 +15,7 @@ from tl_posgen.hooks.replace_scores import HookList, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.position.distance.hooks import scores_at_distance
-from tl_posgen.position.substitution.numbers.splits import positional_profile
+from tl_posgen.position.substitution.numbers import positional_profile
 from tl_posgen.rope.scores_at import scores_frozen_beyond
 from tl_posgen.rope.splits import DistanceDistribution, split_scores
 

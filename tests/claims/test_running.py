@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 import tl_posgen
-from tl_posgen.claims import PAPERS, judge, judge_claims, judged
+from tl_posgen.claims import PAPERS, claims_result, judge, judge_claims
 from tl_posgen.claims.judging import Verdict
 from tl_posgen.claims.running import CUT as OF_A_RUN
 from tl_posgen.core.numbers import Numbers
@@ -47,7 +47,7 @@ def results(small_model, alice):
 
 @pytest.fixture(scope="session")
 def table(results):
-    return judged(CLAIMS, results, "small", {}).frame().set_index("claim")
+    return claims_result(CLAIMS, results, "small", {}).frame().set_index("claim")
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_names_are_unique():
 
 @pytest.mark.slow
 def test_a_claim_without_its_results_is_open(results):
-    found = judged(CLAIMS, {"cone": results["cone"]}, "small", {}).frame().set_index("claim")
+    found = claims_result(CLAIMS, {"cone": results["cone"]}, "small", {}).frame().set_index("claim")
     known = ~found["measured"].str.startswith("not measured: ")
     assert found.index[known].tolist() == ["slash 2", "slash 3a", "slash 3b", "slash 3c"]
     assert found.loc["slash 1", "measured"] == "not measured: slash_transfer cannot be had of this model"
@@ -85,7 +85,7 @@ def test_a_claim_without_its_results_is_open(results):
 
 @pytest.mark.slow
 def test_the_table_is_saved_read_and_on_the_page(results, tmp_path):
-    result = judged(CLAIMS, results, "small", {})
+    result = claims_result(CLAIMS, results, "small", {})
     read = tl_posgen.load(result.save(tmp_path / "claims.nc"))["claims"]
     assert read.frame().equals(result.frame())
     cells = re.findall('<td data-verdict="([a-z ]+)">', render_page({"claims": read}, read.provenance))

@@ -59,7 +59,7 @@ REFUSED = {
     "too many layers": (["analyze", "--layers", "0-99999999999"], "write a shorter range"),
     "a share that stands twice": (
         ["cut-keys", "--shares", "0.5,0.5"],
-        "--shares 0.5,0.5: give a list of one at least, each once",
+        "--shares [0.5, 0.5]: give a list of one at least, each once",
     ),
     "a null seed that stands twice": (["slash", "--null-seeds", "0,0-1"], "each seed may stand only once"),
     "too many null seeds": (["analyze", "--null-seeds", "0-99999999999"], "write a shorter range"),
@@ -84,10 +84,10 @@ def test_bad_words_get_one_line_that_names_them(refused, cut, case):
     ("words", "said"),
     [
         ("toy --seeds 0", 'Invalid value "0" for --seeds. Must be >= 1.'),
-        ("analyze --consecutive false", "--consecutive takes no value, and 'false' follows it"),
-        ("analyze more", "'more' is one word too many"),
-        ("analyze --length", "--length needs a value (Tokens per prompt)"),
-        ("sweep", "STUDY needs a value (TOML: models, revisions, texts, measures)"),
+        ("analyze --consecutive false", "Unused Tokens: ['false']."),
+        ("analyze more", "Unused Tokens: ['more']."),
+        ("analyze --length", 'Command "analyze" parameter --length requires an argument.'),
+        ("sweep", 'Command "sweep" parameter STUDY requires an argument.'),
         ("analyze --null-seeds 4-2", "--null-seeds '4-2': a range counts up; write 2-4"),
     ],
 )

@@ -108,9 +108,8 @@ def test_a_condition_has_one_name_in_sentences_tables_and_figures(result):
 
 def test_every_variable_is_declared_with_exactly_its_dims(result):
     variables = result.measure.variables
-    texts = {f"{name}_text": one for name, one in variables.items() if one.holds}
     for name, array in result.dataset.data_vars.items():
-        declared = variables[name] if name in variables else texts[name]
+        declared = variables[name]
         assert tuple(dim for dim in array.dims if dim not in ENGINE) == declared.dims, name
         assert "init" in array.dims or all(name not in null for null in result.nulls), name
         assert ("group" in array.dims) <= declared.interval, name
@@ -356,6 +355,8 @@ def test_every_kind_of_figure_is_legible_for_48_layers_of_40_heads(result):
         assert len({axis.domain for axis in figure.select_xaxes()}) <= MOST_NAMES, kind
         ticks = [axis.tickvals for axis in (*figure.select_xaxes(), *figure.select_yaxes())]
         assert all(one is None or len(one) <= MOST_TICKS for one in ticks), kind
+        bars = [trace.marker.colorbar for trace in figure.data if "marker" in trace and "colorbar" in trace.marker]
+        assert all(bar.tickvals is None or len(bar.tickvals) <= MOST_NAMES for bar in bars), kind
         assert figure.layout.height < 4000, kind
         assert len(figure.data) < 400, kind
         rows = [len(trace.y) for trace in figure.data if trace.type == "heatmap" and trace.y is not None]
@@ -381,3 +382,5 @@ def test_every_measure_is_on_the_page(result):
     page = tl_posgen.Report({result.name: result}, result.provenance).html()
     assert f'id="{result.name}"' in page
     assert result.measure.question in unescape(page)
+    rows = page.split('<div class="scroll">')[1].split("</table>")[0].count("<tr") - 1
+    assert rows == len(result.frame())

@@ -19,7 +19,6 @@ from tl_posgen.position import (
     own_profile,
     permute_position_part,
     permute_positions,
-    rotate_keys,
     substitute,
 )
 from tl_posgen.prompt import reference_of
@@ -38,7 +37,7 @@ HOOKS = {
     "positions": lambda m: permute_positions(m, PLACES),
     "the position part permuted": lambda m: permute_position_part(m, PLACES),
     "distances jittered": lambda m: jitter_distances(m, (PLACES[:, None] - PLACES).abs()),
-    "keys rotated": lambda m: rotate_keys(m, PLACES),
+    "keys moved": lambda m: permute_positions(m, PLACES, keys_only=True),
 }
 
 

@@ -117,9 +117,9 @@ def test_scores_are_means_over_the_queries_of_their_definition(start, period, se
             induction.append(pattern[:, i, earlier[0] + 1])
     found = repeated_scores(pattern, start, period)
     assert len(duplicate) == period
-    torch.testing.assert_close(found.previous_token, torch.stack(previous).mean(0))
-    torch.testing.assert_close(found.duplicate_token, torch.stack(duplicate).mean(0))
-    torch.testing.assert_close(found.induction, torch.stack(induction).mean(0))
+    torch.testing.assert_close(found["previous_token"], torch.stack(previous).mean(0))
+    torch.testing.assert_close(found["duplicate_token"], torch.stack(duplicate).mean(0))
+    torch.testing.assert_close(found["induction"], torch.stack(induction).mean(0))
 
 
 def test_a_block_of_different_tokens_stands_twice_and_prompts_differ():
@@ -138,6 +138,6 @@ def test_a_head_of_each_kind_has_its_score_alone():
     for i in range(n):
         for head, back in enumerate((1, period, period - 1)):
             patterns[head, i, max(i - back, 0)] = 1
-    found = torch.stack([*vars(repeated_scores(patterns, 0, period)).values()])
+    found = torch.stack([*repeated_scores(patterns, 0, period).values()])
     assert found.diagonal().tolist() == pytest.approx([1, 1, 1])
     assert float((found - torch.diag(found.diagonal())).abs().max()) < 0.2

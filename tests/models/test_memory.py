@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import os
 import platform
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from tl_posgen.models.memory import is_released, trim
 from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
+ON_GLIBC = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries keep freed memory in other ways"
+)
 QUIET = {"progress": False, "null_seeds": ()}
 
 
@@ -108,13 +112,14 @@ def test_a_device_map_that_cannot_be_used_is_refused(options, message):
         tl_posgen.load_model("mini", **options)
 
 
-PEAK = """
-import resource, sys, torch, transformers, transformer_lens
+PEAK = r"""
+import re, sys, torch, transformers, transformer_lens
+from pathlib import Path
 from transformers import LlamaForCausalLM
 import tl_posgen
 from tl_posgen.models.loading.load import Pretrained
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak():  # getrusage gives that of the process which started this one where it was larger
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 text = torch.arange(8)[None]
 tl_posgen.analyze(Pretrained("mini", sys.argv[2]), text, measures="three_axis", progress=False)
 before = peak()
@@ -123,9 +128,11 @@ print(peak() - before)
 """
 
 
+@ON_GLIBC
 @pytest.mark.slow
 def test_the_weights_are_held_once(tmp_path, backend):
-    """Beyond what a small model takes: 1.2 times the weights, null included; some 15 s on a busy machine."""
+    """Beyond what a small model takes, null models included; in a HookedTransformer they are copied from a file whose
+    pages count too. Some 15 s. Blocks that were freed count only where the C library cannot give them back."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 16}
@@ -137,11 +144,14 @@ def test_the_weights_are_held_once(tmp_path, backend):
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     config = model.config.to_dict() | {"dtype": "bfloat16", "architectures": ["LlamaForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    ran = subprocess.run([sys.executable, "-c", PEAK, tmp_path, backend], capture_output=True, text=True, check=True)
-    assert int(ran.stdout.split()[-1]) < 1.3 * 2 * n_weights + 30e6
+    blocks = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, "-c", PEAK, tmp_path, backend]
+    ran = subprocess.run(command, env=blocks, capture_output=True, text=True, check=True)
+    times = 1.3 if backend == "bridge" else 2
+    assert n_weights < int(ran.stdout.split()[-1]) < times * 2 * n_weights + 30e6
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep freed memory in other ways")
+@ON_GLIBC
 def test_memory_freed_between_what_stays_goes_back_to_the_system_and_seldom_if_asked():
     def resident() -> float:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE / 2**20

@@ -188,10 +188,10 @@ WAYS_IN = {
 }
 
 
-@pytest.mark.parametrize("part", ["whole", "half"])
+@pytest.mark.parametrize("part", ["whole", "half", "half of what is known"])
 @pytest.mark.parametrize("way", WAYS_IN)
 def test_weights_on_the_device_meta_are_refused_every_way_in(model, way, part):
-    """All of a model that is known; some, as accelerate leaves them, of one that is met for the first time."""
+    """All of a model, or some of it as accelerate leaves it: of one that is known, or met for the first time."""
     session_of(model).found()
     _, cache = model.run_with_cache(TOKENS)
     if part == "half":

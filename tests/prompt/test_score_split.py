@@ -8,7 +8,7 @@ from families import family_cases
 import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
-from tl_posgen.position.substitution.numbers.splits import split_maps
+from tl_posgen.position.substitution.numbers import split_maps
 from tl_posgen.prompt import position_part, reference_of
 from tl_posgen.residual.reference import BUNDLED, distance_weights
 

@@ -1,6 +1,6 @@
 """Declared figures draw the numbers of their variables, with intervals, beside the null models."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ import xarray as xr
 
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.result import Result
+from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import bars, heat_maps, lines, points
 
 INITS = ["trained", "0", "1", "shuffled 0"]
@@ -38,7 +39,7 @@ class Figures(Measure):
 
 @pytest.fixture(scope="module")
 def result():
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(1)
     labels = {"init": INITS, "condition": CONDITIONS, "init_label": ("init", ["m", "m, 0", "m, 1", "m, shuffled"])}
     labels |= {dim: range(SIZES[dim]) for dim in ("layer", "head", "prompt", "layer_2")} | {"k": [5, 10]}
     arrays = {name: (dims, draw.normal(size=[SIZES[dim] for dim in dims])) for name, dims in DIMS.items()}
@@ -62,17 +63,15 @@ def expected_ends(result, name, along):
 
 
 def test_bars_are_means_over_prompts_with_intervals_beside_both_nulls(result):
-    figure = bars({"loss": [("loss", "loss")]}, "condition", title="T", subtitle="of {of}", mark="unchanged")(result)
+    figure = bars({"loss": [("loss", "loss")]}, "condition", title="T", subtitle="of {of}")(result)
     own, *nulls = figure.data
     np.testing.assert_allclose(ends(own, "x"), expected_ends(result, "loss", "condition"))
     assert np.isfinite(own.error_x.array).all()
     assert list(own.y) == ["unchanged", "RoPE removed", "means"]
     for bar, expected in zip(nulls, nulls_of(result, "loss", "prompt"), strict=True):
         np.testing.assert_allclose(bar.x, expected)
-    (mark,) = figure.layout.shapes
-    assert mark.x0 == own.x[0]
     assert figure.layout.title.text.startswith("<b>T · m</b>")
-    assert "of 3; 95 % intervals over prompts; dotted: unchanged" in figure.layout.title.text
+    assert "of 3; 95 % intervals over prompts" in figure.layout.title.text
 
 
 def test_lines_are_means_over_heads_and_functions_stand_for_variables(result):
@@ -105,3 +104,28 @@ def test_heat_maps_have_a_row_a_label_and_a_column_a_side_on_one_scale(result):
     values = np.concatenate([trace.z[off] for trace in figure.data])
     assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (values.min(), values.max())
     assert figure.layout.annotations[3].text == "m, k = 10"
+
+
+@pytest.mark.parametrize("spread", [0.04, 0.06])
+def test_a_null_models_map_that_is_nearly_constant_is_a_line_below_the_models(result, spread):
+    data = result.dataset.copy(deep=True)
+    for name in ("score", "square"):
+        own = data[name].sel(init="trained").mean("prompt")
+        own = own.sel(k=5) if "k" in own.dims else own
+        steps = np.linspace(0, spread, own.size).reshape(own.shape) * float(own.max() - own.min())
+        data[name].loc[{"init": "0"}] = xr.DataArray(steps, own.coords, own.dims).broadcast_like(
+            data[name].sel(init="0")
+        )
+    flat = replace(result, dataset=data)
+    drawn = head_map("score", ("other", {}), title="T", limits=None)
+    maps = heat_maps("square", "layer", "layer_2", per=["k"], title="T")
+    of_heads = drawn(replace(flat, dataset=data.mean("prompt")))
+    is_drawn = spread > 0.05
+    assert len(of_heads.data) == 5 + is_drawn
+    below = [str(axis.title.text) for axis in of_heads.select_xaxes()]
+    assert [("m, 0: nearly constant, 0 to " in text) for text in below] == [not is_drawn] + [False] * (4 + is_drawn)
+    first = maps(flat)  # of the first k; the map of the other k has a range of its own
+    assert [title.text for title in first.layout.annotations][:2] == [
+        "m, k = 5",
+        "m, 0, k = 5" if is_drawn else "m, shuffled, k = 5",
+    ]

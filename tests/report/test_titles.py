@@ -1,20 +1,23 @@
 """What a page is called, and what it says of maps."""
 
 import json
-from dataclasses import replace
-from html import escape
+from dataclasses import dataclass, replace
+from html import escape, unescape
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
+from made_up import grown
 
 import tl_posgen
+from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.registry import find
+from tl_posgen.core.result import Result
 from tl_posgen.report.figures import heat
 from tl_posgen.report.page import QUESTION, figure_on_page, fill_page, question_of
 
-SECTION = {"id": "one", "title": "one?", "findings": [], "views": [], "table": "", "rows": 0, "shown": 0}
+SECTION = {"id": "one", "title": "one?", "findings": [], "views": [], "table": "", "rows": 0}
 MAP = heat(xr.DataArray(np.eye(2), {"layer": [0, 1], "head": [0, 1]}, ("layer", "head")))
 
 
@@ -62,3 +65,36 @@ def test_a_click_on_a_map_is_spoken_of_where_a_map_is_seen(place, is_said):
     words = {"title": "", "beside": "", "findings": []}
     page = fill_page([SECTION | {"figures": figures}], (), {}, words, heads)
     assert ("A click on a head in a map" in page) == is_said
+
+
+def test_a_page_says_every_sentence_once_and_carries_each_script_once(alice):
+    measures = ["variance", "three_axis", "mean_key", "attention_examples"]
+    report = tl_posgen.analyze("mini", alice, measures=measures, length=24, n_prompts=2, progress=False)
+    page = report.html()
+    shown = unescape(page)
+    assert [shown.count(f"<li>{sentence}</li>") for sentence in report.findings()] == [1] * len(report.findings())
+    assert page.count('<div class="view"') > 1
+    assert page.count("var CircuitsVis=") == page.count("plotly.js v") == 1
+
+
+def test_a_table_of_many_heads_is_whole_and_numbers_of_two_measures_stand_once(alice):
+    report = tl_posgen.analyze(
+        "mini", alice, measures=["variance"], length=16, n_prompts=1, null_seeds=(), progress=False
+    )
+    result = report["variance"]
+    many = replace(result, dataset=grown(result, 20, 15).dataset)
+    table = tl_posgen.Report({"variance": many}, {}).html().split('<div class="scroll">')[1].split("</div>")[0]
+    assert table.count("<tr>") == 300
+
+    @dataclass(frozen=True)
+    class Again(Measure):
+        """1. The same number again. Source: ours"""
+
+        variables = {"share": Variable("position", headline="again"), "other": Variable("other", headline="other")}
+
+    share = result.own["position"].sel(tokens="without first", drop=True).expand_dims(init=["trained"])
+    data = xr.Dataset({"share": share, "other": share + 1})
+    both = tl_posgen.Report({"variance": result, "again": Result(Again(), data)}, {}).frame()
+    assert "position_share" in both
+    assert "other" in both
+    assert "again" not in both

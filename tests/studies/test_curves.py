@@ -1,4 +1,4 @@
-"""What is followed over training, and when it has changed half of its way."""
+"""What is followed over training."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import xarray as xr
 from tl_posgen.core import registry
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.position import ThreeAxis
-from tl_posgen.studies.curves import CURVES, followed, half_way, numbers_of
+from tl_posgen.studies.curves import FOLLOWED, followed, numbers_of
 from tl_posgen.studies.emergence import Emergence
 
 
@@ -16,21 +16,6 @@ def over_training(dims=("checkpoint",), **values):
     arrays = {name: (("init", *dims), [array], {"measure": name.split("_")[0]}) for name, array in values.items()}
     data = xr.Dataset(arrays, {"init": ["trained"]}, {"measures": sorted({name.split("_")[0] for name in values})})
     return Numbers(Emergence(), data)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([0.0, 1.0], (1, 1)),
-        ([0.0, 0.2, 0.6, 0.9, 1.0], (2, 2)),
-        ([0.37, 0.69, 0.42, 0.32, 0.47, 0.61, 0.66, 0.72], (1, 5)),
-        ([1.0, 0.4, 0.0], (1, 1)),
-        ([0.5, 0.5], (0, 0)),
-        ([0.5], (0, 0)),
-    ],
-)
-def test_half_of_the_change_is_found_first_and_for_good(values, expected):
-    assert half_way(np.array(values)) == expected
 
 
 def test_numbers_over_steps_are_means_over_heads_and_have_the_interval_of_their_prompts():
@@ -57,14 +42,12 @@ def test_a_measure_without_curves_is_followed_by_its_first_numbers():
     assert (curves[0].label, curves[0].sentence) == ("other a", "Other a")
 
 
-@pytest.mark.parametrize("measure", CURVES)
+@pytest.mark.parametrize("measure", FOLLOWED)
 def test_every_curve_is_a_variable_of_a_registered_measure(measure):
     kind = registry.find(measure)
-    for curve in CURVES[measure]:
+    for curve in FOLLOWED[measure]:
         variable = kind.variables[curve.name.removeprefix(f"{measure}_")]
         assert set(curve.at) <= set(variable.dims)
-        if curve.chance is not None:
-            assert set(curve.chance) <= set(kind.variables["chance"].dims)
 
 
 def test_a_study_keeps_numbers_of_every_head_and_means_of_others(mini, alice):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tl_posgen.core.files import write_files
 from tl_posgen.core.report import Report
-from tl_posgen.core.store import write_part
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.files import drop_from_cache
 from tl_posgen.studies.overview import open_study
@@ -31,7 +31,7 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
     study = Study.read(path)
     jobs = study.jobs()
     assert study.name == path.stem
-    assert len({job.file for job in jobs}) == len(jobs) == len(study.weights) * len(study.texts)
+    assert len({job.file for job in jobs}) == len(jobs) == len(study.models) * len(study.texts)
     assert len(jobs) >= 5
 
 
@@ -61,13 +61,13 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
         ({"measures": [{"name": "slash", "kappa": 2.0}]}, "kappa"),
         ({"measures": ["claims"]}, "claims takes no single model and prompts"),
         ({"texts": [{"path": "a", "dataset": "b"}]}, "give either a path or a dataset"),
-        ({"texts": [{"path": "bundled", "characters": 0}]}, "characters = 0; give 1 or more"),
+        ({"texts": [{"path": "bundled", "characters": 0}]}, "characters = 0: give a whole number, 1 or more"),
         ({"length": "long"}, "length = 'long': give a whole number"),
-        ({"length": 1}, "length = 1, n_prompts = 4; give 2 and 1 at least"),
+        ({"length": 1}, "length = 1: give a whole number, 2 or more"),
         ({"null_seeds": [0, 0]}, "each seed may stand only once"),
         ({"seed": -1}, "seed = -1"),
         ({"name": "a/b"}, "name = 'a/b'; give letters"),
-        ({"name": None}, "name = None; give letters"),
+        ({"name": None}, "name = None: give a word"),
         ({"lenght": 8}, "no entry 'lenght'; there are "),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_text_that_datasets_reads(tmp_path):
     rows.to_json(tmp_path / "train.jsonl")
     text = Text(dataset=str(tmp_path), column="words", characters=10)
     assert text.words == "one\n\ntwo"
-    with pytest.raises(InputError, match="has no column 'text'"):
+    with pytest.raises(InputError, match="no column 'text'"):
         _ = Text(dataset=str(tmp_path)).words
 
 
@@ -155,7 +155,7 @@ def leave(job, out):
     """Write what a finished job leaves, without its results."""
     of_job = {"job": list(job.place), "study": job.study.settings, "identity": job.identity}
     provenance = {**of_job, "parameters": 1}
-    write_part(out / JOBS / job.file, Report({}, provenance).as_bytes())
+    write_files(out / JOBS, {job.file: Report({}, provenance).as_bytes()})
 
 
 def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):
@@ -212,7 +212,7 @@ def test_files_that_contradict_each_other_are_refused(tmp_path):
     leave(before, tmp_path)
     with pytest.raises(InputError, match=r"mini/bundled with other weights, text, .*; delete the file"):
         finished_jobs(tmp_path, [job])
-    write_part(tmp_path / JOBS / "a-part-of-something-else.nc", Report({}, {}).as_bytes())
+    write_files(tmp_path / JOBS, {"a-part-of-something-else.nc": Report({}, {}).as_bytes()})
     with pytest.raises(InputError, match="no job of a study; give another --out"):
         finished_jobs(tmp_path)
 

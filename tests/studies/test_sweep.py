@@ -76,7 +76,7 @@ def test_a_failing_model_is_one_line_and_is_tried_again_by_the_next_run(study, f
     assert re.search(r"over 2 models \(random init \S+, shuffled \S+\)", report.findings()[0])
     assert report.provenance["shuffled_seeds"] == [0]
     assert {trace.name.rpartition(", ")[2] for trace in report["study"].plot("size").data} == {
-        *("2 models", "random init (seed 0)", "shuffled weights (seed 0)")
+        *("mean", "random init", "shuffled")
     }
     assert report.provenance["finished jobs"] == len(report["study"].frame()) == 2
     report.write(out / "report")

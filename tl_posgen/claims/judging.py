@@ -11,7 +11,7 @@ import xarray as xr
 
 from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import Measure, Variable
-from tl_posgen.core.number import NULLS, Number
+from tl_posgen.core.number import NULLS, Number, mean_of_nulls
 from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.result import Result
 
@@ -47,7 +47,9 @@ class Criterion:
         end: what has to exceed them: the end of the number's interval; None for the number itself.
         otherwise: the verdict that no threshold gives, beyond the nulls.
         sign: 1 where larger is better; -1 where smaller is.
-        digits: of the margin.
+        digits: of the margin and of what was measured.
+        number: of which the value is; what was measured is told from it, of the null models too.
+        by_end: the end of the number's interval that the value is, "low" or "high"; "" where it is the number itself.
 
     Example:
         >>> r = Criterion("r", 0.93, 0.95, 0.75, {"random init": [0.8], "shuffled": [0.4]}, end=0.91)
@@ -69,12 +71,31 @@ class Criterion:
     otherwise: Verdict = "not held"
     sign: int = 1
     digits: int = 2
+    number: Number | None = None
+    by_end: str = ""
 
     @classmethod
     def of(cls, quantity: str, number: Number, held: float | None = None, **how: Any) -> "Criterion":
         """Return the criterion of a number whose interval has to lie beyond each of its nulls, all kinds."""
         end = number.high if how.get("sign") == -1 else number.low
-        return cls(quantity, number.value, held, **{"beyond": number.by_null, "end": end, **how})
+        return cls(quantity, number.value, held, **{"beyond": number.by_null, "end": end, "number": number, **how})
+
+    @classmethod
+    def of_end(cls, quantity: str, number: Number, held: float, end: str = "low", **how: Any) -> "Criterion":
+        """Return the criterion of one end of a number's interval, which thresholds are for too."""
+        fixed = {"beyond": number.by_null, "number": number, "by_end": end, **how}
+        return cls(quantity, getattr(number, end), held, **fixed)
+
+    @property
+    def leaves(self) -> "list[Criterion]":
+        return [self]
+
+    def told(self, kind: str = "") -> str:
+        """Return the number with its interval, or the mean over null models of a kind, in words; "" without it."""
+        if self.number is None or (kind and kind not in self.number.by_null):
+            return ""
+        number = mean_of_nulls(self.number.by_null[kind]) if kind else self.number
+        return f"{self.quantity} {number.with_interval:.{self.digits}f}"
 
     @cached_property
     def null(self) -> tuple[str, float]:
@@ -111,7 +132,7 @@ class Criterion:
     def margin(self) -> str:
         """Distance of the number from the nearest threshold, and from the null that is hardest to exceed, in words."""
         form = f".{self.digits}f"
-        words = f"{self.quantity} {format_number(self.value, form)}"
+        words = f"{self.by_end and f'{self.by_end} end of '}{self.quantity} {format_number(self.value, form)}"
         if math.isnan(self.value):
             return words
         if thresholds := [one for one in (self.held, self.partly) if one is not None]:
@@ -161,6 +182,18 @@ class Group:
         margins = [one.margin for one in self.criteria]
         return f"{self.name}: {', '.join(margins)}" if self.name and margins else self.name or "; ".join(margins)
 
+    @property
+    def leaves(self) -> list[Criterion]:
+        return [one for each in self.criteria for one in each.leaves]
+
+    def told(self, kind: str = "") -> str:
+        """Return what was measured, of the model or of null models, in words."""
+        if not self.criteria:
+            return "" if kind else self.name
+        named = any(isinstance(one, Group) for one in self.criteria)
+        parts = ("; " if named else ", ").join(filter(None, (one.told(kind) for one in self.criteria)))
+        return f"{self.name}{'' if kind else f', {self.verdict}'}: {parts}" if self.name and parts else parts
+
 
 def joint_verdict(criteria: Sequence[Criterion | Group]) -> Verdict:
     """Return the verdict of numbers that should all hold: that of the least; where they know "detectable", this if only
@@ -191,32 +224,27 @@ def ends_of_nulls(own: Numbers, name: str, end: str, **labels: str) -> dict[str,
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper: a row of the table.
-
-    The functions take what the claim `needs`, in order: `words` the `Numbers`, `by` and `lacks` the `Result`.
+    """A claim of a paper: a row of the table. The functions take the `Result` of each measure that it needs, in order.
 
     Attributes:
         name: the paper, "position", "slash" or "coupling", and the number in the documentation.
         says: the claim, in our words.
         criterion: from which numbers on we say that it held, in words; ours.
         needs: names of the measures that it reads. Where one is missing, the claim is open and says which.
-        words: the numbers that the verdict rests on, as a phrase, of the model and of each kind of null models. None of
-            a claim that one model cannot show.
-        by: the criteria, which should all hold; a claim without any is open.
+        by: the criteria, which should all hold; None of a claim that one model cannot show.
         lacks: why results say nothing on the claim; "" where they do.
-        null: from the words of the null models, then the `Numbers`, to those of all nulls.
         options: of a measure, by its name, where the claim needs others than the usual ones.
+        own_null: whether it has a null of its own, such as the first checkpoint, in the place of null models.
     """
 
     name: str
     says: str
     criterion: str
     needs: tuple[str, ...]
-    words: Callable[..., str] | None = None
-    by: Callable[..., Sequence[Criterion | Group]] = lambda *_: ()
+    by: Callable[..., Sequence[Criterion | Group]] | None = None
     lacks: Callable[..., str] = lambda *_: ""
-    null: Callable[..., str] = lambda words, *_: words
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own_null: bool = False
 
 
 def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str] | None = None) -> Judgement:
@@ -226,22 +254,29 @@ def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str
         reasons: why a measure could not be had.
     """
     lacking = [name for name in claim.needs if name not in results]
-    if lacking or claim.words is None:
+    if lacking or claim.by is None:
         known = {**BY_ITSELF, **(reasons or {})}
         why = "; ".join(known.get(name, f"{name} cannot be had of this model") for name in lacking)
         return Judgement("open", f"not measured: {why}", "not measured")
     needed = [results[name] for name in claim.needs]
     if why := claim.lacks(*needed):
         return Judgement("open", why, "not measured")
-    own, criteria = [one.numbers for one in needed], claim.by(*needed)
-    kinds = [kind for kind in NULLS if all(kind in one.by_null for one in own)]
-    of_kinds = "; ".join(f"{kind}: {claim.words(*(one.by_null[kind] for one in own))}" for kind in kinds)
-    null = claim.null(of_kinds, *own)
+    criteria = claim.by(*needed)
+    single = [one for each in criteria for one in each.leaves]
+    nulls = {kind: ", ".join(filter(None, (one.told(kind) for one in criteria))) for kind in NULLS}
+    null = "; ".join(f"{kind}: {words}" for kind, words in nulls.items() if words)
+    if claim.own_null:
+        null = ", ".join(
+            dict.fromkeys(f"{name} {one:.3f}" for each in single for name, (one,) in (each.beyond or {}).items())
+        )
+    elif all(one.beyond is None for one in single):
+        null = null or "not judged"
     margin = "; ".join(one.margin for one in criteria)
-    return Judgement(joint_verdict(criteria) if null else "open", claim.words(*own), null, margin)
+    measured = "; ".join(filter(None, (one.told() for one in criteria))) or margin
+    return Judgement(joint_verdict(criteria) if null else "open", measured, null, margin)
 
 
-def judged(
+def claims_result(
     claims: Sequence[Claim],
     results: Mapping[str, Result],
     label: str,

@@ -2,14 +2,14 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
-from tl_posgen.claims.judging import Claim, judged
+from tl_posgen.claims.judging import Claim, claims_result
 from tl_posgen.claims.table import PAPERS
 from tl_posgen.core import registry
 from tl_posgen.core.engine import analyze, planned, refusals
@@ -94,59 +94,42 @@ def judge_claims(
     run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
     run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(model, null_seeds, shuffled_seeds)}
     kept = Parts.kept_in(None if keep is None else Path(keep) / "parts")
+    results: dict[str, Result] = {}
     with kept as parts, Passes.counted(shown=progress) as passes:
-        if progress:
-            for subject, measures, own in analyses_of(claims, model)[0]:
-                with suppress(ModelError):  # of those that the model does not allow there are no passes
-                    passes.plan(planned(subject, prompts, measures, {**run, **own}))
-        results, reasons = results_for(model, prompts, claims, run, checkpoints=checkpoints, keep=parts)
+        analyses, reasons = analyses_of(claims, model)
+        for subject, measures, own in analyses if progress else ():
+            with suppress(ModelError):  # of those that the model does not allow there are no passes
+                passes.plan(planned(subject, prompts, measures, {**run, **own}))
+        for subject, measures, own in analyses:
+            before = [kind.name for measure in measures for kind in measure.after if measure.runs_model]
+            if not set(before) <= set(results):
+                continue
+            settings = {**run, "keep": parts, "after": {name: results[name] for name in before}, **own}
+            try:
+                found = analyze(subject, prompts, measures=measures, **settings)
+                results |= {measure.name: found[measure.name] for measure in measures}
+            except ModelError as reason:
+                if not measures[0].runs_model:  # the pass that many share
+                    raise
+                tqdm.write(f"{measures[0].name} is left out: {reason}", file=sys.stderr)
+                reasons[measures[0].name] = str(reason)
+        if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
+            asked = {name for one in claims for name in one.options.get(WITH_CHECKPOINTS, {}).get("measures", ())}
+            how = {"tokenizer": session_of(model).origin.tokenizer, "dtype": next(model.parameters()).dtype}
+            of_training = {**run, "measures": sorted(asked), "null_seeds": (), "keep": parts, **how}
+            results[WITH_CHECKPOINTS] = emergence(checkpoints, prompts, **of_training)
+        if not results:
+            raise UnsupportedModelError(f"{session_of(model).label}: none of the measures of the claims can be had")
+        if any(TOY in claim.needs for claim in claims):
+            toy = {"steps": TOY_STEPS, "seeds": [seed + one for one in range(3)]}
+            results |= parts.report(TOY, toy, lambda: _report_of(slash_toy(**toy, progress=progress)))
     provenance = next(iter(results.values())).provenance
-    table = judged(claims, results, session_of(model).label, provenance, reasons)
+    table = claims_result(claims, results, session_of(model).label, provenance, reasons)
     return Report({"claims": table, **results}, provenance)
 
 
-def results_for(
-    model: Any,
-    text: str,
-    claims: Sequence[Claim],
-    run: Mapping[str, Any],
-    *,
-    checkpoints: Sequence[str | os.PathLike],
-    keep: Parts,
-) -> tuple[dict[str, Result], dict[str, str]]:
-    """Return the results that the claims read, and why others could not be had: of the model, in training, of a toy."""
-    analyses, reasons = analyses_of(claims, model)
-    results: dict[str, Result] = {}
-    for subject, measures, own in analyses:
-        before = [kind.name for measure in measures for kind in measure.after if measure.runs_model]
-        if not set(before) <= set(results):
-            continue
-        settings = {**run, "keep": keep, "after": {name: results[name] for name in before}, **own}
-        try:
-            found = analyze(subject, text, measures=measures, **settings)
-            results |= {measure.name: found[measure.name] for measure in measures}
-        except ModelError as reason:
-            if not measures[0].runs_model:  # the pass that many share
-                raise
-            tqdm.write(f"{measures[0].name} is left out: {reason}", file=sys.stderr)
-            reasons[measures[0].name] = str(reason)
-    if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
-        options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
-        asked = sorted({name for own in options for name in own.get("measures", ())})
-        how = {"tokenizer": session_of(model).origin.tokenizer, "dtype": next(model.parameters()).dtype}
-        of_training = {**run, "measures": asked, "null_seeds": (), "keep": keep, **how}
-        results[WITH_CHECKPOINTS] = emergence(checkpoints, text, **of_training)
-    if not results:
-        raise UnsupportedModelError(f"{session_of(model).label}: none of the measures that the claims need can be had")
-    if any(TOY in claim.needs for claim in claims):
-        toy = {"steps": TOY_STEPS, "seeds": [run["seed"] + one for one in range(3)]}
-
-        def measured() -> Report:
-            found = slash_toy(**toy, progress=run["progress"])
-            return Report({found.name: found}, found.provenance)
-
-        results |= keep.report(TOY, toy, measured)
-    return results, reasons
+def _report_of(result: Result) -> Report:
+    return Report({result.name: result}, result.provenance)
 
 
 def analyses_of(

@@ -4,13 +4,12 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 
 from tl_posgen.cli.options import (
@@ -44,6 +43,23 @@ class _MeasureCommand:
     setup: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     lead: str = ""
+
+    def __call__(self, *, setup: Setup, **given: Any) -> None:
+        from tl_posgen.core.engine import analyze
+        from tl_posgen.core.registry import find
+        from tl_posgen.core.report import Report
+
+        asked = []
+        for kind in filter(None, map(find, self.measures)):
+            names = {one.name for one in fields(kind)}
+            asked.append(kind.with_options({name: value for name, value in given.items() if name in names}))
+
+        def measured(model: Any, words: Any, **how: Any) -> Report:
+            found = analyze(model, words, measures=asked, skip_unsupported=True, **how)
+            first = [name for name in self.measures if name in found]  # then those that they come after
+            return Report({name: found[name] for name in (*first, *found)}, found.provenance)
+
+        setup.measure(measured, setup.pretrained(), lead=self.lead and resolve_name(self.lead))
 
 
 COMMANDS = {
@@ -97,22 +113,7 @@ def run(words: Sequence[str]) -> int:
     except CycloptsError as error:
         if isinstance(error.__cause__, PosgenError):  # of a converter
             raise error.__cause__ from error
-        raise InputError(f"{_refused(error, words)} (tl-posgen {name} --help lists what there is)") from error
-
-
-def _refused(error: CycloptsError, words: Sequence[str]) -> str:
-    """Return why words of a command line were refused."""
-    if isinstance(error, MissingArgumentError) and error.argument is not None:
-        name, told = error.keyword or error.argument.name, (error.argument.parameter.help or "").rstrip(".")
-        return f"{name} needs a value ({told})"
-    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        word = error.unused_tokens[0]
-        last = len(words) - 1 - [*reversed(words)].index(word) if word in words else 0
-        before = words[last - 1] if last else ""
-        if before.startswith("--") and "=" not in before:
-            return f"{before} takes no value, and {word!r} follows it; its name alone switches it on"
-        return f"{word!r} is one word too many; options begin with --"
-    return str(error)
+        raise InputError(f"{error} (tl-posgen {name} --help lists what there is)") from error
 
 
 def app_for(words: Sequence[str] = ()) -> App:
@@ -146,72 +147,37 @@ def app_for(words: Sequence[str] = ()) -> App:
         kind = registry.find_or_none(measure)
         chosen = _MeasureCommand(kind.question, [measure]) if kind and (kind.is_fed or kind.runs_model) else None
     if chosen is not None:
-        app.command(_measure_command(asked, chosen), name=asked)
+        kinds = [kind for one in chosen.measures if (kind := registry.find(one)) is not None]
+        own: dict[str, inspect.Parameter] = {}
+        for kind in kinds:  # where two measures have an option, the default of the first is shown
+            own = measure_options(kind) | own
+        defaults = {"prompts": max(kind.usual_prompts for kind in kinds), **chosen.setup}
+        app.command(as_command(chosen, own, asked, chosen.help, chosen.without, defaults), name=asked)
     return app
-
-
-def _measure_command(name: str, chosen: _MeasureCommand) -> Callable[..., Any]:
-    """Return a command with the options of its measures and the shared ones."""
-    from tl_posgen.core.registry import find
-
-    kinds = [kind for one in chosen.measures if (kind := find(one)) is not None]
-    own: dict[str, inspect.Parameter] = {}
-    for kind in kinds:  # where two measures have an option, the default of the first is shown
-        own = measure_options(kind) | own
-
-    def run(*, setup: Setup, **given: Any) -> None:
-        asked = []
-        for kind in kinds:
-            names = {one.name for one in fields(kind)}
-            asked.append(kind.with_options({name: value for name, value in given.items() if name in names}))
-        cut, words, model = setup.cut, setup.words(), setup.pretrained()
-        from tl_posgen.core.engine import analyze
-        from tl_posgen.core.report import Report
-
-        with setup.parts() as parts:
-            found = analyze(model, words, measures=asked, skip_unsupported=True, keep=parts, **cut)
-        first = [name for name in chosen.measures if name in found]
-        report = Report({name: found[name] for name in (*first, *found)}, found.provenance)  # then what they are after
-        setup.present(report, parts=parts, lead=resolve_name(chosen.lead)(found) if chosen.lead else None)
-
-    run.__doc__ = chosen.help
-    defaults = {"prompts": max(kind.usual_prompts for kind in kinds), **chosen.setup}
-    return as_command(run, own, name=name, without=chosen.without, **defaults)
-
-
-_RENAMED = {"n_prompts": "prompts"}  # keywords of the library whose option has another name
-_VALUE = r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\([^)]*\)|[\w.-]+)"""
 
 
 def name_options(message: str, command: str) -> str:
     """Return a message of the library with the command's options in place of keywords.
 
     Example:
-        >>> name_options("n_prompts = 0; load it with backend=\\"bridge\\"", "coupling")
-        '--prompts 0; load it with --backend bridge'
+        >>> name_options("n_prompts = 0; load it with backend=\"bridge\"", "coupling")
+        '--prompts 0; load it with --backend "bridge"'
     """
-
-    def written(flag: str, found: re.Match[str]) -> str:
-        value = (found["value"] or "").strip("\"'[]()").replace(", ", ",")
-        return flag if value in ("", "True") else f"{flag} {value}"
-
     app = app_for([command])
     if command.startswith("-") or command not in app:
         return message
     function: Any = app[command].default_command
-    taken = inspect.signature(function).parameters
-    options = {name: name for name in taken} | {name: one for name, one in _RENAMED.items() if one in taken}
-    for name, own in options.items():
-        keyword = rf"(?<![\w.-])(?<!\w\(){name}(?: ?=(?: ?(?P<value>{_VALUE}))?" + (r"|\b)" if "_" in name else ")")
-        named = re.compile(rf"{keyword}|^{name}(?= [-\d\['])")  # else it is a word of prose
-        message = named.sub(partial(written, f"--{own.replace('_', '-')}"), message)
-    return message
+    options = {name: name.replace("_", "-") for name in inspect.signature(function).parameters}
+    options |= {"n_prompts": "prompts"} if "prompts" in options else {}
+    names = "|".join(options)
+    written = rf"(?<![\w.(-])({names}) ?= ?(True\b|(?=[\w\"'\[(-]))?|^({names})(?= [-\d\['])"
+    return re.sub(written, lambda found: f"--{options[found[1] or found[3]]}{' ' if found[2] == '' else ''}", message)
 
 
 # Commands that are functions
 
 
-def command(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _command(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function a command: its keywords are options, and beside them, if it takes a `Setup`, the shared ones.
 
     Args:
@@ -219,21 +185,21 @@ def command(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Callab
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        name, words = function.__name__.replace("_", "-"), argument_help(function)
+        name, words = function.__name__[1:].replace("_", "-"), argument_help(function)
         parameters = dict(inspect.signature(function).parameters)
-        takes_setup = parameters.pop("setup", None) is not None
+        left_out = _SHARED if parameters.pop("setup", None) is None else without
         own = {
             key: option(key, one.annotation, one.default, words[key]).replace(kind=one.kind)
             for key, one in parameters.items()
         }
-        WRITTEN[name] = as_command(function, own, name=name, without=without if takes_setup else _SHARED, **defaults)
+        WRITTEN[name] = as_command(function, own, name, inspect.getdoc(function) or "", left_out, defaults)
         return function
 
     return register
 
 
-@command(length=512)
-def analyze(
+@_command(length=512)
+def _analyze(
     *,
     setup: Setup,
     measures: str | None = None,
@@ -250,18 +216,15 @@ def analyze(
         streaming: Form no score matrix; if left out, for prompts over 1,024 tokens.
     """
     where = {"layers": parse_indices(layers, "--layers"), "heads": parse_heads(heads)}
-    names, cut = parse_names(measures), setup.cut
-    words, model = setup.words(), setup.pretrained()
-    from tl_posgen.core.engine import analyze as run
+    from tl_posgen.core.engine import analyze
     from tl_posgen.report.terminal import print_report
 
-    with setup.parts() as parts:
-        found = run(model, words, measures=names, streaming=streaming, keep=parts, **where, **cut)
-    setup.present(found, print_report, parts=parts)
+    how = {"measures": parse_names(measures), "streaming": streaming, **where}
+    setup.measure(analyze, setup.pretrained(), show=print_report, **how)
 
 
-@command()
-def measures(*, full: bool = False) -> None:
+@_command()
+def _measures(*, full: bool = False) -> None:
     """List every measure that analyze can be asked for, those of other packages too.
 
     Args:
@@ -272,16 +235,16 @@ def measures(*, full: bool = False) -> None:
     print_known_measures(full=full)
 
 
-@command(without=(*_TEXT, "seed", *_NULLS, *_PAGE))
-def check(*, setup: Setup) -> None:
+@_command(without=(*_TEXT, "seed", *_NULLS, *_PAGE))
+def _check(*, setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
-    from tl_posgen.models.layer_table import check as run
+    from tl_posgen.models.layer_table import check
 
-    run(setup.pretrained().load())
+    check(setup.pretrained().load())
 
 
-@command(without=("model", *_TEXT, *_LOADING, *_NULLS))
-def toy(
+@_command(without=("model", *_TEXT, *_LOADING, *_NULLS))
+def _toy(
     *,
     setup: Setup,
     distance: int = 3,
@@ -303,8 +266,8 @@ def toy(
     setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
 
 
-@command(without=("model", "revision", "prompt"), length=64)
-def coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: int = 10) -> None:
+@_command(without=("model", "revision", "prompt"), length=64)
+def _coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: int = 10) -> None:
     """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?
 
     Args:
@@ -312,16 +275,13 @@ def coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: i
         score: The column of scores.
         k: Number of top singular vectors.
     """
-    cut, words = setup.cut, setup.words()
-    from tl_posgen.coupling import coupling_scores as run
+    from tl_posgen.coupling import coupling_scores
 
-    with setup.parts() as parts:
-        found = run(scores, words, score=score, tokenizer=setup.tokenizer, k=k, keep=parts, **setup.place, **cut)
-    setup.present(found, parts=parts)
+    setup.measure(coupling_scores, scores, score=score, k=k, **setup.place)
 
 
-@command(without=("model", "revision", "prompt", "shuffled_seeds"))
-def emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None, coupling: bool = False) -> None:
+@_command(without=("model", "revision", "prompt", "shuffled_seeds"))
+def _emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None, coupling: bool = False) -> None:
     """Every measure over a sequence of training checkpoints: when does the split form?
 
     Args:
@@ -329,18 +289,14 @@ def emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None,
         model: Hub name, where the checkpoints are its revisions.
         coupling: Also the coupling of residual Jacobians.
     """
-    cut, words = setup.cut, setup.words()
-    from tl_posgen.studies.emergence import MEASURES, emergence
+    from tl_posgen.studies import emergence
 
-    measures = (*MEASURES, "coupling") if coupling else MEASURES
-    where = {"model": model, "tokenizer": setup.tokenizer, **setup.place}
-    with setup.parts() as parts:
-        found = emergence(checkpoints, words, measures=measures, keep=parts, **where, **cut)
-    setup.present(found, parts=parts)
+    measures = (*emergence.MEASURES, *(["coupling"] if coupling else []))
+    setup.measure(emergence.emergence, checkpoints, measures=measures, model=model, **setup.place)
 
 
-@command(without=("length", "prompts", "consecutive", "seed", *_NULLS))
-def explain(
+@_command(without=("length", "prompts", "consecutive", "seed", *_NULLS))
+def _explain(
     *, prompt: str, head: str, setup: Setup, query: int = -1, against: int | None = None, other: str | None = None
 ) -> None:
     """Why does a head attend from one token of a prompt to others? Terms, planes and sources of its scores.
@@ -353,31 +309,31 @@ def explain(
         other: Another prompt of as many tokens: what makes the difference to it?
     """
     words, model = setup.words(), setup.pretrained()
-    from tl_posgen.prompt import explain as run
+    from tl_posgen.prompt import explain
     from tl_posgen.prompt.explanation_figures import print_explanation
 
     reference = None if setup.text is None and setup.dataset is None else words
-    found = run(model, prompt, head=head, query=query, against=against, other=other, reference=reference)
+    found = explain(model, prompt, head=head, query=query, against=against, other=other, reference=reference)
     print_explanation(found, full=setup.full)
     print(f"\nPage: {found.write(setup.out, force=setup.force)}")
 
 
-@command(without=tuple(one for one in _SHARED if one not in _PAGE))
-def compare(first: Path, second: Path, /, *, setup: Setup) -> None:
+@_command(without=tuple(one for one in _SHARED if one not in _PAGE))
+def _compare(first: Path, second: Path, /, *, setup: Setup) -> None:
     """Show what changes per head from one report to another; intervals are paired where the prompts are the same.
 
     Args:
         first: A report's directory, or its results.nc.
         second: Another: of another model or text, or under an intervention.
     """
-    from tl_posgen.comparison import compare as run
+    from tl_posgen.comparison import compare
 
     setup.prepare()
-    setup.present(run(first, second))
+    setup.present(compare(first, second))
 
 
-@command()
-def sweep(
+@_command()
+def _sweep(
     study: Path,
     /,
     *,
@@ -400,17 +356,15 @@ def sweep(
         list: List the jobs and what became of them; run nothing.
     """
     from tl_posgen.report.terminal import print_measures
-    from tl_posgen.studies.overview import report_study
-    from tl_posgen.studies.sweep import states
-    from tl_posgen.studies.sweep import sweep as run
+    from tl_posgen.studies import overview, sweep
 
     if list:
-        known = states(study, out)
+        known = sweep.states(study, out)
         print(*(f"{job:{max(map(len, known))}}  {state}" for job, state in known.items()), sep="\n")
         return 0
-    swept = run(study, out=out, workers=workers, ray=ray)
+    swept = sweep.sweep(study, out=out, workers=workers, ray=ray)
     if swept.finished:
-        report = report_study(out)
+        report = overview.report_study(out)
         page = report.write(out / "report", force=True)
         print_measures(report, full=full)
         print(f"\nReport: {page}")
@@ -418,13 +372,8 @@ def sweep(
     return int(bool(swept.failed))
 
 
-@command(without=("prompt",))
-def claims(
-    *,
-    setup: Setup,
-    papers: str = "position,slash,coupling",
-    checkpoints: list[str] | None = None,
-) -> None:
+@_command(without=("prompt",))
+def _claims(*, setup: Setup, papers: str = "position,slash,coupling", checkpoints: list[str] | None = None) -> None:
     """Run every measure that a claim of the papers needs, and table each claim: held, partly, or not, by how much.
 
     Takes minutes to hours. Finished parts are kept in --out, and a second run goes on from them.
@@ -433,9 +382,8 @@ def claims(
         papers: Any of position, slash, coupling.
         checkpoints: A checkpoint of the model in training; repeat, in order.
     """
-    cut, words, model = setup.cut, setup.words(), setup.pretrained()
     from tl_posgen.claims import judge_claims
     from tl_posgen.report.terminal import print_claims
 
     how = {"papers": parse_names(papers) or [], "checkpoints": checkpoints or []}
-    setup.present(judge_claims(model, words, keep=setup.out, **how, **cut), print_claims)
+    setup.measure(judge_claims, setup.pretrained(), show=print_claims, keep=setup.out, **how)

@@ -85,17 +85,20 @@ class Setup:
         cut: dict[str, Any] = {"length": self.length, "n_prompts": self.prompts, "consecutive": self.consecutive}
         if self.prompt is not None:
             cut = {"length": None, "n_prompts": None, "consecutive": False}
-        written = "0" if self.null_seeds is None else self.null_seeds
-        cut |= {"seed": self.seed, "null_seeds": [] if self.no_null else parse_indices(written, "--null-seeds")}
-        if self.shuffled_seeds is not None:
-            none = self.shuffled_seeds == "none"
-            cut["shuffled_seeds"] = [] if none else parse_indices(self.shuffled_seeds, "--shuffled-seeds")
-        return cut
+        seeds = {
+            "null_seeds": "none" if self.no_null else self.null_seeds or "0",
+            "shuffled_seeds": self.shuffled_seeds,
+        }
+        for name, written in seeds.items():
+            if written is not None:
+                option = f"--{name.replace('_', '-')}"
+                cut[name] = [] if written == "none" else parse_indices(written, option)
+        return cut | {"seed": self.seed}
 
     @property
     def place(self) -> dict[str, Any]:
         """Settings of models that a command names otherwise."""
-        return {"backend": self.backend, "dtype": self.dtype, "device": self.device}
+        return {"backend": self.backend, "dtype": self.dtype, "device": self.device, "tokenizer": self.tokenizer}
 
     def words(self) -> Any:
         """Read the text, or take the prompt, and refuse an output that cannot be written."""
@@ -120,13 +123,30 @@ class Setup:
         """Return the model, to be loaded by what measures it."""
         from tl_posgen.models.loading.load import Pretrained
 
-        return Pretrained(self.model, **self.place, revision=self.revision, tokenizer=self.tokenizer)
+        return Pretrained(self.model, revision=self.revision, **self.place)
 
-    def parts(self) -> Any:
-        """Return the place where finished parts are kept, so that a stopped command goes on from them."""
+    def measure(
+        self,
+        function: Callable[..., Any],
+        subject: Any,
+        *,
+        show: Callable[..., None] | None = None,
+        lead: Any = None,
+        keep: Any = None,
+        **how: Any,
+    ) -> None:
+        """Present what a function of the library finds of a subject and the text.
+
+        Args:
+            show, lead: how its tables are printed, and the function of the report that makes the first.
+            keep: where finished parts are kept; if left out, in `out` until it is saved.
+        """
         from tl_posgen.core.store import Parts
 
-        return Parts(Path(self.out) / "parts")
+        cut, words = self.cut, self.words()
+        with Parts(Path(self.out) / "parts") as parts:
+            found = function(subject, words, keep=keep or parts, **how, **cut)
+        self.present(found, show, parts=None if keep else parts, **({"lead": lead(found)} if lead else {}))
 
     def present(self, found: Any, show: Callable[..., None] | None = None, *, parts: Any = None, **more: Any) -> None:
         """Save a report or one result in `out`, then write its page, then print its tables by `show`.
@@ -163,22 +183,24 @@ class Setup:
 def as_command(
     function: Callable[..., Any],
     own: Mapping[str, inspect.Parameter],
-    *,
     name: str,
-    without: Sequence[str] = (),
-    **defaults: Any,
+    words: str,
+    without: Sequence[str],
+    defaults: Mapping[str, Any],
 ) -> Callable[..., Any]:
     """Return a function that takes the fields of a `Setup` beside its own options, as a command line gives them.
 
     Args:
         function: called with own options that were given, and a `Setup` as `setup`.
         own: its parameters.
-        without: fields that mean nothing here. defaults: where they are not the setup's.
+        words: its description.
+        without: fields that mean nothing here.
+        defaults: where they are not the setup's.
     """
-    defaults = {"out": f"report-{name}"} | defaults
-    words, hints = argument_help(Setup), inspect.get_annotations(Setup)
+    usual = {"out": f"report-{name}", **defaults}
+    help_of, hints = argument_help(Setup), inspect.get_annotations(Setup)
     shared = {
-        one.name: option(one.name, hints[one.name], defaults.get(one.name, one.default), words[one.name], group=_GROUP)
+        one.name: option(one.name, hints[one.name], usual.get(one.name, one.default), help_of[one.name], group=_GROUP)
         for one in fields(Setup)
         if one.name not in {*without, *own}
     }
@@ -188,13 +210,13 @@ def as_command(
         if cuts and given.get("prompt") is not None and "prompt" in shared:
             raise InputError(f"{cuts[0]} cuts a text, and --prompt is taken whole; give one of them")
         if shared:
-            given["setup"] = Setup(**defaults | {one: given.pop(one) for one in shared if one in given})
+            given["setup"] = Setup(**usual | {one: given.pop(one) for one in shared if one in given})
         return function(*arguments, **given)
 
     signature = inspect.Signature([*own.values(), *shared.values()])
     run.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
-    run.__name__, run.__doc__ = function.__name__, (inspect.getdoc(function) or "").partition("\n\nArgs:")[0]
+    run.__doc__ = words.partition("\n\nArgs:")[0]
     return run
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tl_posgen.core.numbers import SHUFFLED, shuffled_label
+from tl_posgen.core.numbers import SHUFFLED
 from tl_posgen.core.options import fits
 from tl_posgen.errors import MOST_SEEDS, InputError
 from tl_posgen.models.loading.nulls import random_like, shuffle, shuffled_like
@@ -35,7 +35,7 @@ class NullModels(Sequence[str]):
         self.session, self.seeds = session_of(model), check_seeds(seeds)
         self.for_runs = shuffled is not None  # whether measures that run the model have shuffled weights too
         self.shuffled = check_seeds(self.seeds[:1] and (0,) if shuffled is None else shuffled, "shuffled_seeds")
-        self.labels = [*map(shuffled_label, self.shuffled), *map(str, self.seeds)]
+        self.labels = [*(f"{SHUFFLED}{seed}" for seed in self.shuffled), *map(str, self.seeds)]
         self._fingerprint = ""
         self._held: tuple[str, str, Session] | None = None  # the last one that was built
         self._shuffled_by: int | None = None  # seed by which the model's own weights are shuffled now
@@ -61,28 +61,23 @@ class NullModels(Sequence[str]):
         """Return (title, session) of one label, as `models` yields it."""
         if self._held is None or self._held[0] != label:
             self.free_memory()
-            build = self._shuffled if label.startswith(SHUFFLED) else self._random_init
-            self._held = label, *build(int(label.removeprefix(SHUFFLED)), in_place)
+            is_shuffled, seed, title = label.startswith(SHUFFLED), int(label.removeprefix(SHUFFLED)), null_label(label)
+            if not is_shuffled or in_place:  # while the model has its own weights
+                self._fingerprint = self._fingerprint or fingerprint(self.session)
+            if is_shuffled and in_place:
+                if self._shuffled_by is not None:
+                    shuffle(self.session.model, self._shuffled_by, undo=True)
+                shuffle(self.session.model, seed)
+                self._shuffled_by, made = seed, self.session
+            elif is_shuffled:
+                made = session_of(shuffled_like(self.session, seed))
+            else:
+                if in_place:
+                    release(self.session.model)
+                made = session_of(random_like(self.session, seed))
+                title += SAME_WEIGHTS if fingerprint(made) == self._fingerprint else ""
+            self._held = label, title, made
         return self._held[1:]
-
-    def _random_init(self, seed: int, in_place: bool) -> tuple[str, Session]:
-        if not self._fingerprint:
-            self._fingerprint = fingerprint(self.session)
-        if in_place:
-            release(self.session.model)
-        made = session_of(random_like(self.session, seed))
-        same = fingerprint(made) == self._fingerprint
-        return f"{null_label(str(seed))}{SAME_WEIGHTS if same else ''}", made
-
-    def _shuffled(self, seed: int, in_place: bool) -> tuple[str, Session]:
-        if not in_place:
-            return null_label(shuffled_label(seed)), session_of(shuffled_like(self.session, seed))
-        self._fingerprint = self._fingerprint or fingerprint(self.session)
-        if self._shuffled_by is not None:
-            shuffle(self.session.model, self._shuffled_by, undo=True)
-        shuffle(self.session.model, seed)
-        self._shuffled_by = seed
-        return null_label(shuffled_label(seed)), self.session
 
     def free_memory(self) -> None:
         """Give the memory of the last one back."""

@@ -30,7 +30,7 @@ from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.models.tokens import check_counts
-from tl_posgen.report.figures import MARKS, Panels, ends_of, error_bars, model_label, plain, sides
+from tl_posgen.report.figures import MARKS, Panels, error_bars, model_label, plain, sides
 from tl_posgen.report.kinds import lines
 from tl_posgen.stats.correlations import (
     Correlation,
@@ -68,7 +68,7 @@ def _scatter(result: Any) -> go.Figure:
     for place, ((name, label), (_, data, _)) in enumerate(product(LABELS.items(), shown)):
         found, names = intervals_of(data["measured"].sel(quantity=name)), map(plain, data["model_name"].values)
         points = go.Scatter(x=found["value"].values, y=data["score"].values, text=[*names], showlegend=False)
-        points.update(mode="markers", error_x=error_bars(*ends_of(found)))
+        points.update(mode="markers", error_x=error_bars(*(found[end].values for end in ENDS)))
         points.update(marker={"color": np.log2(data["d_model"].values), "coloraxis": "coloraxis", "size": 9})
         panels.add(place, points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>"))
         row, column = divmod(place, len(shown))

@@ -20,7 +20,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import check_indices
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_ids, given_ids
-from tl_posgen.progress import count
+from tl_posgen.progress import count_pass
 
 DENSE_UP_TO = 2048
 """d_model up to which the d x d matrix is built and decomposed; larger Jacobians are only multiplied by vectors."""
@@ -128,7 +128,7 @@ def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor,
     tokens, backend = tokens.to(model.cfg.device), session_of(model).backend
     with torch.no_grad(), model.hooks(fwd_hooks=[(name, partial(keep, name=name)) for name in names]):
         if len(_pieces(len(tokens))) == 1:
-            count(1)
+            count_pass(1)
             model(tokens[None], return_type=None, **backend.options(tokens[None]))
         else:
             _read(backend.context(), tokens)

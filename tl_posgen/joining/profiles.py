@@ -178,7 +178,7 @@ class Profiles(Measure):
 
         def add_repeated(layer: LayerCapture) -> None:
             assert layer.pattern is not None
-            repeated.add_layer(layer, vars(repeated_scores(layer.pattern, len(first), period)))
+            repeated.add_layer(layer, repeated_scores(layer.pattern, len(first), period))
 
         rows = repeated_prompts(first, period, run.model.cfg.d_vocab, self.n_repeated, run.seed)
         run.capture(add_repeated, pattern, rows)

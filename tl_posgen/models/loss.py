@@ -13,7 +13,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.progress import count
+from tl_posgen.progress import count_pass
 
 Hooks = Sequence[tuple[Any, Any]]
 AT_ONCE = 128  # positions whose probabilities are in memory
@@ -49,7 +49,7 @@ def logits_of(model: Model | Session, tokens: Int[Tensor, "prompt pos"]) -> Floa
     """Return the logits of prompts of one length without padding, on the model's device."""
     session = session_of(model)
     with streaming_by_policy(session, tokens.shape[1]):
-        count(len(tokens))
+        count_pass(len(tokens))
         return session.model(tokens, return_type="logits", **session.backend.options(tokens))
 
 

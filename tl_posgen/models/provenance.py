@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("tl-posgen", "transformer-lens", "torch", "transformers")}
 
 
-PART = 2**22  # entries of a tensor that are taken to float64 at once
+PART = 2**18  # entries of a tensor that are taken to float64 at once
 
 
 def fingerprint(session: Session) -> str:

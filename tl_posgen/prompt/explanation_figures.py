@@ -12,7 +12,8 @@ from tl_posgen.prompt.explanation import Explanation
 from tl_posgen.report.circuits import stacked, titled, token_colours
 from tl_posgen.report.figures import COLOURS, Panels, plain
 from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
-from tl_posgen.report.tables import print_frame, title
+from tl_posgen.report.tables import title
+from tl_posgen.report.terminal import print_frame
 
 TERM_COLOURS = {"position": "#3b6fb6", "key_part": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
 TERM_COLOURS |= {"alibi": "#8b5fa8"}
@@ -111,7 +112,6 @@ def page_of(explanation: Explanation) -> str:
     ]
     sections = [  # each with its table folded, whole
         {"findings": [], "figures": [], "views": [], "table": table_on_page(rows), "rows": len(rows), **one}
-        | {"shown": len(rows)}
         for one, rows in zip(parts, (explanation.table(), most), strict=True)
     ]
     words = {"title": Markup(heading_words), "beside": Markup(subtitle), "findings": []}

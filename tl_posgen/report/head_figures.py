@@ -1,49 +1,39 @@
 """Figures of heads: maps [layer, head], curves of all heads, and points a head."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
+from plotly.colors import sample_colorscale
 
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import (
+    COLOURS,
+    SCALE,
     Panels,
     at_labels,
-    band,
     colour_axis,
-    colours_of,
     heat,
     model_label,
     sides,
 )
 
-FEW = 12  # an axis of so few whole numbers labels them all
+_FEW = 12  # an axis of so few whole numbers labels them all
 MOST_CURVES = 16  # of a layer's heads, drawn one by one
 MOST_ROWS = 128  # of a map with a row a head
+HEAD = ("layer", "head")
+_CELLS, _CELLS_ACROSS = 128, 36  # up to which cells carry their number: of a map, and beside each other
+_FLAT = 0.05  # of the range of the model's map: below, a null model's is not drawn
 _N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
-MEDIAN = "median over heads, and nine tenths of them"
-
-
-def thinned(dataset: xr.Dataset, dim: str = "distance", share: float = 0.5) -> xr.Dataset:
-    """Return a selection of places along a dimension, up to a share of its length: all short ones, fewer long ones."""
-    n = max(1, int(dataset.sizes[dim] * share))
-    places = np.unique(np.geomspace(1, n, _N_POINTS).round().astype(int)) - 1
-    return dataset.isel({dim: places})
+_MEDIAN = "median over heads, and nine tenths of them"
 
 
 def head_names(index: Iterable[Any]) -> list[str]:
     """Return "L1H3" for each (layer, head), for hovering."""
     return [head_name(*place) for place in index]
-
-
-def head_points(x: xr.DataArray, y: xr.DataArray, hover: str = "%{x:.3f}, %{y:.3f}", **more: Any) -> go.Scatter:
-    """Return one array over stacked (layer, head) against another, a point a head."""
-    template = f"%{{text}}<br>{hover}<extra></extra>"
-    names = head_names(x[x.dims[0]].values)
-    return go.Scatter(x=x.values, y=y.values, mode="markers", text=names, hovertemplate=template, **more)
 
 
 def head_map(
@@ -61,20 +51,21 @@ def head_map(
     """
 
     def figure(result: Any) -> go.Figure:
-        titles, arrays = [], []
         pairs = [(one, {}) if isinstance(one, str) else one for one in names]
         pairs = [(name, at) for name, at in pairs if name in result.own]
+        maps = []
         for side, data, _ in sides(result):
-            for name, at in (one for one in pairs if one[0] in data):  # some are of the model alone
-                variable = result.measure.variables.get(name)
-                words = [
-                    f"{label} token" if dim == "tokens" else label if isinstance(label, str) else f"{dim} {label}"
-                    for dim, label in at.items()
-                ]
-                titles.append(f"{', '.join([variable.label if variable else name, *words])} · {side}")
-                arrays.append(at_labels(result, data[name], at))
-        low, high = limits or (min(float(one.min()) for one in arrays), max(float(one.max()) for one in arrays))
-        panels = map_panels(titles, arrays, colour_axis(low, high), columns=len(pairs), horizontal_spacing=0.06)
+            for number, (name, at) in enumerate(pairs):
+                if name in data:  # some are of the model alone
+                    variable = result.measure.variables.get(name)
+                    words = [
+                        f"{label} token" if dim == "tokens" else label if isinstance(label, str) else f"{dim} {label}"
+                        for dim, label in at.items()
+                    ]
+                    heading = ", ".join([variable.label if variable else name, *words])
+                    array = at_labels(result, data[name], at).transpose(*HEAD)
+                    maps.append(Map(number, side, f"{heading} · {side}", array))
+        panels = map_panels(maps, limits, columns=len(pairs), horizontal_spacing=0.06)
         panels.figure.update_annotations(font_size=11)
         words = subtitle.format(**{**result.own.attrs, **result.measure.options()})
         return panels.finish(f"{title} · {model_label(result.own)}", words)
@@ -82,18 +73,60 @@ def head_map(
     return figure
 
 
+class Map(NamedTuple):
+    """A map [down, across] of one side: the model, or a null model.
+
+    Attributes:
+        what: it is of, the same for all sides; the model's comes first.
+    """
+
+    what: Any
+    side: str
+    title: str
+    array: xr.DataArray
+
+
 def map_panels(
-    titles: Sequence[str], arrays: Sequence[xr.DataArray], colours: Mapping[str, Any], **panels: Any
+    maps: Iterable[Map],
+    limits: tuple[int | float, int | float] | None = None,
+    *,
+    x: str = "head",
+    y: str = "layer",
+    row_height: int = 0,
+    **panels: Any,
 ) -> Panels:
-    """Return a panel a map [layer, head], all on one colour axis, numbers written where there are few."""
-    height = max(170, min(28 * max((array.sizes["layer"] for array in arrays), default=0), 700))
-    drawn = Panels(titles, row_height=height, **panels)
-    for panel, array in enumerate(arrays):
-        shown = heat(array.transpose("layer", "head"), texttemplate="%{z:.2f}" if array.size <= 128 else None)
-        drawn.add(panel, shown)
-    drawn.axes("head", "layer").figure.update_xaxes(type="category", nticks=10).update_yaxes(type="category")
-    drawn.figure.update_layout(coloraxis=dict(colours))
-    return drawn
+    """Return a panel a map, all on one colour axis, numbers written where there are few; a null model's map that spans
+    less than a twentieth of the model's is a line below the model's in its place.
+
+    Args:
+        limits: of the colour scale; those of the numbers if None.
+        row_height: in pixels; by the number of rows if 0.
+    """
+
+    def ends(array: xr.DataArray) -> tuple[float, float]:
+        return (float(array.min()), float(array.max())) if array.size else (np.nan, np.nan)
+
+    drawn: dict[Any, tuple[Map, list[str]]] = {}
+    for one in maps:
+        (low, high), (model, below) = ends(one.array), drawn.get(one.what, (one, []))
+        if one.side != model.side and high - low < _FLAT * -np.subtract(*ends(model.array)):
+            below.append(f"{one.side}: nearly constant, {low:.3g} to {high:.3g}")
+        else:
+            drawn[(one.what, one.side) if one.what in drawn else one.what] = one, []
+    arrays = [one.array for one, _ in drawn.values()]
+    height = row_height or max(170, min(28 * max((len(array) for array in arrays), default=0), 700))
+    found = Panels([one.title for one, _ in drawn.values()], row_height=height, **panels)
+    across = found.n_columns * max((array.shape[1] for array in arrays), default=0)
+    for number, array in enumerate(arrays):
+        is_written = across <= _CELLS_ACROSS and array.size <= _CELLS
+        found.add(number, heat(array, texttemplate="%{z:.2f}" if is_written else None))
+    found.axes(x, y).figure.update_xaxes(type="category", nticks=10).update_yaxes(type="category")
+    for number, (_, below) in enumerate(drawn.values()):
+        if below:
+            found.say_below(number, below)
+    known = [end for one in arrays for end in ends(one) if end == end] or [0, 1]
+    found.figure.update_layout(coloraxis=colour_axis(*(limits or (min(known), max(known)))))
+    return found
 
 
 def layer_curves(
@@ -118,48 +151,51 @@ def layer_curves(
         at: labels of other dims, as in `head_map`.
         beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
     """
+
+    def thinned(data: xr.Dataset) -> xr.Dataset:  # all short places along the dim, fewer long ones
+        n = max(1, int(data.sizes[along] * share))
+        return data.isel({along: np.unique(np.geomspace(1, n, _N_POINTS).round().astype(int)) - 1}) if log_x else data
+
+    def curve(x: np.ndarray, y: np.ndarray, hover: str, name: str, colour: str) -> dict[str, Any]:
+        look = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.6}, "showlegend": None}
+        words = {"name": name, "hovertemplate": f"{hover}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>"}
+        return look | words | {"x": x, "y": y}  # a mapping, which is faster than a trace: there may be a thousand
+
     layers, many = result.own["layer"].values, result.own.sizes["head"] > MOST_CURVES
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
     for side, whole, colour in reversed(sides(result)):
         chosen = at_labels(result, whole[measure], at).to_dataset(name=measure)
-        data = (thinned(chosen, along, share) if log_x else chosen)[measure].transpose("layer", "head", along)
+        data = thinned(chosen)[measure].transpose("layer", "head", along)
         x, is_null = data[along].values + log_x, whole is not result.own
         for number, layer in enumerate(layers):
             curves = data.values[number].astype(np.float32)
             if is_null or many:
                 low, middle, high = pd.DataFrame(curves).quantile([0.05, 0.5, 0.95]).to_numpy()
-                known = np.isfinite(middle)
-                area = band(x[known], low[known], high[known], side, grey=is_null).update(showlegend=False)
-                panels.add(number, area, _curve(x, middle, f"layer {layer}, {side}", side, colour, along))
+                there = np.isfinite(middle)
+                around, ends = x[there], np.concatenate([high[there], low[there][::-1]])
+                fill = {"fill": "toself", "fillcolor": "rgba(156,163,175,.35)" if is_null else "rgba(59,111,182,.2)"}
+                look: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+                panels.add(number, go.Scatter(x=[*around, *around[::-1]], y=ends, name=side, **fill, **look))
+                panels.add(number, curve(x, middle, f"layer {layer}, {side}", side, colour))
                 continue
             heads = data["head"].values
-            for head, y, shade in zip(heads, curves, colours_of(len(heads)), strict=True):
-                panels.add(number, _curve(x, y, head_name(layer, head), f"head {head}", shade, along))
+            shades: Any = sample_colorscale(SCALE, [*np.linspace(0, 0.9, len(heads))])
+            for head, y, shade in zip(heads, curves, COLOURS if len(heads) <= len(COLOURS) else shades, strict=False):
+                panels.add(number, curve(x, y, head_name(layer, head), f"head {head}", shade))
     for number, layer in enumerate(layers):
-        panels.add(number, *beside(thinned(result.own, along, share) if log_x else result.own, layer))
+        panels.add(number, *beside(thinned(result.own), layer))
     panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
-    words = f"{subtitle}; {MEDIAN}" if many else subtitle
+    words = f"{subtitle}; {_MEDIAN}" if many else subtitle
     figure = panels.finish(f"{title} · {model_label(result.own)}", words)
-    if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= FEW and not log_x:
+    if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= _FEW and not log_x:
         figure.update_xaxes(dtick=1)  # there is no prompt 0.5
     return figure
 
 
-def _curve(x: np.ndarray, y: np.ndarray, hover: str, name: str, colour: str, along: str) -> dict[str, Any]:
-    """Return a curve as a plain mapping, which plotly handles faster than a trace: there may be a thousand."""
-    look = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.6}, "showlegend": None}
-    return look | {
-        "x": x,
-        "y": y,
-        "name": name,
-        "hovertemplate": f"{hover}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>",
-    }
-
-
-def by_head(array: xr.DataArray, most: int | float = MOST_ROWS) -> xr.DataArray:
+def by_head(array: xr.DataArray) -> xr.DataArray:
     """Return an array [layer, head, ...] as [head, ...], the heads named "L3H6"; of more heads the means over those of
     each layer, as [layer, ...]."""
-    if array.sizes["layer"] * array.sizes["head"] > most:
+    if array.sizes["layer"] * array.sizes["head"] > MOST_ROWS:
         return array.mean("head")
     rows = array.stack(unit=("layer", "head"))
     names = head_names(rows["unit"].values)

@@ -4,7 +4,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -14,7 +14,6 @@ import plotly.graph_objects as go
 import plotly.io
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
-from pandas.api.types import is_float_dtype
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
@@ -29,7 +28,6 @@ from tl_posgen.report.tables import MOST_HEADS, compact, labelled, short_table, 
 QUESTION = "How does attention use position?"
 _MOST_VALUES = 64  # a longer list of the provenance is shown as its length
 _MOST_SECTIONS = 5  # that are open; of more, all but the first are folded
-_MOST_ROWS = 200  # of a long table
 CELL_ROWS = 16  # of a table in a notebook's cell
 _HEADROOM = 54  # pixels above a figure's panels, for their titles
 _NULLS = {
@@ -37,9 +35,9 @@ _NULLS = {
     "shuffled": "for the trained weights with the entries of every matrix in random order (shuffled)",
 }
 _TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
-VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
+_VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 _WITHOUT_FIRST = re.compile("without (the )?first token")
-FRAME = '<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:0" loading="lazy"></iframe>'
+_FRAME = '<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:0" loading="lazy"></iframe>'
 _HEAD = re.compile(r"L\d+H\d+")
 _UNSHOWN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")  # which HTML drops, or cannot hold
 
@@ -51,12 +49,15 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     findings = Report(results, provenance).headlines()
     if {*findings} <= {*(sections[0]["findings"] if sections else [])}:
         findings = []  # they stand right below
+    for one in sections:  # every sentence once
+        one["findings"] = [sentence for sentence in one["findings"] if sentence not in findings]
     question = question_of(*(result.measure for result in results.values())) if results else QUESTION
     models = (result.own.attrs.get("model") for result in results.values())
     model = provenance.get("model") or next(models, None)
     title = f"{question} · {model}" if model else question
     # what numbers are also given for
-    shown = [text for one in sections for text in (*one["findings"], *(figure["spec"] for figure in one["figures"]))]
+    shown = [*findings, *(text for one in sections for text in one["findings"])]
+    shown += [figure["spec"] for one in sections for figure in one["figures"]]
     without_first = any(_WITHOUT_FIRST.search(text) for text in shown)
     parts = ["without the first token, often an attention sink"] if without_first else []
     kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
@@ -90,7 +91,7 @@ def fill_page(
         is_folded=is_folded,
         has_map=any(figure["has_map"] for one in unfolded for figure in one["figures"][: one["n_open"]]),
         most=MOST_SENTENCES,
-        provenance=_flat(provenance),
+        provenance=list(_flat(provenance)),
         plotly=Markup(get_plotlyjs()),
         scripts=[Markup(script) for script in scripts],
         heads=None if heads is None else _json(json.dumps(heads)),
@@ -123,11 +124,6 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         scripts[script] = None
         head = _HEAD.search(label)
         views.append({"label": label, "head": head[0] if head else "", "page": Markup(page)})
-    # of a long table, the rows of the highest first headline, or number; the first rows where there is neither
-    numbers = [str(name) for name in frame.columns if name not in measure.rows and is_float_dtype(frame[name])]
-    headlines = [name for name, one in measure.variables.items() if one.headline and name in numbers]
-    by = [*headlines, *numbers, ""][0] if len(frame) > _MOST_ROWS else ""
-    shown = frame.nlargest(_MOST_ROWS, by) if by else frame.head(_MOST_ROWS) if len(frame) > 10 * _MOST_ROWS else frame
     names = dict.fromkeys(str(one).partition(", ")[0] for one in frame)  # "r" of "r, without first"
     known = [result.own[name].attrs for name in names if name in result.own]
     return {
@@ -142,21 +138,19 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "views": views,
         "short": None if table is None else table_on_page(table),
         "legend": measure.legend,
-        "table": table_on_page(labelled(result, shown)),
+        "table": table_on_page(labelled(result, frame)),
         "variables": [
             (attrs["long_name"], words + (f" [{attrs['units']}]" if "units" in attrs else ""))
             for attrs in known
             if "long_name" in attrs and (words := attrs.get("description"))
         ],
         "rows": len(frame),
-        "shown": len(shown),
-        "by": labelled(result, pd.DataFrame(columns=[by])).columns[0],
     }
 
 
 def table_on_page(frame: pd.DataFrame) -> Markup:
     """Return the table in HTML; a cell that holds a verdict says so, for its colour."""
-    return Markup(VERDICTS.sub(r'<td data-verdict="\1">\1</td>', table_html(frame)))
+    return Markup(_VERDICTS.sub(r'<td data-verdict="\1">\1</td>', table_html(frame)))
 
 
 def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
@@ -191,15 +185,13 @@ def _json(text: str | None) -> Markup:
     return Markup(str(text).replace("<", "\\u003c"))
 
 
-def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows = []
-    for name, value in provenance.items():
-        if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{name} ")
+def _flat(provenance: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, one in provenance.items():
+        if isinstance(one, Mapping):
+            yield from _flat(one, f"{prefix}{name} ")
         else:
-            text = f"{len(value)} values" if isinstance(value, list) and len(value) > _MOST_VALUES else str(value)
-            rows.append((f"{prefix}{name}", html.unescape(text)))
-    return rows
+            is_long = isinstance(one, list) and len(one) > _MOST_VALUES
+            yield f"{prefix}{name}", f"{len(one)} values" if is_long else html.unescape(str(one))
 
 
 # In a notebook's cell
@@ -217,7 +209,7 @@ class Page:
         self.source, self.height = source, height
 
     def _repr_html_(self) -> str:
-        return FRAME.format(page=html.escape(self.source), height=self.height)
+        return _FRAME.format(page=html.escape(self.source), height=self.height)
 
     def __repr__(self) -> str:
         return f"a page of {len(self.source.encode()) / 1e6:.1f} MB: the last line of a notebook's cell shows it"

@@ -34,6 +34,12 @@ function wrapped(text, width) {
 const linesOf = (panel) => (panel.title ? panel.title.text.split("<br>").length : 0);
 const above = (panel) => LINE * linesOf(panel) + (panel.title?.yshift || 0); // pixels of a title above its panel
 
+// Pixels of the words below a row's axes.
+function wordsBelow(row) {
+  const lines = Math.max(...row.map(({ x }) => (x?.title?.text ? x.title.text.split("<br>").length : 0)));
+  return lines ? TITLE + LINE * (lines - 1) : 0;
+}
+
 // Rows of panels as drawn, cut into rows of as many as fit.
 function rowsOf(panels, room) {
   const least = panels.every(({ y }) => y?.showticklabels === false) ? BARE : LEAST;
@@ -81,7 +87,7 @@ function fitTo(layout, data, width) {
   const names = layout.legend ? [] : namesOf(layout, data).flat();
   const legend = names.length ? 60 + 6.5 * Math.max(...names.map((part) => part.length)) : 0;
   const room = width - l - r - bar - legend;
-  let top = TOOLBAR, height = inside; // the toolbar stands above every title
+  let top = TOOLBAR, bottom = b, height = inside; // the toolbar stands above every title
   if (panels.length > 1) {
     const { rows, fit, broken } = rowsOf(panels, room);
     const titled = rows.some((row) => row.slice(1).some(({ y }) => y?.title?.text)); // axes inside the figure
@@ -102,7 +108,7 @@ function fitTo(layout, data, width) {
     let down = 0;
     rows.forEach((row, place) => {
       if (place) {
-        const before = rows[place - 1], named = before.some(({ x }) => x?.title?.text) ? TITLE : 0;
+        const before = rows[place - 1], named = wordsBelow(before);
         const was = Math.min(...before.map(({ up }) => up[0])) - Math.max(...row.map(({ up }) => up[1]));
         down += Math.max(was > 0 ? was * inside : 0, GAP - LINE + LINE * Math.max(...row.map(linesOf)) + named);
       }
@@ -117,8 +123,9 @@ function fitTo(layout, data, width) {
       if (panel.title) Object.assign(panel.title, { x: (panel.to[0] + panel.to[1]) / 2, y: ends[1] });
     }));
     top += Math.max(...rows[0].map(above));
+    bottom = Math.max(b, TOOLBAR + wordsBelow(rows.at(-1)));
   } else if (panels.length) top += above(panels[0]);
   else if (!panels.length) top = Math.max(top, t);
-  layout.margin = { ...layout.margin, t: top, b: b + below };
-  layout.height = top + height + b + below;
+  layout.margin = { ...layout.margin, t: top, b: bottom + below };
+  layout.height = top + height + bottom + below;
 }

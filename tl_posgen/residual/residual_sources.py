@@ -12,9 +12,9 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture, watching
-from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.same_logits import without_hooks
 from tl_posgen.models.selection import head_name, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.residual.numbers import REST, FrozenMap, FrozenNorm, SourceSums, freeze, frozen_map

@@ -213,6 +213,7 @@ class Rules(Interventions):
         "recall": Variable(
             *("recall", "", "mass / mass of the best B keys", ("tokens", "rule", "prompt", *HEAD), "recall"),
             bounds=(0, 1),
+            judged=True,
         ),
         "loss": Variable("loss", "nats per token", "behind the first B tokens", ("condition", "prompt"), "loss"),
         "mean_query": Variable("mean query", "", "before RoPE", (*HEAD, "component")),
@@ -314,7 +315,8 @@ class Rules(Interventions):
 
     def findings(self, own: Numbers) -> list[str]:
         rises, (*rules, drawn, _) = self.rises(own), self.labels()["rule"]
-        recalls = {rule: own("recall", rule=rule) for rule in (*rules, drawn)}
+        recalls = {rule: own("recall", rule=rule) for rule in rules}
+        recalls[drawn] = own.number(own.array("recall", rule=drawn))  # of drawn keys no more is said
         best = max(rules, key=lambda rule: recalls[rule].value)
         each = [
             f"{WORDS.get(rule, rule)} {own('recall', rule=rule, **OUT).plain:.3f} ({rises[rule].plain:+.3f} nats)"

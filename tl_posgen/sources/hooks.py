@@ -13,10 +13,10 @@ from tl_posgen.core.options import require
 from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.hooks.draws import generator_at
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores, scores_with
-from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
+from tl_posgen.models.same_logits import without_hooks
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.session import session_of
 from tl_posgen.residual.numbers import SourceSums

@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.host_copies import HostCopies
+from tl_posgen.core.feed import on_host
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers, mean_of
@@ -166,9 +166,9 @@ class Sources(Measure):
         groups, own = PromptGroups(self, grouped=run.init is None), dict[tuple[int, int], SourceSums]()
 
         def add(capture: LayerCapture, values: Mapping[str, Any]) -> Mapping[str, Any]:
-            copies = HostCopies.start(capture, {self.name: values}).arrived()
-            groups.sums_of(capture.prompt).add_layer(copies.place, copies.values[self.name])
-            return copies.values[self.name]
+            values = on_host(values)
+            groups.sums_of(capture.prompt).add_layer(capture, values)
+            return values
 
         for capture, reader in read_prompts(run.session, run.rows, self.by, **run.where):
             written = reader.of_capture(capture)

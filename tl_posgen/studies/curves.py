@@ -1,4 +1,4 @@
-"""Numbers of many models: which are kept of a result, which are followed, and when one has changed half of its way."""
+"""Numbers of many models: which are kept of a result, and which are followed over checkpoints and models."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
 
 from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import KEPT, MOST_LABELS, Numbers
 from tl_posgen.core.result import Result
 
-_MOST_OTHERS = 3  # numbers followed of a measure that has no curves here
+_MOST_OTHERS = 3  # numbers followed of a measure that is not named here
 
 
 @dataclass(frozen=True)
-class Curve:
+class Followed:
     """A number that is followed over checkpoints or models: the mean over heads, or over what else it ranges.
 
     Attributes:
@@ -25,7 +24,6 @@ class Curve:
         sentence: how a sentence on it begins; "" for none.
         form: of the number there.
         at: labels of the variable's dims.
-        chance: labels of what random bases reach, in the variable "<measure>_chance"; None for none.
     """
 
     name: str
@@ -33,39 +31,37 @@ class Curve:
     sentence: str = ""
     form: str = ".3f"
     at: Mapping[str, Any] = field(default_factory=dict)
-    chance: Mapping[str, Any] | None = None
 
-    def array(self, own: Numbers, **labels: Any) -> xr.DataArray:
+    def array(self, own: Numbers) -> xr.DataArray:
         """Return its array, with the dims init, group or prompt, of heads, and those of the study."""
-        return own.array(self.name, **{**self.at, **labels})
-
-    def random_bases(self, own: Numbers) -> xr.DataArray:
-        """Return what random bases reach, of a curve that has that."""
-        return own.array(f"{self.name.split('_')[0]}_chance", **(self.chance or {}))
+        return own.array(self.name, **self.at)
 
 
 ALIGNED = {"version": "absolute", "bases": "aligned"}
 _LATER = {"tokens": "without first"}
-CURVES = {
+FOLLOWED = {
     "three_axis": (
-        Curve("three_axis_r", "r"),
-        Curve("three_axis_r_within_rows", "r within rows", "The correlation within rows with position + query + key"),
+        Followed("three_axis_r", "r"),
+        Followed(
+            "three_axis_r_within_rows", "r within rows", "The correlation within rows with position + query + key"
+        ),
     ),
     "variance": (
-        Curve(
+        Followed(
             "variance_position", "position", "The share of position in the variance that softmax can see", ".0%", _LATER
         ),
-        Curve("variance_content", "content", form=".0%", at=_LATER),
-        Curve("variance_interaction", "interaction", "The share of neither position nor content", ".0%", _LATER),
+        Followed("variance_content", "content", form=".0%", at=_LATER),
+        Followed("variance_interaction", "interaction", "The share of neither position nor content", ".0%", _LATER),
     ),
-    "loss": (Curve("loss_loss", "loss", "The loss in nats per token"),),
+    "loss": (Followed("loss_loss", "loss", "The loss in nats per token"),),
     "mean_key": (),  # follows three_axis
-    "slash": (Curve("slash_best_score", "slash"),),
+    "slash": (Followed("slash_best_score", "slash"),),
     "coupling": (
-        Curve("coupling_coupling", "coupling", "Coupling", at=ALIGNED, chance={"version": "absolute"}),
-        Curve("coupling_line_shape_score", "line-shape score", "The line-shape score"),
-        Curve("coupling_growth_r2", "R² of growth", "R² of exponential growth"),
-        Curve("coupling_expodistance", "expodistance", "Expodistance"),
+        Followed("coupling_coupling", "coupling", "Coupling", at=ALIGNED),
+        Followed("coupling_chance", "random bases", "Coupling of random bases", at={"version": "absolute"}),
+        Followed("coupling_line_shape_score", "line-shape score", "The line-shape score"),
+        Followed("coupling_growth_r2", "R² of growth", "R² of exponential growth"),
+        Followed("coupling_expodistance", "expodistance", "Expodistance"),
     ),
 }
 
@@ -102,27 +98,14 @@ def numbers_of(results: Iterable[Result]) -> xr.Dataset:
     return xr.Dataset({**headlines, **others})
 
 
-def followed(data: xr.Dataset) -> list[Curve]:
-    """Return the curves of every measure in the data; the first few numbers of a measure that has none."""
+def followed(data: xr.Dataset) -> list[Followed]:
+    """Return what is followed of every measure in the data; the first few numbers of a measure that names none."""
     found = []
     for measure in np.atleast_1d(data.attrs["measures"]):
         names = [str(name) for name, array in data.data_vars.items() if array.attrs.get("measure") == measure]
-        if measure in CURVES:
-            found += [curve for curve in CURVES[measure] if curve.name in names]
+        if measure in FOLLOWED:
+            found += [one for one in FOLLOWED[measure] if one.name in names]
         else:
             words = {name: name.replace("_", " ") for name in names[:_MOST_OTHERS]}
-            found += [Curve(name, label, label[:1].upper() + label[1:]) for name, label in words.items()]
+            found += [Followed(name, label, label[:1].upper() + label[1:]) for name, label in words.items()]
     return found
-
-
-def half_way(values: Float[np.ndarray, " checkpoint"]) -> tuple[int, int]:
-    """Return the first checkpoint past the middle between the first and the last value, and that from which all are.
-
-    Example:
-        >>> half_way(np.array([0.37, 0.69, 0.42, 0.61, 0.72]))
-        (1, 3)
-    """
-    change = values - values[0]
-    past = change / change[-1] >= 0.5 if change[-1] else change == 0
-    before = (~past).nonzero()[0]
-    return int(past.argmax()), int(before[-1]) + 1 if len(before) else 0

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -32,36 +33,32 @@ from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_counts, check_numbers
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label
 from tl_posgen.report.kinds import lines
-from tl_posgen.studies.curves import Curve, followed, half_way, numbers_of
+from tl_posgen.studies.curves import Followed, followed, numbers_of
 
 MEASURES = ("three_axis", "variance", "mean_key")
-_LOSS = Curve("loss", "loss")
 _MOST_ROWS = 20  # of the short table
+_LOSS = Followed("loss", "loss")
 
 
-def _means_of(result: Any) -> dict[str, list[Any]]:
-    """Return the curves that are drawn, a panel each, with random bases where there are any."""
-    panels = {}
-    for curve in (_LOSS, *followed(result.dataset)):
-        bases = [("random bases", curve.random_bases)] if curve.chance is not None else []
-        panels[curve.label] = [(model_label(result.own), curve.name, curve.at), *bases]
-    return panels
+def _means(result: Any) -> go.Figure:
+    """Draw a panel a number that is followed."""
+    numbers = (_LOSS, *followed(result.dataset))
+    panels = {one.label: [(model_label(result.own), one.name, one.at)] for one in numbers}
+    how: dict[str, Any] = {"subtitle": "by step + 1, on the same prompts", "log_x": True, "columns": 4}
+    return lines(panels, "checkpoint", x="step", title="Emergence over training", **how)(result)
 
 
-def _draw_heads(result: Any) -> go.Figure:
-    """Draw a panel a curve over step + 1, on a logarithmic axis: a line a head, coloured by layer."""
-    own = result.numbers
-    curves = [curve for curve in followed(result.dataset) if "head" in result.dataset[curve.name].dims]
-    panels = Panels([curve.label for curve in curves], row_height=240)
-    for number, curve in enumerate(curves):
-        array = mean_of(curve.array(own).sel(init=TRAINED))
+def _heads(result: Any) -> go.Figure:
+    """Draw a panel a number over step + 1, on a logarithmic axis: a line a head, coloured by layer."""
+    numbers = [one for one in followed(result.dataset) if "head" in result.dataset[one.name].dims]
+    panels = Panels([one.label for one in numbers], row_height=240)
+    for number, one in enumerate(numbers):
+        array = mean_of(one.array(result.numbers).sel(init=TRAINED))
         array = array.mean([dim for dim in array.dims if dim not in ("checkpoint", *HEAD)])
-        for place, layer in enumerate(array["layer"].values):
-            for head in array["head"].values:
-                hover = f"{head_name(layer, head)}: %{{y:.3f}}<extra></extra>"
-                y, colour = array.sel(layer=layer, head=head).values, COLOURS[place % len(COLOURS)]
-                look: dict[str, Any] = {"width": 1.0, "hovertemplate": hover}
-                panels.add(number, line(own.data["step"].values + 1, y, f"layer {layer}", colour, **look))
+        for layer, head in product(array["layer"].values, array["head"].values):
+            look: dict[str, Any] = {"hovertemplate": f"{head_name(layer, head)}: %{{y:.3f}}<extra></extra>", "width": 1}
+            y, colour = array.sel(layer=layer, head=head).values, COLOURS[layer % len(COLOURS)]
+            panels.add(number, line(result.own["step"].values + 1, y, f"layer {layer}", colour, **look))
     title = f"Emergence over training, head by head · {model_label(result.own)}"
     return panels.axes("step + 1", log_x=True).finish(title, "by step + 1, on the same prompts")
 
@@ -86,18 +83,7 @@ class Emergence(Measure):
         "loss": Variable("loss", "nats", "per token", ("checkpoint", "prompt")),
         "step": Variable("step", "", "the number in a checkpoint's name, or its place", ("checkpoint",)),
     }
-    figures = {
-        "means": lines(
-            _means_of,
-            "checkpoint",
-            x="step",
-            title="Emergence over training",
-            subtitle="by step + 1, on the same prompts",
-            log_x=True,
-            columns=4,
-        ),
-        "heads": _draw_heads,
-    }
+    figures = {"means": _means, "heads": _heads}
 
     @property
     def rows(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -105,66 +91,51 @@ class Emergence(Measure):
 
     def at_steps(self, own: Numbers, name: str) -> dict[int, Number]:
         """Return the number of a followed variable at every step; {} where it was not measured."""
-        for curve in (_LOSS, *followed(own.dataset)):
-            if curve.name == name:
-                numbers = own.along(curve.array(own), "checkpoint", own.bounds_of(name))
+        for one in (_LOSS, *followed(own.dataset)):
+            if one.name == name:
+                numbers = own.along(one.array(own), "checkpoint", own.bounds_of(name))
                 return dict(zip(own.data["step"].values.tolist(), numbers, strict=True))
         return {}
 
     def findings(self, own: Numbers) -> list[str]:
-        losses, sentences = list(self.at_steps(own, "loss").items()), []
+        """Return the course of the loss, and of every number that has a sentence: its ends, its largest value where
+        that is neither, and where the ends are half of its range apart, the step from which half of the change is
+        there, for good."""
+        losses, sentences = self.at_steps(own, "loss"), []
+        first, *_, last = losses if len(losses) > 1 else (0, 0)
         if len(losses) > 1:
-            (early, first), (late, last) = losses[0], losses[-1]
-            ends = f"from {first.plain:.3f} to {last.plain:.3f}"
-            sentences.append(f"From step {early} to step {late} the loss goes {ends} nats.")
+            ends = f"from {losses[first].plain:.3f} to {losses[last].plain:.3f}"
+            sentences.append(f"From step {first} to step {last} the loss goes {ends} nats.")
         for curve in followed(own.dataset):
-            if curve.sentence:
-                sentences.append(f"{curve.sentence} {self._course(own, curve)}.")
-            if curve.chance is not None:
-                chance = mean_of(curve.random_bases(own).sel(init=TRAINED)).values
-                sentences.append(f"Random bases with the same spectra reach {chance.min():.3f} to {chance.max():.3f}.")
+            if not curve.sentence:
+                continue
+            over, form = self.at_steps(own, curve.name), curve.form
+            if len(over) < 2:
+                (step, only), *_ = over.items()
+                sentences.append(
+                    f"{curve.sentence} is {only.with_interval:{form}} at step {step}{only.null_in_brackets:{form}}."
+                )
+                continue
+            said = (
+                f"{curve.sentence} goes from {over[first].with_interval:{form}} at step {first} to "
+                f"{over[last].with_interval:{form}} at step {last}{over[last].null_in_brackets:{form}}"
+            )
+            values = np.array([one.value for one in over.values()])
+            top = [*over][int(values.argmax())]
+            if top not in (first, last) and np.isfinite(values).all():
+                said += f", and is largest at step {top} ({values.max():{form}})"
+            change = values - values[0]
+            if abs(change[-1]) > np.ptp(values) / 2:  # else a peak or a dip, and no change
+                before = (change / change[-1] < 0.5).nonzero()[0]
+                said += f"; half of the change is there by step {[*over][int(before[-1]) + 1]}"
+            sentences.append(f"{said}.")
         return sentences
 
-    def _course(self, own: Numbers, curve: Curve) -> str:
-        """Return "goes from ... to ... (random init ...), largest at ..., lowest at ...; half of the change is there by
-        step ...": lowest where both ends are a quarter of the curve's range above, the last where they are at least
-        half of it apart."""
-        over, form = self.at_steps(own, curve.name), curve.form
-        steps, numbers = [*over], [*over.values()]
-        first, last = numbers[0], numbers[-1]
-        if len(steps) < 2:
-            return f"is {last.with_interval:{form}} at step {steps[0]}{last.null_in_brackets:{form}}"
-        ends = (
-            f"goes from {first.with_interval:{form}} at step {steps[0]} to {last.with_interval:{form}} at step "
-            f"{steps[-1]}{last.null_in_brackets:{form}}"
-        )
-        values = np.array([one.value for one in numbers])
-        if not np.isfinite(values).all():
-            return ends
-        (early, for_good), span = half_way(values), np.ptp(values)
-        top, bottom = int(values.argmax()), int(values.argmin())
-        named = [f"largest at step {steps[top]} ({values[top]:{form}})"] if 0 < top < len(steps) - 1 else []
-        if min(values[0], values[-1]) - values[bottom] > span / 4:
-            named.append(f"lowest at step {steps[bottom]} ({values[bottom]:{form}})")
-        extremes = f", and is {' and '.join(named)}" if named else ""
-        if abs(values[-1] - values[0]) <= span / 2:
-            return f"{ends}{extremes}"  # a peak or a dip, and no change
-        lost = f"at step {steps[early]}, is lost again, and is there for good " if early < for_good else ""
-        loss = [*self.at_steps(own, "loss").values()][for_good].plain
-        return f"{ends}{extremes}; half of the change is there {lost}by step {steps[for_good]}, at loss {loss:.3f}"
-
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a checkpoint: the loss and every curve. At most 20 rows, spread over all of them."""
-        frame = pd.DataFrame({"checkpoint": own.data["checkpoint"].values})
-        for curve in (_LOSS, *followed(own.dataset)):
-            numbers = list(self.at_steps(own, curve.name).values())
-            known = curve is not _LOSS and any(one.low == one.low for one in numbers)
-            form = curve.form if known else ""
-            frame[curve.label] = [f"{one.with_interval:{form}}" if known else one.value for one in numbers]
-            if curve.chance is not None:
-                frame["random bases"] = mean_of(own.of_side(curve.random_bases(own))).values
-        n = len(frame)
-        return frame.iloc[sorted({round(i * (n - 1) / (_MOST_ROWS - 1)) for i in range(_MOST_ROWS)})]
+        """Return a row a checkpoint: the loss and every followed number. At most 20 rows, spread over all of them."""
+        columns = {one.label: one.array(own) for one in (_LOSS, *followed(own.dataset))}
+        frame = own.frame(columns, "checkpoint")
+        return frame.iloc[np.unique(np.linspace(0, len(frame) - 1, _MOST_ROWS).round().astype(int))]
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         """Return no heads where no measure is of heads."""

@@ -4,20 +4,17 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import torch
 import xarray as xr
 
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.number import NULLS, Number
-from tl_posgen.core.numbers import ALL, SHUFFLED, TRAINED, Numbers, mean_of
+from tl_posgen.core.numbers import ALL, KEPT, SHUFFLED, TRAINED, Numbers, mean_over
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
@@ -25,15 +22,14 @@ from tl_posgen.core.store import read_part
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.checkpoints import steps_of
 from tl_posgen.models.provenance import null_label
-from tl_posgen.report.figures import COLOURS, Panels, line, model_label, plain, sides
-from tl_posgen.stats.correlations import correlation
-from tl_posgen.studies.curves import Curve, followed, numbers_of
+from tl_posgen.report.figures import plain
+from tl_posgen.report.kinds import bars, lines
+from tl_posgen.studies.curves import Followed, followed, numbers_of
 from tl_posgen.studies.study import MAIN
 from tl_posgen.studies.sweep import finished_jobs
 
 _PER_JOB = ("model", "revision", "text")
 _FEWEST = 4  # models for a correlation with size
-_COLOURS = {"random init": "grey", "shuffled": "sand"}  # what a caption calls those of null models
 
 
 def open_study(out: str | os.PathLike) -> xr.Dataset:
@@ -139,58 +135,38 @@ def _laid_out(reports: Mapping[tuple[str, ...], Report]) -> xr.Dataset:
     return whole.assign_coords(init_label=("init", labels)).assign_attrs(measures=list(settings["measures"]))
 
 
-def _per_job(own: Numbers, curve: Curve, init: str = TRAINED, over: Sequence[str] = ()) -> xr.DataArray:
-    """Return the number of every job [model, revision, text, *over]; NaN of a null model that has no such number."""
-    array = curve.array(own)
-    if "init" in array.dims:
-        array = array.sel(init=init, drop=True)
-    elif init != TRAINED:
-        array = xr.full_like(array, np.nan, dtype=float)
-    array = mean_of(array).reset_coords(drop=True)
-    return array.mean([dim for dim in array.dims if dim not in (*_PER_JOB, *over)]).transpose(*_PER_JOB, ...)
+def _at_the_end(one: Followed) -> Callable[[Numbers], xr.DataArray]:
+    """Return the function of the `Numbers` that gives a followed number at each model's last finished revision."""
+
+    def array(own: Numbers) -> xr.DataArray:
+        there = own.data["finished"].any("text").transpose("model", "revision")
+        last = there.sizes["revision"] - 1 - there[:, ::-1].argmax("revision")
+        return one.array(own).isel(revision=last.drop_vars("revision", errors="ignore"))
+
+    return array
 
 
-def _at_the_end(array: xr.DataArray, own: Numbers) -> xr.DataArray:
-    """Return an array over jobs at each model's last finished revision, texts averaged."""
-    there = own.data["finished"].any("text").transpose("model", "revision")
-    last = there.sizes["revision"] - 1 - there[:, ::-1].argmax("revision")
-    return array.isel(revision=last.drop_vars("revision", errors="ignore")).mean("text")
+def _models(result: Any) -> go.Figure:
+    panels = {one.label: [("mean", _at_the_end(one))] for one in followed(result.dataset)}
+    how: dict[str, Any] = {"subtitle": "at the last revision; means over heads and texts", "columns": 3}
+    return bars(panels, "model", title="Models side by side", **how)(result)
 
 
-def _panels_of(kind: str, title: str, subtitle: str, **x_axis: Any) -> Callable[[Any], go.Figure]:
-    """Return a figure with a panel a curve, of the model and the first null model of each kind: models side by side,
-    the heads of each as a box; a line a model over its revisions; or a point a model over its parameters."""
+def _revisions(result: Any) -> go.Figure:
+    """Draw a line for each model of several revisions."""
+    there = result.own["finished"].any("text").sum("revision") > 1
+    models = there["model"].values[there.values].tolist()
+    panels = {
+        one.label: [(plain(name), lambda own, one=one, name=name: one.array(own).sel(model=name)) for name in models]
+        for one in followed(result.dataset)
+    }
+    return lines(panels, "revision", title="Over revisions", subtitle="means over heads and texts")(result)
 
-    def figure(result: Any) -> go.Figure:
-        own, curves = result.numbers, followed(result.dataset)
-        models = [plain(name) for name in own.data["model"].values]
-        inits = [TRAINED, *(one.labels[0] for one in own.by_null.values())]
-        panels = Panels([curve.label for curve in curves], columns=3, row_height=280)
-        for (number, curve), (init, (label, _, colour)) in product(
-            enumerate(curves), zip(inits, sides(result), strict=True)
-        ):
-            marks: dict[str, Any] = {"mode": "markers", "name": label, "marker": {"color": colour, "size": 8}}
-            over = HEAD if kind == "models" and init == TRAINED and "head" in own.dataset[curve.name].dims else ()
-            each = _per_job(own, curve, init, over)
-            if kind == "revisions":
-                for place, model in enumerate(models):
-                    there = own.data["finished"].isel(model=place).any("text").values
-                    x, y = own.data["step"].values[place][there] + 1, each.mean("text").values[place][there]
-                    if there.sum() > 1 and init == TRAINED:
-                        panels.add(number, line(x, y, model, COLOURS[place % len(COLOURS)], mode="lines+markers"))
-                    elif there.sum() > 1:
-                        panels.add(number, line(x, y, label, colour))
-            elif over:
-                heads = _at_the_end(each, own).stack(unit=HEAD).transpose("model", "unit")
-                x, look = np.repeat(models, heads.sizes["unit"]), {"color": colour, "size": 3}
-                panels.add(number, go.Box(x=x, y=heads.values.ravel(), name=label, marker=look, line={"width": 1}))
-            else:
-                x = models if kind == "models" else own.data["parameters"].values
-                panels.add(number, go.Scatter(x=x, y=_at_the_end(each, own).values, text=models, **marks))
-        told = "; ".join([subtitle, *(f"{words}: {null}" for null, words in _COLOURS.items() if null in own.by_null)])
-        return panels.finish(f"{title} · {model_label(result.own)}", told).update_xaxes(**x_axis)
 
-    return figure
+def _sizes(result: Any) -> go.Figure:
+    panels = {one.label: [("mean", _at_the_end(one))] for one in followed(result.dataset)}
+    how: dict[str, Any] = {"subtitle": "at the last revision; means over heads and texts", "log_x": True}
+    return lines(panels, "model", x="parameters", title="Against size", **how)(result)
 
 
 @dataclass(frozen=True)
@@ -203,7 +179,7 @@ class Overview(Measure):
     Source: ours
     """
 
-    name = "study"  # pyright: ignore[reportAssignmentType]
+    name = "study"
     question = "How do models compare?"
     rows = _PER_JOB
     variables = {
@@ -211,51 +187,40 @@ class Overview(Measure):
         "parameters": Variable("parameters", "", "numbers in the model's weights, as loaded", ("model",)),
         "step": Variable("step", "", "the number in a revision's name, or its place", ("model", "revision")),
     }
+    figures = {"models": _models, "revisions": _revisions, "size": _sizes}
 
     def findings(self, own: Numbers) -> list[str]:
-        return [sentence for curve in followed(own.dataset) if (sentence := self.sentence(own, curve))]
-
-    def sentence(self, own: Numbers, curve: Curve) -> str:
-        """Return where a curve is lowest and highest, of one model in order of training, beside its random inits; "" of
-        a curve without a number."""
-        there = own.data["finished"].any("text")
-        several = there.sum("revision") > 1
-        each = _per_job(own, curve).mean("text").where(there).stack(place=("model", "revision")).dropna("place")
-        if not curve.sentence or not each.size:
-            return ""
-        form, values, places = curve.form, each.values, each["place"].values
-        n, is_one = len(values), own.data.sizes["model"] == 1
-        labels = [
-            str(at) if is_one and n > 1 else f"{model} at {at}" if several.sel(model=model) else str(model)
-            for model, at in places
-        ]
-        ends = [int(values.argmin()), int(values.argmax())]
-        low, high = (f"{values[at]:{form}} ({labels[at]})" for at in (sorted(ends) if is_one else ends))
-        what = "revisions" if is_one else f"models{' and revisions' if bool(several.any()) else ''}"
-        course = f"lies between {low} and {high} over {n} {what}" if n > 1 else f"is {low}"
-        if n > 1 and values.min() == values.max():
-            course = f"is {values[0]:{form}} in all {n} {what}"
-        of_nulls = {}
-        for kind, one in own.by_null.items():
-            means = [float(_at_the_end(_per_job(own, curve, init), own).mean()) for init in one.labels]
-            of_nulls[NULLS[kind]] = tuple(mean for mean in means if mean == mean)  # some are of what one pass gives
-        last, sizes = _at_the_end(_per_job(own, curve), own).values, np.log(own.data["parameters"].values)
-        known = np.isfinite(last) & np.isfinite(sizes)
-        with_size = ""
-        if known.sum() >= _FEWEST and len(np.unique(sizes[known])) > 2:
-            r = correlation(torch.from_numpy(sizes[known]), torch.from_numpy(last[known])).r
-            with_size = f"; with ln parameters r = {r:.2f}"
-        return f"{curve.sentence} {course}{Number(0.0, **of_nulls).null_in_brackets:{form}}{with_size}."
+        """Return where each followed number is lowest and highest, beside the null models, and its correlation with the
+        logarithm of the parameters, at each model's last revision."""
+        several, sentences = own.data["finished"].any("text").sum("revision") > 1, []
+        for one in filter(lambda one: one.sentence, followed(own.dataset)):
+            array = one.array(own).stack(place=("model", "revision"))
+            numbers = own.along(array.reset_coords(drop=True), "place")
+            found = {
+                f"{model} at {revision}" if several.sel(model=model) else model: number.value
+                for (model, revision), number in zip(array["place"].values, numbers, strict=True)
+                if number
+            }
+            if not found:
+                continue
+            form, n, (low, high) = one.form, len(found), (pick(found, key=found.__getitem__) for pick in (min, max))
+            what = f"{n} models{' and revisions' if bool(several.any()) else ''}"
+            course = f"lies between {found[low]:{form}} ({low}) and {found[high]:{form}} ({high}) over {what}"
+            if found[low] == found[high]:
+                course = f"is {found[low]:{form}}" + (f" in all {what}" if n > 1 else f" ({low})")
+            last = _at_the_end(one)(own)
+            sizes: Any = np.log(own.data["parameters"])
+            if len(np.unique(sizes)) > 2 and own.data.sizes["model"] >= _FEWEST:
+                over = mean_over(last, [dim for dim in last.dims if dim not in (*KEPT, "model")])
+                course += f"; with ln parameters r = {own.correlation(sizes, over, over=('model',)).plain:.2f}"
+            sentences.append(f"{one.sentence} {course}{own.number(last).null_in_brackets:{form}}.")
+        return sentences
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a finished job: every curve, heads averaged."""
-        columns = {
-            curve.label: sum(_per_job(own, curve, init) for init in own.labels) / len(own.labels)
-            for curve in followed(own.dataset)
-        }
-        data = xr.Dataset({"finished": own.data["finished"], **columns})
-        frame = data.to_dataframe(dim_order=list(_PER_JOB)).reset_index()
-        return pd.DataFrame(frame.loc[frame["finished"], [*_PER_JOB, *columns]]).reset_index(drop=True)
+        """Return a row a finished job: every followed number, heads averaged."""
+        frame = own.frame({one.label: one.array(own) for one in followed(own.dataset)}, *_PER_JOB)
+        finished = own.data["finished"].transpose(*_PER_JOB).values.ravel()
+        return pd.DataFrame(frame[finished.astype(bool)]).reset_index(drop=True)
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         """Return no models where there is one at several revisions, no revisions where no model has several, no sizes
@@ -265,13 +230,3 @@ class Overview(Measure):
         side_by_side = data.sizes["model"] > 1 or not several
         has = {"models": side_by_side, "revisions": several, "size": len(np.unique(sizes[np.isfinite(sizes)])) > 1}
         return [kind for kind, there in has.items() if there]
-
-    figures = {
-        "models": _panels_of("models", "Models side by side", "at the last revision, texts averaged; boxes: heads"),
-        "revisions": _panels_of(
-            "revisions", "Over revisions", "heads and texts averaged, by step + 1", type="log", dtick=1
-        ),
-        "size": _panels_of(
-            "size", "Against size", "by parameters, at the last revision; heads and texts averaged", type="log"
-        ),
-    }

@@ -4,18 +4,19 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import check_seeds
-from tl_posgen.core.options import require
+from tl_posgen.core.options import Count, Within, check_options
 from tl_posgen.core.store import in_file_name
 from tl_posgen.errors import InputError, PosgenError, check_seed
+from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.loading.load import Pretrained
 from tl_posgen.models.provenance import versions
 from tl_posgen.models.tokens import bundled_text, read_text
@@ -54,14 +55,13 @@ class Text:
     split: str = "train"
     revision: str | None = None
     column: str = "text"
-    characters: int = 2_000_000
+    characters: Count = 2_000_000
     name: str = ""
 
     def __post_init__(self) -> None:
+        check_options(self, "texts")
         if bool(self.path) == bool(self.dataset):
             raise InputError(f"text {self.name or self.path!r}: give either a path or a dataset")
-        if self.characters < 1:
-            raise InputError(f"text {self.path or self.dataset}: characters = {self.characters}; give 1 or more")
         if not self.name:
             object.__setattr__(self, "name", Path(self.path or self.dataset).stem)
 
@@ -89,32 +89,27 @@ class Text:
             return hashlib.sha256(self.words.encode()).hexdigest()
         return {key: value for key, value in asdict(self).items() if key not in ("path", "name")}
 
-    def _files(self) -> Any:
+    def _files(self) -> Iterator[str]:
         if self.path == BUNDLED:
             yield bundled_text()
-        elif Path(self.path).is_dir():
-            for file in sorted(Path(self.path).rglob("*")):
-                if file.is_file() and not any(part.startswith(".") for part in file.relative_to(self.path).parts):
-                    yield read_text(file)
-        else:
-            yield read_text(self.path)
+            return
+        path = Path(self.path)
+        for file in sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]:
+            if file == path or not any(part.startswith(".") for part in file.relative_to(path).parts):
+                yield read_text(file)
 
-    def _rows(self) -> Any:
+    def _rows(self) -> Iterator[str]:
         try:
             from datasets import load_dataset
         except ImportError as error:
             raise InputError(f"text {self.name}: datasets is not installed; pip install datasets") from error
-        where = f"text {self.name}: "
         try:
-            for row in load_dataset(
-                self.dataset, self.config, split=self.split, revision=self.revision, streaming=True
-            ):
+            how: dict[str, Any] = {"split": self.split, "revision": self.revision, "streaming": True}
+            for row in load_dataset(self.dataset, self.config, **how):
                 yield str(row[self.column])
-        except KeyError:
-            raise InputError(f"{where}{self.dataset} has no column {self.column!r}; give column = ...") from None
         except Exception as error:  # datasets has many kinds: no such name, no network, a config that has to be chosen
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            raise InputError(f"{where}datasets cannot read {self.dataset} ({reason})") from error
+            reason = f"no column {self.column!r}" if isinstance(error, KeyError) else first_line(error)
+            raise InputError(f"text {self.name}: cannot be read of dataset {self.dataset} ({reason})") from error
 
 
 @dataclass(frozen=True)
@@ -136,6 +131,9 @@ class Entry:
     dtype: str = "auto"
     device: str | None = None
     tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self, "models")
 
     def weights(self, folder: Path) -> "list[Weights]":
         """Return the model at every revision; paths are relative to the folder."""
@@ -182,7 +180,7 @@ class Study:
 
     Attributes:
         name: of the study.
-        weights, texts, measures: models at their revisions, texts, and (name, options) of each measure.
+        models, texts, measures: models at their revisions, texts, and measures, those that they come after too.
         length, n_prompts, consecutive, seed, null_seeds, shuffled_seeds: as in `analyze`.
         drop_cache: delete a revision's files from the Hub's cache once its jobs are done.
 
@@ -194,26 +192,25 @@ class Study:
     """
 
     name: str
-    weights: tuple[Weights, ...]
-    texts: tuple[Text, ...]
-    measures: tuple[tuple[str, Mapping[str, Any]], ...]
-    length: int = 512
-    n_prompts: int = 4
+    models: Sequence[Weights]
+    texts: Sequence[Text]
+    measures: Sequence[Measure]
+    length: Annotated[int, Within(2, words="a whole number, 2 or more")] = 512
+    n_prompts: Count = 4
     consecutive: bool = False
     seed: int = 0
-    null_seeds: tuple[int, ...] = (0,)
-    shuffled_seeds: tuple[int, ...] | None = None
+    null_seeds: Sequence[int] = (0,)
+    shuffled_seeds: Sequence[int] | None = None
     drop_cache: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not re.fullmatch(r"[\w-]+", self.name):
+        check_options(self, "study")
+        if not re.fullmatch(r"[\w-]+", self.name):
             raise InputError(f"study: name = {self.name!r}; give letters, digits, _ and -")
-        for key, kind in {"length": int, "n_prompts": int, "consecutive": bool, "drop_cache": bool}.items():
-            require(key, getattr(self, key), kind)
-        if self.length < 2 or self.n_prompts < 1:
-            raise InputError(f"study: length = {self.length}, n_prompts = {self.n_prompts}; give 2 and 1 at least")
         check_seed(self.seed)
-        _ = self.asked  # unknown measures and options are refused now
+        check_seeds(self.null_seeds)
+        if self.shuffled_seeds is not None:
+            check_seeds(self.shuffled_seeds, "shuffled_seeds")
         known_as: set[Any] = set()
         for job in self.jobs():
             names = {job.name, job.place, job.file}
@@ -248,12 +245,7 @@ class Study:
 
     def jobs(self) -> "list[Job]":
         """Return every job, those of one model at one revision one after the other."""
-        return [Job(self, one, text) for one in self.weights for text in self.texts]
-
-    @property
-    def asked(self) -> list[Measure]:
-        """Its measures with their options, and those that they come after."""
-        return registry.requested([registry.measure_from(name, dict(options)) for name, options in self.measures])
+        return [Job(self, one, text) for one in self.models for text in self.texts]
 
     @property
     def cut(self) -> dict[str, Any]:
@@ -265,7 +257,7 @@ class Study:
     @property
     def settings(self) -> dict[str, Any]:
         """All that every job depends on beside its model and text, JSON-ready; models and texts may be added."""
-        measures = {measure.name: measure.options() for measure in self.asked}
+        measures = {measure.name: measure.options() for measure in self.measures}
         return {"study": self.name, "measures": measures, **self.cut, "versions": versions()}
 
 
@@ -319,32 +311,25 @@ def digest_of(name: str) -> str:
 
 def _parsed(written: Mapping[str, Any], folder: Path) -> Study:
     """Return the study that a file in this folder holds."""
-    known = {"models", *(one.name for one in fields(Study) if one.name != "weights")}
-    if unknown := [key for key in written if key not in known]:
-        raise InputError(f"study: no entry {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    entries = [_made(Entry, one, "models") for one in _listed(written, "models")]
-    texts = [_made(Text, one, "texts", "path") for one in _listed(written, "texts", [BUNDLED])]
+    lists = {
+        key: written.get(key, usual) for key, usual in (("models", None), ("texts", [BUNDLED]), ("measures", MEASURES))
+    }
+    for key, found in lists.items():
+        if not isinstance(found, Sequence) or isinstance(found, str) or not found:
+            raise InputError(f"study: {key} = {found!r}; give a list with one entry at least")
+    models = [weights for one in lists["models"] for weights in _made(Entry, one, "models").weights(folder)]
+    texts = [_made(Text, one, "texts", "path") for one in lists["texts"]]
     places = {one.path: BUNDLED if one.path == BUNDLED else str(folder / _located(one.path, folder)) for one in texts}
     texts = [replace(one, path=places[one.path]) if one.path else one for one in texts]  # no name of anything else
     measures = []
-    for one in _listed(written, "measures", MEASURES):
+    for one in lists["measures"]:
         table = {"name": one} if isinstance(one, str) else one
         if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
             raise InputError(f"measures: {one!r}; give a name, or a table with a name and options")
-        measures.append((table["name"], {key: value for key, value in table.items() if key != "name"}))
-    more = {key: written[key] for key in ("length", "n_prompts", "consecutive", "seed", "drop_cache") if key in written}
-    for key in ("null_seeds", "shuffled_seeds"):
-        if key in written:
-            more[key] = tuple(check_seeds(written[key], key))
-    weights = tuple(one for entry in entries for one in entry.weights(folder))
-    return Study(written.get("name"), weights, tuple(texts), tuple(measures), **more)  # pyright: ignore[reportArgumentType]
-
-
-def _listed(written: Mapping[str, Any], key: str, default: Sequence[Any] | None = None) -> Sequence[Any]:
-    found = written.get(key, default)
-    if not isinstance(found, Sequence) or isinstance(found, str) or not found:
-        raise InputError(f"study: {key} = {found!r}; give a list with one entry at least")
-    return found
+        options = {key: value for key, value in table.items() if key != "name"}
+        measures.append(registry.measure_from(table["name"], options))
+    given = {"models": models, "texts": texts, "measures": registry.requested(measures)}
+    return _made(Study, {**written, **given}, "study")
 
 
 def _made(kind: type[_Made], written: Any, where: str, short: str = "name") -> _Made:
@@ -352,14 +337,11 @@ def _made(kind: type[_Made], written: Any, where: str, short: str = "name") -> _
     written = {short: written} if isinstance(written, str) else written
     if not isinstance(written, Mapping):
         raise InputError(f"{where}: {written!r}; give a word or a table")
-    hints = get_type_hints(kind)
     known: Any = {one.name: one for one in fields(kind)}  # pyright: ignore[reportArgumentType]
     if unknown := [key for key in written if key not in known]:
         raise InputError(f"{where}: no entry {unknown[0]!r}; there are {', '.join(known)}")
     if missing := [name for name, one in known.items() if one.default is MISSING and name not in written]:
         raise InputError(f"{where}: {dict(written)!r} lacks {missing[0]!r}")
-    for key, value in written.items():
-        require(f"{where}: {key}", value, hints[key])
     return kind(**written)
 
 

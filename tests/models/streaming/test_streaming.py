@@ -62,6 +62,18 @@ def test_hooks_on_scores_work_as_without_streaming(name, backend, family_model):
     assert calls == [(20, 20)] * 2
 
 
+@pytest.mark.parametrize("name", ["llama", "neox", "bloom", "mistral"])
+def test_hooks_see_hidden_keys_as_they_do_without_streaming(name, backend, family_model):
+    model, seen = family_model(name, backend), []
+    hooks = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: seen.append(scores.clone()))]
+    for choice in (False, True):
+        with streaming(model) if choice else nullcontext():
+            model.run_with_hooks(TOKENS, fwd_hooks=hooks)
+    own, streamed = (torch.where(scores < -1e30, scores, 0) for scores in seen)
+    assert (own < 0).any()
+    assert torch.equal(own, streamed)
+
+
 @pytest.mark.parametrize("by_rows", [False, True])
 def test_a_capture_takes_the_edited_scores_of_a_streamed_pass(llama, by_rows):
     hooks = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: 2 * scores)]

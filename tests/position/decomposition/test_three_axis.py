@@ -38,8 +38,8 @@ def test_fits_of_a_layer_are_those_of_its_scores(single, capture):
 @pytest.mark.parametrize(
     "options",
     [
-        *({"diagonal": False}, {"ridge": 5.0}, {"gauge": "flat_distance"}, {"weights": (8, 3, 0.05)}),
-        *({"weights": "attention"}, {"weights": "attention", "diagonal": False, "ridge": 0.1}),
+        *({"ridge": 5.0}, {"gauge": "flat_distance"}, {"weights": (8, 3, 0.05)}),
+        *({"weights": "attention"}, {"weights": "attention", "ridge": 0.1}),
     ],
 )
 def test_options_change_the_fit_that_they_name(capture, collected, options):
@@ -115,12 +115,11 @@ def test_a_fit_of_as_many_parameters_as_pairs_says_nothing(mini, n):
     ]
 
 
-def test_four_tokens_say_nothing_without_the_first_or_the_diagonal(mini):
+def test_four_tokens_say_nothing_without_the_first(mini):
     tokens = torch.arange(5, 9)[None]
     r = ThreeAxis()(mini, tokens, **QUICK).own["r"]
     assert r.sel(tokens="all").notnull().all()
     assert r.sel(OUT).isnull().all()
-    assert ThreeAxis(diagonal=False)(mini, tokens, **QUICK).own["r"].isnull().all()
 
 
 def test_scores_that_rounding_made_say_nothing():

@@ -18,7 +18,7 @@ from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_ax
 from tl_posgen.position.distance import DummyDistance, at_dummy_distance
 from tl_posgen.position.distance.dummy_distance import curve_under_intervention, refit_r, same_key_part
 from tl_posgen.position.distance.hooks import scores_at_distance
-from tl_posgen.position.distance.numbers.distance_table import table_energies
+from tl_posgen.position.distance.numbers import table_energies
 
 pytestmark = pytest.mark.longer
 

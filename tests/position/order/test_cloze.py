@@ -87,7 +87,6 @@ def test_choices_that_differ_in_their_last_token_alone_are_read_off_one_row(mini
     assert item.rows == {(): [0, 1], (9,): [2, 4], (9, 4): [3]}
     with Passes(shown=True) as passes:
         found = score_one(mini, item, condition, 0.0)
-        passes.end()
         assert passes.now.done == 3
     log_p = log_p_of(mini, item)
     assert found["cloze_log_likelihood"] == pytest.approx(float(log_p[3].mean()), abs=1e-5)

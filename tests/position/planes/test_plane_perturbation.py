@@ -163,6 +163,14 @@ def test_sentences_and_table_show_the_numbers(result):
     np.testing.assert_array_equal(maps[0].z, rise.sel(map_edit=MAPPED[0], cost="edit"))
 
 
+def test_the_bars_are_of_the_edits_that_the_sentence_names_and_the_table_has_the_rest(result):
+    own, measure, bars = result.numbers, result.measure, [one for one in result.plot("rise").data if len(one.y) == 2]
+    assert len(bars) == len(result.plot("rise").data) == 4  # edit and control, each with the random init
+    assert list(bars[0].y) == [measure.words[edit] for edit in EDITS]
+    np.testing.assert_allclose(bars[0].x, [measure.rises(own)[edit].value for edit in EDITS])
+    assert len(result.table()) == own.data.sizes["condition"] == 1 + 2 * (2 * 3 + len(BANDS))
+
+
 def test_prompts_of_two_lengths_are_refused(mini):
     with pytest.raises(InputError, match="prompts of 8 to 10 tokens"):
         PlanePerturbation()(mini, [list(range(5, 13)), list(range(5, 15))], progress=False)

@@ -8,7 +8,7 @@ from rotated_heads import attention_of, captures_of
 from tl_posgen.models.loading.nulls import random_like
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.position import SplitExamples
-from tl_posgen.position.substitution.numbers.splits import split_maps
+from tl_posgen.position.substitution.numbers import split_maps
 from tl_posgen.position.substitution.split_examples import MAPS, PARTS
 from tl_posgen.rope.rotation import rotate
 

@@ -88,7 +88,7 @@ def test_where_attention_is_worth_nothing_there_is_no_share(result):
     found = replace(result, dataset=random_init)
     (sentence,) = found.findings()
     assert sentence.endswith(" nats: there is nothing to recover.")
-    assert found.table()[["recovered", "low", "high"]].isna().all(axis=None)
+    assert found.table()[["recovered", "recovered_low", "recovered_high"]].isna().all(axis=None)
     assert set(found.plot("recovered").data[0].text) == {""}
     assert "nan" not in found.plot("correlation").layout.title.text
 
@@ -126,7 +126,7 @@ def test_the_fit_by_attention_is_left_out_of_long_prompts():
 
 def test_one_prompt_is_enough(mini):
     found = Substitution(**FEW)(mini, torch.arange(16)[None] + 300, **QUIET)
-    assert found.table()[["low", "high"]].isna().all(axis=None)
+    assert found.table()[["recovered_low", "recovered_high"]].isna().all(axis=None)
     assert found.table()["recovered"].notnull().all()
     assert len(found.findings()) == 2
 

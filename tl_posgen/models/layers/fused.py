@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from tl_posgen.arithmetic import elements_at_once, row_ranges, summable
+from tl_posgen.arithmetic import elements_at_once, row_ranges
 from tl_posgen.errors import PosgenError
 from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry, in_window
@@ -98,15 +98,6 @@ class LayerAttention:
     scores: Float[Tensor, "batch head pos key"] | None = None
     pattern: Float[Tensor, "batch head pos key"] | None = None
 
-    def of_prompt(self, prompt: int, span: slice, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return q and k of these heads and of this text in one prompt, in float32 at least, and the heads' sinks,
-        where sums can be formed."""
-        group = self.q.shape[1] // self.k.shape[1]
-        q, k = self.q[prompt, list(heads), span], self.k[prompt, [head // group for head in heads], span]
-        sinks = None if self.sinks is None else summable(self.sinks[list(heads)].detach())
-        q, k = (at_least_float32(summable(x.detach())) for x in (q, k))
-        return q, k, sinks
-
 
 def attend(
     q: Float[Tensor, "batch head pos d_head"],
@@ -168,7 +159,8 @@ def form(
     """Compute z by way of scores and pattern, each as its hooks leave it; arguments as in `Attention`."""
     scores = _block_of_scores(q, k, scale_of(q, scale), 0, slice(0, k.shape[2]), finish)
     seen = as_mask(mask, q, k).rows(0, q.shape[2]).to(q.device)
-    scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
+    hidden = float(getattr(attn, "IGNORE", torch.finfo(scores.dtype).min))  # -inf in a HookedTransformer
+    scores = attn.hook_attn_scores(scores.masked_fill(~seen, hidden))
     pattern = attn.hook_pattern(masked_softmax(scores, None, sinks).to(v.dtype))
     return {"z": _per_key_head(pattern, q.shape[1] // k.shape[1], v), "scores": scores, "pattern": pattern}
 

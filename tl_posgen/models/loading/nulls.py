@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from tl_posgen.errors import check_seed
-from tl_posgen.models.conversion.quiet import quiet
+from tl_posgen.models.conversion.hugging_face import quiet
+from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 
@@ -84,6 +85,9 @@ def shuffle(model: Model, seed: int, *, undo: bool = False) -> None:
                 flat = weight.flatten()
                 shuffled = torch.empty_like(flat).index_copy_(0, order, flat) if undo else flat[order]
                 weight.copy_(shuffled.view_as(weight))
+                if weight.numel() > 2**20:  # a permutation takes four times as much as weights of two bytes
+                    del order, flat, shuffled
+                    trim()
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:

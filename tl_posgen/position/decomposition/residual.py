@@ -132,10 +132,10 @@ def _values_of(sums: ResidualSums, capture: LayerCapture) -> dict[str, Float[Ten
     size, pairs = sums.squares, sums.pairs
     if not isinstance(capture, EditedCapture):
         q, k = (double(x[:, : pairs.n_tokens]).square().sum(-1) for x in (capture.q, capture.k))
-        none = torch.zeros_like(k[:, pairs.first_key :])
-        of_keys = torch.stack([none, none, k[:, pairs.first_key :]])
+        none = torch.zeros_like(k[:, pairs.first :])
+        of_keys = torch.stack([none, none, k[:, pairs.first :]])
         seen = pairs.normal(of_keys, pairs.counts(k.device))[1].flip(-1)  # by query, over the keys that it sees
-        size = size.maximum(capture.geometry.scale**2 * (q[:, pairs.first_query :] * seen).sum(-1))
+        size = size.maximum(capture.geometry.scale**2 * (q[:, pairs.first :] * seen).sum(-1))
     energy, within = (x.masked_fill(x <= _ROUNDING * size, 0) for x in (sums.energy, sums.within))
     return {
         "energy": torch.full_like(energy, torch.nan) if pairs.saturated else energy,

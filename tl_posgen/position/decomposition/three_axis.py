@@ -43,7 +43,6 @@ def fit_capture(
     *,
     ridge: float = 0.0,
     gauge: Gauge | str = "flat_keys",
-    diagonal: bool = True,
     weights: Weights | None = None,
 ) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
     """Return the fits of a layer with and without the first token, None where nothing would be left;
@@ -55,19 +54,16 @@ def fit_capture(
     """
     how = {"ridge": ridge, "gauge": gauge}
     if not isinstance(weights, str):
-        usual = diagonal and weights is None
-        return fits_of(
-            layer.once(moments_of) if usual else moments_of(layer, diagonal=diagonal, weights=weights), **how
-        )
+        return fits_of(layer.once(moments_of) if weights is None else moments_of(layer, weights), **how)
     refuse_long(layer.length)
     scores = double(layer.scores())
 
     def fit(scores: Float[Tensor, "head query key"], first_token: bool = True) -> ThreeAxisFit:
-        pairs = CausalPairs(layer.length, layer.geometry.window, first_token, diagonal)
+        pairs = CausalPairs(layer.length, layer.geometry.window, first_token)
         return fit_pair_weights(scores, scores.softmax(-1), pairs, **how)
 
     full = replace(fit(scores), iid_r=fit(shuffled(scores)).r)
-    return full, fit(scores, False) if layer.length > (1 if diagonal else 2) else None
+    return full, fit(scores, False) if layer.length > 1 else None
 
 
 def fits_of(moments: PairMoments, **how: Any) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
@@ -86,12 +82,10 @@ def shuffled(scores: Float[Tensor, "head query key"]) -> Float[Tensor, "head que
     return mixed
 
 
-def moments_of(
-    layer: LayerCapture, *, diagonal: bool = True, weights: Sequence[int | float] | None = None
-) -> PairMoments:
+def moments_of(layer: LayerCapture, weights: Sequence[int | float] = (1.0,)) -> PairMoments:
     """Return the pair moments of a layer: from q and k where the score is bilinear in them, else from the scores."""
-    geometry, weights = layer.geometry, (1.0,) if weights is None else weights
-    how: dict[str, Any] = {"window": geometry.window, "diagonal": diagonal, "distance_weights": weights}
+    geometry = layer.geometry
+    how: dict[str, Any] = {"window": geometry.window, "distance_weights": weights}
     if layer.bilinear:
         return pair_moments(layer.rotated_q, layer.rotated_k, geometry.scale, finite=layer.finite, **how)
     return pair_moments_from_rows(layer.score_rows, layer.length, **how)
@@ -131,7 +125,6 @@ class ThreeAxis(Measure):
         ridge: penalty on a^2 + b^2 + c^2, in pairs: an entry with N pairs is shrunk by about N / (N + ridge).
         gauge: what fixes levels and slope of a, b, c, which the scores leave open: sum b = sum c = 0, and no linear
             trend in c ("flat_keys"), in b ("flat_queries") or in a ("flat_distance").
-        diagonal: whether a query paired with its own key counts.
         weights: of pairs, in the fit and in every correlation: w_0, w_1, ... by distance, above 0, the last one for all
             distances beyond; "attention", for prompts of 1,024 tokens at most; None: all alike.
 
@@ -149,7 +142,6 @@ class ThreeAxis(Measure):
 
     ridge: NonNegative = 0.0
     gauge: Gauge = "flat_keys"
-    diagonal: bool = True
     weights: Sequence[Positive] | Literal["attention"] | None = None
 
     question = "Are the scores position + query + key?"
@@ -191,11 +183,10 @@ class ThreeAxis(Measure):
     def finish(self, sums: Sums) -> xr.Dataset:
         data, why, lengths = sums.means(), "", sorted(set(sums.lengths.values()))
         windows = {geometry.window for geometry, _ in sums.layers.values()} - {None}
-        narrow = [one for one in windows if CausalPairs(max(lengths), one, True, self.diagonal).saturated]
-        if short := [n for n in lengths if CausalPairs(n, None, True, self.diagonal).saturated]:
-            tokens, fewest = ", ".join(map(str, short)), 4 if self.diagonal else 5
-            least = f"give {fewest} tokens at least, better 100"
-            why = f"prompts of {tokens} tokens have as many parameters as pairs; {least}"
+        narrow = [one for one in windows if CausalPairs(max(lengths), one).saturated]
+        if short := [n for n in lengths if CausalPairs(n).saturated]:
+            tokens = ", ".join(map(str, short))
+            why = f"prompts of {tokens} tokens have as many parameters as pairs; give 4 tokens at least, better 100"
         elif narrow:
             which = " or ".join(map(str, sorted(narrow)))
             why = f"a window of {which} leaves no more pairs than the fit has parameters"

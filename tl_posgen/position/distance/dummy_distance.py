@@ -29,7 +29,7 @@ from tl_posgen.position.distance.hooks import (
     scores_at_distance,
     training_length,
 )
-from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
+from tl_posgen.position.distance.numbers import key_agreement, table_energies
 from tl_posgen.report.head_figures import head_map, layer_curves
 from tl_posgen.report.kinds import heat_maps
 from tl_posgen.rope.planes import mean_curves
@@ -90,7 +90,7 @@ def same_key_part(one: ThreeAxisFit | None, other: ThreeAxisFit | None) -> Float
     assert other is not None
     if one.pairs.saturated:
         return torch.full_like(one.r, torch.nan)
-    keys = slice(one.pairs.first_key, None)
+    keys = slice(one.pairs.first, None)
     return pearson(one.c[:, keys], other.c[:, keys])
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import torch
 import xarray as xr
 from torch import Tensor
 
@@ -18,21 +19,27 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
-from tl_posgen.models.loss import prompts_of_one_length
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.loss import judged, prompts_of_one_length
 from tl_posgen.models.memory import fits_pass
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import session_of
+from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.distance.hooks import require_distances
-from tl_posgen.position.length.condition_runs import BINS_INSIDE, DRIFT, ConditionRun
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
+from tl_posgen.position.length.numbers import OutputMoments, OutputPlane, output_drift, output_plane
 from tl_posgen.report.figures import Panels, line, model_label, sides
 from tl_posgen.report.kinds import lines
 
 SHORT = 256  # tokens
 N_PROMPTS = 4  # of one text, where n_prompts is left out: few have more prompts of several training lengths
+BINS_INSIDE = 4
 LEAST = 2 * BINS_INSIDE
+KEPT_INSIDE = 64  # positions per training length whose outputs are kept in the shown layers
+DRIFT = ("frechet", "norm_ratio")
 TOLERATED = 0.05  # of the variance inside; a tolerance, as without drift half of the heads are above their noise level
-SEGMENT, BIN = ("condition", *HEAD, "segment"), ("condition", *HEAD, "bin")
+SEGMENT = ("condition", *HEAD, "segment")
 POINT = ("condition", "shown_layer", "prompt", "position", "axis")
 PLANE = (
     "of a layer's heads side by side, on the first two principal components of the unchanged model's in the second "
@@ -133,7 +140,7 @@ def _draw_outputs(result: Any) -> go.Figure:
 @dataclass(frozen=True)
 class LengthExtrapolation(Measure):
     """Frechet distance of outputs o = pattern v beyond the training length to those inside, over the variance inside;
-    and entropy, normaliser ln sum exp and loss by position, on prompts of `times` the training length.
+    and loss by position, on prompts of `times` the training length.
 
     Prompts of several training lengths: unchanged, with LM-Infinite's windows, with retrieved blocks besides, and with
     interpolated positions. Outputs o of every head are compared with those inside the training length; the noise level
@@ -192,12 +199,7 @@ class LengthExtrapolation(Measure):
         "segment_loss": Variable(
             "loss by segment", "nats", "mean over each training length", ("condition", "prompt", "segment"), "loss"
         ),
-        "entropy": Variable("entropy of attention", "nats", "- sum_j p_ij ln p_ij, mean over the bin", BIN),
-        "normaliser": Variable("normaliser", "logits", "ln sum_j exp(score_ij), mean over the bin", BIN),
         "frechet": Variable("Frechet distance", "", "to the outputs inside, over the variance inside", SEGMENT),
-        "mahalanobis": Variable(
-            "Mahalanobis distance", "", "root mean square, over that inside: 1 is no drift", SEGMENT
-        ),
         "norm_ratio": Variable("norm ratio", "", "mean |o| over mean |o| inside", SEGMENT),
         "plane_coordinates": Variable("outputs in their principal plane", "standard deviations inside", PLANE, POINT),
         "plane_share": Variable("share of the plane", "", "of the variance of the outputs inside", ("shown_layer",)),
@@ -206,7 +208,7 @@ class LengthExtrapolation(Measure):
     legend = (
         "times: the how-many-th training length; frechet: distance of attention outputs to those inside, over their "
         "variance; noise level: that of a split of the inside; within noise: heads at most .05 above theirs; norm "
-        "ratio: mean |o| over that inside; entropy in nats."
+        "ratio: mean |o| over that inside."
     )
     words = WORDS
     figures = {
@@ -218,24 +220,13 @@ class LengthExtrapolation(Measure):
             x_title="position",
         ),
         "drift": lines(
-            _by_condition(
-                frechet="Frechet distance / noise level",
-                mahalanobis="Mahalanobis, of the inside's",
-                norm_ratio="norm, of the inside's",
-            ),
+            _by_condition(frechet="Frechet distance / noise level", norm_ratio="norm, of the inside's"),
             "segment",
             title="Drift of the outputs",
             subtitle="outputs o of each head against the unchanged model's inside; median over heads; 1: no drift",
             x_title="training lengths before",
         ),
         "outputs": _draw_outputs,
-        "attention": lines(
-            _by_condition(entropy="entropy, nats", normaliser="normaliser, ln sum exp"),
-            "bin",
-            title="Attention beyond the training length",
-            subtitle=_length,
-            x_title="position",
-        ),
     }
 
     def prompt_tokens(
@@ -271,7 +262,8 @@ class LengthExtrapolation(Measure):
         return len(run.rows) * len({"vanilla", *self.conditions})
 
     def of_model(self, run: Run) -> xr.Dataset:
-        inside, where = len(run.rows[0]) // self.times, run.where
+        n, session, where = len(run.rows[0]), run.session, run.where
+        inside = n // self.times
         windows = (run.model, inside, self.n_global)
         make: dict[str, Callable[[], Any]] = {
             "vanilla": list,
@@ -282,21 +274,67 @@ class LengthExtrapolation(Measure):
         hooks = {one: make[one]() for one in ("vanilla", *self.conditions)}  # refusals, before work starts
         layers = list(select_heads(run.model, **where))
         shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
-        vanilla, planes = ConditionRun(run, inside, shown), {}
+        step, width = -(-inside // KEPT_INSIDE), inside // BINS_INSIDE
+        kept, starts = torch.arange(step - 1, n, step), range(0, n - 1, width)
+        reference = (kept >= inside // 2) & (kept < inside)
+        sums, planes = run.sums(), dict[int, OutputPlane]()
+        halves: dict[int, tuple[OutputMoments, OutputMoments]] = {}  # by layer, of the unchanged outputs inside
 
         def cell(condition: str) -> Mapping[str, xr.DataArray]:
-            one = vanilla if condition == "vanilla" else ConditionRun(run, inside, shown)
-            one.add_prompts(hooks[condition])
-            if one is vanilla:
-                planes.update(vanilla.planes())
-            one.project(planes)
-            return one.variables(vanilla)
+            moments: dict[tuple[int, int, int], OutputMoments] = {}  # by layer, parity of the prompt and segment
+            outputs: dict[int, list[Tensor]] = {layer: [] for layer in shown}  # of each prompt [position, d]
+            losses = []
+
+            def add_layer(number: int, layer: LayerCapture) -> None:
+                assert layer.v is not None
+                ranges = query_ranges(len(layer.heads), n, layer.v.device)
+                o = torch.cat([layer.pattern_rows(*rows) @ layer.v[:, : rows[1]] for rows in ranges], 1)
+                if layer.layer in outputs:
+                    outputs[layer.layer].append(o[:, kept].transpose(0, 1).flatten(1).cpu())
+                for segment in range(self.times):  # the second half of each multiple of the training length
+                    some = o[:, segment * inside + inside // 2 : (segment + 1) * inside]
+                    place, found = (layer.layer, number % 2, segment), OutputMoments.from_outputs(some)
+                    moments[place] = moments[place] + found if place in moments else found
+                sums.add_layer(layer, {})
+
+            for number, row in enumerate(run.rows):
+                tokens = row[None].to(session.device)
+                with session.under(hooks[condition]):
+                    needs = frozenset({"v", "pattern", "logits"})
+                    logits = run_capture(session, tokens, partial(add_layer, number), needs, **where)
+                assert logits is not None
+                losses.append(judged(session, logits, tokens)[0].cpu().numpy())
+            if condition == "vanilla":  # which comes first
+                halves.update({layer: (moments[layer, 0, 0], moments[layer, 1, 0]) for layer in sorted(sums.layers)})
+                planes.update(
+                    {at: output_plane(torch.stack(o)[:, reference].flatten(0, 1)) for at, o in outputs.items()}
+                )
+            drift = {}
+            for layer, unchanged in halves.items():
+                of_both = [(moments[layer, 0, at], moments[layer, 1, at]) for at in range(self.times)]
+                drifts = [output_drift(unchanged, one) for one in of_both]
+                drift[layer] = {name: torch.stack([one[name] for one in drifts], -1) for name in DRIFT}
+            loss = np.array(losses)  # query t predicts target t, so the last has none
+            by_bin = np.stack([loss[:, start : min(start + width, n)].mean(-1) for start in starts], -1)
+            by_segment = np.stack([loss[:, start : start + inside].mean(-1) for start in range(0, n, inside)], -1)
+            points = np.stack([[planes[at].coordinates(o).numpy() for o in one] for at, one in outputs.items()])
+            labels = {"shown_layer": shown, "position": kept.numpy()}
+            return {
+                "loss": xr.DataArray(by_bin, {"bin": starts}, ("prompt", "bin")),
+                "segment_loss": xr.DataArray(by_segment, {"segment": range(self.times)}, ("prompt", "segment")),
+                **{str(name): one for name, one in sums.variables_of(drift, (*HEAD, "segment")).items()},
+                "plane_coordinates": xr.DataArray(points, labels, ("shown_layer", "prompt", "position", "axis")),
+            }
 
         data = run.grid(cell, condition=list(hooks))
-        return data.assign_attrs(training_length=int(run.model.cfg.n_ctx)).assign(
-            plane_coordinates=data["plane_coordinates"].astype(np.float32),
-            plane_share=("shown_layer", [plane.share for plane in planes.values()]),
-            noise_level=vanilla.drift(vanilla)["noise_level"].isel(segment=0, drop=True),
+        noise = {layer: {"noise_level": output_drift(both, both)["noise_level"]} for layer, both in halves.items()}
+        return (
+            data.merge(sums.variables_of(noise))
+            .assign_attrs(training_length=int(run.model.cfg.n_ctx))
+            .assign(
+                plane_coordinates=data["plane_coordinates"].astype(np.float32),
+                plane_share=("shown_layer", [plane.share for plane in planes.values()]),
+            )
         )
 
     def beyond(self, own: Numbers, condition: str) -> dict[str, Number]:
@@ -334,9 +372,7 @@ class LengthExtrapolation(Measure):
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a condition and multiple of the training length: medians over heads, loss, mean entropy."""
-        assert self.inside is not None
-        segment = (own.data["bin"] // self.inside).rename("segment")
+        """Return a row a condition and multiple of the training length: loss, and medians over heads."""
         frechet, noise = own.array("frechet"), own.array("noise_level")
         columns = {
             "loss": own.array("segment_loss"),
@@ -344,7 +380,6 @@ class LengthExtrapolation(Measure):
             "noise_level": noise.median(HEAD),
             "within_noise": within_noise(frechet, noise),
             "norm_ratio": own.array("norm_ratio").median(HEAD),
-            "entropy": own.array("entropy").mean(HEAD).groupby(segment).mean(),
         }
         frame = own.frame(columns, "condition", "segment")
         frame["segment"] += 1

@@ -1,25 +1,30 @@
 """Disturbed order: hooks on positions of queries, keys, pairs and the position part alone, and draws for them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int, Real
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import is_real_tensor
 from tl_posgen.core.options import require
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, ScoresOf, at_positions, finished, replace_scores
-from tl_posgen.models.layers.capture import LayerCapture, scores_from
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.distance.hooks import scores_at_distance
-from tl_posgen.position.order.numbers.swaps import Reach, jittered_distances, swap_tokens, swap_words
-from tl_posgen.rope.rotation import rotate
+from tl_posgen.position.order.numbers import (
+    Disturbance,
+    Reach,
+    jittered_distances,
+    swap_tokens,
+    swap_words,
+    true_distances,
+)
 from tl_posgen.rope.scores_at import scores_at_positions
 
 Condition = Literal["tokens", "words", "positions", "key_positions", "jitter", "position_part"]
@@ -39,7 +44,7 @@ def permute_positions(
 
     Args:
         positions: p, one per token: usually a permutation of 0 .. n - 1, see `swap_tokens`.
-        keys_only: queries keep their own positions.
+        keys_only: queries keep their own positions: R_j k_j <- R_{p_j - j} R_j k_j, each rotated key moved alone (F).
 
     Only prompts of exactly this length can be run. Ours: the paper's definition of the perturbation is not known.
 
@@ -59,26 +64,6 @@ def permute_positions(
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         return at_positions(capture, capture.positions if keys_only else positions, positions)
-
-    return _of_one_length(model, positions, scores_of, layers, heads)
-
-
-def rotate_keys(
-    model: Model, positions: Real[Tensor, " pos"], *, layers: Layers = None, heads: Heads = None
-) -> HookList:
-    """F: R_j k_j <- R_{p_j - j} R_j k_j, the rotated key of token j as if its feature came from position p_j.
-
-    On rotary models this equals `permute_positions(..., keys_only=True)`. ALiBi, which is not a feature of a key, keeps
-    the true distances.
-    """
-
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        rope = capture.geometry.rope
-        turned = rotate(capture.rotated_k, positions.to(capture.k.device) - capture.positions, rope)
-        if rope.rotary_dim and rope.scaling != 1:
-            # the rotated keys already have YaRN's factor
-            turned = torch.cat([turned[..., : rope.rotary_dim] / rope.scaling, turned[..., rope.rotary_dim :]], -1)
-        return scores_from(capture.rotated_q, turned, capture.geometry, capture.heads)
 
     return _of_one_length(model, positions, scores_of, layers, heads)
 
@@ -130,23 +115,6 @@ def _of_one_length(
     return replace_scores(model, checked, layers, heads, needs_positions=True)
 
 
-@dataclass(frozen=True)
-class Disturbance:
-    """A draw of disturbed order, which `disturb` applies.
-
-    Attributes:
-        permutation: new order of the places.
-        distances: the distance of each pair under a jitter; else None.
-        moved: places whose token or position is swapped (none for a jitter, which moves pairs).
-        ratio: share of tokens (of pairs, for a jitter) that is actually moved.
-    """
-
-    permutation: Int[Tensor, " pos"]
-    distances: Int[Tensor, "query key"] | None
-    moved: Bool[Tensor, " pos"]
-    ratio: float
-
-
 def conditions_for(
     model: Model, conditions: Sequence[str] | None, layers: Layers = None, heads: Heads = None
 ) -> list[str]:
@@ -190,19 +158,15 @@ def draw(
     """Return the disturbance of one seed; protected places keep their order among themselves."""
     n = len(tokens)
     if condition == "jitter":
-        places, nowhere = torch.arange(n), torch.zeros(n, dtype=torch.bool)
-        width = {"adjacent": 1, "window": window, "uniform": n}[reach]
-        true = (places[:, None] - places).clamp(min=0)
+        places, width = torch.arange(n), {"adjacent": 1, "window": window, "uniform": n}[reach]
         kept = torch.isin(places, torch.tensor(protected))
-        distances = torch.where(kept[:, None] & kept, true, jittered_distances(n, ratio, width, seed=seed))
-        share = float((distances != true).sum() / (n * (n + 1) / 2))
-        return Disturbance(places, distances, nowhere, share)
+        moved = jittered_distances(n, ratio, width, seed=seed)
+        distances = torch.where(kept[:, None] & kept, true_distances(n), moved)
+        return Disturbance(places, torch.zeros(n, dtype=torch.bool), places.new_zeros(0, 2), distances)
     options: dict[str, Any] = {"seed": seed, "window": window, "protected": protected}
     if condition == "words":
-        swaps = swap_words(n, words_of(model, tokens), ratio, reach, **options)
-    else:
-        swaps = swap_tokens(n, ratio, reach, **options)
-    return Disturbance(swaps.permutation, None, swaps.moved, swaps.ratio)
+        return swap_words(n, words_of(model, tokens), ratio, reach, **options)
+    return swap_tokens(n, ratio, reach, **options)
 
 
 def disturb(

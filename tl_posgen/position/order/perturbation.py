@@ -21,8 +21,8 @@ from tl_posgen.interventions import tokens_by_condition
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES, EncodedItem, encoded_items, score_items
-from tl_posgen.position.order.hooks import Condition, Disturbance, conditions_for, disturb, draw
-from tl_posgen.position.order.numbers.swaps import Reach
+from tl_posgen.position.order.hooks import Condition, conditions_for, disturb, draw
+from tl_posgen.position.order.numbers import Disturbance, Reach
 from tl_posgen.report.circuits import CROP
 from tl_posgen.report.kinds import lines
 
@@ -116,7 +116,6 @@ class Perturbation(Measure):
     question = "How much order does the model need?"
     one_length = True
     matrices = 6
-    fewer_with = ("n_draws", "n_cloze", "ratios", "reaches", "conditions")
     rows = ("condition", "reach", "ratio", "target")
     variables = {
         "change": Variable("rise of the loss", "nats", "loss disturbed - loss", (*DIMS, "target")),

@@ -111,7 +111,6 @@ class PlanePerturbation(Interventions):
     words = _WORDS
     question = "What do magnitudes, phases and positions in RoPE's planes cost?"
     matrices = 7
-    fewer_with = ("map_by", "map_edits", "edits", "strengths")
     after = (Planes,)
     variables = {
         "loss": Variable(
@@ -135,13 +134,13 @@ class PlanePerturbation(Interventions):
         "rise": bars(
             {
                 "rise of the loss, nats": [
-                    ("edit", lambda own: own.measure.rise_of(own)),
-                    ("random rotation of equal energy", lambda own: own.measure.rise_of(own, "control")),
+                    ("edit", lambda own: own.measure.of_edits(own)),
+                    ("random rotation of equal energy", lambda own: own.measure.of_edits(own, "control")),
                 ]
             },
             "condition",
             title="Queries and keys perturbed in RoPE's planes",
-            subtitle="nats per token, over the unchanged model; first token as it is",
+            subtitle="all planes of q and k; nats per token, over the unchanged model; first token as it is",
             form="+.3f",
         ),
         "map": heat_maps(
@@ -233,6 +232,10 @@ class PlanePerturbation(Interventions):
     def rise_of(self, own: Numbers, cost: str = COSTS[0]) -> xr.DataArray:
         loss = own.array("loss", condition=None, cost=cost)
         return loss - loss.sel(condition=UNTOUCHED, drop=True)
+
+    def of_edits(self, own: Numbers, cost: str = COSTS[0]) -> xr.DataArray:
+        """Return the rises by each edit of all planes of q and k at the highest strength."""
+        return self.rise_of(own, cost).sel(condition=list(self.edits))
 
     def less_control(self, own: Numbers, condition: str) -> Number:
         """Return the rise less that of its control."""

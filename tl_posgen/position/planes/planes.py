@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import torch
 import xarray as xr
+from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
@@ -16,7 +17,7 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances, Positive
 from tl_posgen.core.sums import Sums
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import head_name
@@ -33,11 +34,6 @@ from tl_posgen.report.figures import MARKS, Panels, model_label, sides
 from tl_posgen.report.kinds import lines, points
 from tl_posgen.rope.rotation import complex_frequencies
 
-_CONDITIONS = {
-    "position": "the key is nearly constant",
-    "quiet": "it is too small to matter",
-    "slow": "it hardly turns",
-}
 _MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
 
 _BOTH, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
@@ -123,7 +119,7 @@ class Planes(Measure):
         n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out. A window cuts it.
 
     Raises:
-        InputError: a prompt of one token.
+        InputError: no prompt of three tokens: one token besides the first does not vary.
         UnsupportedModelError: a model, or later a choice of layers, without RoPE (learned absolute positions, ALiBi).
 
     Source: the claim of patterns: Han & Ji 2025 (arXiv 2503.13305); measures and criterion: ours
@@ -157,13 +153,12 @@ class Planes(Measure):
         "score_sum": Variable(
             "sum of plane scores / std", "", "sum_m s_m / std", _BOTH, "plane_score_sum", "plane score", interval=True
         ),
-        "meets": Variable(
-            *("meets a condition", ""),
-            "1 or 0. position: E|k - kbar| <= eps E|k|; quiet: 4 scale E|q| E|k| <= eps std; "
-            "slow: max_d 2|sin(theta d / 2)| <= eps",
-            ("tokens", "condition", *HEAD, "plane"),
+        "additive": Variable(
+            *("certified additive", ""),
+            "1: in every plane E|k - kbar| <= eps E|k|, or 4 scale E|q| E|k| <= eps std, or max_d 2|sin(theta d / 2)| "
+            "<= eps",
+            *(_BOTH, "plane_additive"),
         ),
-        "additive": Variable("certified additive", "", "1: every plane meets a condition", _BOTH, "plane_additive"),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
     }
     requires = require_rope
@@ -190,7 +185,15 @@ class Planes(Measure):
     curves = ("magnitude", "share_by_plane")
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"part": PARTS, "condition": list(_CONDITIONS)}
+        return {"part": PARTS}
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Planes":
+        if (n := max(map(len, tokens))) < 3:
+            raise InputError(
+                f"planes: of {n} token{'s' if n > 1 else ''} one at most is left without the first, and of one nothing "
+                "varies; give 3 tokens at least"
+            )
+        return self
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         rope = layer.geometry.rope
@@ -217,7 +220,7 @@ class Planes(Measure):
                 std = parts.sum(0).sqrt()
                 meets = torch.stack(list(sufficiency(moments, *where, std, self.eps).values()))
                 of_tokens = {"share": parts / parts.sum(0), "share_by_plane": by_plane / parts[..., None], "std": std}
-                of_tokens |= {"score_sum": plane_scores(moments, *where).sum(-1) / std, "meets": meets}
+                of_tokens |= {"score_sum": plane_scores(moments, *where).sum(-1) / std}
                 values.append(side_patterns(moments) | of_tokens | {"additive": double(meets.any(0).all(-1))})
             wavelength = 2 * torch.pi / complex_frequencies(geometry.rope, geometry.d_head)
             found[layer] = values[0] | {"wavelength": wavelength}, values[1]
@@ -230,13 +233,11 @@ class Planes(Measure):
         return own.correlation(own.array("score_sum", **OUT), own.array("share", **_INTERACTION), ranks=ranks)
 
     def findings(self, own: Numbers) -> list[str]:
-        met = ", ".join(f"{words} in {own('meets', condition=name):.0%}" for name, words in _CONDITIONS.items())
         q, k = (f"{own('concentration', side=side, **OUT):.3f}" for side in "qk")
         n_heads = int(own.data["additive"].sel(tokens="all").notnull().sum())
         return [
-            f"Concentration |E z| / E|z| of queries is {q}, of keys {k}, first token left out. Of the planes, at eps = "
-            f"{self.eps:g}, with it: {met}. The criterion certifies {own('additive'):.0%} of {n_heads} heads as "
-            "additive.",
+            f"Concentration |E z| / E|z| of queries is {q}, of keys {k}, first token left out. With it, the criterion "
+            f"at eps = {self.eps:g} certifies {own('additive'):.0%} of {n_heads} heads as additive.",
             f"First token left out, the sum of plane scores is {own('score_sum', **OUT):.2f} standard deviations of "
             "the scores, above 1 of which it bounds nothing by itself; over heads it correlates with the interaction "
             f"share of {own('share', **_INTERACTION):.3f} at r = {self.correlation(own):.2f}.",

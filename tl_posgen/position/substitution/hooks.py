@@ -1,7 +1,7 @@
 """Hooks that replace scores by position + content, or by one of the two."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, get_args
 
@@ -20,7 +20,7 @@ from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_f
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.decomposition.three_axis import Weights
-from tl_posgen.position.substitution.numbers.splits import (
+from tl_posgen.position.substitution.numbers import (
     Threshold,
     add_residual,
     below_quantile,
@@ -34,7 +34,7 @@ from tl_posgen.rope.splits import DistanceDistribution, attention_profile, split
 Part = Literal["both", "position", "content"]
 Query = Literal["own", "mean"]
 MeanKey = Literal["prompt", "seen"]
-Distances = DistanceDistribution | Mapping[int, DistanceDistribution] | Callable[[LayerCapture], DistanceDistribution]
+Distances = DistanceDistribution | Callable[[LayerCapture], DistanceDistribution]
 
 
 def substitute(
@@ -150,9 +150,8 @@ def by_split(
     A soft cap is applied to the sum; an ALiBi bias counts as position.
 
     Args:
-        distances: p(d) of the content part: one for all layers (weights for all heads together, or a row per head), one
-            by layer, or a function of a layer's capture. `point_mass(d0)` is the mean-key estimator at dummy distance
-            d0.
+        distances: p(d) of the content part, its weights one row for all heads or a row per head; or a function of a
+            layer's capture. `point_mass(d0)` is the mean-key estimator at dummy distance d0.
         part: "both", or one alone.
         mean_key: kbar over the keys of the "prompt", or over those "seen" by each query. With "seen", a given
             distribution and query="own" it works with a KV cache too.
@@ -160,7 +159,7 @@ def by_split(
 
     Raises:
         InputError: an unknown part, mean_key or query; in the forward pass, a distribution with rows for another number
-            of heads, or none for a layer.
+            of heads, or a function that gives none.
 
     Source: `k_q_simplify` in the public code of the first author of Han & Ji 2025 for mean query and key with p uniform
     over all positions (`all_positions`); any other p is ours.
@@ -168,43 +167,31 @@ def by_split(
     check_choice("part", part, get_args(Part))
     check_choice("mean_key", mean_key, get_args(MeanKey))
     check_choice("query", query, get_args(Query))
-    for one in distances.values() if isinstance(distances, Mapping) else [distances]:
-        if not callable(one) and not isinstance(one, DistanceDistribution):
-            raise InputError(f"by_split: {one!r} is no distribution of distances; give one, such as triangle(8)")
+    if not callable(distances) and not isinstance(distances, DistanceDistribution):
+        raise InputError(f"by_split: {distances!r} is no distribution of distances; give one, such as triangle(8)")
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         geometry = capture.geometry
         seen = mean_key == "seen"
         kbar = running_mean_key(capture.k, geometry.window)[:, capture.query_positions] if seen else None
-        distribution = _distribution_of(distances, capture)
+        p = distances(capture) if callable(distances) else distances
+        if not isinstance(p, DistanceDistribution):
+            raise InputError(f"by_split: the function gave {p!r}; let it give a DistanceDistribution")
+        if not callable(distances) and p.weights.ndim > 1:  # the rows of the captured heads
+            if len(p.weights) != geometry.n_heads:
+                raise InputError(
+                    f"layer {capture.layer}: the distance distribution has {len(p.weights)} rows for "
+                    f"{geometry.n_heads} heads"
+                )
+            p = DistanceDistribution(p.distances, p.weights[list(capture.heads)])
         q = capture.q if query == "own" else capture.q.mean(1, keepdim=True).expand_as(capture.q)
-        split = split_scores(q, capture.k, geometry.rope, geometry.scale, distribution, kbar)
+        split = split_scores(q, capture.k, geometry.rope, geometry.scale, p, kbar)
         if part == "content":
             return finished(split.content, capture, 0)  # every pair at distance 0: no ALiBi
         return finished(split.scores if part == "both" else split.position, capture)
 
     alone = mean_key == "seen" and query == "own" and not callable(distances)
     return RowByRow(scores_of) if alone else scores_of
-
-
-def _distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:
-    """Return p(d) of this layer; of a distribution with a row per head, the rows of the captured heads."""
-    if callable(distances):
-        found = distances(capture)
-        if not isinstance(found, DistanceDistribution):
-            raise InputError(f"by_split: the function gave {found!r}; let it give a DistanceDistribution")
-        return found
-    layer, n_heads = capture.layer, capture.geometry.n_heads
-    if isinstance(distances, Mapping):
-        if layer not in distances:
-            raise InputError(f"no distance distribution for layer {layer}; give one for each changed layer")
-        distances = distances[layer]
-    weights = distances.weights
-    if weights.ndim == 1:
-        return distances
-    if len(weights) != n_heads:
-        raise InputError(f"layer {layer}: the distance distribution has {len(weights)} rows for {n_heads} heads")
-    return DistanceDistribution(distances.distances, weights[list(capture.heads)])
 
 
 def own_profile(capture: LayerCapture) -> DistanceDistribution:

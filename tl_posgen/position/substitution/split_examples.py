@@ -12,15 +12,14 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.formatting import format_number, in_brackets
-from tl_posgen.core.head_examples import head_examples, pick_heads
 from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count
-from tl_posgen.core.run import Run
+from tl_posgen.core.run import Run, head_examples, pick_heads
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
-from tl_posgen.position.substitution.numbers.splits import SplitMaps, split_maps
+from tl_posgen.position.substitution.numbers import SplitMaps, split_maps
 from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.figures import DIVERGING, Panels, model_label, sides, token_map
 
@@ -88,7 +87,7 @@ class SplitExamples(Measure):
     token: softmax of each.
 
     Random inits show the heads that the model itself chose. f takes the mean key and g the mean over distances of these
-    tokens, first token left out, see `tl_posgen.position.substitution.numbers.splits`. The rest, W - f - g, is
+    tokens, first token left out, see `tl_posgen.position.substitution.numbers`. The rest, W - f - g, is
     interaction.
 
     Args:

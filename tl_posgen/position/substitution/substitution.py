@@ -34,7 +34,7 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
-from tl_posgen.position.substitution.numbers.splits import Threshold, attention_kl, point_mass, triangle, uniform
+from tl_posgen.position.substitution.numbers import Threshold, attention_kl, point_mass, triangle, uniform
 from tl_posgen.report.figures import finish, model_label, named_points, sides
 from tl_posgen.report.kinds import bars
 from tl_posgen.stats.correlations import pearson
@@ -263,5 +263,5 @@ class Substitution(Interventions):
 
     def table(self, own: Numbers) -> pd.DataFrame:
         columns = {name: own.along(own.array(name, condition=None), "condition") for name in ("r", "attention_kl")}
-        frame = super().table(own).drop(columns="rise")
+        frame = super().table(own).drop(columns=["rise", "low", "high"])
         return frame.assign(**{name: [one.value for one in numbers] for name, numbers in columns.items()})

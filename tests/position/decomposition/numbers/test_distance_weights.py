@@ -38,7 +38,7 @@ def random_qk(n: int, *, heads: int = 1, d_head: int = 4, seed: int = 0) -> tupl
 def check(pairs: CausalPairs, *, from_scores: bool = False, seed: int = 0) -> None:
     """The fit, in the norm of its weights, and both correlations are those of dense weighted least squares."""
     q, k = random_qk(pairs.n_tokens, seed=seed)
-    how = {name: getattr(pairs, name) for name in ("window", "diagonal", "distance_weights")}
+    how = {name: getattr(pairs, name) for name in ("window", "distance_weights")}
     moments = pair_moments_from_scores(q @ k.mT, **how) if from_scores else pair_moments(q, k, **how)
     fit = fit_of(moments, pairs.first_token)
     weights = weights_of(pairs)
@@ -61,16 +61,15 @@ def test_fit_and_both_correlations_equal_dense_weighted_least_squares(weights, f
     n=st.integers(4, 40),
     weights=st.lists(st.floats(1e-3, 10), min_size=1, max_size=45),
     window=st.none() | st.integers(2, 45),
-    diagonal=st.booleans(),
     first_token=st.booleans(),
     from_scores=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-@example(4, [5.25, 0.001, 8.66, 0.682, 5.25], None, True, True, True, 4)  # every distance in the band
-@example(18, [0.001, 2.0, 6.0, 0.5], None, True, False, False, 0)  # a row of one pair, of the least weight
-@example(20, [3.1824, 0.001], None, True, True, True, 2014)  # unit vectors of which only rounding is left
-def test_any_weights_lengths_and_windows(n, weights, window, diagonal, first_token, from_scores, seed):
-    pairs = CausalPairs(n, window, first_token, diagonal, tuple(weights))
+@example(4, [5.25, 0.001, 8.66, 0.682, 5.25], None, True, True, 4)  # every distance in the band
+@example(18, [0.001, 2.0, 6.0, 0.5], None, False, False, 0)  # a row of one pair, of the least weight
+@example(20, [3.1824, 0.001], None, True, True, 2014)  # unit vectors of which only rounding is left
+def test_any_weights_lengths_and_windows(n, weights, window, first_token, from_scores, seed):
+    pairs = CausalPairs(n, window, first_token, tuple(weights))
     assume(not pairs.saturated and pairs.width > 1)
     check(pairs, from_scores=from_scores, seed=seed)
 

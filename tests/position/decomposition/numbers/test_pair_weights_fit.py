@@ -15,7 +15,7 @@ from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_f
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST, fit_three_axis
 
-SETS = [{}, {"window": 7}, {"first_token": False}, {"window": 9, "first_token": False, "diagonal": False}]
+SETS = [{}, {"window": 7}, {"first_token": False}, {"window": 9, "first_token": False}]
 PAIRS = CausalPairs(12)
 
 
@@ -46,7 +46,7 @@ def test_weights_by_distance_are_a_special_case(kind, ridge):
     scores, _ = scores_and_weights(n)
     index = torch.arange(n)
     weights = torch.tensor(given, dtype=torch.float64)[(index[:, None] - index).clamp(0, 3)].expand(2, -1, -1)
-    how = {"window": kind.get("window"), "diagonal": kind.get("diagonal", True), "distance_weights": given}
+    how = {"window": kind.get("window"), "distance_weights": given}
     expected = fit_of(pair_moments_from_scores(scores, **how), kind.get("first_token", True), ridge=ridge)
     found = fit_pair_weights(scores, weights, CausalPairs(n, **kind), ridge=ridge)
     for name in ("r", "r_within_rows", "a", "b", "c", "tss"):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.triangle_solve import solve_triangle
+from tl_posgen.position.decomposition.numbers.three_axis_fit import solve_triangle
 
 
 @settings(deadline=None)
@@ -18,7 +18,7 @@ def test_solutions_leave_nothing_of_the_normal_equations(n, seed, as_pairs_witho
     scores = torch.randn(2, len(x), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     best = scores @ torch.linalg.pinv(x).T @ x.T  # fitted scores by dense least squares
     sums = scores @ x
-    starts = 0, pairs.first_query, pairs.first_key
+    starts = 0, pairs.first, pairs.first
     axes = [one[:, start : start + n] for one, start in zip(sums.view(2, 3, -1).unbind(1), starts, strict=True)]
     theta = solve_triangle(torch.stack([axes[0], axes[1].flip(-1), axes[2]]))
     a, b, c = (part.nan_to_num() for part in pairs.spread(theta))

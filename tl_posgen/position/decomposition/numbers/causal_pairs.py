@@ -1,9 +1,8 @@
 """Causal (query, key) pairs that a fit is made over, and the normal equations of three additive axes on them."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,15 +15,13 @@ from tl_posgen.rope.bilinear_sums import fft_length
 
 _SPAN = 1e15  # largest ratio of weights: in float64 lighter pairs would be lost
 
-_DERIVED: Any = field(init=False, repr=False, compare=False)  # made of the others
-
 
 @dataclass(frozen=True)
 class CausalPairs:
-    r"""Causal pairs (i, j) that count: 0 <= i - j < window, without token 0 or the diagonal if these are left out.
+    r"""Causal pairs (i, j) that count: 0 <= i - j < window, without token 0 if that is left out.
 
-    Without the first token (as query and as key) or without the diagonal a causal triangle remains, smaller by one. Its
-    three axes are symmetric: count the queries from the last one backwards, s = (n - 1) - i, and every visible pair has
+    Without the first token (as query and as key) a causal triangle remains, smaller by one. Its three axes are
+    symmetric: count the queries from the last one backwards, s = (n - 1) - i, and every visible pair has
 
         distance + s + key = n - 1,      all three >= 0,
 
@@ -35,17 +32,7 @@ class CausalPairs:
         n_tokens: length of the text.
         window: a query sees the `window` last keys, itself included; None for all.
         first_token: whether token 0 counts.
-        diagonal: whether a query paired with its own key counts.
         distance_weights: w_0, w_1, ...: weight of a pair at each distance; the last holds for all larger distances.
-        first_key, first_query, first_distance: the first of each that counts.
-        size: n, the number of queries, of keys and, without a window, of distances.
-        width: number of distances.
-        n_pairs: number of pairs.
-        rank: number of independent parameters of distances, queries and keys: two constants and one straight line are
-            free; with a single distance any scores are fitted.
-        saturated: whether there are as many parameters as pairs (up to 3 tokens): any scores are then fitted exactly.
-        own_weights: w at the distances that count; the last holds for all larger distances.
-        unweighted: whether they are all 1.
 
     Raises:
         InputError: no pair is left, a weight is not above 0, or the ratio of two weights is above 1e15.
@@ -61,26 +48,12 @@ class CausalPairs:
     n_tokens: int
     window: int | None = None
     first_token: bool = True
-    diagonal: bool = True
     distance_weights: tuple[float, ...] = (1.0,)
-    first_key: int = _DERIVED
-    first_query: int = _DERIVED
-    first_distance: int = _DERIVED
-    size: int = _DERIVED
-    width: int = _DERIVED
-    n_pairs: int = _DERIVED
-    rank: int = _DERIVED
-    saturated: bool = _DERIVED
-    own_weights: tuple[float, ...] = _DERIVED
-    unweighted: bool = _DERIVED
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
             raise InputError(f"window must be at least 1, or None for no window; got {self.window}")
-        key, distance = int(not self.first_token), int(not self.diagonal)
-        size = self.n_tokens - key - distance
-        width = min(self.window or self.n_tokens, self.n_tokens - key) - distance
-        if size < 1 or width < 1:
+        if self.size < 1:
             raise InputError(f"no (query, key) pair is left in {self}; give more tokens or leave out less")
         if not self.distance_weights or not all(0 < weight < math.inf for weight in self.distance_weights):
             raise InputError(
@@ -93,12 +66,45 @@ class CausalPairs:
                 f"weights by distance, from {low:g} to {high:g}: give weights about 1, the largest at most {_SPAN:g} "
                 "times the least; a common factor changes nothing"
             )
-        n_pairs, rank = size * width - width * (width - 1) // 2, size if width == 1 else width + 2 * size - 3
-        own = self.distance_weights[distance:][:width] or self.distance_weights[-1:]
-        derived = {"first_key": key, "first_query": key + distance, "first_distance": distance, "size": size}
-        derived |= {"width": width, "n_pairs": n_pairs, "rank": rank, "saturated": rank >= n_pairs}
-        for name, value in (derived | {"own_weights": own, "unweighted": set(own) == {1.0}}).items():
-            object.__setattr__(self, name, value)
+
+    @property
+    def first(self) -> int:
+        """The first token that counts."""
+        return int(not self.first_token)
+
+    @property
+    def size(self) -> int:
+        """n, the number of queries, of keys and, without a window, of distances."""
+        return self.n_tokens - self.first
+
+    @property
+    def width(self) -> int:
+        """Number of distances."""
+        return min(self.window or self.n_tokens, self.size)
+
+    @property
+    def n_pairs(self) -> int:
+        return self.size * self.width - self.width * (self.width - 1) // 2
+
+    @property
+    def rank(self) -> int:
+        """Number of independent parameters of distances, queries and keys: two constants and one straight line are
+        free; with a single distance any scores are fitted."""
+        return self.size if self.width == 1 else self.width + 2 * self.size - 3
+
+    @property
+    def saturated(self) -> bool:
+        """Whether any scores are fitted exactly: as many parameters as pairs (up to 3 tokens)."""
+        return self.rank >= self.n_pairs
+
+    @cached_property
+    def own_weights(self) -> tuple[float, ...]:
+        """w at the distances that count; the last holds for all larger distances."""
+        return self.distance_weights[: self.width]
+
+    @cached_property
+    def unweighted(self) -> bool:
+        return set(self.own_weights) == {1.0}
 
     @property
     def iid_r(self) -> float:
@@ -111,7 +117,7 @@ class CausalPairs:
         return float(self.counts()[1].sum())
 
     def weights(self, device: torch.device | str) -> Float[Tensor, " size"]:
-        """Return w by distance, beginning with the first distance that counts; 0 beyond the window. Read only."""
+        """Return w by distance; 0 beyond the window. Read only."""
         return _tables(self, torch.device(device))[0]
 
     def counts(self, device: torch.device | str = "cpu") -> Float[Tensor, "axis=3 1 size"]:
@@ -154,14 +160,13 @@ class CausalPairs:
     def mask(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Bool[Tensor, "query key"]:
         """Return whether query i paired with key j counts, for tokens numbered as in the text."""
         distance = queries[:, None] - keys
-        stop = self.first_distance + self.width
-        return (distance >= self.first_distance) & (distance < stop) & (keys >= self.first_key)
+        return (distance >= 0) & (distance < self.width) & (keys >= self.first)
 
     def spread(
         self, x: Float[Tensor, "axis=3 head size"], fill: int | float = math.nan
     ) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head query"], Float[Tensor, "head key"]]:
         """Return arrays as long as the text from corner coordinates, with `fill` where there is no pair."""
-        starts = (self.first_distance, self.first_query, self.first_key)
+        starts = (0, self.first, self.first)
         distance, query, key = (
             pad(part, (start, self.n_tokens - start - part.shape[-1]), value=fill)
             for part, start in zip((x[0, :, : self.width], x[1].flip(-1), x[2]), starts, strict=True)

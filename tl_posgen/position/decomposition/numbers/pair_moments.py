@@ -68,7 +68,6 @@ def pair_moments(
     scale: float = 1.0,
     *,
     window: int | None = None,
-    diagonal: bool = True,
     distance_weights: Sequence[int | float] = (1.0,),
     finite: bool = False,
 ) -> PairMoments:
@@ -87,7 +86,7 @@ def pair_moments(
 
     Args:
         q, k: queries and keys after RoPE.
-        window, diagonal, distance_weights: as in `CausalPairs`.
+        window, distance_weights: as in `CausalPairs`.
         finite: whether every score is known to be a finite number, so that none is looked at.
 
     Raises:
@@ -101,7 +100,7 @@ def pair_moments(
         >>> query.tolist(), moments.tss.tolist()
         ([[2.0, 4.0, 6.0]], [0.0])
     """
-    pairs = CausalPairs(q.shape[1], window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
+    pairs = CausalPairs(q.shape[1], window, distance_weights=tuple(map(float, distance_weights)))
     groups = max(1, elements_at_once(q.device, QUERIES_AT_ONCE) // q[0].numel())
     parts = [_of_heads(*both, scale, pairs) for both in zip(q.split(groups), k.split(groups), strict=True)]
     first_key, *rest = (torch.cat(some, -2) for some in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
@@ -123,7 +122,6 @@ def pair_moments_from_rows(
     n_tokens: int,
     *,
     window: int | None = None,
-    diagonal: bool = True,
     distance_weights: Sequence[int | float] = (1.0,),
 ) -> PairMoments:
     """Return the pair moments of scores that need not be bilinear in q and k (soft cap, ALiBi, edited by a hook).
@@ -135,14 +133,14 @@ def pair_moments_from_rows(
     Raises:
         InputError: a visible score is not finite.
     """
-    pairs = CausalPairs(n_tokens, window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
+    pairs = CausalPairs(n_tokens, window, distance_weights=tuple(map(float, distance_weights)))
     one = rows(0, 1)
     n_heads, n, device = len(one), pairs.size, one.device
     first_key = torch.zeros(n_heads, n, dtype=DOUBLE, device=device)
     sums, within = first_key.new_zeros(3, n_heads, n - 1), first_key.new_zeros(n_heads, 1)
     width, by_distance = min(pairs.width, max(n - 1, 1)), pairs.weights(device)
     for start, stop in query_ranges(n_heads, n, device):
-        block = rows(start, stop) if diagonal else rows(start + 1, stop + 1)[..., :-1]
+        block = rows(start, stop)
         first_key[:, start:stop] = block[..., 0]
         if stop == 1:
             continue
@@ -184,8 +182,6 @@ def _of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> list[Te
     parted = pairs.width < pairs.size or not pairs.unweighted  # sums of parts lose digits
     dtype = DOUBLE if parted else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
     q, k = q.to(dtype), k.to(dtype)
-    if not pairs.diagonal:
-        q, k = q[:, 1:], k[:, :-1]
     others = slice(min(1, pairs.size - 1), None)  # token 0 is often far from the mean of the others
     mean_q, mean_k = scale * q[:, others].mean(1, keepdim=True), k[:, others].mean(1, keepdim=True)
     q, k = torch.add(-mean_q, q, alpha=scale), k - mean_k

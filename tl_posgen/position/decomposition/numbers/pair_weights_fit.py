@@ -59,16 +59,16 @@ def _fit_head(
     scores: Float[Tensor, "query key"], weights: Real[Tensor, "query key"], head: int, pairs: CausalPairs, ridge: float
 ) -> tuple[Float[Tensor, "axis=3 size"], Float[Tensor, " 5"]]:
     """Return a, b and c of one head in corner coordinates, and (r, r within rows, mean, TSS, std within rows)."""
-    rows, keys = slice(pairs.first_query, None), slice(pairs.first_key, pairs.n_tokens - pairs.first_distance)
+    counted = slice(pairs.first, None)
     index = torch.arange(pairs.size, device=scores.device)
     distance = index[:, None] - index
     hidden = (distance < 0) | (distance >= pairs.width)
-    w, p = (double(x[rows, keys]).masked_fill(hidden, 0) for x in (scores, weights))
+    w, p = (double(x[counted, counted]).masked_fill(hidden, 0) for x in (scores, weights))
     for what, x, wrong in (("score", w, ~w.isfinite()), ("weight", p, ~(p.isfinite() & (p >= 0)))):
         if wrong.any():
             query, key = wrong.nonzero()[0].tolist()
             raise InputError(
-                f"a visible {what} of head {head} is {float(x[query, key])} at token {query + pairs.first_query}; "
+                f"a visible {what} of head {head} is {float(x[query, key])} at token {query + pairs.first}; "
                 "give finite scores, and weights of 0 or more"
             )
     p = p.clamp(min=_LEAST * float(p.max())).masked_fill_(hidden, 0)
