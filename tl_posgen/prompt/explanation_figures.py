@@ -19,6 +19,7 @@ TERM_COLOURS = {"position": "#3b6fb6", "key_part": "#3f9b6b", "query_key": "#9fd
 TERM_COLOURS |= {"alibi": "#8b5fa8"}
 PARTS = "Terms by key, and those of one key by source and by plane"
 MOST_KEYS, MOST_SOURCES, MOST_ROWS, FEW_ROWS = 48, 16, 24, 8
+PRINTED_KEYS, PRINTED_TERMS = 12, 8
 
 
 def _heading(explanation: Explanation) -> tuple[str, str]:
@@ -115,12 +116,6 @@ def page_of(explanation: Explanation) -> str:
     ]
     words = {"title": Markup(heading_words), "beside": Markup(subtitle), "findings": []}
     return fill_page(sections, (), explanation.data.attrs, words)
-
-
-# In the terminal
-
-
-PRINTED_KEYS, PRINTED_TERMS = 12, 8
 
 
 def print_explanation(explanation: Explanation, *, full: bool = False) -> None:

@@ -47,13 +47,11 @@ def _draw_patterns(result: Any) -> go.Figure:
 
 
 def _labels(data: xr.Dataset) -> list[str]:
-    """Return the head of each example and why it was picked."""
     rows = zip(*(data[name].values for name in ("layer", "head", "why", "r_within_rows")), strict=True)
     return [f"{head_name(layer, head)}: {why} (r within rows, first prompt: {r:.3f})" for layer, head, why, r in rows]
 
 
 def _show(data: xr.Dataset, example: int) -> Any:
-    """Return a circuitsvis page of one example head: the three maps over the prompt's first 128 tokens."""
     return attention_maps(_maps_of(data, example), [str(token) for token in data["token"].values], list(_MAPS))
 
 

@@ -64,11 +64,6 @@ class MeanKey(Measure):
     without_meaning = frozenset({"absolute", "alibi", "none"})
 
     @property
-    def all_distances(self) -> list[int | float]:
-        """Every dummy distance, ascending."""
-        return sorted({self.headline, *self.distances})
-
-    @property
     def headline(self) -> int | float:
         """The headline dummy distance."""
         return _FAR if self.d0 is None else self.d0
@@ -84,7 +79,7 @@ class MeanKey(Measure):
         return replace(self, d0=int(reach) - 1)
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"d0": self.all_distances}
+        return {"d0": sorted({self.headline, *self.distances})}
 
     def usual(self) -> Mapping[str, Any]:
         return {"d0": self.headline}
@@ -92,7 +87,7 @@ class MeanKey(Measure):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         geometry = layer.geometry
         r, within_rows = mean_key_r(
-            *(layer.q, layer.k, geometry.rope, geometry.scale, self.all_distances),
+            *(layer.q, layer.k, geometry.rope, geometry.scale, self.labels()["d0"]),
             window=geometry.window,
             rotated=(layer.rotated_q, layer.rotated_k),
             scores=layer.once(moments_of) if geometry.bilinear else None,

@@ -98,10 +98,12 @@ class Residual(Measure):
         share = energy / within.where(within > 0)
         data = xr.Dataset({"share": share, "std": (energy / n) ** 0.5, "top_share": top})
         # why heads have no number
+        fitted = [
+            layer
+            for layer, (geometry, _) in sums.layers.items()
+            if any(CausalPairs(m, geometry.window, False).saturated for m in set(sums.lengths.values()))
+        ]
         known, has_shape, asked = (one.sel(OUT).notnull() for one in (share, top, n))
-        windows = {layer: geometry.window for layer, (geometry, _) in sums.layers.items()}
-        lengths = set(sums.lengths.values())
-        fitted = [at for at, one in windows.items() if any(CausalPairs(m, one, False).saturated for m in lengths)]
         saturated = share["layer"].isin(fitted)
         why = {
             "a window of 1 or 2 tokens leaves no more pairs than the fit has parameters": saturated & ~known & asked,

@@ -204,14 +204,9 @@ class Substitution(Interventions):
         return hooks
 
     def of_model(self, run: Run) -> xr.Dataset:
-        return super().of_model(run).merge(self.score_errors(run))
-
-    def score_errors(self, run: Run) -> xr.Dataset:
-        """Return attention KL and Pearson's r between each stand-in's and the model's scores, on the unchanged q and
-        k."""
         sums, stand_ins = run.sums(), self.stand_ins(run.tokens.shape[1])
 
-        def compare(capture: LayerCapture) -> None:
+        def compare(capture: LayerCapture) -> None:  # stand-ins and scores, of the unchanged q and k
             exact = capture.scores()
             visible = capture.geometry.visible(exact.shape[1], exact.device)
             how = {"gamma": self.gamma, "threshold": self.threshold}
@@ -220,9 +215,10 @@ class Substitution(Interventions):
             r = [pearson(exact[:, visible], scores[:, visible]) for scores in every]
             sums.add_layer(capture, {"attention_kl": torch.stack(kl), "r": torch.stack(r)})
 
+        data = super().of_model(run)
         replace(run, where={"heads": heads_from(run.model, self.from_layer, **run.where)}).capture(compare)
         coords = {"layer": range(run.model.cfg.n_layers), "head": range(run.model.cfg.n_heads)}
-        return sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins]).reindex(coords)
+        return data.merge(sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins]).reindex(coords))
 
     def worth(self, own: Numbers) -> Number:
         """Return the loss that uniform attention costs."""
