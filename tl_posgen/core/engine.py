@@ -28,6 +28,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.hooks.given import Hooks, check_hooks, under
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.load import is_ours
+from tl_posgen.models.loading.nulls import check_draws_on
 from tl_posgen.models.loss import require_context, require_one_length
 from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
@@ -55,6 +56,7 @@ def analyze(
     seed: int = 0,
     null_seeds: Sequence[int] | NullModels = (0,),
     shuffled_seeds: Sequence[int] | None = None,
+    null_device: str = "cpu",
     fwd_hooks: Hooks = (),
     metric: Any = None,
     after: Mapping[str, Result] | None = None,
@@ -85,6 +87,8 @@ def analyze(
         shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.nulls.shuffled_like`,
             that everything is repeated on; () for none. If left out, one beside random inits, for the measures that
             share a single pass: a model of shuffled weights predicts nothing that an intervention could take away.
+        null_device: on which the weights of random inits are drawn: "cuda" is far sooner for a model of billions of
+            weights, and draws other numbers than the CPU from one seed.
         fwd_hooks: hooks under which everything is measured, as TransformerLens takes them: (name of a hook point or a
             function that chooses names, hook) each; the random inits under the same. Beside the report of the intact
             model, `tl_posgen.compare` shows what they change.
@@ -124,6 +128,7 @@ def analyze(
         check_seeds(null_seeds)
     if shuffled_seeds is not None:
         check_seeds(shuffled_seeds, "shuffled_seeds")
+    check_draws_on(null_device)
     require("streaming", streaming, bool | None)
     require("consecutive", consecutive, bool)
     to_measure = [measure for measure in asked if measure.name not in known]
@@ -138,7 +143,7 @@ def analyze(
         what = "fwd_hooks do" if hooked else "a metric does"
         raise InputError(f"keep: another run cannot know what {what}; give one of them")
     choices = Choices(streaming, max((measure.matrices for measure in to_measure), default=0), metric)
-    nulls = null_models_of(session, null_seeds, shuffled_seeds)
+    nulls = null_models_of(session, null_seeds, shuffled_seeds, null_device)
     with (
         session.exclusive("analyze"),
         session.choosing(choices),
@@ -152,6 +157,8 @@ def analyze(
         details: dict[str, Any] = hooked | drawn(**cut)  # what the provenance says beside
         if layers is not None or heads is not None:
             details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
+        if nulls.device != "cpu":
+            details["null_device"] = nulls.device
         if metric is not None:
             details["metric"] = metric.name
         lists = {id(one): one for one in rows.values()}  # one for all measures that share prompts
@@ -165,7 +172,9 @@ def analyze(
         depends_on: dict[str, Any] = {}
         if parts.directory is not None:
             which = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads}
-            depends_on = configuration_of(session, prompts, **cut, **which, seed=seed, streaming=streaming)
+            depends_on = configuration_of(
+                session, prompts, **cut, **which, seed=seed, streaming=streaming, null_device=nulls.device
+            )
         where = {"layers": layers, "heads": heads}
         analysis = _Analysis(session, prompts, rows, where, seed, nulls, fwd_hooks, in_place, passes, parts, depends_on)
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
@@ -224,7 +233,9 @@ class _Analysis:
     def steps(self, measures: Sequence[Measure]) -> Iterator[_Step]:
         for init in (None, *self.nulls):
             label = self.session.label if init is None else null_label(init)
-            some = [one for one in measures if init is None or _is_measured(one, init, self.nulls)]
+            for_runs = init is None or self.nulls.for_runs or not init.startswith(SHUFFLED)  # those that run the model
+            some = [one for one in measures if for_runs or not one.runs_model]
+            some = [one for one in some if init is None or one.has_null]
             if fed := [one for one in some if one.is_fed]:
                 name = f"{fed[0].name} of one pass" if fed[0].runs_model else fed[0].name  # which has a step of its own
                 yield _Step(init, label, name if len(fed) == 1 else f"{len(fed)} measures", fed, True)
@@ -294,12 +305,6 @@ def planned(model: Any, prompts: Prompts, measures: Sequence[Measure], settings:
     prepared = [measure.prepare(session.model, rows[measure.name]) for measure in measures]
     where, nulls = {"layers": None, "heads": None}, null_models_of(session, settings["null_seeds"], None)
     return _Analysis(session, prompts, rows, where, settings["seed"], nulls).stages(prepared)
-
-
-def _is_measured(measure: Measure, init: str, nulls: NullModels) -> bool:
-    """Return whether a measure is repeated on this null model."""
-    by_default = measure.is_fed and not measure.runs_model
-    return measure.has_null and (by_default or nulls.for_runs or not init.startswith(SHUFFLED))
 
 
 def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:

@@ -143,8 +143,9 @@ class Report(Mapping[str, Result]):
             frame = result.headline_frame(of)
             if frame is not None:
                 table = frame if table.empty else table.merge(frame, on=list(HEAD), how="outer")
-        differs = ~table.T.duplicated() | (table.nunique() < 2)  # what is the same for all heads says which it is
-        return table.loc[:, differs]
+        # the same numbers under two names; what is the same for all heads says which it is
+        again = table.T.duplicated() & (table.nunique() > 1) & ~table.columns.isin(HEAD)
+        return table.loc[:, ~again]
 
     def heads(self, name: str, top: int = 5, by: str | None = None) -> pd.DataFrame:
         """Return the `top` heads of a result, see `Result.heads`; interventions and measures take it as `heads=`."""

@@ -140,9 +140,9 @@ def as_numpy(x: Tensor) -> np.ndarray:
 class Coupling(JacobianMeasure):
     r"""coupling = 1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F over the top K singular vectors of two layers' Jacobians.
 
-    Coupling of the residual Jacobians of two layers at the last token, in their top K singular vectors: 1 for shared
-    ones, about 0 for unrelated ones. Beside it random bases with the same spectra and a random-init model; then how
-    straight tokens move and how evenly their norms grow. 95% intervals over prompts.
+    The coupling of two layers' residual Jacobians at the last token says how far their top K singular vectors agree: 1
+    if they are shared, about 0 if they are unrelated. Random bases with the same spectra and a random-init model stand
+    beside it. Then: how straight tokens move, and how evenly their norms grow. 95% intervals are over prompts.
 
     J = d f^l(X)_t / d x_t is the residual Jacobian of one token of the block X + f^l(X), J2 = U2 S2 V2'. Frobenius with
     fixed K is the headline. Beside it: the chance line (random orthonormal bases, J1's own spectrum); coupling by

@@ -91,9 +91,9 @@ def ablate_bands(
 class BandAblation(Dominance, Interventions):
     r"""Loss, and SlashScore(D) at each head's own D, with scores = scale <R' q', R' k'> in all layers at once.
 
-    RoPE planes dropped, frozen (theta = 0) or kept alone in all layers at once, Q and K cut to rank one or to their
-    means, RoPE removed: the loss, and the slash scores that are left. Thirds: of the planes, fastest first.
-    Wavelength: high < 32 tokens, medium up to the prompt's length, low above.
+    RoPE planes are dropped, frozen (theta = 0) or kept alone in all layers at once, Q and K are cut to rank one or to
+    their means, or RoPE is removed. What is left: the loss, and the slash scores. Bands are thirds of the planes,
+    fastest first, or go by wavelength: high < 32 tokens, medium up to the prompt's length, low above.
 
     The conditions are those of `SlashAblation`. There one layer is changed by itself; here the model runs on what is
     left. Each head's own D comes from the measure "slash" of the same run. Layers and heads that are chosen are those

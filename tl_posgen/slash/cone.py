@@ -45,10 +45,10 @@ _PER_LAYER, _SIDES = ("tokens", "layer"), ("tokens", "side", *HEAD)
 class Cone(Dominance):
     r"""r1 = s_1^2 / sum s^2 and R.95 of Q and K before RoPE, beside r1 of H, the inputs of W_Q and W_K, and their cone.
 
-    r1 is the share of the first singular value in the energy of Q or K before RoPE, nothing centred; 1 is rank one.
-    R.95 is how many singular values hold 95 % of it.
-    The axis is the top right-singular vector of what enters W_Q and W_K; gain compares it with a random direction. The
-    slash score is then made anew from the axis part alone, and from the rest.
+    r1 is the share of the energy of Q or K before RoPE, not centred, that lies in the first singular direction; 1 is
+    rank one. R.95 is how many singular directions hold 95 % of it. The axis is the top right-singular vector of what
+    enters W_Q and W_K; its gain is relative to a random direction. The slash score is measured again with the axis part
+    of the inputs alone, and with the rest alone.
 
     The axis u of H = norm(residual stream) is found anew for every prompt. The first token often is so large that it
     makes any matrix it is a row of nearly rank one, so everything is measured without it too. For the slash score,

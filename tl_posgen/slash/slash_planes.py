@@ -51,9 +51,9 @@ def _lift(own: Numbers, name: str, group: str) -> xr.DataArray:
 class SlashPlanes(Dominance):
     r"""C_l(D) = E_i[InnerProd(i, i-D, l)] - E_{j<=i}[InnerProd(i, j, l)], and g(D) = sum_l A_l cos(theta_l D + phi_l).
 
-    How far each RoPE plane lifts the logits of the head's best diagonal above the mean logit, summed into bands, thirds
-    of the planes. Beside it the slash profile that rank-one queries and keys would have, against the measured one;
-    chance is the profile of another head.
+    How far does each RoPE plane lift the logits of the head's best diagonal above the mean logit? The planes are summed
+    into bands, thirds of them. The slash profile that rank-one queries and keys would have is compared with the
+    measured one; chance is the profile of another head.
 
     InnerProd(i, j, l) is the share of RoPE plane l in the logit scale <R_i q_i, R_j k_j>, so the sum of C_l(D) over
     planes is how far diagonal D stands above the mean logit. g is the logit that Q and K cut down to their top singular

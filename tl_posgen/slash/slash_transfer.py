@@ -41,7 +41,8 @@ def _panels(result: Any) -> Mapping[str, Mapping[str, Any]]:
 class SlashTransfer(Dominance):
     r"""SlashScore on text against SlashScore on i.i.d. uniform random tokens: correlations and overlap over heads.
 
-    The same heads on text and on i.i.d. uniform random tokens, per distance D, with and without the first token.
+    The slash scores of the same heads on text and on random tokens (i.i.d., uniform), at each distance D, with and
+    without the first token.
 
     The random prompts have the lengths and the first tokens of the natural ones, everything else drawn uniformly from
     the vocabulary with `seed`. The scores on text are those of the measure "slash".
