@@ -142,11 +142,12 @@ class LengthExtrapolation(Measure):
     """Frechet distance of outputs o = pattern v beyond the training length to those inside, over the variance inside;
     and loss by position, on prompts of `times` the training length.
 
-    Prompts of several training lengths: unchanged, with LM-Infinite's windows, with retrieved blocks besides, and with
-    interpolated positions. Outputs o of every head are compared with those inside the training length; the noise level
-    is the distance between the outputs of two halves of the prompts there. A head is within it where it is at most .05
-    of the variance inside further: without drift the two are equal in expectation, at any number of prompts. The first,
-    the middle and the last layer are drawn in the plane of their two principal components inside.
+    Prompts are several training lengths long. The model runs unchanged, with LM-Infinite's windows, with retrieved
+    blocks besides, or with interpolated positions, and the outputs o of every head are compared with those inside the
+    training length. The noise level is the distance between the outputs of two halves of the prompts inside. A head is
+    within it if it is further by at most .05 of the variance inside; without drift the two distances are equal in
+    expectation, at any number of prompts. The first, the middle and the last layer are drawn in the plane of their two
+    principal components inside.
 
     Conditions: "vanilla"; "lm_infinite" (global and local windows, distances frozen at the training length);
     "retrieval" (the same and the best hidden blocks, in InfLLM's manner); "interpolation" (positions times 1 / times).
