@@ -5,9 +5,9 @@
 Without a GPU it says so and ends. One layer of the shape of an 8 B model (32 heads of 128, 8 of keys, d_model 4096,
 random weights, bfloat16; float32 for coupling) reads prompts: its forward pass with fused attention, which is the peer;
 then three_axis, the default measures and, streamed, both again; coupling. A pass that forms scores holds several
-[head, query, key] arrays, so such passes end at 4,096 tokens, and coupling with them. "a prompt" is what a further prompt takes, (five prompts - one) / 4, and "once" what an analysis takes
-whatever it reads, one prompt - a prompt. Seconds are medians of synchronised calls, and peaks are of one prompt beyond
-the weights.
+[head, query, key] arrays, so such passes end at 4,096 tokens, and coupling with them. "a prompt" is what a further
+prompt takes, (five prompts - one) / 4, and "once" what an analysis takes whatever it reads, one prompt - a prompt.
+Seconds are medians of synchronised calls, and peaks are of one prompt beyond the weights.
 
 Every kernel has to read its arrays once, and that is its floor: bytes over the bandwidth that a copy of a large array
 reaches in the same run. A head of L tokens with D numbers holds 2 L D numbers of q and k, 4 bytes each, as sums of
