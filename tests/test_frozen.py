@@ -70,7 +70,7 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     ),
     "slash_transfer": (
         *("pearson", "spearman", "jaccard", "n_dominant"),  # told by methods of the measure, from its scores
-        *("best_score", "best_distance", "best_uniform", "first_token"),  # those of `slash`, or `score` there
+        *("best_uniform", "first_token"),  # those of `slash`
         *("pattern", "token_text", "example_layer", "example_head"),  # the page has every head's
     ),
     "dummy_distance": (

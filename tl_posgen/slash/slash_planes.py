@@ -24,7 +24,6 @@ from tl_posgen.slash.dominance import (
     PER_HEAD,
     Dominance,
     at_best,
-    count,
     group_mean,
     group_table,
     mean_over_group,
@@ -195,17 +194,13 @@ class SlashPlanes(Dominance):
             ]
         if not np.isfinite(own.data["wavelength"]).any():
             return [*lines, "No plane of this model turns, so queries and keys of rank one would make no slash."]
-        for group, words in GROUPS.items():
-            if n := n_heads(own, group).value:
-                r, chance = (group_mean(own, name, group).plain for name in ("correlation", "chance_correlation"))
-                lines.append(
-                    f"In {count(n, words)} the slash scores predicted from rank one, less those of uniform attention, "
-                    f"correlate with the measured ones at {r:.3f} (with the other heads measured: {chance:.3f})."
-                )
-        for kind, null in own.by_null.items():
-            r, chance = (null(name).plain for name in ("correlation", "chance_correlation"))
-            lines[-1] += f" {kind.capitalize()}: {r:.3f} and {chance:.3f}."
-        return lines
+        r, chance, of = own("correlation"), own("chance_correlation"), group_mean(own, "correlation", "dominant")
+        return [
+            *lines,
+            "The slash scores predicted from rank one, less those of uniform attention, correlate with the measured "
+            f"ones at {r:.3f}{f', in slash-dominant heads {of.plain:.3f}' if of else ''} (with the other "
+            f"heads measured: {chance.plain:.3f}).",
+        ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
         bands = own.dataset["bands"].sel(at="best")

@@ -18,7 +18,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.report.kinds import points
-from tl_posgen.slash.dominance import TITLES, Dominance, statistics_of, thresholds
+from tl_posgen.slash.dominance import TITLES, Dominance, at_distance, statistics_of, thresholds
 from tl_posgen.slash.slash import Slash
 
 SOURCES = ("natural", "random")
@@ -65,7 +65,9 @@ class SlashTransfer(Dominance):
     question = "Do slash heads belong to the model or to the text?"
     after = (Slash,)
     variables = {
+        "best_score": Variable("slash score", "", "at the head's best distance on text", ("tokens", "source", *HEAD)),
         "score": Variable("slash score", dims=("tokens", "source", *HEAD, "distance")),
+        "best_distance": Variable("best distance on text", "tokens", "over D < N/2"),
         "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
     }
     legend = (
@@ -97,8 +99,9 @@ class SlashTransfer(Dominance):
         drawn = random_prompts(run.rows, run.model.cfg.d_vocab, run.seed)
         run.capture(lambda layer: sums.add_layer(layer, vars(statistics_of(layer))), needs=Slash.needs, rows=drawn)
         both: Any = xr.concat([natural["score"], sums.means()["score"]], pd.Index(SOURCES, name="source"))
-        uniform = natural["uniform"].sel(tokens="all", drop=True)
-        return xr.Dataset({"score": both, "uniform": uniform}).transpose("tokens", "source", ...)
+        place, uniform = natural["best_distance"], natural["uniform"].sel(tokens="all", drop=True)
+        data = {"score": both, "best_score": at_distance(both, place), "best_distance": place, "uniform": uniform}
+        return xr.Dataset(data).transpose("tokens", "source", ...)
 
     def reached(self, data: xr.Dataset) -> list[int]:
         """Return the distances that are looked at."""
