@@ -7,8 +7,7 @@ input's device is one of them, and cannot meet the input; where it is the inputs
 import pytest
 import torch
 
-from tl_posgen.models.geometry.pass_proof import is_softmax
-from tl_posgen.models.geometry.proof import allowed_error, without_row_offsets
+from tl_posgen.models.geometry.proof import allowed_error, is_softmax, without_row_offsets
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tl_posgen
-from tl_posgen.models.conversion.quiet import quiet
+from tl_posgen.models.conversion.hugging_face import quiet
 from tl_posgen.models.tokens import to_prompts
 
 HERE = Path(os.environ.get("TL_POSGEN_REAL_MODELS") or Path(__file__).parents[1] / "build/real_models")

@@ -13,7 +13,7 @@ from tl_posgen.arithmetic import DOUBLE, MOST_DISTANCES, double
 from tl_posgen.core.options import Count, NonNegative, Positive, check_options, fits
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, finished, replace_scores
-from tl_posgen.models.conversion.rope_rules import TransformersRule, scaled_frequencies
+from tl_posgen.models.conversion.hugging_face import TransformersRule, scaled_frequencies
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
@@ -32,9 +32,9 @@ class FrequencyRule:
     """theta_m -> theta'_m: what a rule of context extension makes of the frequencies that a layer has.
 
     The rules of transformers are transformers' own functions, see
-    `tl_posgen.models.conversion.rope_rules.scaled_frequencies`. What a rule does to powers of the layer's base it does
-    to the layer's own frequencies, plane by plane, and its factor on rotated q and k comes on top of theirs: on plain
-    RoPE the result is transformers' own, on RoPE that is scaled already the rule comes on top.
+    `tl_posgen.models.conversion.hugging_face.scaled_frequencies`. What a rule does to powers of the layer's base it
+    does to the layer's own frequencies, plane by plane, and its factor on rotated q and k comes on top of theirs: on
+    plain RoPE the result is transformers' own, on RoPE that is scaled already the rule comes on top.
 
     Args:
         name: "linear" (position interpolation), "ntk" (a larger base), "yarn", "longrope", "llama3", "p_rope" (of the
@@ -213,11 +213,7 @@ def _base_of(rope: Rope) -> float:
 
 
 def _one_a_plane(values: Float[Tensor, " plane"], rope: Rope, name: str) -> Float[Tensor, " plane"]:
-    """Return values of which there is one a plane, on the device of the frequencies.
-
-    Raises:
-        InputError: another number of them, or one that is not finite.
-    """
+    """Return values of which there is one finite number a plane, on the device of the frequencies; refuse others."""
     if values.ndim != 1 or len(values) != len(rope.inv_freq) or not values.isfinite().all():
         raise InputError(
             f"{name}: {list(values.shape)} values for {len(rope.inv_freq)} RoPE planes; give one finite number a plane"

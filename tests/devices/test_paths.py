@@ -8,7 +8,7 @@ from devices.near import assert_near
 from interventions import OF_THE_PROMPT, ROW_BY_ROW, N
 
 import tl_posgen
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models import geometry_of
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import (
@@ -19,7 +19,6 @@ from tl_posgen.position import (
     own_profile,
     permute_position_part,
     permute_positions,
-    rotate_keys,
     substitute,
 )
 from tl_posgen.prompt import reference_of
@@ -38,7 +37,7 @@ HOOKS = {
     "positions": lambda m: permute_positions(m, PLACES),
     "the position part permuted": lambda m: permute_position_part(m, PLACES),
     "distances jittered": lambda m: jitter_distances(m, (PLACES[:, None] - PLACES).abs()),
-    "keys rotated": lambda m: rotate_keys(m, PLACES),
+    "keys moved": lambda m: permute_positions(m, PLACES, keys_only=True),
 }
 
 
@@ -128,6 +127,29 @@ def test_scores_that_are_off_by_tf32_name_it(off, named, directory, device):
     with rounded, pytest.raises(UnsupportedModelError) as refused:
         geometry_of(model)
     assert ("rounding to TF32" in str(refused.value)) == (named and device.place.startswith("cuda"))
+
+
+def test_a_random_init_is_drawn_where_it_is_asked(models, device):
+    model, here = models("bridge")
+    if device.name == "mps":
+        with pytest.raises(InputError, match="null_device='mps': random weights are drawn on cpu here"):
+            tl_posgen.random_like(model, 0, "mps")
+        return
+    state = torch.cuda.get_rng_state()
+    drawn, again, other = (tl_posgen.random_like(model, seed, device.place) for seed in (0, 0, 1))
+    assert torch.equal(state, torch.cuda.get_rng_state())
+    weights = [torch.cat([weight.flatten().cpu() for weight in one.parameters()]) for one in (drawn, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    plain = dict(tl_posgen.random_like(here, 0).named_parameters())
+    for (name, weight), place in zip(drawn.named_parameters(), model.parameters(), strict=True):
+        assert weight.device == place.device
+        if weight.ndim == 2:
+            assert weight.detach().std().item() == pytest.approx(plain[name].detach().std().item(), rel=0.1)
+            if device.name == "gpu":  # a simulated device draws from the random state of the CPU
+                assert not torch.equal(weight.cpu(), plain[name])
+    report = tl_posgen.analyze(model, TOKENS, measures="variance", null_device=device.place, progress=False)
+    assert report.provenance["null_device"] == device.place
 
 
 def test_the_toy_runs_where_the_accelerator_is_the_default_device(device):

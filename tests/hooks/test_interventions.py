@@ -10,9 +10,10 @@ from interventions import TOKENS, N, largest, logits, scores_under
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layers.capture import scores_from
 from tl_posgen.position.distance.hooks import at_dummy_distance
 from tl_posgen.position.length import interpolate_positions, lm_infinite, retrieve_blocks
-from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions, rotate_keys
+from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions
 from tl_posgen.position.order.numbers import jittered_distances, swap_tokens
 from tl_posgen.position.substitution.hooks import (
     by_constant,
@@ -23,6 +24,7 @@ from tl_posgen.position.substitution.hooks import (
     substitute,
 )
 from tl_posgen.position.substitution.numbers import point_mass, triangle
+from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.splits import DistanceDistribution
 from tl_posgen.slash import ablate_bands
 
@@ -58,7 +60,13 @@ def test_permuted_key_positions_and_turned_keys_are_one_thing(family_model, name
     model = family_model(name, backend)
     permutation = swap_tokens(N, 0.5, seed=3).permutation
     by_position = logits(model, permute_positions(model, permutation, keys_only=True))
-    by_feature = logits(model, rotate_keys(model, permutation))
+
+    def turned(capture):  # R_{p_j - j} of the rotated keys, which have YaRN's factor already
+        rope = capture.geometry.rope
+        k = rotate(capture.rotated_k, permutation - capture.positions, rope) / rope.scaling
+        return scores_from(capture.rotated_q, k, capture.geometry, capture.heads)
+
+    by_feature = logits(model, replace_scores(model, turned))
     torch.testing.assert_close(by_position, by_feature, atol=1e-5, rtol=1e-4)
     assert largest(by_position - logits(model)) > 1e-3
 
@@ -69,7 +77,7 @@ def test_perturbations_of_nothing_change_nothing(family_model, name, backend):
     identity, distances = torch.arange(N), jittered_distances(N, 0.0, 4, seed=0)
     for hooks in (
         permute_positions(model, identity),
-        rotate_keys(model, identity),
+        permute_positions(model, identity, keys_only=True),
         permute_position_part(model, identity),
         jitter_distances(model, distances),
         interpolate_positions(model, 1.0),

@@ -31,7 +31,6 @@ HOOKS = {
     "permute_positions": position.permute_positions,
     "permute_positions, keys_only": lambda model, x: position.permute_positions(model, torch.arange(N), keys_only=x),
     "permute_position_part": position.permute_position_part,
-    "rotate_keys": position.rotate_keys,
     "perturb_planes": position.perturb_planes,
     "perturb_planes, band": lambda model, x: position.perturb_planes(model, "mean_phase", 5 if x is None else x),
     "perturb_planes, of": lambda model, x: position.perturb_planes(model, "mean_phase", of=x),

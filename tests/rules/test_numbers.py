@@ -79,7 +79,8 @@ def test_kept_and_best_keys_are_those_of_a_sorted_list():
         for head in range(3):
             for i in range(N):
                 expected = sorted(range(i + 1), key=lambda j: (scores[head, i, j].item(), j))[-budget:]
-                assert best[head, i, : len(expected)].tolist() == expected[::-1]
+                assert {*expected} <= {*best[head, i].tolist()}
+                assert len({*best[head, i].tolist()}) == min(budget, N)
                 assert kept[head, i].nonzero()[:, 0].tolist() == sorted(expected)
 
 

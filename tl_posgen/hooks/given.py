@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.model import Model
+from tl_posgen.models.same_logits import without_hooks
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
 

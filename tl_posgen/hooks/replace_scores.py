@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backends.sites import begin_pass, is_hooked, offer_row_edit, plain_scores, spans_of_first_edit
 from tl_posgen.models.capture.padding import WITHOUT_CACHE, seen_by_scores, spans_of_mask, spans_of_rows
-from tl_posgen.models.geometry.pass_proof import layer_capture, verify_capture
 from tl_posgen.models.geometry.probe import Probed
+from tl_posgen.models.geometry.proof import layer_capture, plain_scores, verify_capture
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
 from tl_posgen.models.layers.fused import Mask
 from tl_posgen.models.model import Model
@@ -127,30 +126,33 @@ class _LayerEdit:
         self.session, self.probed, self.scores_of, self.heads = session, probed, scores_of, heads
         self.parts: dict[str, Tensor] = {}
         self.past: tuple[Tensor, list[int]] | None = None
-        self.attn = session.attention(probed.geometry.layer)
         self.cache_fault = cache_fault
 
     def hooks(self) -> HookList:
-        names = self.probed.sites.names
+        names = self.probed.names
         return [*((names[part], partial(self.keep, part)) for part in ("q", "k")), (names["attn_scores"], self.edit)]
 
     def keep(self, part: str, value: Tensor, hook: object) -> None:
-        begin_pass(self.attn)
-        self.parts[part] = self.probed.sites.read(part, value)
-        by = self.session.streamed.by
+        layer, by = self.probed.geometry.layer, self.session.streamed.by
+        self.session.spans.pop(layer, None)  # of an earlier pass
+        self.parts[part] = self.probed.read(part, value)
         if isinstance(self.scores_of, RowByRow) and by is not None and not by.listeners:  # which are shown the scores
-            offer_row_edit(self.attn, self)
+            by.row_edits[layer][self] = None
 
     def edit(self, attn_scores: Tensor, hook: object) -> Tensor:
-        if not is_hooked(self.attn):
+        layer, by = self.probed.geometry.layer, self.session.streamed.by
+        if by is not None and not by.is_hooked(layer):
             return attn_scores  # rows are edited as they are formed
         self.session.require_shown(self.probed)
-        seen = partial(seen_by_scores, self.probed.geometry, attn_scores, self.parts["q"].dtype)
-        n_queries, n_keys = attn_scores.shape[-2:]
-        of_pass = self.rows_of_pass(
-            n_queries, n_keys, partial(spans_of_first_edit, self.attn, lambda: spans_of_mask(seen()))
-        )
-        return of_pass(attn_scores, n_keys)
+        (n_queries, n_keys), dtype = attn_scores.shape[-2:], self.parts["q"].dtype
+
+        def spans_of_first_edit() -> list[slice]:
+            if layer not in self.session.spans:
+                seen = seen_by_scores(self.probed.geometry, attn_scores, dtype)
+                self.session.spans[layer] = spans_of_mask(seen)
+            return self.session.spans[layer]
+
+        return self.rows_of_pass(n_queries, n_keys, spans_of_first_edit)(attn_scores, n_keys)
 
     def of_rows(self, mask: Mask, n_queries: int, n_keys: int) -> "_PassEdit":
         """Return the edit of blocks of rows of a streamed pass."""
@@ -189,7 +191,7 @@ class _LayerEdit:
             self.past = k.detach(), [span.start if span.stop == k.shape[2] else -1 for span in spans]
         captures = [
             layer_capture(
-                self.probed,
+                geometry,
                 {"q": q[row] if cached else q[row, :, span], "k": k[row, :, span]},
                 self.heads,
                 (),

@@ -1,7 +1,6 @@
 """Numbers of the head profiles and of cut keys: tensors in, tensors out; no model, no labels."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -53,21 +52,6 @@ def share_of_equal_energy(
 # Repeated random tokens: where a head attends when the only structure is that a block of tokens stands twice
 
 
-@dataclass(frozen=True)
-class RepeatedScores:
-    """Mean attention from a token i of the second block; each number in [0, 1].
-
-    Attributes:
-        previous_token: to i - 1, of every token of both blocks that has one there.
-        duplicate_token: to the earlier occurrence of the same token, i - period.
-        induction: to the token after the earlier occurrence, i - period + 1.
-    """
-
-    previous_token: Float[Tensor, " head"]
-    duplicate_token: Float[Tensor, " head"]
-    induction: Float[Tensor, " head"]
-
-
 def repeated_prompts(
     first: Int[Tensor, " start"], period: int, n_vocabulary: int, n_prompts: int, seed: int
 ) -> Int[Tensor, "prompt pos"]:
@@ -77,22 +61,22 @@ def repeated_prompts(
     return torch.cat([first.cpu().expand(n_prompts, -1), drawn, drawn], 1)
 
 
-def repeated_scores(pattern: Float[Tensor, "head query key"], start: int, period: int) -> RepeatedScores:
+def repeated_scores(
+    pattern: Float[Tensor, "head query key"], start: int, period: int
+) -> dict[str, Float[Tensor, " head"]]:
     r"""Means of S_{i, i-1} over i > start, and of S_{i, i-T} and S_{i, i-T+1} over i = start + T .. start + 2T - 1.
 
     S is the pattern of one of `repeated_prompts`, with `start` tokens before the first block, and T the period, 2 or
-    more.
+    more: attention to the previous token, to the earlier occurrence of the same token, and to the token after it.
 
     Source: the induction score is Olsson et al. 2022 (arXiv 2209.11895); all three as TransformerLens' head detector
     has them, on these diagonals.
     """
-    whole, second = pattern[:, start:, start:], slice(start + period, start + 2 * period)
-    back = {distance: pattern.diagonal(-distance, dim1=1, dim2=2) for distance in (period, period - 1)}
-    return RepeatedScores(
-        whole.diagonal(-1, dim1=1, dim2=2).mean(-1),
-        back[period][:, second.start - period :].mean(-1),
-        back[period - 1][:, second.start - period + 1 :].mean(-1),
-    )
+    first = {"previous_token": (1, 1), "duplicate_token": (period, period), "induction": (period - 1, period)}
+    return {  # by distance, of queries so many tokens behind the first of the prompt's blocks
+        name: pattern.diagonal(-distance, dim1=1, dim2=2)[:, start + behind - distance :].mean(-1)
+        for name, (distance, behind) in first.items()
+    }
 
 
 # Head metrics that other papers define on queries, keys and attention
@@ -131,11 +115,6 @@ def slow_mean_energy(
     z = _precise(z)
     slow = double(theta).to(z.device) * length < 2 * math.pi
     return z.mean(1).abs().square()[:, slow].sum(-1) / z.abs().square().mean(1).sum(-1)
-
-
-def overlap(p: Float[Tensor, "head key"], other: Float[Tensor, "head key"]) -> Float[Tensor, " head"]:
-    """sum_j min(p_j, p'_j) of two distributions: 1 where they are equal, 0 where they share no key."""
-    return torch.minimum(p, other).sum(-1)
 
 
 def _precise(z: Complex[Tensor, "head token plane"]) -> Complex[Tensor, "head token plane"]:

@@ -1,4 +1,9 @@
-"""Random tokens for proofs, the comparison of two models' logits on them, and rounding as a cause of differences."""
+"""Random tokens for proofs, the comparison of two models' logits on them, rounding as a cause of differences, and hooks
+set aside."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -52,3 +57,18 @@ def rounding_remedy(dtype: torch.dtype) -> str:
     if dtype.itemsize >= torch.float32.itemsize:
         return ""
     return f' Or rounding in {str(dtype).removeprefix("torch.")}: load the model with dtype="float32".'
+
+
+@contextmanager
+def without_hooks(model: Any) -> Iterator[None]:
+    """While the block runs, no hook of TransformerLens is called."""
+    points = list({id(point): point for point in model.hook_dict.values()}.values())
+    lists = [hooks for point in points for hooks in (point._forward_hooks, point._forward_pre_hooks)]
+    held = [dict(hooks) for hooks in lists]
+    try:
+        for hooks in lists:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, before in zip(lists, held, strict=True):
+            hooks.update(before)

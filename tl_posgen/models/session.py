@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,8 +16,6 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
 from tl_posgen.models.backends.hooked import Hooked
-from tl_posgen.models.backends.sites import require_evaluation, require_weights
-from tl_posgen.models.geometry.plain_proof import cached_difference, difference
 from tl_posgen.models.geometry.probe import Found, Probed, probe_layers
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.layers.projections import Projections, projections_of
@@ -69,6 +68,7 @@ class _Memory:
     lock: Any = field(default_factory=threading.RLock)
     owner: Any = None  # whose passes these are: None for the user's
     streamed: _Streamed = field(default_factory=_Streamed)
+    spans: dict[int, list[slice]] = field(default_factory=dict)
     choices: Choices = Choices()
 
     def __deepcopy__(self, _: Any) -> "_Memory":
@@ -131,6 +131,12 @@ class Session:
         return self._memory.streamed
 
     @property
+    def spans(self) -> dict[int, list[slice]]:
+        """The text of every prompt, by layer whose scores hooks edit: as found before the first edit of this pass, as
+        keys that an edit hides look like padding."""
+        return self._memory.spans
+
+    @property
     def choices(self) -> Choices:
         return self._memory.choices
 
@@ -154,8 +160,28 @@ class Session:
             raise InputError(f"prompts of {n} tokens are too long: this model takes {most}, {why}; {limit.remedy}")
 
     def require_evaluation(self) -> None:
-        """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.backends.sites`."""
-        require_evaluation(self.model)
+        """Refuse active dropout and autocast (InputError) and quantised weights (UnsupportedModelError). Any
+        floating-point dtype of two bytes or more is taken."""
+        for name, module in self.model.named_modules():
+            shares = {key: value for key, value in vars(module).items() if key.endswith("dropout")}
+            if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+                shares["p"] = module.p
+            if module.training and any(isinstance(share, float) and share > 0 for share in shares.values()):
+                dropout = f"dropout in {name or type(module).__name__}"
+                raise InputError(f"the model is in training mode and {dropout} is active; call model.eval() first")
+            if ".quantized." in f"{type(module).__module__}.":
+                raise UnsupportedModelError(f"{name} is quantised; load the model in float32, float16 or bfloat16")
+        for name, weight in self.model.named_parameters():
+            if type(weight.detach()) is not torch.Tensor or not weight.is_floating_point() or weight.element_size() < 2:
+                plain = type(weight.detach()) is torch.Tensor
+                kind = str(weight.dtype).removeprefix("torch.") if plain else type(weight.detach()).__name__
+                raise UnsupportedModelError(
+                    f"{name} is quantised ({kind}); load the model in float32, float16 or bfloat16"
+                )
+        if torch.is_autocast_enabled(next(self.model.parameters()).device.type):
+            raise InputError(
+                "autocast is on, so the model computes in another dtype than its weights have; leave its block"
+            )
 
     @property
     def owner(self) -> Any:
@@ -224,7 +250,7 @@ class Session:
     def difference(self, *, again: bool = False) -> str:
         """Say how a bridge's logits differ from the plain Hugging Face model's; "" if they do not, or there is none."""
         if again or self._memory.difference is None:
-            self._memory.difference = difference(self.backend, self.origin)
+            self._memory.difference = self.backend.difference(self.origin)
         return self._memory.difference
 
     def cached_difference(self) -> str:
@@ -234,7 +260,7 @@ class Session:
         if self._memory.cached is None or self._memory.cached[0] != self.dtype:
             by = self.streamed.by
             with self.exclusive("cache"), nullcontext() if by is None else by.paused():
-                self._memory.cached = self.dtype, cached_difference(self.backend)
+                self._memory.cached = self.dtype, self.backend.cached_difference()
         return self._memory.cached[1]
 
     @property
@@ -275,7 +301,7 @@ class Session:
 
         def finish(part: str, x: Tensor) -> Tensor:
             projected = x.transpose(0, 1)[None].to(attention.W_Q.device)
-            return summable(probed.sites.read(part, self.backend.normed(probed.geometry, part, projected))[0])
+            return summable(probed.read(part, self.backend.normed(probed.geometry, part, projected))[0])
 
         return projections_of(attention, probed.geometry, finish)
 
@@ -301,8 +327,12 @@ def session_of(model: Model | Session) -> Session:
             "or a name or directory for tl_posgen.load_model"
         )
     memory = vars(model).get(MEMORY)
-    if memory is None or any(weight.is_meta for weight in model.parameters()):
-        require_weights(model)
+    held = chain(model.named_parameters(), model.named_buffers() if memory is None else ())
+    if name := next((name for name, one in held if one.is_meta), None):
+        raise InputError(
+            f"{name} is on the device meta, which holds no numbers (offloaded by accelerate, or not loaded); load the "
+            "whole model onto devices that hold it, such as load_model(..., device='cpu')"
+        )
     if memory is None:
         memory = vars(model)[MEMORY] = _Memory(Origin(str(model.cfg.model_name), kind.name))
     return Session(model, kind(model), memory)

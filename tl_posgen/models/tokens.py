@@ -16,8 +16,7 @@ from torch import Tensor
 from tl_posgen.errors import InputError, ModelError, check_whole
 from tl_posgen.models.capture.padding import ids_and_mask, pad_token, spans_of_mask, texts_of
 from tl_posgen.models.conversion.files import MINI
-from tl_posgen.models.conversion.hugging_face import load_tokenizer
-from tl_posgen.models.conversion.quiet import quiet
+from tl_posgen.models.conversion.hugging_face import load_tokenizer, quiet
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from tl_posgen.rope.planes import mean_curves, turning_factors
-from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
-from tl_posgen.rope.splits import split_scores
+from tl_posgen.rope.planes import mean_curves
+from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates
+from tl_posgen.rope.scores_at import scores_at_positions
+from tl_posgen.rope.splits import DistanceDistribution, split_scores
 
 Rule = Literal["window", "sinks", "slashes", "vertical", "slashes_and_vertical", "mean_query", "position_and_content"]
 RULES: tuple[Rule, ...] = get_args(Rule)  # the cheapest first
@@ -38,8 +39,8 @@ class Means:
     def turn(self, rope: Rope) -> Complex[Tensor, " plane_and_rest"]:
         """ubar_m = sum_d w(d) u_m(d) / sum_d w(d), w(d) = 1 / (d + 1)."""
         d = torch.arange(self.n_distances)
-        weights, turn = 1 / (d.double() + 1), turning_factors(d, rope, self.q.shape[-1])
-        return weights.to(turn) @ turn / weights.sum()
+        weights = 1 / (d.double() + 1)
+        return DistanceDistribution(d, weights / weights.sum()).mean_turn(rope, self.q.shape[-1])
 
 
 def rule_scores(
@@ -72,10 +73,10 @@ def rule_scores(
     attention over later queries, whose turns it averages as vertical and the content part do; position_and_content
     does that for the query that is there, and is ours, as are slashes and vertical keys from means alone.
     """
-    distance = distances_of(q.shape[1], k.shape[1], q.device)
+    n, distance = k.shape[1], distances_of(q.shape[1], k.shape[1], q.device)
+    position = torch.arange(n, device=q.device)
     if rule in ("window", "sinks"):
         near = (-distance).to(q).expand(len(q), -1, -1)
-        position = torch.arange(k.shape[1], device=q.device)
         return near if rule == "window" else torch.where(position < N_SINKS, (N_SINKS - position).to(near), near)
     if rule == "vertical":
         keys = (_vertical(k, means, rope, scale) / _STEP).round() * _STEP
@@ -83,9 +84,12 @@ def rule_scores(
     if rule == "position_and_content":
         scores = split_scores(q, k, rope, scale, means.turn(rope).expand(len(q), -1), means.k).scores
     elif rule == "mean_query":
-        scores = scale * _mean_query_products(q.shape[1], k, means, rope)
+        mean_queries = means.q.to(k)[:, None].expand(-1, q.shape[1], -1)
+        scores = scores_at_positions(mean_queries, k, rope, scale, position[n - q.shape[1] :], position)
     else:
-        scores = _slashes(means, rope, scale, k.shape[1]).to(q)[:, distance.clamp(min=0)]
+        products = complex_planes(means.q, rope) * complex_planes(means.k, rope).conj()
+        slashes = scale * mean_curves(products, rope, n, q.shape[-1])
+        scores = slashes.to(q)[:, distance.clamp(min=0)]
         if rule == "slashes_and_vertical":
             scores = scores + _vertical(k, means, rope, scale)[:, None]
     return scores if slopes is None else scores - slopes.to(scores)[:, None, None] * distance
@@ -97,27 +101,12 @@ def distances_of(n_queries: int, n_keys: int, device: torch.device) -> Int[Tenso
     return position[n_keys - n_queries :, None] - position
 
 
-def _slashes(means: Means, rope: Rope, scale: float, n: int) -> Float[Tensor, "head distance"]:
-    """a(d) = scale Re sum_m qbar_m conj(kbar_m) u_m(d), d = 0 .. n - 1."""
-    products = complex_planes(means.q, rope) * complex_planes(means.k, rope).conj()
-    return scale * mean_curves(products, rope, n, means.q.shape[-1])
-
-
 def _vertical(k: Float[Tensor, "head key d_head"], means: Means, rope: Rope, scale: float) -> Float[Tensor, "head key"]:
     """c(j) = scale Re sum_m qbar_m conj(k_jm - kbar_m) ubar_m."""
     turned = complex_planes(means.q.to(k), rope)
     turned = real_coordinates(turned * means.turn(rope).to(turned))
     centred = real_coordinates(complex_planes(k - means.k.to(k)[:, None], rope))
     return scale * (centred @ turned[..., None])[..., 0]
-
-
-def _mean_query_products(
-    n_queries: int, k: Float[Tensor, "head key d_head"], means: Means, rope: Rope
-) -> Float[Tensor, "head query key"]:
-    """<R_i qbar, R_j k_j>: the mean query at the place of each query."""
-    position = torch.arange(k.shape[1], device=k.device)
-    rows = rotate(means.q.to(k)[:, None].expand(-1, n_queries, -1), position[len(position) - n_queries :], rope)
-    return rows @ rotate(k, position, rope).mT
 
 
 def drawn_scores(
@@ -154,32 +143,23 @@ def kept_keys(
         >>> kept_keys(scores, visible, 2).tolist()
         [[[True, False, True, False]]]
     """
-    ordered = _ordered_keys(scores, visible)
-    least = ordered.topk(min(budget, ordered.shape[-1]), sorted=False).values.amin(-1, keepdim=True)
-    return (ordered >= least) & visible
+    kept = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+    return kept.scatter_(-1, best_keys(scores, visible, budget), value=True) & visible
 
 
 def best_keys(
     scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"], budget: int
 ) -> Int[Tensor, "head query place"]:
-    """Return the positions of the keys that `kept_keys` keeps, the best first; behind them keys that are not visible.
+    """Return the positions of the keys that `kept_keys` keeps, in any order; of fewer, also keys that are not visible.
+
+    A float's bits, those of negative ones turned round, are integers in its order; the position of the key follows.
 
     Example:
         >>> scores, visible = torch.tensor([[[3.0, 1.0, 3.0, 9.0]]]), torch.tensor([[True, True, True, False]])
-        >>> best_keys(scores, visible, 2).tolist()
-        [[[2, 0]]]
-    """
-    return _ordered_keys(scores, visible).topk(min(budget, scores.shape[-1])).indices
-
-
-def _ordered_keys(
-    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
-) -> Int[Tensor, "head query key"]:
-    """Return integers in the order of float32 scores, larger for the later of equal keys, and least where not visible.
-
-    A float's bits, those of negative ones turned round, are integers in its order; the position of the key follows.
+        >>> best_keys(scores, visible, 2).sort().values.tolist()
+        [[[0, 2]]]
     """
     bits = (scores.float() + 0.0).view(torch.int32)  # -0.0 + 0.0 = 0.0
     bits = bits ^ ((bits >> 31) & (2**31 - 1))
     ordered = (bits.long() << 32) | torch.arange(scores.shape[-1], device=scores.device)
-    return torch.where(visible, ordered, -(2**63))
+    return torch.where(visible, ordered, -(2**63)).topk(min(budget, scores.shape[-1]), sorted=False).indices

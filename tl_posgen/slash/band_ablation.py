@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -11,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.core.formatting import counted, in_brackets
-from tl_posgen.core.measure import HEAD, Variable
+from tl_posgen.core.measure import HEAD, Variable, in_words
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
@@ -25,12 +27,11 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import session_of
 from tl_posgen.rope.frequency_bands import BANDS, Band, band_of
-from tl_posgen.slash.layer_means import Dominance, statistics_of
+from tl_posgen.slash.dominance import Dominance, statistics_of
 from tl_posgen.slash.numbers.ablations import OF_THE_PROMPT, Ablation, ablate
 from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Scheme, ablations
 
-SCHEMES = {"thirds": "A third of the planes", "wavelength": "A band by wavelength"}
 _OF_PROMPTS = {
     "profile": Variable("", dims=(*HEAD, "distance")),
     "uniform": Variable("", dims=("layer", "distance")),
@@ -38,21 +39,10 @@ _OF_PROMPTS = {
 }
 
 
-def mean_of_slash_heads(data: xr.Dataset, name: str = "score") -> xr.DataArray:
-    """Return the mean of a slash score over the heads that are dominant unchanged; over all where none is."""
+def mean_of_slash_heads(data: xr.Dataset) -> xr.DataArray:
+    """Return the mean slash score over the heads that are dominant unchanged; over all where none is."""
     before = data["dominant"].sel(condition="unchanged", drop=True).astype(bool).any("short_distance")
-    return data[name].where(before | ~before.any(HEAD)).mean(HEAD)
-
-
-def n_slash_heads(data: xr.Dataset) -> xr.DataArray:
-    """Return how many heads are dominant at one of the distances."""
-    return data["dominant"].astype(bool).any("short_distance").sum(HEAD)
-
-
-def n_slash_heads_kept(data: xr.Dataset) -> xr.DataArray:
-    """Return how many heads are dominant at a distance where they are unchanged."""
-    dominant = data["dominant"].astype(bool)
-    return (dominant & dominant.sel(condition="unchanged", drop=True)).any("short_distance").sum(HEAD)
+    return data["score"].where(before | ~before.any(HEAD)).mean(HEAD)
 
 
 def ablate_bands(
@@ -101,9 +91,9 @@ def ablate_bands(
 class BandAblation(Dominance, Interventions):
     r"""Loss, and SlashScore(D) at each head's own D, with scores = scale <R' q', R' k'> in all layers at once.
 
-    RoPE planes dropped, frozen (theta = 0) or kept alone in all layers at once, Q and K cut to rank one or to their
-    means, RoPE removed: the loss, and the slash scores that are left. Thirds: of the planes, fastest first.
-    Wavelength: high < 32 tokens, medium up to the prompt's length, low above.
+    RoPE planes are dropped, frozen (theta = 0) or kept alone in all layers at once, Q and K are cut to rank one or to
+    their means, or RoPE is removed. What is left: the loss, and the slash scores. Bands are thirds of the planes,
+    fastest first, or go by wavelength: high < 32 tokens, medium up to the prompt's length, low above.
 
     The conditions are those of `SlashAblation`. There one layer is changed by itself; here the model runs on what is
     left. Each head's own D comes from the measure "slash" of the same run. Layers and heads that are chosen are those
@@ -144,7 +134,7 @@ class BandAblation(Dominance, Interventions):
         ),
         "n_planes": Variable("planes in the band", "", "", ("condition", "model_layer")),
     }
-    legend = "score: mean slash score of the heads that are slash-dominant unchanged; kept: how many of them still are."
+    legend = "slash heads: dominant under the condition; score: mean of the heads that are dominant unchanged."
 
     def requires(self, model: Any) -> None:
         if not any(geometry.rope.rotary_dim for geometry in geometry_of(model)):
@@ -185,42 +175,25 @@ class BandAblation(Dominance, Interventions):
         """Return the mean score of the heads that are dominant in the unchanged model (of all where none is)."""
         return own.number(mean_of_slash_heads(own.dataset).sel(condition=condition), (0, 1))
 
-    def n_heads(self, own: Numbers, condition: str = UNTOUCHED) -> Number:
-        """Return how many heads are slash-dominant."""
-        return own.number(n_slash_heads(own.dataset).sel(condition=condition))
+    def n_heads(self, own: Numbers) -> Number:
+        """Return how many heads are slash-dominant in the unchanged model."""
+        return own.number(own.array("dominant").astype(bool).any("short_distance").sum(HEAD))
 
     def findings(self, own: Numbers) -> list[str]:
-        rises, lines = self.rises(own), []
-        for scheme, words in SCHEMES.items():
-            if scheme in self.schemes:
-                parts = []
-                for band in BANDS:
-                    name = f"drop {band}, {scheme}"
-                    kept = own.number(n_slash_heads_kept(own.dataset).sel(condition=name))
-                    parts.append(f"{band} {rises[name].with_interval:+.3f} ({kept.plain:.0f} kept)")
-                lines.append(f"{words} dropped in every layer, the loss changes by {', '.join(parts)}.")
-
-        def score_and_loss(condition: str) -> str:
-            score, loss = self.slash_score(own, condition), own("loss", condition=condition)
-            return f"{score.with_interval:.3f} (loss {loss.plain:.3f})"
-
-        whole = [f"{WHOLE_KINDS[kind]} {score_and_loss(kind)}" for kind in ("rank_one", "no_rope", "means")]
-        heads = self.n_heads(own)
-        lines.append(
+        heads, score, rises = self.n_heads(own), partial(self.slash_score, own), self.rises(own)
+        names = [f"drop {band}, {scheme}" for scheme, band in product(dict.fromkeys(self.schemes), BANDS)]
+        parts = [
+            f"{in_words(one, WHOLE_KINDS)} {score(one).with_interval:.3f} (loss {rises[one].with_interval:+.3f})"
+            for one in [*names, "rank_one", "no_rope", "means"]
+        ]
+        return [
             f"Slash-dominant: {counted(heads.value, 'head')}{in_brackets(heads.null_range)}, mean score "
-            f"{score_and_loss(UNTOUCHED)}; in the running model this becomes: {', '.join(whole)}."
-        )
-        return lines
+            f"{score().with_interval:.3f} (loss {own('loss').plain:.3f}); in the running model this becomes: "
+            f"{', '.join(parts)}."
+        ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row per condition, by the first scheme alone: the pictures show the other."""
-        data, others = own.dataset, tuple(f", {scheme}" for scheme in [*dict.fromkeys(self.schemes)][1:])
-        columns = {
-            "loss": data["loss"],
-            "slash heads": n_slash_heads(data),
-            "kept": n_slash_heads_kept(data),
-            "score": mean_of_slash_heads(data),
-        }
-        frame = own.frame(columns, "condition")
-        frame = frame[~frame["condition"].str.endswith(others)].reset_index(drop=True)
-        return frame.astype({name: int for name in ("slash heads", "kept") if (frame[name] % 1 == 0).all()})
+        """Return a row per condition: loss, slash-dominant heads and mean score."""
+        heads = own.dataset["dominant"].astype(bool).any("short_distance").sum(HEAD)
+        columns = {"loss": own.dataset["loss"], "slash heads": heads, "score": mean_of_slash_heads(own.dataset)}
+        return own.frame(columns, "condition")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.geometry.pass_proof import as_streamed, checked_rows, is_softmax, verify_capture
-from tl_posgen.models.geometry.proof import allowed_error
+from tl_posgen.models.geometry.proof import allowed_error, as_streamed, checked_rows, is_softmax, verify_capture
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture
+from tl_posgen.models.layers.fused import LayerAttention, Mask
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
@@ -123,29 +123,37 @@ def turned(rotated_q: torch.Tensor, rotated_k: torch.Tensor, head: int, row: int
     return k
 
 
+def streamed(capture: LayerCapture, q: torch.Tensor, k: torch.Tensor, sinks, dtype: torch.dtype) -> StreamedCapture:
+    """The capture of a pass that rotated the queries and keys of two of its four heads to these."""
+    whole = torch.zeros(2, 1, 4, 100, 8)
+    whole[0, 0, capture.heads], whole[1, 0, capture.heads] = q, k
+    done = LayerAttention(whole[0], whole[1], whole[1], whole[0], Mask.of_window(100), sinks)
+    return as_streamed(capture, done, 0, slice(0, 100), dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("row", STREAMED)
 def test_rows_of_a_streamed_pass_may_be_off_by_what_rounding_may_do(dtype, row):
     capture, _ = drawn()
-    q, k, sinks = capture.rotated_q, capture.rotated_k, torch.tensor([0.5, 0.25])
+    q, k, sinks = capture.rotated_q, capture.rotated_k, torch.tensor([9.0, 0.25, 9.0, 0.5])
     allowed = float(allowed_error(q[:, STREAMED], k, GEOMETRY, dtype)[1, STREAMED.index(row), row])
-    found = as_streamed(capture, q, turned(q, k, 1, row, 0.8 * allowed), sinks, dtype)
+    found = streamed(capture, q, turned(q, k, 1, row, 0.8 * allowed), sinks, dtype)
     assert isinstance(found, StreamedCapture)
-    assert found.sinks is sinks
+    assert found.sinks.tolist() == [0.5, 0.25]
     assert torch.equal(found.q, capture.q)
     with pytest.raises(UnsupportedModelError, match=f"L5H1, query {row} has scores that its q and k do not"):
-        as_streamed(capture, q, turned(q, k, 1, row, 1.2 * allowed), sinks, dtype)
+        streamed(capture, q, turned(q, k, 1, row, 1.2 * allowed), sinks, dtype)
 
 
 def test_what_a_streamed_pass_differs_by_is_named():
     capture, _ = drawn()
     q, k = capture.rotated_q, capture.rotated_k
     with pytest.raises(UnsupportedModelError) as refusal:
-        as_streamed(capture, q, turned(q, turned(q, k, 0, 99, 0.5), 1, 57, -0.25), None, torch.float32)
+        streamed(capture, q, turned(q, turned(q, k, 0, 99, 0.5), 1, 57, -0.25), None, torch.float32)
     assert str(refusal.value).startswith("L5H3, query 99 has scores that its q and k do not give: off by 0.5, ")
     assert "at some length below 100 tokens" in str(refusal.value)
     with pytest.raises(UnsupportedModelError, match="L5H3, query 0 has scores"):
-        as_streamed(capture, q.index_fill(1, torch.tensor(0), torch.nan), k, None, torch.float32)
+        streamed(capture, q.index_fill(1, torch.tensor(0), torch.nan), k, None, torch.float32)
 
 
 def test_a_cache_is_held_against_its_scores_else_its_pattern_else_nothing():

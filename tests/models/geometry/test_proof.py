@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.backends.sites import plain_scores
-from tl_posgen.models.geometry.proof import allowed_error, is_pattern, prove, tolerance, without_row_offsets
+from tl_posgen.models.geometry.proof import (
+    allowed_error,
+    is_pattern,
+    plain_scores,
+    prove,
+    tolerance,
+    without_row_offsets,
+)
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import load_model

@@ -10,8 +10,7 @@ from families import GROUPED, lively, with_sizes
 
 from tl_posgen import analyze, load_model
 from tl_posgen.errors import InputError, ModelError
-from tl_posgen.models.conversion.hugging_face import quantisation_of
-from tl_posgen.models.conversion.quiet import quiet
+from tl_posgen.models.conversion.hugging_face import quantisation_of, quiet
 from tl_posgen.models.loading.nulls import random_like, shuffled_like
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.session import session_of

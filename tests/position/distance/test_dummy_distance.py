@@ -16,7 +16,7 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.distance import DummyDistance, at_dummy_distance
-from tl_posgen.position.distance.dummy_distance import refit_r, same_key_part
+from tl_posgen.position.distance.dummy_distance import curve_under_intervention, refit_r, same_key_part
 from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.position.distance.numbers import table_energies
 
@@ -34,6 +34,15 @@ def result(mini, alice):
 @pytest.fixture(scope="session")
 def of_one_head(mini, alice):
     return DummyDistance(distances=(3,), limits=(8,))(mini, alice, layers=[1], heads=[2], null_seeds=(), **CUT)
+
+
+def test_the_curve_is_the_mean_score_with_every_pair_at_that_distance(mini):
+    (capture,) = captures_of(mini, torch.arange(20)[None], layers=[1])
+    below = torch.ones(20, 20).tril().bool()
+    curve = curve_under_intervention(capture)
+    for d in (0, 7, 19):
+        brute = scores_at_distance(capture, d, None)[:, below].mean(1)
+        torch.testing.assert_close(curve[:, d].float(), brute, atol=1e-4, rtol=1e-4)
 
 
 def test_without_the_first_token_is_the_same_of_the_rest(mini, result, alice):
@@ -132,6 +141,7 @@ def test_what_holds_by_construction_with_slopes_is_said(family_model):
     np.testing.assert_allclose(found.own["additive_r"], 1)
     for name in ("key_agreement", "key_part_r", "refit_r"):
         np.testing.assert_allclose(found.own[name], 1)
+    assert abs(np.diff(found.own["curve"])).min() > 0
     assert "1 by construction" in found.findings()[-1]
 
 

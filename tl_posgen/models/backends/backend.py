@@ -2,25 +2,27 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.models.backends.sites import Sites
 from tl_posgen.models.conversion.convert import PARAMETERS, build
-from tl_posgen.models.layers.fused import Attention
+from tl_posgen.models.conversion.files import first_line
+from tl_posgen.models.layers.fused import FAILURES, Attention
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.model import Model
-from tl_posgen.models.same_logits import random_tokens
+from tl_posgen.models.same_logits import how_they_differ, random_tokens, without_hooks
 from tl_posgen.progress import count_pass
 
 BackendName = Literal["hooked", "bridge"]
+Read: TypeAlias = Callable[[str, Tensor], Tensor]  # (part of a capture, what its hook carries) -> [batch, head, pos, d]
+_N_CACHED = 24
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,6 @@ class Backend(ABC):
     """One model, seen through the ways of its kind; it keeps nothing but the model."""
 
     name: ClassVar[BackendName]
-    wraps_another: ClassVar[bool] = False  # whether it is made of a Hugging Face model
     attention_input: ClassVar[str]  # what the attention module calls the residual stream after its norm
 
     def __init__(self, model: Model):
@@ -113,8 +114,14 @@ class Backend(ABC):
         return nullcontext()
 
     @abstractmethod
-    def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
-        """Return the hooks by which the layer's queries, keys, scores, ... are read; arguments as in `drafts`."""
+    def reader(self, layer: int, normed: bool, handed_on: bool) -> Read:
+        """Return what makes queries and keys before RoPE, after qk-norm, and values of what the layer's hooks carry, in
+        the model's dtype.
+
+        Args:
+            normed: whether the hooks of queries and keys fire after their norm.
+            handed_on: whether its attention is left to Hugging Face.
+        """
 
     @abstractmethod
     def drafts(
@@ -130,13 +137,34 @@ class Backend(ABC):
         """
 
     def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
-        """Return queries or keys just projected, after qk-norm where the hooks of `sites` fire after it."""
+        """Return queries or keys just projected, after qk-norm where the hooks that `reader` reads fire after it."""
         return x
 
-    @contextmanager
-    def plain(self) -> Iterator[Any]:
-        """While the block runs, the Hugging Face model without TransformerLens' computations; None without one."""
-        yield None
+    def difference(self, origin: Origin) -> str:
+        """Say how the logits differ from those of the Hugging Face model that it wraps; "" without one."""
+        return ""
+
+    def cached_difference(self) -> str:
+        """Say how the last block's output at the last of a few random tokens differs where the tokens before it come
+        from the KV cache, the user's hooks left out; "" if it does not. Compared as in `logit_error`."""
+        model, tokens, outputs = self.model, self.some_tokens(_N_CACHED), list[Tensor]()
+
+        def keep(_module: Any, _args: Any, output: Any) -> None:
+            outputs.append(first_output(output)[:, -1:])
+
+        with torch.no_grad(), without_hooks(model):
+            handle = model.blocks[-1].register_forward_hook(keep)
+            try:
+                model(tokens, return_type=None, **self.options(tokens))
+                context = self.context()
+                for part in (tokens[:, :-1], tokens[:, -1:]):
+                    context.read(part)
+            except (*FAILURES, KeyError) as error:
+                return f"it cannot run with one ({first_line(error)})"
+            finally:
+                handle.remove()
+        differ = how_they_differ(outputs[-1], outputs[0], next(model.parameters()).dtype)
+        return f"outputs {differ}" if differ else ""
 
     @abstractmethod
     def fused(
@@ -187,3 +215,13 @@ class Backend(ABC):
     @abstractmethod
     def copy(self, origin: Origin) -> Model:
         """Make a model with the same weights that shares nothing with this one, and without its hooks."""
+
+
+def first_output(output: Any) -> Tensor:
+    """Return a block's output, without what else it hands over."""
+    return (output[0] if isinstance(output, tuple) else output).detach().float()
+
+
+def split_heads(x: Tensor, d_head: int) -> Tensor:
+    """[batch, pos, ...] of any layout whose flattened rest is heads x d_head -> [batch, head, pos, d_head]."""
+    return x.flatten(2).unflatten(-1, (-1, d_head)).transpose(1, 2)

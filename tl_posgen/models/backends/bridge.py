@@ -13,27 +13,29 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin
+from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin, Read, first_output, split_heads
 from tl_posgen.models.backends.fused_bridge import attention_scale, fused_bridge
-from tl_posgen.models.backends.sites import Sites, hook_names, split_heads
+from tl_posgen.models.conversion.files import first_line
+from tl_posgen.models.conversion.hugging_face import quiet
 from tl_posgen.models.layers.fused import Attention
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.model import Model
+from tl_posgen.models.same_logits import centred, how_they_differ, rounding_remedy, without_hooks
 from tl_posgen.rope.rotation import Pairing, Rope
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
+_N_COMPARED = 48
 
 
 class Bridge(Backend):
     """Backend of a TransformerBridge."""
 
     name = "bridge"
-    wraps_another = True
     attention_input = "hidden_states"
 
     def count_parameters(self) -> int:
@@ -72,23 +74,21 @@ class Bridge(Backend):
     def hf_attention(self, layer: int) -> Any:
         return self.model.blocks[layer].attn.original_component
 
-    def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
+    def reader(self, layer: int, normed: bool, handed_on: bool) -> Read:
         hf_attn = self.hf_attention(layer)
         d_head = int(getattr(hf_attn, "head_dim", None) or self.model.cfg.d_head)
         clip = getattr(getattr(hf_attn, "config", None), "clip_qkv", None)
-        normed, names = "q_normed" in fired and "k_normed" in fired, hook_names(layer)
-        if normed:
-            names |= {part: f"{names[part]}_normed" for part in ("q", "k")}
 
         def read(part: str, x: Tensor) -> Tensor:
+            if part not in ("q", "k"):
+                return split_heads(x, d_head) if part == "v" else x
             # hook_q_normed is [batch, head, pos, d] where the norm is per head, flat where it is over all heads
             x = x if normed and x.ndim == 4 else split_heads(x, d_head)
             if handed_on and (norm := _own_norm(hf_attn, part)) is not None:
                 x = norm(x)
             return x if clip is None else x.clamp(-clip, clip)
 
-        reads = {part: partial(read, part) for part in ("q", "k")}
-        return Sites(names, {**reads, "v": lambda x: split_heads(x, d_head)})
+        return read
 
     def drafts(
         self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
@@ -133,7 +133,9 @@ class Bridge(Backend):
 
     @contextmanager
     def plain(self) -> Iterator[Any]:
-        if self.model.compatibility_mode:  # its weights may be processed
+        """While the block runs, the Hugging Face model without TransformerLens' computations; None with processed
+        weights."""
+        if self.model.compatibility_mode:
             yield None
             return
         replaced: list[tuple[Any, str, Any]] = []
@@ -154,6 +156,59 @@ class Bridge(Backend):
         finally:
             for module, name, child in replaced:
                 module._modules[name] = child
+
+    def difference(self, origin: Origin) -> str:
+        # a bridge of the same config with random weights tells a fault of the bridge from weights that the user changed
+        reason = self.compare_with_hf()
+        if reason == "":
+            return ""
+        with quiet(seed=0):
+            made, _ = self.random_init(origin, moved=True)
+        of_others = Bridge(made).compare_with_hf()
+        return (reason or of_others) if of_others else ""
+
+    def compare_with_hf(self) -> str | None:
+        """Say how logits of a few random tokens differ from the plain Hugging Face model's, the user's hooks left out;
+        "" if they do not, None where the plain model no longer has the same weights."""
+        model, tokens = self.model, self.some_tokens(_N_COMPARED)
+        dtype = next(model.parameters()).dtype
+        with torch.no_grad(), without_hooks(model):
+            with self.plain() as plain:
+                if plain is None:
+                    return None
+                try:
+                    expected = centred(plain(tokens).logits)
+                except RuntimeError as error:
+                    return f"the Hugging Face model that it wraps cannot run ({first_line(error)})"
+            differ = how_they_differ(centred(model(tokens)), expected, dtype)
+            if not differ:
+                return ""
+            parting = self._where_streams_part(tokens)
+        return (
+            f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: "
+            f"logits {differ}. What it shows is not that model's attention; report the difference to TransformerLens."
+            + rounding_remedy(dtype)
+        )
+
+    def _where_streams_part(self, tokens: Int[Tensor, "1 pos"]) -> str:
+        """Name the first layer whose output differs from the plain model's; "" where that cannot be said."""
+        streams: list[list[Tensor]] = []
+        for is_plain in (False, True):
+            entering: list[Tensor] = []
+            keep = partial(lambda seen, _module, _args, out: seen.append(first_output(out)), entering)
+            with ExitStack() as stack:
+                run = stack.enter_context(self.plain()) if is_plain else self.model
+                for block in self.model.blocks:
+                    module = original(block) if is_plain else block
+                    stack.callback(module.register_forward_hook(keep).remove)
+                run(tokens)
+            streams.append(entering)
+        for layer, (own, expected) in enumerate(zip(*streams, strict=False)):
+            if own.shape != expected.shape:
+                return ""
+            if not float((own - expected).abs().max()) <= 1e-3 * float(expected.abs().max()):
+                return f"layer {layer}: the residual streams part here; "
+        return ""
 
     def fused(
         self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]

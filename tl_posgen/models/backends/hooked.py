@@ -13,9 +13,8 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin
+from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin, Read, split_heads
 from tl_posgen.models.backends.fused_bridge import replaced
-from tl_posgen.models.backends.sites import Sites, hook_names, split_heads
 from tl_posgen.models.conversion.convert import hooked_parts
 from tl_posgen.models.layers.fused import Attention, Mask, finish_of
 from tl_posgen.models.layers.geometry import ContextLimit, Encoding, LayerGeometry
@@ -57,19 +56,18 @@ class Hooked(Backend):
         left = tokenizer is not None and tokenizer.padding_side == "left"
         return {"attention_mask": torch.ones_like(tokens)} if left else {}
 
-    def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
+    def reader(self, layer: int, normed: bool, handed_on: bool) -> Read:
         # hook_q and hook_k fire before qk-norm, so the norm is applied here
         attn, d_head, clip = self.model.blocks[layer].attn, self.model.cfg.d_head, self.model.cfg.clip_qkv
 
-        def reader(norm: Any) -> Callable[[Tensor], Tensor]:
-            def read(x: Tensor) -> Tensor:
-                x = split_heads(x if norm is None else _rms_norm(x, norm), d_head)
-                return x if clip is None else x.clamp(-clip, clip)
+        def read(part: str, x: Tensor) -> Tensor:
+            if part not in ("q", "k"):
+                return split_heads(x, d_head) if part == "v" else x
+            norm = attn.q_norm if part == "q" else attn.k_norm
+            x = split_heads(x if norm is None else _rms_norm(x, norm), d_head)
+            return x if clip is None else x.clamp(-clip, clip)
 
-            return read
-
-        reads = {"q": reader(attn.q_norm), "k": reader(attn.k_norm), "v": lambda x: split_heads(x, d_head)}
-        return Sites(hook_names(layer), reads)
+        return read
 
     def drafts(
         self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool

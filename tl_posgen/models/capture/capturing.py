@@ -9,7 +9,7 @@ captures_from_cache(cache, model)       # what model.run_with_cache(tokens) retu
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -19,27 +19,23 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backends.sites import FORMED, PARTS, checked_needs, hook_points
 from tl_posgen.models.capture.padding import (
     NO_PADDING,
     REMEDY,
     ids_and_mask,
-    mask_of_pass,
     mask_of_scores,
     pad_token,
-    require_mask,
     require_whole,
     seen_by_scores,
     spans_of_mask,
-    spans_of_pass,
     spans_of_tokens,
+    text_of_pass,
 )
-from tl_posgen.models.geometry.pass_proof import as_streamed, cut, layer_capture, verify_capture
 from tl_posgen.models.geometry.probe import Probed
-from tl_posgen.models.geometry.proof import is_pattern, tolerance
-from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
+from tl_posgen.models.geometry.proof import as_streamed, cut, is_pattern, layer_capture, tolerance, verify_capture
+from tl_posgen.models.layers.capture import FORMED, PARTS, EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import LayerAttention
-from tl_posgen.models.layers.projections import attention_inputs, projection_weights, prove_projections
+from tl_posgen.models.layers.projections import projection_weights, prove_projections
 from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
@@ -117,7 +113,7 @@ def run_capture(
         >>> torch.equal(logits, model(tokens))
         True
     """
-    session, needs = session_of(model), checked_needs(needs, (*PARTS, "inputs", "logits"))
+    session, needs = session_of(model), _checked_needs(needs, (*PARTS, "inputs", "logits"))
     tokens = tokens.to(session.device)
     require_fits(session, tokens.shape[1])
     with streaming_by_policy(session, tokens.shape[1]):
@@ -139,6 +135,15 @@ def run_capture(
     return predicted if "logits" in needs else None
 
 
+def _checked_needs(needs: Iterable[str], known: Sequence[str]) -> frozenset[str]:
+    """Return the parts of a capture that are asked for; InputError for one that is not among `known`."""
+    if isinstance(needs, str):
+        raise InputError(f"needs={needs!r}: give a set of names, such as needs={{{needs!r}}}")
+    if unknown := sorted(map(str, set(needs) - set(known))):
+        raise InputError(f"cannot capture {', '.join(unknown)}; choose from {', '.join(known)}")
+    return frozenset(needs)
+
+
 class _PassCapture:
     """Gathers the parts of a layer as its hooks fire, cuts them to the text, proves them, and calls the consumer.
 
@@ -155,7 +160,7 @@ class _PassCapture:
         heads: Heads,
         tokens: Int[Tensor, "batch pos"] | None = None,
     ):
-        self.session, self.consumer, self.needs = session, consumer, checked_needs(needs, (*PARTS, "inputs"))
+        self.session, self.consumer, self.needs = session, consumer, _checked_needs(needs, (*PARTS, "inputs"))
         session.require_evaluation()
         self.heads = select_heads(session.model, layers, heads)
         self.layers = [session.layer(index) for index in self.heads]
@@ -174,7 +179,7 @@ class _PassCapture:
         wanted = self.needs | {"resid", "q", "k", "attn_scores"}
         parts = [part for part in PARTS if part in wanted and not (self.stream and part in FORMED)]
         self.receivers = {
-            probed.sites.names[part]: partial(self.receive, probed, part) for probed in self.layers for part in parts
+            probed.names[part]: partial(self.receive, probed, part) for probed in self.layers for part in parts
         }
         self.points = session.model.hook_dict  # which a bridge works out anew whenever it is asked
         if "inputs" in self.needs:
@@ -185,15 +190,16 @@ class _PassCapture:
     def attached(self) -> Iterator[None]:
         """While the block runs, forward passes are captured."""
         session = self.session
-        attentions = {layer: session.attention(layer) for layer in (self.heads if "inputs" in self.needs else ())}
         with ExitStack() as stack:
             if self.embeds_tokens:
                 first = session.attention(self.layers[0].geometry.layer)
                 stack.callback(session.embedding.register_forward_pre_hook(self.receive_tokens).remove)
                 stack.callback(first.register_forward_pre_hook(self.receive_mask, with_kwargs=True).remove)
             stack.enter_context(session.exclusive(session.owner))
-            receive = partial(self.parts.__setitem__, "inputs")
-            stack.enter_context(attention_inputs(attentions, session.backend.attention_input, receive))
+            for layer in self.heads if "inputs" in self.needs else ():
+                receive = partial(self.receive_inputs, layer)
+                handle = session.attention(layer).register_forward_pre_hook(receive, with_kwargs=True)
+                stack.callback(handle.remove)
             stack.enter_context(watching(session.model, self.receivers))
             if self.stream is not None:
                 self.stream.listeners.append(self.receive_streamed)
@@ -208,6 +214,16 @@ class _PassCapture:
     def receive_mask(self, _attention: torch.nn.Module, _args: tuple, kwargs: Mapping[str, Any]) -> None:
         if self.is_own_pass():
             self.mask = kwargs.get("attention_mask")
+
+    def receive_inputs(self, layer: int, _attention: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        # asked of the module, as hook_normalized is before the norm's weight in some norms and after it in others
+        x = kwargs.get(self.session.backend.attention_input, args[0] if args else None)
+        if not isinstance(x, Tensor) or x.ndim != 3:
+            raise InputError(
+                f"layer {layer}: its attention is not given one input for all heads; "
+                "call model.set_use_split_qkv_input(False) and model.set_use_attn_in(False)"
+            )
+        self.parts["inputs"] = x.detach()
 
     def is_own_pass(self) -> bool:
         """Tell passes that are to be captured from those that this package makes for itself."""
@@ -242,7 +258,7 @@ class _PassCapture:
     def hand_over(self, probed: Probed, streamed: LayerAttention | None = None) -> None:
         """Make a capture of each prompt, proved by the scores that the pass used, and give them to the consumer."""
         with torch.no_grad():  # norms of queries and keys have weights
-            parts = {part: probed.sites.read(part, value) for part, value in self.parts.items()}
+            parts = {part: probed.read(part, value) for part, value in self.parts.items()}
         self.parts.clear()
         layer, dtype, (batch, _, length, _) = probed.geometry.layer, parts["q"].dtype, parts["q"].shape
         tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
@@ -250,8 +266,7 @@ class _PassCapture:
             self.session.require_evaluation()
             self.prompts_before, self.prompts_seen = self.prompts_seen, self.prompts_seen + batch
             mask, self.mask = self.mask, None
-            self.seen = mask_of_pass(mask, batch, length, parts["q"].device)
-            self.spans = spans_of_pass(None if mask is None else self.seen, batch, length, tokens, self.pad)
+            self.seen, self.spans = text_of_pass(mask, batch, length, tokens, self.pad, parts["q"].device)
         if self.seen is None or self.seen.shape != (batch, length):
             raise InputError(f"layer {layer}: the pass skipped layer {self.layers[0].geometry.layer}, which begins it")
         needs, compared = self.needs, dict[str, Any]()
@@ -266,16 +281,26 @@ class _PassCapture:
             needs -= set(FORMED)
         captures = []
         for row, span in enumerate(self.spans):
-            prompt = cut({part: value[row] for part, value in parts.items()}, span)
+            own = cut({part: value[row] for part, value in parts.items()}, span)
             ids = None if tokens is None else tokens[row, span]
-            capture = layer_capture(probed, prompt, self.heads[layer], needs, self.prompts_before + row, ids)
+            capture = layer_capture(probed.geometry, own, self.heads[layer], needs, self.prompts_before + row, ids)
             if formed or streamed is None:
-                used, pattern = prompt.get("attn_scores"), prompt.get("pattern")
-                captures.append(verify_capture(capture, used, pattern, dtype, **compared))
+                used = verify_capture(capture, own.get("attn_scores"), own.get("pattern"), dtype, **compared)
+                captures.append(used)
             else:
-                captures.append(as_streamed(capture, *streamed.of_prompt(row, span, capture.heads), dtype))
+                captures.append(as_streamed(capture, streamed, row, span, dtype))
         if any(isinstance(capture, EditedCapture) for capture in captures):
-            require_mask(probed.geometry, parts["attn_scores"], dtype, self.seen)
+            found = seen_by_scores(probed.geometry, parts["attn_scores"], dtype)
+            if (differ := found != self.seen.to(found.device)).any():
+                prompt, token = differ.nonzero()[0].tolist()
+                if found[prompt, token]:
+                    raise InputError(
+                        f"prompt {prompt}: token {token} is padding by the mask, and queries see it; {REMEDY}"
+                    )
+                raise InputError(
+                    f"prompt {prompt}: token {token} is hidden from every query. If a hook hides it, let it leave the "
+                    f"token visible to itself; if it is padding, {REMEDY}"
+                )
         projections = self.session.projections(layer) if "inputs" in self.needs else None
         for capture in captures:
             if projections is not None and capture.inputs is not None:
@@ -304,8 +329,12 @@ def watching(model: Model, receivers: Mapping[str, Callable[[Tensor], None]]) ->
     def move_last(own: int, point: Any, _args: tuple) -> None:
         point._forward_hooks.move_to_end(own)
 
+    points: Any = model.hook_dict
+    if missing := [name for name in receivers if name not in points]:
+        raise UnsupportedModelError(f"this model has no {missing[0]}, so its attention cannot be captured")
     with ExitStack() as stack:
-        for name, point in hook_points(model, receivers).items():
+        for name in receivers:
+            point = points[name]
             handle = point.register_forward_hook(partial(hand_over, receivers[name]))
             stack.callback(handle.remove)
             stack.callback(point.register_forward_pre_hook(partial(move_last, handle.id)).remove)
@@ -331,7 +360,7 @@ def needed_names(model: Model | Session, needs: Iterable[str] = frozenset(), lay
     session = session_of(model)
     wanted = _needs_of_cache(needs) | {"q", "k"}
     indices = check_indices(layers, session.model.cfg.n_layers, "layer")
-    return [session.layer(index).sites.names[part] for index in indices for part in PARTS if part in wanted]
+    return [session.layer(index).names[part] for index in indices for part in PARTS if part in wanted]
 
 
 def captures_from_cache(
@@ -365,19 +394,19 @@ def captures_from_cache(
         raise InputError(f"the cache is a {type(cache).__name__}; give what model.run_with_cache(tokens) returned")
     held, probed = set(cache.keys()), [session.layer(layer) for layer in selected]
     required = [part for part in PARTS if part in (needs or frozenset()) | {"q", "k"}]
-    missing = [(one, part) for one in probed for part in required if one.sites.names[part] not in held]
+    missing = [(one, part) for one in probed for part in required if one.names[part] not in held]
     if missing:
         one, part = missing[0]
         asked = f", needs={{{', '.join(map(repr, sorted(needs)))}}}" if needs else ""
         raise InputError(
-            f"the cache has no {one.sites.names[part]} ({len(missing)} names are missing), the {part} of layer "
+            f"the cache has no {one.names[part]} ({len(missing)} names are missing), the {part} of layer "
             f"{one.geometry.layer}; make it with "
             f"model.run_with_cache(tokens, names_filter=tl_posgen.models.needed_names(model{asked}))"
         )
     for one in probed:
-        for name in held.intersection(one.sites.names.values()):
+        for name in held.intersection(one.names.values()):
             _require_numbers(f"the cache's {name}", cache[name])
-        if one.handed_on and (name := one.sites.names["attn_scores"]) in held and is_pattern(cache[name]):
+        if one.handed_on and (name := one.names["attn_scores"]) in held and is_pattern(cache[name]):
             raise InputError(
                 f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
                 "of this architecture to Hugging Face; make the cache inside `with tl_posgen.streaming(model):`"
@@ -385,10 +414,10 @@ def captures_from_cache(
 
     def read(probed: Probed, parts: Iterable[str], prompts: slice, device: torch.device | None) -> dict[str, Tensor]:
         """Return those of these parts that the cache holds, [prompt, ...]."""
-        found = {part: cache[name] for part, name in probed.sites.names.items() if part in parts and name in held}
+        found = {part: cache[name] for part, name in probed.names.items() if part in parts and name in held}
         if not getattr(cache, "has_batch_dim", True):
             found = {part: x[None] for part, x in found.items()}
-        return {part: probed.sites.read(part, x[prompts].to(device or x.device)) for part, x in found.items()}
+        return {part: probed.read(part, x[prompts].to(device or x.device)) for part, x in found.items()}
 
     def captures() -> Iterator[LayerCapture]:
         wanted = PARTS if needs is None else {"q", "k", *FORMED} | needs
@@ -399,9 +428,8 @@ def captures_from_cache(
                 batch = read(one, wanted, slice(prompt, prompt + 1), device)
                 parts = cut({part: x[0] for part, x in batch.items()}, span)
                 of_prompt = None if ids is None else ids[prompt, span]
-                capture = layer_capture(
-                    one, parts, selected[layer], parts if needs is None else needs, prompt, of_prompt
-                )
+                handed = parts if needs is None else needs
+                capture = layer_capture(one.geometry, parts, selected[layer], handed, prompt, of_prompt)
                 yield verify_capture(capture, parts.get("attn_scores"), parts.get("pattern"), parts["q"].dtype)
 
     ids, mask = ids_and_mask(tokens)
@@ -446,7 +474,7 @@ def _require_numbers(name: str, tensor: Tensor) -> None:
 
 def _needs_of_cache(needs: Iterable[str]) -> frozenset[str]:
     """Return the parts that are asked for; InputError for one that no cache can hold."""
-    needs = checked_needs(needs, (*PARTS, "inputs", "logits"))
+    needs = _checked_needs(needs, (*PARTS, "inputs", "logits"))
     if unheld := needs & {"inputs", "logits"}:
         raise InputError(
             f"{' and '.join(sorted(unheld))}: an ActivationCache cannot give them; analyse the model itself instead "

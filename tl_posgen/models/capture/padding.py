@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import row_ranges
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backends.sites import plain_scores
+from tl_posgen.models.geometry.proof import plain_scores
 from tl_posgen.models.layers import fused
 from tl_posgen.models.layers.fused import Mask
 from tl_posgen.models.layers.geometry import LayerGeometry
@@ -87,17 +87,36 @@ def require_whole(layer: int, n_queries: int, n_keys: int) -> None:
         )
 
 
-def mask_of_pass(mask: Any, batch: int, length: int, device: torch.device) -> Bool[Tensor, "batch pos"]:
-    """Return which tokens an attention module's argument `attention_mask` leaves to any query: [batch, pos], what
-    transformers makes of it, [batch, 1, query, key], the `Mask` of a streamed pass, or None for all."""
-    mask = mask.padding if isinstance(mask, Mask) else mask
-    if mask is None:
-        return torch.ones(batch, length, dtype=torch.bool, device=device)
-    if mask.ndim == 4:
-        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        seen = seen ^ seen[:1, :1, :1, -1:] if length > 1 else seen  # MPT marks what is hidden, as future keys are
-        mask = seen[:, 0].any(1)
-    return mask[:, :length].bool().to(device).expand(batch, -1)
+def text_of_pass(
+    mask: Any, batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken, device: torch.device
+) -> tuple[Bool[Tensor, "batch pos"], list[slice]]:
+    """Return which tokens any query sees, and the text of every prompt: by the mask, else by the padding token, where
+    the ids are known.
+
+    Padding behind the text changes nothing before it. Before the text it changes everything, so it is refused.
+
+    Args:
+        mask: an attention module's argument `attention_mask`: [batch, pos], what transformers makes of it, [batch, 1,
+            query, key], the `Mask` of a streamed pass, or None for all.
+    """
+    given = mask.padding if isinstance(mask, Mask) else mask
+    seen = torch.ones(batch, length, dtype=torch.bool, device=device)
+    if given is not None:
+        if given.ndim == 4:
+            given = given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
+            # MPT marks what is hidden, as future keys are
+            given = (given ^ given[:1, :1, :1, -1:] if length > 1 else given)[:, 0].any(1)
+        seen = given[:, :length].bool().to(device).expand(batch, -1)
+    whole = [slice(0, length)] * batch
+    if mask is not None and (spans := spans_of_mask(seen)) != whole:
+        return seen, spans
+    spans = spans_of_tokens(batch, length, tokens, pad)
+    if before := next(((prompt, span.start) for prompt, span in enumerate(spans) if span.start), None):
+        raise InputError(
+            f"prompt {before[0]}: it begins with {before[1]} padding tokens that the model was not told to mask, so "
+            f"its numbers are not those of the text; {REMEDY}"
+        )
+    return seen, spans
 
 
 def mask_of_scores(
@@ -127,24 +146,6 @@ def seen_by_scores(
     raise _sees_too_much(geometry)
 
 
-def require_mask(
-    geometry: LayerGeometry,
-    attn_scores: Float[Tensor, "batch head query key"],
-    dtype: torch.dtype,
-    seen: Bool[Tensor, "batch pos"],
-) -> None:
-    """Refuse scores that leave other tokens to queries than the mask does."""
-    found = seen_by_scores(geometry, attn_scores, dtype)
-    if (differ := found != seen.to(found.device)).any():
-        prompt, token = differ.nonzero()[0].tolist()
-        if found[prompt, token]:
-            raise InputError(f"prompt {prompt}: token {token} is padding by the mask, and queries see it; {REMEDY}")
-        raise InputError(
-            f"prompt {prompt}: token {token} is hidden from every query. If a hook hides it, let it leave the token "
-            f"visible to itself; if it is padding, {REMEDY}"
-        )
-
-
 def _sees_too_much(geometry: LayerGeometry) -> UnsupportedModelError:
     """Return the error of a pass whose mask is wider than the layer's."""
     return UnsupportedModelError(
@@ -165,29 +166,6 @@ def spans_of_rows(geometry: LayerGeometry, mask: Mask, n_prompts: int, n: int) -
             raise _sees_too_much(geometry)
         found |= seen.any(1).cpu()
     return spans_of_mask(found)
-
-
-def spans_of_pass(
-    seen: Bool[Tensor, "batch pos"] | None,
-    batch: int,
-    length: int,
-    tokens: Int[Tensor, "batch pos"] | None,
-    pad: PadToken,
-) -> list[slice]:
-    """Find the text of every prompt: what a mask leaves (`seen`), else by the padding token, where the ids are known.
-
-    Padding behind the text changes nothing before it. Before the text it changes everything, so it is refused.
-    """
-    spans = [slice(0, length)] * batch if seen is None else spans_of_mask(seen)
-    if spans != [slice(0, length)] * batch:
-        return spans
-    spans = spans_of_tokens(batch, length, tokens, pad)
-    if before := next(((prompt, span.start) for prompt, span in enumerate(spans) if span.start), None):
-        raise InputError(
-            f"prompt {before[0]}: it begins with {before[1]} padding tokens that the model was not told to mask, so "
-            f"its numbers are not those of the text; {REMEDY}"
-        )
-    return spans
 
 
 def spans_of_tokens(batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken) -> list[slice]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.conversion.files import first_line
-from tl_posgen.models.conversion.quiet import quiet
+from tl_posgen.models.conversion.hugging_face import quiet
 from tl_posgen.models.memory import is_released, release, trim
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import logit_error, random_tokens, rounding_remedy

@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from tl_posgen.errors import InputError, ModelError
@@ -11,17 +10,6 @@ MINI = Path(__file__).resolve().parents[1] / "mini"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _MERGED = "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) of the package peft"
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """Directory with config.json and *.safetensors, or a GGUF file, and that of the tokenizer; `name`, `revision` as in
-    `Origin`."""
-
-    name: str
-    directory: Path
-    tokenizer: Path
-    revision: str | None = None
 
 
 def is_gguf(place: Path) -> bool:
@@ -43,9 +31,10 @@ def local_directory(name: str | os.PathLike) -> Path | None:
 
 def find_files(
     name: str | os.PathLike, revision: str | None = None, tokenizer: str | os.PathLike | None = None
-) -> ModelFiles:
-    """Find the local directory, the bundled "mini", or the downloaded (or cached) Hub repository called `name`;
-    `tokenizer` is a directory, or "mini", with another tokenizer than the one there."""
+) -> tuple[Path, Path, str | None]:
+    """Return the directory with config.json and *.safetensors, or the GGUF file, that of the tokenizer, and the commit:
+    of a local directory, the bundled "mini", or the downloaded (or cached) Hub repository called `name`; `tokenizer` is
+    a directory, or "mini", with another tokenizer than the one there."""
     other, commit = None, None
     if tokenizer is not None:
         other = local_directory(tokenizer)
@@ -63,16 +52,11 @@ def find_files(
         directory = _download(words, revision)
         commit = directory.name
     _require_files(directory, with_tokenizer=other is None)
-    return ModelFiles(words, directory, other or directory, commit)
+    return directory, other or directory, commit
 
 
 def _official_name(name: str) -> str:
-    """Return the Hub's name of what TransformerLens calls by a short one.
-
-    Example:
-        >>> _official_name("gpt2-small"), _official_name("EleutherAI/pythia-70m")
-        ('gpt2', 'EleutherAI/pythia-70m')
-    """
+    """Return the Hub's name of what TransformerLens calls by a short one: "gpt2" of "gpt2-small"."""
     from transformer_lens.supported_models import MODEL_ALIASES
 
     return next((full for full, aliases in MODEL_ALIASES.items() if name in aliases), name)

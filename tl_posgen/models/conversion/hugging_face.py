@@ -1,18 +1,25 @@
-"""Reading a directory or GGUF file with transformers: config, tokenizer, model; faults are refused in one line."""
+"""What transformers does: config, tokenizer and model of a directory or GGUF file, its faults refused in one line; and
+frequencies by its rules of scaling RoPE."""
 
 import copy
 import io
 import json
+import logging
 import re
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.errors import ModelError
 from tl_posgen.models.conversion.files import first_line, is_gguf
 from tl_posgen.models.memory import memory_of
@@ -21,6 +28,38 @@ from tl_posgen.models.memory import memory_of
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|embed_positions|position_ids|attn\.bias|attention\.bias)$")
 _FLOATING = ("F64", "F32", "F16", "BF16")  # as safetensors and GGUF name them
 _reading_gguf = threading.Lock()
+TransformersRule = Literal["linear", "ntk", "yarn", "longrope", "llama3"]
+
+
+@contextmanager
+def quiet(seed: int | None = None, device: str = "cpu") -> Iterator[None]:
+    """Suppress prints, warnings, log lines and progress bars; make new tensors on this device, whatever torch's default
+    is. Afterwards everything is as before, the random states of the CPU and of this device too, which begin as after
+    torch.manual_seed(seed)."""
+    from transformers.utils import logging as hf_logging
+
+    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    disabled = logging.root.manager.disable
+    try:
+        hf_logging.set_verbosity_error()
+        hf_logging.disable_progress_bar()
+        logging.disable(logging.WARNING)
+        silent = redirect_stdout(io.StringIO()), warnings.catch_warnings()
+        place = torch.device(device)
+        also = [] if place.type == "cpu" else [place]
+        with torch.random.fork_rng(devices=also), place, silent[0], silent[1]:
+            warnings.simplefilter("ignore")
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)
+                if also:
+                    with torch.cuda.device(place):
+                        torch.cuda.manual_seed(seed)
+            yield
+    finally:
+        logging.disable(disabled)
+        hf_logging.set_verbosity(verbosity)
+        if bars:
+            hf_logging.enable_progress_bar()
 
 
 def _from_place(place: Path) -> tuple[Path, dict[str, Any]]:
@@ -71,7 +110,14 @@ def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], tru
     are more than memory holds."""
     from safetensors import safe_open
 
-    for path in weight_files(directory):
+    paths, index = [directory / "model.safetensors"], directory / "model.safetensors.index.json"
+    if not paths[0].is_file() and index.is_file():
+        try:
+            named = json.loads(index.read_text("utf-8"))["weight_map"].values()
+            paths = [directory / name for name in sorted(set(named))]
+        except Exception as error:  # no JSON, or of another form
+            raise ModelError(f"{index}: not a readable index of weights ({error}); download it again") from error
+    for path in paths:
         try:
             with safe_open(path, framework="pt") as file:
                 stored = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
@@ -83,17 +129,6 @@ def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], tru
     planned = _from_pretrained(directory, config, dtype=dtype, device_map="meta", trust_remote_code=trust_remote_code)
     require_memory(directory, sum(weight.numel() for weight in planned.parameters()), planned.dtype)
     return planned.dtype
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files that transformers reads: model.safetensors, else those that the index names."""
-    index = directory / "model.safetensors.index.json"
-    if (directory / "model.safetensors").is_file() or not index.is_file():
-        return [directory / "model.safetensors"]
-    try:
-        return [directory / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
-    except Exception as error:  # no JSON, or of another form
-        raise ModelError(f"{index}: not a readable index of weights ({error}); download it again") from error
 
 
 def load_hf_model(place: Path, config: Any, **more: Any) -> Any:
@@ -198,3 +233,52 @@ def quantisation_of(reader: Any) -> str | None:
             sizes[tensor.tensor_type.name] += int(tensor.n_elements)
         name = sizes.most_common(1)[0][0]
     return None if name in _FLOATING else name
+
+
+@lru_cache(maxsize=256)
+def scaled_frequencies(
+    rule: TransformersRule,
+    factor: int | float,
+    rotary_dim: int,
+    base: float,
+    training_length: int,
+    long_factors: tuple[float, ...] = (),
+) -> tuple[Float[Tensor, " plane"], float]:
+    """Return theta'_m and the factor on rotated q and k, of `transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS`.
+
+    "ntk" is theirs called "dynamic" with its own factor at 1 and a text of factor x training_length tokens: the base
+    becomes base * factor^(rotary_dim / (rotary_dim - 2)). "longrope" has the same divisors for texts of any length;
+    "llama3" has the low_freq_factor 1 and high_freq_factor 4 of Llama 3.1. All of it is float32 there, and returned as
+    float64; do not change it in place, it is kept.
+
+    Args:
+        rotary_dim: twice the number of planes; 4 at least for "ntk".
+        training_length: tokens of the training context.
+        long_factors: what "longrope" divides the frequencies by, one a plane.
+
+    Source: transformers; Chen et al. 2023 (arXiv 2306.15595) for linear, Peng et al. 2023 (arXiv 2309.00071) for YaRN,
+    Ding et al. 2024 (arXiv 2402.13753) for LongRoPE.
+
+    Example:
+        >>> theta, scaling = scaled_frequencies("linear", 2, rotary_dim=4, base=100.0, training_length=64)
+        >>> theta.round(decimals=6).tolist(), scaling
+        ([0.5, 0.05], 1.0)
+    """
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    divisors = {name: list(long_factors) for name in ("short_factor", "long_factor")}  # for texts of any length
+    rules: dict[str, dict[str, Any]] = {
+        "linear": {"rope_type": "linear", "factor": factor},
+        "ntk": {"rope_type": "dynamic", "factor": 1.0},
+        "yarn": {"rope_type": "yarn", "factor": factor},
+        "longrope": {"rope_type": "longrope", "factor": factor, **divisors},
+        "llama3": {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    }
+    rope = {"rope_theta": base, "original_max_position_embeddings": training_length, **rules[rule]}
+    sizes: dict[str, Any] = {"hidden_size": rotary_dim, "num_attention_heads": 1, "head_dim": rotary_dim}
+    with quiet():
+        config = LlamaConfig(max_position_embeddings=training_length, rope_parameters=rope, **sizes)
+        make = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
+        theta, scaling = make(config, torch.device("cpu"), seq_len=round(factor * training_length))
+    return double(theta), float(scaling)

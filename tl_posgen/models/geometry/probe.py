@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import full_precision, summable
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.backends.backend import Backend
-from tl_posgen.models.backends.sites import Sites, plain_scores
-from tl_posgen.models.geometry.proof import is_pattern, prove
+from tl_posgen.models.backends.backend import Backend, Read
+from tl_posgen.models.geometry.proof import is_pattern, plain_scores, prove
+from tl_posgen.models.layers.capture import PARTS
 from tl_posgen.models.layers.fused import FAILURES, Attention, form
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
@@ -28,11 +28,14 @@ class Probed:
     """One layer as the probe found it: its proved geometry, and the hooks to read it from.
 
     Attributes:
+        names: part of a capture -> name of its hook.
+        read: makes a part of what its hook carries, see `Backend.reader`.
         handed_on: a bridge leaves its attention to Hugging Face, so that its scores show only while it is streamed.
     """
 
     geometry: LayerGeometry
-    sites: Sites
+    names: Mapping[str, str]
+    read: Read
     handed_on: bool = False
 
 
@@ -69,14 +72,19 @@ def _probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rota
                 "replaced; load the model as a HookedTransformer with TransformerLens 3.9 "
                 '(load_model(..., backend="hooked")) where that supports it'
             )
-        sites = backend.sites(layer, fired, handed_on)
-        q, k = (summable(sites.read(part, fired[sites.names[part].rpartition("hook_")[2]])[0]) for part in ("q", "k"))
+        names = {part: f"blocks.{layer}.attn.hook_{part}" for part in PARTS}
+        names["resid"] = f"blocks.{layer}.hook_resid_pre"
+        normed = "q_normed" in fired and "k_normed" in fired
+        if normed:
+            names |= {part: f"{names[part]}_normed" for part in ("q", "k")}
+        read = backend.reader(layer, normed, handed_on)
+        q, k = (summable(read(part, fired[f"{part}_normed" if normed else part])[0]) for part in ("q", "k"))
         plain = LayerGeometry(layer, "none", len(q), len(k), q.shape[-1], q.shape[-1] ** -0.5)
         drafts = backend.drafts(plain, fired, rotates, handed_on)
         geometry = prove(drafts, q, k, plain_scores(summable(fired["attn_scores"][0]), q.dtype))
         pattern = fired.get("pattern")
         sinks = pattern is not None and bool((pattern.float().sum(-1) < 1 - SINK).any())
-        return Probed(replace(geometry, sinks=sinks), sites, handed_on)
+        return Probed(replace(geometry, sinks=sinks), names, read, handed_on)
     except UnsupportedModelError as refusal:
         return refusal.with_traceback(None)
 

@@ -15,6 +15,8 @@ from tl_posgen.models.layers.projections import Projections
 from tl_posgen.rope.rotation import rotate
 
 PER_HEAD = ("q", "k", "v", "attn_scores", "pattern")
+PARTS = ("resid", *PER_HEAD)  # that hooks carry
+FORMED = ("attn_scores", "pattern")  # [query, key], which a streamed pass does not form
 
 
 @dataclass
@@ -123,7 +125,7 @@ class LayerCapture:
     def scores(self, n: int | None = None) -> Float[Tensor, "head query key"]:
         """Return the scores that the pass used among the first n tokens (all if left out), -inf where invisible.
 
-        Recomputed from q and k through the geometry, which every pass proves (`tl_posgen.models.geometry.pass_proof`).
+        Recomputed from q and k through the geometry, which every pass proves (`tl_posgen.models.geometry.proof`).
         """
         rows = self.query_positions[:n]
         return scores_from(self.rotated_q[:, :n], self.rotated_k[:, :n], self.geometry, self.heads, rows)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from tl_posgen.arithmetic import elements_at_once, row_ranges, summable
+from tl_posgen.arithmetic import elements_at_once, row_ranges
 from tl_posgen.errors import PosgenError
 from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry, in_window
@@ -97,15 +97,6 @@ class LayerAttention:
     sinks: Float[Tensor, " head"] | None = None
     scores: Float[Tensor, "batch head pos key"] | None = None
     pattern: Float[Tensor, "batch head pos key"] | None = None
-
-    def of_prompt(self, prompt: int, span: slice, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return q and k of these heads and of this text in one prompt, in float32 at least, and the heads' sinks,
-        where sums can be formed."""
-        group = self.q.shape[1] // self.k.shape[1]
-        q, k = self.q[prompt, list(heads), span], self.k[prompt, [head // group for head in heads], span]
-        sinks = None if self.sinks is None else summable(self.sinks[list(heads)].detach())
-        q, k = (at_least_float32(summable(x.detach())) for x in (q, k))
-        return q, k, sinks
 
 
 def attend(

@@ -1,17 +1,14 @@
-"""Projections to queries and keys: the attention's input, and W_Q, W_K with their biases, proved."""
+"""Projections to queries and keys: W_Q, W_K with their biases, and the proof that they are all."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import summable
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.rope.rotation import at_least_float32
 
@@ -102,27 +99,3 @@ def prove_projections(
                 "from what its weight and bias make of the attention's input, so they are not the whole projection "
                 "(adapters, quantised weights, a gate, or hooks that change it?)"
             )
-
-
-@contextmanager
-def attention_inputs(
-    attentions: Mapping[int, Any], name: str, receive: Callable[[Float[Tensor, "batch pos d_model"]], None]
-) -> Iterator[None]:
-    """While the block runs, `receive` is called with each layer's attention input, the argument `name` of its module:
-    the residual stream after its norm."""
-
-    def see(layer: int, _module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        # asked of the module, as hook_normalized is before the norm's weight in some norms and after it in others
-        x = kwargs.get(name, args[0] if args else None)
-        if not isinstance(x, Tensor) or x.ndim != 3:
-            raise InputError(
-                f"layer {layer}: its attention is not given one input for all heads; "
-                "call model.set_use_split_qkv_input(False) and model.set_use_attn_in(False)"
-            )
-        receive(x.detach())
-
-    with ExitStack() as stack:
-        for layer, attention in attentions.items():
-            handle = attention.register_forward_pre_hook(partial(see, layer), with_kwargs=True)
-            stack.callback(handle.remove)
-        yield

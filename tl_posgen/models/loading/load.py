@@ -20,11 +20,11 @@ from tl_posgen.models.conversion.hugging_face import (
     load_tokenizer,
     plan,
     quantisation_of,
+    quiet,
     read_config,
     read_once,
     require_memory,
 )
-from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import centred, how_they_differ
 from tl_posgen.models.session import Session, session_of
@@ -147,13 +147,14 @@ class Pretrained:
         if self.backend == "hooked":
             hooked_parts()  # refuse before anything is downloaded
         device = usable(self.device)
-        files = find_files(self.name_or_directory, self.revision, self.tokenizer)
-        trust, spread, place, backend = self.trust_remote_code, self.device_map, files.directory, self.backend
+        name, trust = os.fspath(self.name_or_directory), self.trust_remote_code
+        spread, backend = self.device_map, self.backend
+        place, of_tokenizer, commit = find_files(name, self.revision, self.tokenizer)
         chosen: Any = getattr(torch, self.dtype, "auto") if isinstance(self.dtype, str) else self.dtype
         quantised, said = None, ""
         with quiet(), read_once(place) as gguf:
             config = read_config(place, trust)
-            tokenizer = load_tokenizer(files.tokenizer, trust)
+            tokenizer = load_tokenizer(of_tokenizer, trust)
             if gguf is None:
                 held = plan(place, config, chosen, trust)
             else:
@@ -168,15 +169,15 @@ class Pretrained:
             more: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust}
             if spread is not None:
                 more["device_map"], backend = spread, "bridge"
-            model = build(partial(load_hf_model, place, config, **more), tokenizer, files.name, device, backend)
+            model = build(partial(load_hf_model, place, config, **more), tokenizer, name, device, backend)
         if said:
-            tqdm.write(f"{files.name} is loaded in float32, as {said} has too few digits here; give a dtype to choose")
+            tqdm.write(f"{name} is loaded in float32, as {said} has too few digits here; give a dtype to choose")
         session = session_of(model)
-        where = {"revision": files.revision, "directory": place, "tokenizer": files.tokenizer, "config": config}
+        where = {"revision": commit, "directory": place, "tokenizer": of_tokenizer, "config": config}
         how = {"trust_remote_code": trust, "dequantised_from": quantised}
-        session.remember_origin(Origin(files.name, session.backend.name, **where, **how))
+        session.remember_origin(Origin(name, session.backend.name, **where, **how))
         if reason := session.difference():
-            raise UnsupportedModelError(f"{files.name}: {reason}")
+            raise UnsupportedModelError(f"{name}: {reason}")
         return model
 
 

@@ -7,6 +7,7 @@ Every hook goes on firing. A layer whose scores or pattern are hooked forms them
 edit row by row (`tl_posgen.hooks.replace_scores.RowByRow`); the others do not.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -18,18 +19,15 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import rounding_unit
 from tl_posgen.errors import InputError, PosgenError, UnsupportedModelError
-from tl_posgen.models.backends.sites import is_hooked, take_row_edits
 from tl_posgen.models.conversion.files import first_line
-from tl_posgen.models.geometry.pass_proof import checked_rows
-from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.probe import Probed
-from tl_posgen.models.geometry.proof import UNITS, allowed_error
+from tl_posgen.models.geometry.proof import UNITS, allowed_error, checked_rows
 from tl_posgen.models.layers.capture import scores_from
 from tl_posgen.models.layers.fused import FAILURES, LayerAttention, as_mask, attend, form, masked_softmax, scale_of
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.memory import require_pass_fits
 from tl_posgen.models.model import Model
-from tl_posgen.models.same_logits import centred, how_they_differ, rounding_remedy
+from tl_posgen.models.same_logits import centred, how_they_differ, rounding_remedy, without_hooks
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import Session, session_of
 
@@ -113,12 +111,19 @@ def require_fits(session: Session, n: int) -> None:
 
 
 class _Stream:
-    """Replacement of a model's attention, layer by layer; listeners are given each layer and its `LayerAttention`."""
+    """Replacement of a model's attention, layer by layer.
+
+    Attributes:
+        listeners: are given each layer and its `LayerAttention`.
+        row_edits: by layer, what edits its scores a block of rows at a time in this pass, in order, in the place of the
+            hooks that offered it; forgotten when a pass begins, as a hook may have ended the one before.
+    """
 
     def __init__(self, session: Session):
         self.session = session
         self.geometries = {layer: one.geometry for layer, one in enumerate(session.found()) if isinstance(one, Probed)}
         self.listeners: list[Callable[[int, LayerAttention], None]] = []
+        self.row_edits: defaultdict[int, dict[Any, None]] = defaultdict(dict)
         self.replaced = ExitStack()
 
     @contextmanager
@@ -138,7 +143,7 @@ class _Stream:
 
     def end(self) -> None:
         self.session.streamed.by = None
-        self.forget_edits()
+        self.row_edits.clear()
         self.replaced.close()
 
     @contextmanager
@@ -150,15 +155,19 @@ class _Stream:
         finally:
             self.begin()
 
-    def forget_edits(self) -> None:
-        """Drop the edits that a pass which a hook ended left behind."""
-        for layer in self.geometries:
-            take_row_edits(self.session.attention(layer))
+    def is_hooked(self, layer: int) -> bool:
+        """Tell whether any hook other than row edits sees or edits the scores or the pattern of a layer, so that these
+        are formed."""
+        attn = self.session.attention(layer)
+        scores, pattern = attn.hook_attn_scores, attn.hook_pattern
+        if len(scores._forward_hooks) != len(self.row_edits[layer]) or pattern._forward_hooks:
+            return True
+        return any(point._forward_pre_hooks or point._backward_hooks for point in (scores, pattern))
 
     def refuse_silent(self, *_: Any) -> None:
         if self.session.streamed.by is None:
             return
-        self.forget_edits()
+        self.row_edits.clear()
         points = self.session.backend.model.hook_dict
         for name in self.session.streamed.silent:
             if points[name]._forward_hooks or points[name]._backward_hooks:
@@ -182,13 +191,13 @@ class _Stream:
         if geometry is not None and by != geometry.scale:  # OPT scales its queries, and not its scores
             q, by = q * (by / geometry.scale), geometry.scale
         attn = self.session.attention(layer)
-        formed = form(attn, q, k, v, mask, by, finish, sinks) if is_hooked(attn) else {}
-        edits = take_row_edits(attn)
+        formed = form(attn, q, k, v, mask, by, finish, sinks) if self.is_hooked(layer) else {}
+        edits = self.row_edits.pop(layer, {})
         if formed:
             done = LayerAttention(q, k, v, mask=mask, sinks=sinks, **formed)
         else:
-            edits = [edit.of_rows(mask, q.shape[2], k.shape[2]) for edit in edits]
-            z = attend(q, k, v, by, mask, finish=finish, sinks=sinks, edits=edits)
+            of_rows = [edit.of_rows(mask, q.shape[2], k.shape[2]) for edit in edits]
+            z = attend(q, k, v, by, mask, finish=finish, sinks=sinks, edits=of_rows)
             done = LayerAttention(q, k, v, z, mask, sinks)
             if geometry is not None and not edits:
                 prove_rows(geometry, done)

@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.measure import HEAD, OUT, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.decomposition.three_axis import fit_capture, fits_of
 from tl_posgen.position.distance.hooks import (
@@ -32,7 +32,8 @@ from tl_posgen.position.distance.hooks import (
 from tl_posgen.position.distance.numbers import key_agreement, table_energies
 from tl_posgen.report.head_figures import head_map, layer_curves
 from tl_posgen.report.kinds import heat_maps
-from tl_posgen.rope.rotation import rotate
+from tl_posgen.rope.planes import mean_curves
+from tl_posgen.rope.rotation import complex_planes, rotate
 from tl_posgen.rope.scores_at import unturned
 from tl_posgen.stats.correlations import pearson
 
@@ -47,24 +48,34 @@ SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 _curves: Any = partial(layer_curves, log_x=True, share=1.0)
 
 
+def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head distance"]:
+    """mean_{j <= i} scale <R_d q_i, R_0 k_j> - slope d for d = 0 .. n - 1, from one product of cumulative sums."""
+    geometry = capture.geometry
+    zq, zk = (complex_planes(double(x), geometry.rope) for x in (capture.q, capture.k))
+    n = zq.shape[1]
+    pairs = (zq * zk.cumsum(1).conj()).sum(1) / (n * (n + 1) / 2)
+    curve = geometry.scale * mean_curves(pairs, geometry.rope, n, capture.q.shape[-1])
+    if geometry.alibi_slopes is not None:
+        curve = curve - geometry.alibi_slopes.to(curve)[list(capture.heads), None] * capture.positions
+    return curve
+
+
 def refit_r(capture: LayerCapture, distances: Real[Tensor, " distance"]) -> Float[Tensor, "tokens=2 head distance"]:
     """corr_j(c, c') of the key parts of two three-axis fits: at the true distances, and with every pair at d0.
 
     With the first token and without it; NaN where a fit has as many parameters as pairs.
     """
-    again = zip(*(fits_of(_moments_at(capture, float(d0))) for d0 in distances), strict=True)
-    both = zip(capture.once(fit_capture), again, strict=True)
+    geometry, again = capture.geometry, []
+    for d0 in distances.tolist():
+        if capture.bilinear:  # no matrix
+            turned = rotate(capture.q, torch.full_like(capture.positions, d0, dtype=DOUBLE), geometry.rope)
+            k = unturned(capture.k, geometry.rope)
+            moments = pair_moments(turned, k, geometry.scale, window=geometry.window)
+        else:
+            moments = pair_moments_from_scores(scores_at_distance(capture, d0, None), window=geometry.window)
+        again.append(fits_of(moments))
+    both = zip(capture.once(fit_capture), zip(*again, strict=True), strict=True)
     return torch.stack([torch.stack([same_key_part(fit, one) for one in refits], -1) for fit, refits in both])
-
-
-def _moments_at(capture: LayerCapture, distance: float) -> PairMoments:
-    """Return pair moments of the layer's scores with every pair at one distance; bilinear scores need no matrix."""
-    geometry = capture.geometry
-    if not capture.bilinear:
-        return pair_moments_from_scores(scores_at_distance(capture, distance, None), window=geometry.window)
-    every = torch.full_like(capture.positions, distance, dtype=DOUBLE)
-    turned = rotate(capture.q, every, geometry.rope)
-    return pair_moments(turned, unturned(capture.k, geometry.rope), geometry.scale, window=geometry.window)
 
 
 def same_key_part(one: ThreeAxisFit | None, other: ThreeAxisFit | None) -> Float[Tensor, " head"]:
@@ -86,9 +97,9 @@ class DummyDistance(Interventions):
     r"""M_dj = scale <R_d q, R_0 k_j>: each query against each key at every distance, split into distance, key and
     distance × key.
 
-    Each query meets each key at every distance d, and the table is split into a distance part, a key part and what
-    takes both, distance × key (not the interaction of the variance decomposition, which is over all queries at once).
-    The three-axis fit is made again with every pair at one distance. Then the running model sees every pair at one
+    Each query meets each key at every distance d, and this table is split into a distance part, a key part and what
+    takes both, distance × key. (The interaction of the variance decomposition is over all queries at once.) The
+    three-axis fit is made again with every pair at one distance. Then the running model sees every pair at one
     distance, or no distance beyond a limit.
 
     Shares are of M's variance over the distances 0 .. length - 1, none beyond the training length (cfg.n_ctx) or the
@@ -128,12 +139,15 @@ class DummyDistance(Interventions):
         "share": Variable("share of M's variance", "", "of each part", ("tokens", "part", *HEAD), **SHARE),
         "key_agreement": Variable("agreement of the key part", "", AGREEMENT, (*BOTH, "d0", "other_d0"), **CORRELATION),
         "refit_r": Variable("agreement of c, fitted again", "", REFIT, (*BOTH, "d0"), **CORRELATION),
+        "curve": Variable(
+            "score by distance", "logits", "mean score of visible pairs, all put at d", (*HEAD, "distance")
+        ),
         **Interventions.variables,
     }
     rows = HEAD
     whole_rows = True
-    curves = ("refit_r",)
-    by_head = frozenset({"refits"})
+    curves = ("refit_r", "curve")
+    by_head = frozenset({"refits", "curves"})
     legend = (
         "at: every pair at that distance; beyond: distances above it seen as it; loss in nats per token; rise: over "
         "the unchanged model's; low, high: its 95% interval; refit r: key part fitted with every pair at that "
@@ -141,7 +155,7 @@ class DummyDistance(Interventions):
     )
     caveats = {
         "alibi": "nothing rotates, and the table leaves the slope out, so it is the same at every distance: additive "
-        "r, key part r and every agreement are 1 by construction. The losses have the slope.",
+        "r, key part r and every agreement are 1 by construction. The curves and the losses have the slope.",
         "none": "nothing rotates, so the table is the same at every distance: additive r, key part r and every "
         "agreement are 1 by construction, and no dummy distance changes the loss.",
     }
@@ -165,7 +179,7 @@ class DummyDistance(Interventions):
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         d0s = torch.tensor(self.labels()["d0"], dtype=DOUBLE)
         of_all, rest = (self.of_tokens(layer, first, d0s, r) for first, r in enumerate(refit_r(layer, d0s)))
-        return of_all, rest
+        return of_all | {"curve": curve_under_intervention(layer)}, rest
 
     def of_tokens(
         self, layer: LayerCapture, first: int, d0s: Float[Tensor, " d0"], refit: Float[Tensor, "head d0"]
@@ -240,6 +254,14 @@ class DummyDistance(Interventions):
             title="The key part, fitted again",
             subtitle="correlation of c at the true distances with c with every pair at d0; no trend, first token out",
             y_title="correlation",
+        ),
+        "curves": partial(
+            _curves,
+            measure="curve",
+            along="distance",
+            title="Score by distance",
+            subtitle="mean score of visible pairs, every pair put at d",
+            y_title="logits",
         ),
         "rise": Interventions.figures["rise"],
     }

@@ -1,6 +1,6 @@
 """Disturbed order of tokens, of positions and of features."""
 
-from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions, rotate_keys
+from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions
 from tl_posgen.position.order.numbers import jittered_distances, swap_tokens, swap_words
 from tl_posgen.position.order.perturbation import Perturbation
 
@@ -10,7 +10,6 @@ __all__ = [
     "jittered_distances",
     "permute_position_part",
     "permute_positions",
-    "rotate_keys",
     "swap_tokens",
     "swap_words",
 ]

@@ -12,7 +12,7 @@ from tl_posgen.arithmetic import is_real_tensor
 from tl_posgen.core.options import require
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, ScoresOf, at_positions, finished, replace_scores
-from tl_posgen.models.layers.capture import LayerCapture, scores_from
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.models.tokens import token_strings
@@ -25,7 +25,6 @@ from tl_posgen.position.order.numbers import (
     swap_words,
     true_distances,
 )
-from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.scores_at import scores_at_positions
 
 Condition = Literal["tokens", "words", "positions", "key_positions", "jitter", "position_part"]
@@ -45,7 +44,7 @@ def permute_positions(
 
     Args:
         positions: p, one per token: usually a permutation of 0 .. n - 1, see `swap_tokens`.
-        keys_only: queries keep their own positions.
+        keys_only: queries keep their own positions: R_j k_j <- R_{p_j - j} R_j k_j, each rotated key moved alone (F).
 
     Only prompts of exactly this length can be run. Ours: the paper's definition of the perturbation is not known.
 
@@ -65,26 +64,6 @@ def permute_positions(
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         return at_positions(capture, capture.positions if keys_only else positions, positions)
-
-    return _of_one_length(model, positions, scores_of, layers, heads)
-
-
-def rotate_keys(
-    model: Model, positions: Real[Tensor, " pos"], *, layers: Layers = None, heads: Heads = None
-) -> HookList:
-    """F: R_j k_j <- R_{p_j - j} R_j k_j, the rotated key of token j as if its feature came from position p_j.
-
-    On rotary models this equals `permute_positions(..., keys_only=True)`. ALiBi, which is not a feature of a key, keeps
-    the true distances.
-    """
-
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        rope = capture.geometry.rope
-        turned = rotate(capture.rotated_k, positions.to(capture.k.device) - capture.positions, rope)
-        if rope.rotary_dim and rope.scaling != 1:
-            # the rotated keys already have YaRN's factor
-            turned = torch.cat([turned[..., : rope.rotary_dim] / rope.scaling, turned[..., rope.rotary_dim :]], -1)
-        return scores_from(capture.rotated_q, turned, capture.geometry, capture.heads)
 
     return _of_one_length(model, positions, scores_of, layers, heads)
 

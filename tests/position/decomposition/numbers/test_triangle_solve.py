@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.triangle_solve import solve_triangle
+from tl_posgen.position.decomposition.numbers.three_axis_fit import solve_triangle
 
 
 @settings(deadline=None)

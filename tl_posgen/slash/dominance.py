@@ -1,15 +1,19 @@
-"""Slash statistics of a captured layer, and what follows from a mean slash score: dominant heads, best distances."""
+"""Slash statistics of a captured layer, and what follows from means of slash scores: dominant heads, best distances."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.core.measure import HEAD, Measure
+from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, Threshold, Whole
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
@@ -23,6 +27,18 @@ from tl_posgen.slash.numbers.slash_scores import (
 
 PER_HEAD = ("tokens", *HEAD)
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
+TITLES = {"all": "all tokens", "without first": "first token left out"}  # of labels of the dim tokens
+GROUPS = {"dominant": "slash-dominant", "other": "other"}
+AT_BEST = {  # variables of measures of heads at their best distances; `at_best` gives the first three
+    "best_score": Variable("highest slash score", "", "over D < N/2", PER_HEAD, **SHARE),
+    "best_distance": Variable("distance of the highest slash score", "tokens", "D of best_score", PER_HEAD),
+    "best_uniform": Variable(
+        "slash score of uniform attention", "", "at the best distance", PER_HEAD, compared=False, **SHARE
+    ),
+    "dominant": Variable(
+        "slash-dominant", "", "score >= kappa, or twice uniform attention, at one of the distances", PER_HEAD
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -77,10 +93,11 @@ def statistics_from_qk(
     )
 
 
-def require_two_tokens(layer: LayerCapture) -> None:
-    """Refuse a prompt that has nothing left without its first token."""
+def starts_of(layer: LayerCapture) -> tuple[int, int]:
+    """Return where all tokens begin, and those without the first; refuse a prompt that has none of the latter."""
     if layer.length < 2:
         raise InputError("a prompt of one token: the first token cannot be left out of it; give two at least")
+    return 0, 1
 
 
 # Means over prompts
@@ -100,6 +117,16 @@ def best_distance(score: xr.DataArray) -> xr.DataArray:
     return where_measured(near.fillna(-1.0).argmax("distance"), score)
 
 
+def at_best(score: xr.DataArray, uniform: xr.DataArray) -> dict[str, xr.DataArray]:
+    """Return the highest score over D < N/2, its distance, and the score of uniform attention there."""
+    place = best_distance(score)
+    return {
+        "best_score": at_distance(score, place),
+        "best_distance": place,
+        "best_uniform": at_distance(uniform, place),
+    }
+
+
 def at_distance(profile: xr.DataArray, distance: xr.DataArray) -> xr.DataArray:
     """Return a profile at each head's own distance; NaN where that is."""
     found = profile.sel(distance=distance.fillna(0).astype(int), drop=True)
@@ -116,3 +143,40 @@ def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
 def strongest(score: xr.DataArray, most: int) -> list[tuple[int, int]]:
     """Return (layer, head) of the highest scores, highest first."""
     return score.transpose(*HEAD).to_series().dropna().nlargest(most).index.to_list()
+
+
+# Slash-dominant heads beside the others, and beside those of the null models
+
+
+def _group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return which heads are slash-dominant, and which of those measured (they have a best distance) are not."""
+    measured, dominant = heads["best_distance"].notnull(), heads["dominant"].astype(bool)
+    return {"dominant": dominant & measured, "other": ~dominant & measured}
+
+
+def n_heads(own: Numbers, group: str, tokens: str = "all") -> Number:
+    """Return how many heads are in a group."""
+    return own.number(_group_masks(own.dataset.sel(tokens=tokens))[group].sum(HEAD))
+
+
+def mean_over_group(own: Numbers, array: xr.DataArray, group: str, tokens: str = "all") -> xr.DataArray:
+    """Return the mean of an array over the heads of a group; NaN where one of them has no value, or there is none."""
+    heads = _group_masks(own.dataset.sel(tokens=tokens))[group]
+    return array.where(heads, 0).sum(HEAD, skipna=False) / heads.sum(HEAD)
+
+
+def group_mean(own: Numbers, name: str, group: str, tokens: str = "all", **labels: Any) -> Number:
+    """Return the mean of a variable over the heads of a group."""
+    array = mean_over_group(own, own.array(name, tokens=tokens, **labels), group, tokens)
+    return own.number(array, own.measure.variables[name].bounds)
+
+
+def group_table(own: Numbers, columns: Mapping[str, xr.DataArray]) -> pd.DataFrame:
+    """Return a row for each choice of tokens and group of heads, a column for each array [tokens, layer, head]."""
+    rows = []
+    for (tokens, title), (group, words) in product(TITLES.items(), GROUPS.items()):
+        if n := n_heads(own, group, tokens).value:
+            means = {name: mean_over_group(own, one.sel(tokens=tokens), group, tokens) for name, one in columns.items()}
+            values = {heading: own.number(mean).value for heading, mean in means.items()}
+            rows.append({"tokens": title, "heads": f"{n:.3g} {words}", **values})
+    return pd.DataFrame(rows)

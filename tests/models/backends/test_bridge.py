@@ -5,7 +5,7 @@ import torch
 from families import GROUPED, save_config, with_sizes
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.geometry.plain_proof import compare_with_hf, first_output
+from tl_posgen.models.backends.backend import first_output
 from tl_posgen.models.layer_table import check, geometry_of
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import session_of
@@ -127,7 +127,7 @@ def test_logits_may_differ_by_a_thousandth_of_the_largest_and_by_constants(llama
         change = torch.arange(48.0)[:, None].expand(48, n).clone()  # softmax cannot tell a constant per token
         change[40, 7] += share * 1e-3 * largest * n / (n - 1)  # of which the mean over the vocabulary takes its part
         handle = add(change)
-        found = compare_with_hf(session_of(bridge).backend)
+        found = session_of(bridge).backend.compare_with_hf()
         handle.remove()
         assert bool(found) == differs
     assert f"logits differ by {1.1e-3 * largest:.2g}, the largest being {largest:.2g}" in found
@@ -147,7 +147,7 @@ def test_the_first_layer_whose_stream_parts_is_named(llama, layer, share, named)
     bridge.blocks[layer].register_forward_hook(shift)
     add(torch.eye(48, bridge.cfg.d_vocab))
     place = f"layer {layer}: the residual streams part here; " if named else ""
-    assert compare_with_hf(session_of(bridge).backend).startswith(f"{place}this TransformerBridge computes")
+    assert session_of(bridge).backend.compare_with_hf().startswith(f"{place}this TransformerBridge computes")
 
 
 def test_a_plain_model_that_cannot_run_is_a_difference(llama):
@@ -157,13 +157,12 @@ def test_a_plain_model_that_cannot_run_is_a_difference(llama):
         raise RuntimeError("no kernel\nfor this")
 
     bridge.original_model.register_forward_pre_hook(fail)
-    found = compare_with_hf(session_of(bridge).backend)
+    found = session_of(bridge).backend.compare_with_hf()
     assert found == "the Hugging Face model that it wraps cannot run (no kernel)"
 
 
 def test_a_processed_bridge_and_a_model_made_of_none_have_no_plain_model(llama, mini):
     bridge, _ = llama
     bridge.enable_compatibility_mode(disable_warnings=True)
-    assert compare_with_hf(session_of(bridge).backend) is None
-    if not session_of(mini).backend.wraps_another:
-        assert compare_with_hf(session_of(mini).backend) == ""
+    assert session_of(bridge).backend.compare_with_hf() is None
+    assert session_of(mini).difference() == ""
