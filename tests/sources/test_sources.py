@@ -133,13 +133,6 @@ def test_words_name_the_first_mlp_and_say_what_is_not_there(result, family_model
     assert "nothing rotates" in gpt2.findings()[1]
 
 
-def test_maps_show_the_mean_shares_beside_the_random_init(result):
-    own, null = result.plot("layers").data
-    at = {"tokens": "without first", "side": "k", "term": "position"}
-    np.testing.assert_allclose(own.z, result.own["share"].sel(at).mean("head"))
-    np.testing.assert_allclose(null.z, result.null["share"].sel(at).mean("head"))
-
-
 def test_what_cannot_be_traced_is_refused(family_model):
     with pytest.raises(UnsupportedModelError, match="cannot be traced"):
         Sources()(family_model("llama4", "bridge"), TOKENS, **QUIET)

@@ -83,8 +83,8 @@ def scatter(result: Any, x: str = "r1, k", y: str = "slash_score") -> go.Figure:
 class Profiles(Measure):
     r"""One row a head: r1 and constancy of Q and K, interaction, slash, attention on repeated tokens.
 
-    One row a head over the three subjects: how near rank one and how constant its queries and keys are, how much of its
-    scores is interaction, its slash, and where it attends on repeated random tokens.
+    The table has one row a head over the three subjects: how near its queries and keys are to rank one and how
+    constant, how much of its scores is interaction, its slash score, and where it attends on repeated random tokens.
 
     From the results of the same run: r1 of Q and K before RoPE, the highest slash score and its distance,
     attention to the first token (`slash`); |E x|^2 / E|x|^2 of queries and keys, shares of interaction and position,

@@ -163,9 +163,9 @@ class Rules(Interventions):
     r"""recall = attention in the B keys that a rule ranks first / attention in the best B keys.
 
     Which cheap rule says where a head attends: the last keys, the first ones too, fixed distances, fixed keys, a mean
-    query, or position + content? Means of queries and keys come from half of the prompts. On the other half: the
-    attention in the first B keys by each rule, and the loss when every head sees only these. Beside them drawn keys,
-    the best keys, and a random init, where almost any keys will do.
+    query, or position + content? Means of queries and keys come from half of the prompts. The other half says how much
+    attention goes to the first B keys by each rule, and what the loss is when every head sees only these. Drawn keys,
+    the best keys, and a random init, where almost any keys will do, stand beside them.
 
     Even prompts (the first, third, ..) calibrate, odd ones are measured; intervals are over the odd ones, from eight
     prompts on. A rule gives key j of query i, at d = i - j, a number to rank it by; the cheapest first: `window` -d;
@@ -179,7 +179,7 @@ class Rules(Interventions):
     every head, over the tokens behind the first B.
 
     Args:
-        rules: which.
+        rules: which rules are compared.
         budget: B, keys that each query head may keep.
 
     Raises:

@@ -18,7 +18,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.report.kinds import points
-from tl_posgen.slash.dominance import TITLES, Dominance, statistics_of, thresholds
+from tl_posgen.slash.dominance import TITLES, Dominance, at_distance, statistics_of, thresholds
 from tl_posgen.slash.slash import Slash
 
 SOURCES = ("natural", "random")
@@ -41,7 +41,8 @@ def _panels(result: Any) -> Mapping[str, Mapping[str, Any]]:
 class SlashTransfer(Dominance):
     r"""SlashScore on text against SlashScore on i.i.d. uniform random tokens: correlations and overlap over heads.
 
-    The same heads on text and on i.i.d. uniform random tokens, per distance D, with and without the first token.
+    The slash scores of the same heads on text and on random tokens (i.i.d., uniform), at each distance D, with and
+    without the first token.
 
     The random prompts have the lengths and the first tokens of the natural ones, everything else drawn uniformly from
     the vocabulary with `seed`. The scores on text are those of the measure "slash".
@@ -64,7 +65,9 @@ class SlashTransfer(Dominance):
     question = "Do slash heads belong to the model or to the text?"
     after = (Slash,)
     variables = {
+        "best_score": Variable("slash score", "", "at the head's best distance on text", ("tokens", "source", *HEAD)),
         "score": Variable("slash score", dims=("tokens", "source", *HEAD, "distance")),
+        "best_distance": Variable("best distance on text", "tokens", "over D < N/2"),
         "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
     }
     legend = (
@@ -96,8 +99,9 @@ class SlashTransfer(Dominance):
         drawn = random_prompts(run.rows, run.model.cfg.d_vocab, run.seed)
         run.capture(lambda layer: sums.add_layer(layer, vars(statistics_of(layer))), needs=Slash.needs, rows=drawn)
         both: Any = xr.concat([natural["score"], sums.means()["score"]], pd.Index(SOURCES, name="source"))
-        uniform = natural["uniform"].sel(tokens="all", drop=True)
-        return xr.Dataset({"score": both, "uniform": uniform}).transpose("tokens", "source", ...)
+        place, uniform = natural["best_distance"], natural["uniform"].sel(tokens="all", drop=True)
+        data = {"score": both, "best_score": at_distance(both, place), "best_distance": place, "uniform": uniform}
+        return xr.Dataset(data).transpose("tokens", "source", ...)
 
     def reached(self, data: xr.Dataset) -> list[int]:
         """Return the distances that are looked at."""

@@ -29,8 +29,8 @@ _CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1), "judged": T
 class MeanKey(Measure):
     r"""corr(W, f + g), f_ij = s <R_i q_i, R_j kbar>, g_ij = s <R_d0 q_i, k_j - kbar>, kbar the head's mean key.
 
-    The head's mean key stands in for every key in the position part; the rest is read at one dummy distance. Our
-    reconstruction of the two-axis split.
+    In the position part the head's mean key stands in for every key; the rest is read at one dummy distance. This is
+    our reconstruction of the two-axis split.
 
     W are the scores, s the attention scale, R_i RoPE at position i. A soft cap and ALiBi are not part of W here.
     Without the first token it is left out as query, as key and of the mean key. Numbers are means over prompts.

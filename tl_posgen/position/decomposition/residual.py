@@ -34,8 +34,8 @@ _SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once 
 class Residual(Measure):
     r"""e_ij = W_ij - a_{i-j} - b_i - c_j: what the least-squares three-axis fit of every head leaves.
 
-    The residual of the least-squares three-axis fit. Its rows sum to zero and no gauge enters, so softmax sees it all.
-    How much it is, and how much of it lies along one direction.
+    The residual of the least-squares three-axis fit: how much it is, and how much of it lies along one direction. Its
+    rows sum to zero and no gauge enters, so softmax sees all of it.
 
     Every row of e sums to zero, because b is free; so all of e is within what softmax sees. It depends on no gauge.
     Energies (sums of e^2) are added up over prompts, the share in one direction is a mean over them; what is no more

@@ -97,9 +97,9 @@ class DummyDistance(Interventions):
     r"""M_dj = scale <R_d q, R_0 k_j>: each query against each key at every distance, split into distance, key and
     distance × key.
 
-    Each query meets each key at every distance d, and the table is split into a distance part, a key part and what
-    takes both, distance × key (not the interaction of the variance decomposition, which is over all queries at once).
-    The three-axis fit is made again with every pair at one distance. Then the running model sees every pair at one
+    Each query meets each key at every distance d, and this table is split into a distance part, a key part and what
+    takes both, distance × key. (The interaction of the variance decomposition is over all queries at once.) The
+    three-axis fit is made again with every pair at one distance. Then the running model sees every pair at one
     distance, or no distance beyond a limit.
 
     Shares are of M's variance over the distances 0 .. length - 1, none beyond the training length (cfg.n_ctx) or the

@@ -79,9 +79,9 @@ def _draw_maps(result: Any) -> go.Figure:
 class SplitExamples(Measure):
     r"""W_ij beside f(q_i, i - j) and g(q_i, k_j), within rows, for chosen heads: first prompt, first 64 tokens.
 
-    Scores beside the part that knows the query and the distance, and the part that knows the query and the key, for
-    the heads that correlate most and least with their position part; first 64 tokens of the first prompt. Token by
-    token: softmax of each.
+    A head's scores beside two parts of them: one knows the query and the distance, the other the query and the key.
+    Shown are the heads that correlate most and least with their position part, on the first 64 tokens of the first
+    prompt; token by token, the softmax of each.
 
     Random inits show the heads that the model itself chose. f takes the mean key and g the mean over distances of these
     tokens, first token left out, see `tl_posgen.position.substitution.numbers`. The rest, W - f - g, is

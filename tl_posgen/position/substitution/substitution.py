@@ -90,8 +90,8 @@ def _draw_correlation(result: Any) -> go.Figure:
 class Substitution(Interventions):
     r"""recovered = (L_uniform - L) / (L_uniform - L_unchanged): the loss L with all scores replaced, by condition.
 
-    All attention scores are replaced in the running model, and the loss is measured. Recovered: share of the way from
-    uniform attention (0) to the unchanged model (1). A high correlation alone would not tell.
+    All attention scores are replaced in the running model, and the loss is measured. Recovered is the share of the way
+    from uniform attention (0) to the unchanged model (1). A high correlation alone would not tell.
 
     NaN where attention is worth less than .01 nats, as at random init: a share of nothing is noise, and null models run
     no stand-in there.
@@ -105,8 +105,9 @@ class Substitution(Interventions):
     alone, at the first width.
 
     Args:
-        dummy_distances, widths: of the conditions.
-        near_widths: of the three-axis fit weighted to near distances.
+        dummy_distances, widths: distances d0 of the mean-key splits, and widths of the falling weights, that conditions
+            use.
+        near_widths: widths of the three-axis fits that weigh near distances more.
         mean_query_distances: how many distances the split of the mean query averages over.
         gamma, threshold, from_layer: replace only scores below this quantile of their "head", or of head 0's last row
             for the whole "layer", from this layer on; see `substitute`.
