@@ -71,7 +71,7 @@ class SlashTransfer(Dominance):
         "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
     }
     legend = (
-        "r: of slash scores on text and on random tokens, over heads; dominant: heads that reach kappa; "
+        "r, Spearman: of slash scores on text and on random tokens, over heads; dominant: heads that reach kappa; "
         "Jaccard: overlap of the two sets."
     )
     figures = {
@@ -107,9 +107,10 @@ class SlashTransfer(Dominance):
         """Return the distances that are looked at."""
         return [one for one in sorted(self.distances) if one < data.sizes["distance"]]
 
-    def correlation(self, own: Numbers, distance: int, tokens: str = "all") -> Number:
-        """Return r over heads of the scores on text with those on random tokens."""
-        return own.correlation(*(own.array("score", source=one, distance=distance, tokens=tokens) for one in SOURCES))
+    def correlation(self, own: Numbers, distance: int, tokens: str = "all", ranks: bool = False) -> Number:
+        """Return r over heads of the scores on text with those on random tokens, or Spearman's of ranks."""
+        scores = (own.array("score", source=one, distance=distance, tokens=tokens) for one in SOURCES)
+        return own.correlation(*scores, ranks=ranks)
 
     def n_dominant(self, own: Numbers, distance: int, source: str) -> Number:
         """Return how many heads are slash-dominant at a distance."""
@@ -141,6 +142,7 @@ class SlashTransfer(Dominance):
             {
                 "D": distance,
                 "r": self.correlation(own, distance).value,
+                "Spearman": self.correlation(own, distance, ranks=True).value,
                 "r without first token": self.correlation(own, distance, TOKENS[1]).value,
                 "dominant on text": self.n_dominant(own, distance, "natural").value,
                 "on random": self.n_dominant(own, distance, "random").value,
