@@ -77,10 +77,7 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
         *("a", "slope", "a_slope", "curve_r"),  # `three_axis` has a; the others are expressions of it and `curve`
         *("table", "example_head"),  # of one prompt, for a picture
     ),
-    "length_extrapolation": (
-        *("off_axes", "plane_offset", "plane_noise"),  # no paper names them
-        *("mahalanobis", "entropy", "normaliser"),  # no page and no claim reads them: see frechet, and the loss
-    ),
+    "length_extrapolation": ("off_axes", "plane_offset", "plane_noise"),  # no paper names them
     "substitution": ("dose_loss", "cost"),  # `substitute(residual=, heads=)`: no page and no claim reads them
     "slash_planes": ("predicted_peak", "score_at_peak", "same_peak", "chance_peak"),
 }

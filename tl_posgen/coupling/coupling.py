@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -255,7 +255,7 @@ class Coupling(JacobianMeasure):
             streams, found = residual_streams(run.model, ids), []
             for token in tokens:  # the Jacobians of one token are held at a time
                 jacobians = self.jacobians(run, ids, token, token, streams)
-                pairs, sides = self.pairs(run, jacobians), ("aligned", "swapped")
+                pairs, sides = self.pairs(run, jacobians), get_args(Side)[:2]  # aligned, swapped
                 couplings = [[self.by_k(pairs, version, side) for side in sides] for version in VERSIONS]
                 negative = np.stack([as_numpy(pairs.negative_share(k)) for k in self.ks])
                 chance = np.stack([self.by_k(pairs, one, "chance") for one in VERSIONS])

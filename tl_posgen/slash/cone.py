@@ -176,9 +176,8 @@ class Cone(Dominance):
     def finish(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", (*_PER_LAYER, "distance"))
         measured = data["score"].sel(input="measured", drop=True)
-        data = data.assign(
-            **at_best(measured, uniform), dominant=self.dominant_at(measured, uniform).any("short_distance")
-        )
+        dominant = self.dominant_at(measured, uniform).any("short_distance")
+        data = data.assign(at_best(measured, uniform)).assign(dominant=dominant)
         return data.assign(best_score=at_distance(data["score"], data["best_distance"])).transpose("tokens", ...)
 
     def findings(self, own: Numbers) -> list[str]:

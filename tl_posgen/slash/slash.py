@@ -136,7 +136,7 @@ class Slash(Dominance):
         data = sums.means()
         score, uniform = (data[name].sel(tokens="all", drop=True) for name in ("score", "uniform"))
         long = data.sel(distance=list(long_distances(score.sizes["distance"])))
-        data = data.assign(**at_best(score, uniform), dominant=self.dominant_at(score, uniform))
+        data = data.assign(at_best(score, uniform)).assign(dominant=self.dominant_at(score, uniform))
         n_long = (long["score"] >= thresholds(self.kappa_long, long["uniform"])).sum("distance")
         data["n_long"] = where_measured(n_long.transpose(*PER_HEAD), data["score"])
         return data

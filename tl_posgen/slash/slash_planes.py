@@ -162,8 +162,7 @@ class SlashPlanes(Dominance):
         of_band = xr.DataArray(np.stack(masks), coords, ("layer", "band", "plane"))
         bands = xr.dot(data["contribution"].fillna(0.0), of_band, dim="plane")
         score, uniform = data["score"], data["uniform"]
-        data = data.assign(
-            **at_best(score, uniform),
+        data = data.assign(at_best(score, uniform)).assign(
             bands=bands.where(data["contribution"].notnull().any("plane")),
             wavelength=(("layer", "plane"), np.stack(wavelengths)),
             dominant=self.dominant_at(score, uniform).any("short_distance"),
