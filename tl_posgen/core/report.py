@@ -143,7 +143,7 @@ class Report(Mapping[str, Result]):
             frame = result.headline_frame(of)
             if frame is not None:
                 table = frame if table.empty else table.merge(frame, on=list(HEAD), how="outer")
-        # the same numbers under two names; whole numbers may agree by chance, and so may those that are the same for all
+        # the same numbers under two names; whole ones may agree by chance, and those that are the same for all
         floats = table.drop(columns=list(HEAD)).select_dtypes("float")
         floats = floats.loc[:, (floats % 1 > 0).any() & (floats.nunique() > 1)]
         again = floats.columns[floats.T.duplicated()]

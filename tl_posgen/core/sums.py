@@ -34,7 +34,7 @@ class Total:
         one, two = self.both, other.both
         if one.shape != two.shape:
             shape = np.maximum(one.shape, two.shape)
-            one, two = (np.pad(x, [(0, n - m) for n, m in zip(shape, x.shape, strict=True)]) for x in (one, two))
+            one, two = (np.pad(x, np.array([0 * shape, shape - x.shape]).T) for x in (one, two))
         return Total(one + two)
 
     @property
