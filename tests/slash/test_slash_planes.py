@@ -5,6 +5,7 @@ import pytest
 import torch
 import xarray as xr
 
+from tl_posgen.core.formatting import format_bound
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import SlashPlanes
 
@@ -80,6 +81,14 @@ def test_the_prediction_is_compared_with_its_own_profile_and_with_those_of_the_o
     np.testing.assert_allclose(data["correlation"].values.ravel(), between.diagonal(), atol=1e-6)
     others = (between.sum(1) - between.diagonal()) / 15
     np.testing.assert_allclose(data["chance_correlation"].values.ravel(), others, atol=1e-6)
+
+
+def test_the_lift_is_said_beside_the_largest_of_each_kind_of_null_models(result):
+    most = abs(result.dataset["bands"].sel(tokens="all", at="best").mean(["layer", "head"])).max("band")
+    [told] = [sentence for sentence in result.findings() if "above the mean logit" in sentence]
+    assert result.numbers.by_null
+    for kind, nulls in result.numbers.by_null.items():
+        assert f"{kind} {format_bound(most.sel(init=nulls.labels).values.tolist())}" in told
 
 
 def test_a_model_that_turns_nothing_says_so(of_family):

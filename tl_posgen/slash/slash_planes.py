@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 
 from tl_posgen.arithmetic import double
+from tl_posgen.core.formatting import format_bound
 from tl_posgen.core.measure import HEAD, TOKENS, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
@@ -191,6 +192,9 @@ class SlashPlanes(Dominance):
                 f"On their best diagonal slash-dominant heads stand above the mean logit by {total.plain:.2f} logits, "
                 f"of which by thirds of the planes {parts}."
             ]
+            largest = own.number(abs(own.array("bands").mean(HEAD)).max("band"))
+            if most := ", ".join(f"{kind} {format_bound(values)}" for kind, values in largest.by_null.items()):
+                lines[0] += f" The most that any band lifts it in null models, mean over heads: {most} logits."
         if not np.isfinite(own.data["wavelength"]).any():
             return [*lines, "No plane of this model turns, so queries and keys of rank one would make no slash."]
         r, chance, of = own("correlation"), own("chance_correlation"), group_mean(own, "correlation", "dominant")
