@@ -61,6 +61,7 @@ REFUSED = {
         ["cut-keys", "--shares", "0.5,0.5"],
         "--shares [0.5, 0.5]: give a list of one at least, each once",
     ),
+    "an empty null seed": (["slash", "--null-seeds", ""], "--null-seeds"),
     "a null seed that stands twice": (["slash", "--null-seeds", "0,0-1"], "each seed may stand only once"),
     "too many null seeds": (["analyze", "--null-seeds", "0-99999999999"], "write a shorter range"),
     "a checkpoint for claims that does not exist": (

@@ -88,7 +88,7 @@ class Setup:
         if self.prompt is not None:
             cut = {"length": None, "n_prompts": None, "consecutive": False}
         seeds = {
-            "null_seeds": "none" if self.no_null else self.null_seeds or "0",
+            "null_seeds": "none" if self.no_null else "0" if self.null_seeds is None else self.null_seeds,
             "shuffled_seeds": self.shuffled_seeds,
         }
         for name, written in seeds.items():
