@@ -270,8 +270,8 @@ class Result:
     def plot(self, kind: str | None = None):
         """Return a plotly Figure of this result beside its first random init: of this kind, the first if left out."""
         if not self.kinds:
-            mine = "a measure of yours draws where its class is imported before"
-            raise InputError(f"{self.name} has no figure; its numbers are in .dataset and .frame(); {mine}")
+            declared = "figures are those that its class declares, which is imported before the file is loaded"
+            raise InputError(f"{self.name} has no figure; its numbers are in .dataset and .frame(); {declared}")
         kind = self.kinds[0] if kind is None else kind
         if kind not in self.kinds:
             raise InputError(f"kind={kind!r}: {self.name} draws {', '.join(map(repr, self.kinds))} of this result")
