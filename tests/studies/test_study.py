@@ -45,6 +45,7 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
         ({"models": []}, "models = []; give a list"),
         ({"models": "mini"}, "models = 'mini'; give a list"),
         ({"models": [{"revisions": ["a"]}]}, "lacks 'name'"),
+        ({"models": [""]}, "models: name = '': give a name"),
         ({"models": [{"name": "mini", "size": 1}]}, "models: no entry 'size'; there are name, revisions"),
         ({"models": [{"name": "mini", "revisions": "a"}]}, "models: revisions = 'a': give a list, each a word"),
         ({"models": [{"name": "mini", "dtype": "int8"}]}, "dtype='int8': give a floating-point one: auto"),

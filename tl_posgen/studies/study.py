@@ -134,6 +134,8 @@ class Entry:
 
     def __post_init__(self) -> None:
         check_options(self, "models")
+        if not self.name:
+            raise InputError("models: name = '': give a name on the Hub, a directory, or mini")
 
     def weights(self, folder: Path) -> "list[Weights]":
         """Return the model at every revision; paths are relative to the folder."""
