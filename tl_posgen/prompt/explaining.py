@@ -23,7 +23,7 @@ from tl_posgen.prompt.numbers import TERMS, source_terms
 from tl_posgen.prompt.score_split import note_of, one_prompt
 from tl_posgen.residual.numbers import SourceSums
 from tl_posgen.residual.reference import Reference, given_reference
-from tl_posgen.residual.residual_sources import ResidualSources, SourceVectors, read_prompts
+from tl_posgen.residual.residual_sources import ResidualSources, Side, SourceVectors, read_prompts
 
 REST, REFERENCE_MEAN = "rest", "reference mean"
 Parts = Mapping[str, Tensor]
@@ -112,14 +112,15 @@ def explain(
         if name in (REST, REFERENCE_MEAN):
             raise InputError(f"parts: {REST!r} and {REFERENCE_MEAN!r} are names of what is left; choose others")
     means = given_reference(session.model, reference, [index], sources=parts is None)
-    found = _explanation_of(row, against, side[0], means, parts, rest)
+    letter: Side = "k" if side == "key" else "q"
+    found = _explanation_of(row, against, letter, means, parts, rest)
     if another is None:
         return found
-    return found.minus(_explanation_of(replace(row, tokens=another), against, side[0], means, None, rest))
+    return found.minus(_explanation_of(replace(row, tokens=another), against, letter, means, None, rest))
 
 
 def _explanation_of(
-    row: Row, against: int | None, side: Any, reference: Reference, parts: Parts | None, rest: bool
+    row: Row, against: int | None, side: Side, reference: Reference, parts: Parts | None, rest: bool
 ) -> Explanation:
     """Return the explanation of one prompt, from one forward pass; UnsupportedModelError where its terms are not the
     pass's scores."""
