@@ -92,7 +92,7 @@ def shuffle(model: Model, seed: int, *, undo: bool = False) -> None:
                 weight.copy_(shuffled.view_as(weight))
                 if weight.numel() > 2**20:  # a permutation takes four times as much as weights of two bytes
                     del order, flat, shuffled
-                    trim()
+                    trim(every=0.2)
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:
