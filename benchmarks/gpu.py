@@ -3,9 +3,12 @@
     python benchmarks/gpu.py [--lengths 1024 4096 16384 131072] [--rounds 5] [--heads 32] [--d-head 128]
 
 Without a GPU it says so and ends. One layer of the shape of an 8 B model (32 heads of 128, 8 of keys, d_model 4096,
-random weights, bfloat16) reads one prompt: its forward pass with fused attention, which is the peer; then three_axis,
-the default measures and, streamed, both again. A pass that forms scores holds several [head, query, key] arrays, so
-such passes end at 4,096 tokens. Seconds are medians of synchronised calls, and peaks are beyond the weights.
+random weights, bfloat16) reads prompts: its forward pass with fused attention, which is the peer; then three_axis,
+the default measures, coupling and, streamed, the first two again. A pass that forms scores holds several
+[head, query, key] arrays, so such passes end at 4,096 tokens; coupling forms Jacobians of the whole layer, and ends
+there too. "a prompt" is what a further prompt takes, (five prompts - one) / 4, and "once" what an analysis takes
+whatever it reads, one prompt - a prompt. Seconds are medians of synchronised calls, and peaks are of one prompt beyond
+the weights.
 
 Every kernel has to read its arrays once, and that is its floor: bytes over the bandwidth that a copy of a large array
 reaches in the same run. A head of L tokens with D numbers holds 2 L D numbers of q and k, 4 bytes each, as sums of
@@ -21,6 +24,7 @@ from typing import Any
 import torch
 
 FORMED_UP_TO = 4096  # tokens
+PROMPTS = 5
 
 
 def seconds(call: Callable[[], object], rounds: int) -> float:
@@ -83,25 +87,31 @@ def analyse(model: Any, tokens: torch.Tensor, measures: Any, streaming: bool, in
 
 
 def analyses(model: Any, tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """name -> what is timed: the streamed forward pass, and analyses of one prompt without a random init."""
+    """name -> what is timed: the streamed forward pass, and analyses of these prompts without a random init."""
     found: dict[str, Callable[[], object]] = {"forward pass": lambda: forward(model, tokens)}
     for streaming in (False, True) if tokens.shape[1] <= FORMED_UP_TO else (True,):
         way = "streamed" if streaming else "formed"
         found |= {f"three_axis, {way}": lambda how=streaming: analyse(model, tokens, "three_axis", how)}
         found |= {f"default measures, {way}": lambda how=streaming: analyse(model, tokens, None, how)}
+    if tokens.shape[1] <= FORMED_UP_TO:
+        found |= {"coupling": lambda: analyse(model, tokens, "coupling", False)}
     return found
 
 
 def table_of_analyses(heads: int, d_head: int, lengths: list[int], rounds: int) -> None:
-    print(f"{'one layer of an 8 B model':26} {'tokens':>7} {'s':>8} {'/ forward':>9} {'peak MiB':>9}")
+    columns = f"{'tokens':>7} {'a prompt, s':>11} {'/ forward':>9} {'once, s':>8} {'peak MiB':>9}"
+    print(f"{'one layer of an 8 B model':26} {columns}")
     model = layer_of_8b(heads, d_head, max(lengths))
     for length in lengths:
-        tokens = torch.randint(0, 4096, (1, length), generator=torch.Generator().manual_seed(0)).cuda()
+        tokens = torch.randint(0, 4096, (PROMPTS, length), generator=torch.Generator().manual_seed(0)).cuda()
+        of_one, of_all = analyses(model, tokens[:1]), analyses(model, tokens)
         first = None
-        for name, call in analyses(model, tokens).items():
-            found = seconds(call, rounds)
-            first = first or found
-            print(f"{name:26} {length:7} {found:8.3f} {found / first:9.1f} {peak(call) / 2**20:9.0f}", flush=True)
+        for name, call in of_one.items():
+            one = seconds(call, rounds)
+            each = (seconds(of_all[name], rounds) - one) / (PROMPTS - 1)
+            first = first or each
+            row = f"{length:7} {each:11.4f} {each / first:9.1f} {one - each:8.3f} {peak(call) / 2**20:9.0f}"
+            print(f"{name:26} {row}", flush=True)
 
 
 def table_of_kernels(heads: int, d_head: int, lengths: list[int], rounds: int, copied: int) -> None:

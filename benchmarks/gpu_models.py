@@ -1,6 +1,6 @@
 """Seconds and memory of whole models on a GPU, step by step.
 
-    python benchmarks/gpu_models.py [--models Llama-3.2-1B Llama-3.1-8B] [--lengths 512 8192] [--rounds 3]
+    python benchmarks/gpu_models.py [--models SmolLM2-135M Llama-3.2-1B Llama-3.1-8B] [--lengths 512 8192] [--rounds 3]
 
 Without a GPU it says so and ends. Models of these shapes with random weights in bfloat16 are written to a temporary
 directory and loaded as bridges. The default measures read four prompts of each length; of more than 4,096 tokens
@@ -23,6 +23,15 @@ from gpu import FORMED_UP_TO, analyse, forward, seconds
 PROMPTS = 4
 LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 131_072}
 MODELS: dict[str, dict[str, Any]] = {
+    "SmolLM2-135M": {
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49_152,
+        "max_position_embeddings": 8192,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+    },
     "Llama-3.2-1B": LLAMA | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
     "Llama-3.1-8B": LLAMA | {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32},
     "tiny": LLAMA | {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 2048},
@@ -73,7 +82,9 @@ def measured(directory: Path, length: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", choices=list(MODELS), nargs="+", default=["Llama-3.2-1B", "Llama-3.1-8B"])
+    parser.add_argument(
+        "--models", choices=list(MODELS), nargs="+", default=["SmolLM2-135M", "Llama-3.2-1B", "Llama-3.1-8B"]
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 8192])
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

@@ -44,7 +44,7 @@ from tl_posgen.position.decomposition.variance import moments_of
 from tl_posgen.position.substitution.hooks import by_constant, by_split, substitute
 from tl_posgen.position.substitution.numbers import triangle
 from tl_posgen.rope.planes import SecondMoments
-from tl_posgen.slash.layer_means import statistics_of
+from tl_posgen.slash.dominance import statistics_of
 from tl_posgen.stats.intervals import Bounds, jackknife_interval, mean_interval, prompts_per_group, t_975
 
 LENGTH, D0 = 64, 16

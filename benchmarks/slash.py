@@ -50,7 +50,7 @@ def random_model(n_tokens: int):
 def slash_scores(model, tokens) -> np.ndarray:
     feed = Feed(requested("slash"))
     run_capture(model, tokens, feed, needs=feed.needs)
-    return feed.datasets(model, "benchmark")["slash"]["score"].values
+    return feed.datasets("benchmark")["slash"]["score"].values
 
 
 def cached_diagonals(model, tokens) -> np.ndarray:

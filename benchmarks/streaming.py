@@ -52,7 +52,7 @@ def ways(model, tokens):
         feed = Feed(requested(names))
         with session_of(model).choosing(Choices(True)):
             run_capture(model, tokens, feed, needs=feed.needs)
-        feed.datasets(model, "benchmark")
+        feed.datasets("benchmark")
 
     return {"streamed forward": forward, "formed scores": formed} | {
         name: lambda names=names: measured(names) for name, names in MEASURES.items()

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 import tl_posgen
-from tl_posgen.core.numbers import interval_of, intervals_of
+from tl_posgen.core.numbers import intervals_of
 from tl_posgen.core.report import Report
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text, to_prompts
@@ -165,7 +165,8 @@ def test_of_models_of_different_shape_each_ones_own_means_are_compared(small_mod
     assert change.value == pytest.approx(own[1].value - own[0].value, abs=1e-12)
     assert change.inits == pytest.approx((own[1].inits[0] - own[0].inits[0],), abs=1e-12)
     arrays = [one["variance"].numbers.array("position").sel(init="trained") for one in both]
-    _, low, high = interval_of(arrays[1].mean(("layer", "head")) - arrays[0].mean(("layer", "head")))
+    found = intervals_of(arrays[1].mean(("layer", "head")) - arrays[0].mean(("layer", "head")))
+    low, high = found["low"], found["high"]
     assert (change.low, change.high) == pytest.approx((float(low), float(high)))  # one tokenizer: paired
     row = result.table().set_index("number").loc["position"]
     assert (row["mini"], row["small"]) == pytest.approx((own[0].value, own[1].value))

@@ -38,6 +38,7 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     "band_ablation": ("score_alone", "best_distance", "best_uniform"),  # those of `slash_ablation` and `slash`
     "coupling": (  # functions of `coupling` give these; of paths, the medians over tokens are told
         *("alignment", "singular_value", "token_text", "path"),
+        *("triplet_residual", "growth_slope"),  # no page and no claim reads them
     ),
     "key_cut": ("layer_rise",),  # `cut_keys` takes layers
     "profiles": ("rho", "cost", "joint_cost", "rank95"),  # over-read one model: see `scatter`
@@ -69,7 +70,7 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     ),
     "slash_transfer": (
         *("pearson", "spearman", "jaccard", "n_dominant"),  # told by methods of the measure, from its scores
-        *("best_uniform", "first_token"),  # those of `slash`
+        *("best_score", "best_distance", "best_uniform", "first_token"),  # those of `slash`, or `score` there
         *("pattern", "token_text", "example_layer", "example_head"),  # the page has every head's
     ),
     "dummy_distance": (
@@ -158,10 +159,19 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
         old["three_axis_share"],
         new["share"].sel(group="all", part=["q", "k", "d"]).sum("part", skipna=False),
     ),
-    **{  # "edge", the lift above the diagonals beside the best one, is no question of the paper
-        ("slash_planes", name): lambda old, new, name=name: (old[name].drop_sel(at="edge"), new[name])
-        for name in ("contribution", "bands")
-    },
+    # "edge", the lift above the diagonals beside the best one, is no question of the paper; bands by wavelength are
+    # sums of contributions
+    ("slash_planes", "contribution"): lambda old, new: (old["contribution"].drop_sel(at="edge"), new["contribution"]),
+    ("slash_planes", "bands"): lambda old, new: (
+        old["bands"].drop_sel(at="edge").sel(scheme="thirds", drop=True),
+        new["bands"],
+    ),
+    # sums of float32 in another order, as products leave out the tokens between; in float64 equal to 1e-15
+    **{("token_coupling", name): lambda old, new, name=name: (old[name], new[name]) for name in ("coupling", "chance")},
+    ("sources", "absolute"): lambda old, new: (
+        old["absolute"],
+        abs(new["share"]).sum("source", min_count=1),
+    ),
     ("sources", "rho"): lambda old, new: (old["rho"].sel(predictor=new["predictor"].values), new["rho"]),
     ("key_cut", "loss"): lambda old, new: (old["loss"], new["loss"].sel(condition="unchanged")),
     **{("key_cut", name): _cut(name) for name in ("rise", "slash_score", "interaction", "energy_taken")},

@@ -13,7 +13,7 @@ import xarray as xr
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
 from tl_posgen.core.number import AtHead, Number
-from tl_posgen.core.numbers import KEPT, SAMPLED, TRAINED, Numbers, at_init, interval_of, mean_of, mean_over
+from tl_posgen.core.numbers import KEPT, SAMPLED, TRAINED, Numbers, at_init, intervals_of, mean_of, mean_over
 from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
@@ -139,8 +139,8 @@ def _per_head(report: Report, apart: Any) -> dict[str, xr.DataArray]:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore").astype(float)
                 sampled = variable.interval or bool(set(SAMPLED) & set(variable.dims))  # an argmax has no interval
                 attrs = {"label": variable.label, "headline": bool(variable.headline) and sampled}
-                columns = columns_of(array, f"{result.name}.{name}", (*KEPT, *HEAD), result.measure.usual())
-                found |= {one: column.assign_attrs(attrs) for one, column in columns.items()}
+                for at, column in columns_of(array, (*KEPT, *HEAD), result.measure.usual()):
+                    found[", ".join([f"{result.name}.{name}", *at])] = column.assign_attrs(attrs)
     return found
 
 
@@ -168,10 +168,11 @@ def _change(first: xr.DataArray, second: xr.DataArray, paired: bool) -> xr.DataA
     value = mean_of(second) - mean_of(first)
     own = [at_init(one, TRAINED) for one in (first, second)]
     if paired:
-        low, high = interval_of(own[1] - own[0])[1:]
+        found = intervals_of(own[1] - own[0])
+        low, high = found["low"], found["high"]
     else:
         like = _of_model(value)
-        before, after = ([end.transpose(*like.dims).values for end in interval_of(one)] for one in own)
+        before, after = ([intervals_of(one)[end].transpose(*like.dims).values for end in ENDS] for one in own)
         low, high = (like.copy(data=end) for end in difference_interval(before, after))
     ends: Any = [value, *(end.expand_dims(init=[TRAINED]).reindex(init=value["init"]) for end in (low, high))]
     return xr.concat(ends, xr.Variable("end", np.array(ENDS)), coords="minimal", compat="override")

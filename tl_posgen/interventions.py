@@ -25,8 +25,8 @@ from tl_posgen.report.kinds import bars
 from tl_posgen.stats.intervals import FEWEST
 
 UNTOUCHED = "unchanged"  # the condition without hooks
-MOST_NAMED = 6  # conditions in a sentence
-SOME = 8  # conditions, where they are not known before
+_MOST_NAMED = 6  # conditions in a sentence
+_SOME = 8  # conditions, where they are not known before
 WORTHLESS = 0.01  # nats: where a control costs less, shares of it are noise
 PREDICTIONS = {  # variables of a measure that says how far predictions move, and on which tokens
     "kl": Variable(
@@ -114,7 +114,7 @@ class Interventions(Measure):
 
     def passes(self, run: Run) -> int:
         is_known = not self.after or bool(run.before)  # else conditions may read what is not measured yet
-        return len(run.rows) * (1 + (len(self.named_conditions(run)) if is_known else SOME))
+        return len(run.rows) * (1 + (len(self.named_conditions(run)) if is_known else _SOME))
 
     def of_model(self, run: Run) -> xr.Dataset:
         conditions = self.named_conditions(run)
@@ -200,7 +200,7 @@ class Interventions(Measure):
 
     def findings(self, own: Numbers) -> list[str]:
         rises = self.rises(own)
-        most = sorted(rises, key=lambda name: -np.nan_to_num(rises[name].value))[:MOST_NAMED]
+        most = sorted(rises, key=lambda name: -np.nan_to_num(rises[name].value))[:_MOST_NAMED]
         said = "; ".join(f"{in_words(name, self.words)} {rises[name]:+.3f}" for name in most)
         some = f", the {len(most)} dearest of {len(rises)}" if len(most) < len(rises) else ""
         loss = own("loss")

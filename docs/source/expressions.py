@@ -113,7 +113,7 @@ def slash_ablation(result: Any) -> Iterator[Entry]:
 
 def slash_planes(result: Any) -> Iterator[Entry]:
     """Yield means over slash-dominant heads of correlations."""
-    from tl_posgen.slash.head_groups import group_mean
+    from tl_posgen.slash.dominance import group_mean
 
     for name in ("correlation", "chance_correlation"):
         yield name, {"tokens": "all", "heads": "dominant"}, group_mean(result.numbers, name, "dominant")
@@ -121,7 +121,7 @@ def slash_planes(result: Any) -> Iterator[Entry]:
 
 def cone(result: Any) -> Iterator[Entry]:
     """Yield means over slash-dominant heads and over the others."""
-    from tl_posgen.slash.head_groups import GROUPS, group_mean
+    from tl_posgen.slash.dominance import GROUPS, group_mean
 
     own = result.numbers
     for group in GROUPS:

@@ -123,7 +123,7 @@ def score_numbers(model: EncodedLlama, windows: torch.Tensor) -> tuple[dict[str,
     for prompt, tokens in enumerate(windows):
         for layer in captures(model, tokens, prompt):
             feed(layer)
-    found = feed.datasets(model, model.config.encoding)
+    found = feed.datasets(model.config.encoding)
     columns = {
         column: mean_of(found[measure][variable].sel(tokens=tokens, drop=True))
         for column, (measure, variable, tokens) in SCORES.items()
@@ -140,7 +140,7 @@ def place_share(model: EncodedLlama, stream: np.ndarray) -> float:
     for prompt, tokens in enumerate(recipe.windows(stream, starts, length)):
         for layer in captures(model, tokens, prompt):
             feed(layer)
-    found = feed.datasets(model, model.config.encoding)["variance"]["absolute"]
+    found = feed.datasets(model.config.encoding)["variance"]["absolute"]
     return float(mean_of(found.sel(tokens="without first")).mean())
 
 

@@ -108,9 +108,8 @@ def test_a_condition_has_one_name_in_sentences_tables_and_figures(result):
 
 def test_every_variable_is_declared_with_exactly_its_dims(result):
     variables = result.measure.variables
-    texts = {f"{name}_text": one for name, one in variables.items() if one.holds}
     for name, array in result.dataset.data_vars.items():
-        declared = variables[name] if name in variables else texts[name]
+        declared = variables[name]
         assert tuple(dim for dim in array.dims if dim not in ENGINE) == declared.dims, name
         assert "init" in array.dims or all(name not in null for null in result.nulls), name
         assert ("group" in array.dims) <= declared.interval, name

@@ -38,7 +38,6 @@ class MadeUp(Measure):
         "score": Variable("score", dims=("kind", "item")),
         "gain": Variable("gain", dims=("kind", "end")),
         "alone": Variable("of the model alone", dims=("kind",)),
-        "ids": Variable("ids", dims=("kind",), holds="token ids"),
     }
 
     def usual(self):
@@ -62,7 +61,7 @@ def data():
         "group": ["all", *map(str, range(GROUPS))], "prompt_share": ("group", [np.nan, *SHARES]),
         "layer": [1, 4], "head": [0, 2, 5], "condition": ["few", "many"], "kind": ["a", "b"], "end": list(ENDS),
     }  # fmt: skip
-    return xr.Dataset(arrays, coords).assign(ids=("kind", [3, 4]))
+    return xr.Dataset(arrays, coords)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +111,7 @@ def test_labels_are_the_usual_ones_and_none_averages(own, data):
         ("loss", {"tokens": "without first"}, "made_up.loss has no dim 'tokens'; it has init, condition, prompt"),
         ("loss", {"prompt": 6}, "made_up.loss: no prompt 6; it has 0, 1, 2, 3, 4, 5"),
         ("loss", {"prompt": "first"}, "made_up.loss: no prompt 'first'; it has 0, 1, 2, 3, 4, 5"),
-        ("s", {}, "made_up has no 's'; it has r, loss, score, gain, alone, ids"),
+        ("s", {}, "made_up has no 's'; it has r, loss, score, gain, alone"),
     ],
 )
 def test_dims_and_labels_that_a_variable_lacks_are_refused(own, name, labels, said):
@@ -165,9 +164,6 @@ def test_numbers_of_random_inits_are_means_with_standard_deviations(own, data):
     assert null.spread == pytest.approx(means.std(ddof=1))
     assert f"{null.with_interval:.3f}" == f"{means.mean():.3f} ± {means.std(ddof=1):.3f}"
     assert null.inits == ()
-    xr.testing.assert_identical(own.of_inits.side, own.of_inits.side.sel())
-    assert own.of_inits.side["r"].values == pytest.approx(data["r"].values[1, 0])
-    assert own.side["r"].values == pytest.approx(data["r"].values[0, 0])
 
 
 def test_frames_have_the_value_of_each_row(own, data):
@@ -179,7 +175,7 @@ def test_frames_have_the_value_of_each_row(own, data):
     assert isinstance(frame, pd.DataFrame)
 
 
-def test_the_summary_has_every_place_of_few_labels_and_no_ids(own, data):
+def test_the_summary_has_every_place_of_few_labels(own, data):
     found = own.summary()
     assert [one["name"] for one in found] == ["r"] * 2 + ["loss"] * 2 + ["score"] * 2 + ["gain"] * 2 + ["alone"] * 2
     assert found[1] == {"name": "r", "tokens": "without first"} | own("r", tokens="without first").as_dict()

@@ -68,7 +68,6 @@ def test_the_frame_has_a_row_a_head_and_a_column_a_headline(declared):
     assert frame["r"].tolist() == np.arange(6.0).tolist()
     assert frame[["layer", "head"]].to_numpy().tolist()[3] == [2, 0]
     assert declared.frame(tokens="without first")["r"].tolist() == np.arange(6.0, 12).tolist()
-    assert declared.frame(intervals=True).equals(frame)  # it has none
     assert declared.frame(init=0)["r"].tolist() == np.arange(12.0, 18).tolist()
     assert declared.headline_frame().columns.tolist() == ["layer", "head", "someones_r"]
     assert declared.headline_frame("random init")["someones_r"].tolist() == np.arange(12.0, 18).tolist()

@@ -64,7 +64,6 @@ def test_matrix_free_and_dense_routes_give_the_same_map(tiny, prompts):
     free, dense = (Coupling(k=(4,), dense_up_to=size)(tiny, prompts[:1], **WHOLE).own for size in (0, 64))
     np.testing.assert_allclose(free["coupling"], dense["coupling"], atol=1e-3)
     np.testing.assert_allclose(free["chance"], dense["chance"], atol=1e-5)
-    assert free["triplet_residual"].max() < 1e-4
 
 
 def test_intervals_are_over_prompts_and_the_mean_is_that_over_pairs_of_different_layers(result):

@@ -10,10 +10,9 @@ from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import load
 from tl_posgen.core.result import joined
 from tl_posgen.coupling import coupling_scores
-from tl_posgen.coupling.coupling_scores import LABELS, QUANTITIES, dataset_of
-from tl_posgen.coupling.score_table import SIZES
+from tl_posgen.coupling.coupling_scores import LABELS, SIZES, dataset_of
 from tl_posgen.errors import InputError
-from tl_posgen.stats.correlations import correlation, rank_correlation
+from tl_posgen.stats.correlations import correlation
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +44,7 @@ def made_up(n=40, seed=0):
     depth = rng.integers(4, 40, n)
     sizes = pd.DataFrame({"d_model": width, "n_layers": depth, "parameters": width**2 * depth})
     table = pd.DataFrame({"model": [f"model-{i}" for i in range(n)], "score": np.log(width) + 0.1 * rng.normal(size=n)})
-    return table, [dict.fromkeys(QUANTITIES, Number(value)) for value in measured], sizes
+    return table, [dict.fromkeys(LABELS, Number(value)) for value in measured], sizes
 
 
 def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores(scores):
@@ -56,9 +55,8 @@ def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores
     assert scores.provenance["drawn"] == "spread over the text"
     measured = scores.own.measured.sel(quantity="line_shape_score", end="value")
     columns = torch.tensor(measured.values), torch.tensor(scores.own.score.values)
-    for by, correlate in (("values", correlation), ("ranks", rank_correlation)):
-        expected, found = correlate(*columns), scores.numbers("r", quantity="line_shape_score", by=by)
-        assert (found.value, found.low, found.high) == pytest.approx((expected.r, expected.low, expected.high))
+    expected, found = correlation(*columns), scores.measure.r(scores.numbers, "line_shape_score")
+    assert (found.value, found.low, found.high) == pytest.approx((expected.r, expected.low, expected.high))
     names = [*(f"random init (seed {seed})" for seed in (0, 1)), "shuffled weights (seed 0)"]
     assert [null.attrs["model"] for null in scores.nulls] == names
     assert scores.provenance["shuffled_seeds"] == [0]
@@ -69,8 +67,8 @@ def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores
 
 def test_fewer_than_four_models_are_drawn_without_a_correlation(score_rows):
     found = coupling_scores(score_rows[:2], TEXT, **OPTIONS, null_seeds=())
-    assert found.own.r.isnull().all()
-    assert "the correlation and its line (needs 4 models, 2 given)" in found.own.attrs["not_computed"]
+    assert not any(found.measure.r(found.numbers, name) for name in LABELS)
+    assert "the correlation (needs 4 models, 2 given)" in found.findings()[0]
     assert found.null is None
     assert len(found.plot().data) == len(LABELS)
     assert found.plot().layout.annotations[0].text == "2 models: r not defined"
@@ -88,21 +86,21 @@ def test_a_result_has_its_declared_dims_survives_saving_and_is_tabulated_by_mode
         assert loaded.plot(kind).to_json() == scores.plot(kind).to_json()
     frame = scores.frame()
     assert frame["score"].tolist() == [0.1, 0.3, 0.2, 0.4]
-    assert [f"measured, {name}" for name in QUANTITIES] == [one for one in frame.columns if one.startswith("measured")]
+    assert [f"measured, {name}" for name in LABELS] == [one for one in frame.columns if one.startswith("measured")]
 
 
 def test_sizes_that_all_models_share_are_not_compared_with(scores):
     """All have two layers."""
-    for by in ("values", "ranks"):
-        assert not scores.numbers("excess", size="n_layers", by=by)
-        assert scores.numbers("excess", size="d_model", by=by)
-    _, by_values, by_ranks, *_ = scores.findings()
-    width, excess = scores.numbers("size_r", size="d_model"), scores.numbers("excess", size="d_model")
-    assert by_values.startswith("By values, over 4 models, score correlates with coupling at ")
-    assert f"with width {width.with_interval:.2f} (|r| of coupling {excess.with_interval:+.2f}), param" in by_values
-    assert by_ranks.endswith("coupling is not told from width and parameters.")
-    alike = scores.numbers("size_r", size="d_model").inits
-    assert alike == (width.value, width.value)  # random inits have the sizes of their models
+    own, measure = scores.numbers, scores.measure
+    assert not measure.excess(own, "n_layers")
+    _, of_width, of_parameters, *_ = scores.findings()
+    width, excess = measure.r(own, "d_model"), measure.excess(own, "d_model")
+    assert of_width.startswith(
+        f"Width correlates with score at r = {width.with_interval:.2f}: coupling is not told from"
+    )
+    assert of_width.endswith(f"(|r| of coupling {excess.with_interval:+.2f}).")
+    assert of_parameters.startswith("Parameters")
+    assert width.inits == (width.value, width.value)  # random inits have the sizes of their models
 
 
 def test_coupling_is_said_to_beat_the_sizes_that_it_beats_beyond_chance_and_no_others(of_mini):
@@ -115,40 +113,45 @@ def test_coupling_is_said_to_beat_the_sizes_that_it_beats_beyond_chance_and_no_o
     table, sizes = table.assign(score=score), sizes.assign(parameters=np.exp(parameters))
     sides = {TRAINED: dataset_of(table, measured, sizes, "score").merge(by_width)}
     found = type(of_mini)(of_mini.measure, joined(of_mini.measure, sides, ["60 models"]))
-    for by in ("values", "ranks"):
-        excess = {size: found.numbers("excess", size=size, by=by) for size in SIZES}
-        r, of_depth = found.numbers("r", quantity="coupling", by=by), found.numbers("size_r", size="n_layers", by=by)
-        assert float(excess["n_layers"]) == pytest.approx(abs(r.value) - abs(of_depth.value))
-        assert excess["d_model"].low > 0
-        assert excess["parameters"].low < 0 < excess["parameters"].high
-    assert found.findings()[1].endswith("coupling beats width and depth, is not told from parameters.")
+    excess = {size: found.measure.excess(found.numbers, size) for size in SIZES}
+    r, of_depth = (found.measure.r(found.numbers, name) for name in ("coupling", "n_layers"))
+    assert float(excess["n_layers"]) == pytest.approx(abs(r.value) - abs(of_depth.value))
+    assert excess["d_model"].low > 0
+    assert excess["parameters"].low < 0 < excess["parameters"].high
+    told = [one.split(": coupling ")[1].split(" it ")[0] for one in found.findings()[1:4]]
+    assert told == ["beats", "beats", "is not told from"]
 
 
 def test_a_correlation_that_width_makes_is_gone_once_width_is_held_fixed(of_many):
-    r, given = (of_many.numbers(name, quantity="coupling") for name in ("r", "partial_r"))
+    measure, own = of_many.measure, of_many.numbers
+    r, given = measure.r(own, "coupling"), measure.given_sizes(own, "coupling")
     assert r.value > 0.7
     assert abs(given.value) < abs(r.value) / 2
     first, *more = of_many.findings()
     assert f"given width and size {given.plain:.3f} [" in first
     assert "random init" not in first
-    assert [one.split()[0] for one in more] == ["By", "By", "Warning:"]  # everything was computed
-    assert more[0].endswith("coupling beats depth, is beaten by width, is not told from parameters.")
+    assert [one.split()[0] for one in more] == ["Width", "Depth", "Parameters", "Warning:"]  # all was computed
+    told = [one.split(": coupling ")[1].split(" it ")[0] for one in more[:3]]
+    assert told == ["is beaten by", "beats", "is not told from"]
 
 
-def test_sizes_in_the_table_count_before_those_of_the_models():
+def test_sizes_in_the_table_count_before_those_of_the_models(of_many):
     table, measured, sizes = made_up()
     data = dataset_of(table.assign(d_model=7.0, parameters=5.0), measured, sizes, "score")
     assert (data.d_model == 7).all()
-    assert data.attrs["not_computed"] == "the correlation given width and size (all models have the same)"
+    own = type(of_many)(of_many.measure, joined(of_many.measure, {TRAINED: data}, ["alike"])).numbers
+    assert of_many.measure.not_computed(own) == ["the correlation given width and size (all models have the same)"]
+    assert not of_many.measure.given_sizes(own, "coupling")
 
 
-def test_a_quantity_that_a_model_lacks_has_no_correlation():
+def test_a_quantity_that_a_model_lacks_has_no_correlation(of_many):
     table, measured, sizes = made_up()
-    measured[3] = measured[3] | {"swapped": Number(float("nan"))}
+    measured[3] = measured[3] | {"expodistance": Number(float("nan"))}
     data = dataset_of(table, measured, sizes, "score")
-    lacking = data[["r", "partial_r"]].sel(quantity="swapped")
-    assert lacking.isnull().all()
-    assert data[["r", "partial_r"]].sel(quantity="trace").notnull().all()
+    own = type(of_many)(of_many.measure, joined(of_many.measure, {TRAINED: data}, ["lacking"])).numbers
+    for told in (of_many.measure.r, of_many.measure.given_sizes):
+        assert not told(own, "expodistance")
+        assert told(own, "trace")
 
 
 def test_bad_options_are_refused(score_rows):

@@ -3,7 +3,7 @@
 import pytest
 
 from tl_posgen.coupling import coupling_scores
-from tl_posgen.coupling.score_table import score_table
+from tl_posgen.coupling.coupling_scores import score_table
 from tl_posgen.errors import InputError
 
 

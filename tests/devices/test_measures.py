@@ -8,7 +8,6 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import ThreeAxis, Variance
 
-ROUNDING = ("triplet_residual",)  # quantities that are nothing but rounding
 CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0,), "progress": False}
 
 
@@ -33,8 +32,7 @@ def test_a_measure_gives_the_numbers_of_the_cpu(name, backend, dtype, models, de
     for variable, expected in here.dataset.data_vars.items():
         if expected.dtype.kind == "f":
             error = device.error_of_bfloat16 if dtype == "bfloat16" else device.error
-            least = 1.0 if variable in ROUNDING else 1e-3
-            assert_near(there.dataset[variable].values, expected.values, error, variable, least=least)
+            assert_near(there.dataset[variable].values, expected.values, error, variable, least=1e-3)
 
 
 def test_a_fit_with_a_ridge_is_solved_as_on_the_cpu(models, device):

@@ -8,7 +8,7 @@ from devices.near import assert_near
 from interventions import OF_THE_PROMPT, ROW_BY_ROW, N
 
 import tl_posgen
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models import geometry_of
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import (
@@ -127,6 +127,28 @@ def test_scores_that_are_off_by_tf32_name_it(off, named, directory, device):
     with rounded, pytest.raises(UnsupportedModelError) as refused:
         geometry_of(model)
     assert ("rounding to TF32" in str(refused.value)) == (named and device.place.startswith("cuda"))
+
+
+def test_a_random_init_is_drawn_where_it_is_asked(models, device):
+    model, here = models("bridge")
+    if device.name == "mps":
+        with pytest.raises(InputError, match="null_device='mps': random weights are drawn on cpu here"):
+            tl_posgen.random_like(model, 0, "mps")
+        return
+    state = torch.cuda.get_rng_state()
+    drawn, again, other = (tl_posgen.random_like(model, seed, device.place) for seed in (0, 0, 1))
+    assert torch.equal(state, torch.cuda.get_rng_state())
+    weights = [torch.cat([weight.flatten().cpu() for weight in one.parameters()]) for one in (drawn, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    plain = dict(tl_posgen.random_like(here, 0).named_parameters())
+    for (name, weight), place in zip(drawn.named_parameters(), model.parameters(), strict=True):
+        assert weight.device == place.device
+        if weight.ndim == 2:
+            assert float(weight.std()) == pytest.approx(float(plain[name].std()), rel=0.1)
+            assert not torch.equal(weight.cpu(), plain[name])
+    report = tl_posgen.analyze(model, TOKENS, measures="variance", null_device=device.place, progress=False)
+    assert report.provenance["null_device"] == device.place
 
 
 def test_the_toy_runs_where_the_accelerator_is_the_default_device(device):

@@ -63,17 +63,15 @@ def expected_ends(result, name, along):
 
 
 def test_bars_are_means_over_prompts_with_intervals_beside_both_nulls(result):
-    figure = bars({"loss": [("loss", "loss")]}, "condition", title="T", subtitle="of {of}", mark="unchanged")(result)
+    figure = bars({"loss": [("loss", "loss")]}, "condition", title="T", subtitle="of {of}")(result)
     own, *nulls = figure.data
     np.testing.assert_allclose(ends(own, "x"), expected_ends(result, "loss", "condition"))
     assert np.isfinite(own.error_x.array).all()
     assert list(own.y) == ["unchanged", "RoPE removed", "means"]
     for bar, expected in zip(nulls, nulls_of(result, "loss", "prompt"), strict=True):
         np.testing.assert_allclose(bar.x, expected)
-    (mark,) = figure.layout.shapes
-    assert mark.x0 == own.x[0]
     assert figure.layout.title.text.startswith("<b>T · m</b>")
-    assert "of 3; 95 % intervals over prompts; dotted: unchanged" in figure.layout.title.text
+    assert "of 3; 95 % intervals over prompts" in figure.layout.title.text
 
 
 def test_lines_are_means_over_heads_and_functions_stand_for_variables(result):
@@ -120,7 +118,7 @@ def test_a_null_models_map_that_is_nearly_constant_is_a_line_below_the_models(re
         )
     flat = replace(result, dataset=data)
     drawn = head_map("score", ("other", {}), title="T", limits=None)
-    maps = heat_maps("square", "layer", "layer_2", per=["k"], at={}, title="T")
+    maps = heat_maps("square", "layer", "layer_2", per=["k"], title="T")
     of_heads = drawn(replace(flat, dataset=data.mean("prompt")))
     is_drawn = spread > 0.05
     assert len(of_heads.data) == 5 + is_drawn

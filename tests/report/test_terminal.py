@@ -14,8 +14,16 @@ import tl_posgen
 from tl_posgen.claims import Claims
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.result import Result
-from tl_posgen.report.tables import cell, print_frame, short
-from tl_posgen.report.terminal import MOST_LINES, print_claims, print_heads, print_measures, print_report
+from tl_posgen.report.tables import cell
+from tl_posgen.report.terminal import (
+    MOST_LINES,
+    print_claims,
+    print_frame,
+    print_heads,
+    print_measures,
+    print_report,
+    short,
+)
 from tl_posgen.slash import slash_heads
 
 WIDTHS = (60, 80, 120)

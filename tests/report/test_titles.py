@@ -98,3 +98,9 @@ def test_a_table_of_many_heads_is_whole_and_numbers_of_two_measures_stand_once(a
     assert "position_share" in both
     assert "other" in both
     assert "again" not in both
+
+
+def test_the_table_of_heads_on_a_diagonal_names_layer_and_head(alice):
+    cut = {"length": 16, "n_prompts": 1, "null_seeds": (), "progress": False}
+    report = tl_posgen.analyze("mini", alice, measures=["variance"], heads=["L0H0", "L1H1", "L2H2"], **cut)
+    assert report.frame()[["layer", "head"]].to_numpy().tolist() == [[0, 0], [1, 1], [2, 2]]

@@ -44,23 +44,22 @@ def test_contributions_add_up_to_the_lift_of_the_diagonal(result, logits, tokens
     np.testing.assert_allclose(total.sel(at="best"), lift[best, range(len(best))], atol=1e-4)
 
 
-def test_bands_hold_every_plane_once_and_those_by_wavelength_end_at_32_tokens_and_at_the_prompt(result):
+def test_bands_hold_every_plane_once_the_fastest_third_first(result):
     bands, contribution = result.own["bands"], result.own["contribution"]
-    whole, wavelength = contribution.sum("plane"), result.own["wavelength"]
-    for scheme in ("thirds", "wavelength"):
-        np.testing.assert_allclose(bands.sel(scheme=scheme).sum("band").transpose(*whole.dims), whole, atol=1e-9)
-    chosen = {"high": wavelength < 32, "medium": (wavelength >= 32) & (wavelength <= N), "low": wavelength > N}
-    for band, planes in chosen.items():
-        found = bands.sel(scheme="wavelength", band=band).transpose(*whole.dims)
+    whole, plane = contribution.sum("plane"), result.own["plane"]
+    np.testing.assert_allclose(bands.sum("band").transpose(*whole.dims), whole, atol=1e-9)
+    for number, band in enumerate(("high", "medium", "low")):
+        planes = 3 * plane // contribution.sizes["plane"] == number
+        found = bands.sel(band=band).transpose(*whole.dims)
         np.testing.assert_allclose(found, contribution.where(planes).sum("plane"), atol=1e-9)
-    trained, null = (one["bands"].sel(tokens="all", at="best", scheme="thirds") for one in (result.own, result.null))
+    trained, null = (one["bands"].sel(tokens="all", at="best") for one in (result.own, result.null))
     assert float(trained.sum("band").max()) > 20 * float(abs(null.sum("band")).max())
 
 
 def test_what_is_not_rotated_is_a_band_of_its_own(of_family):
     data = of_family("neox").own
     plain = data["contribution"].where(np.isinf(data["wavelength"])).sum("plane").sel(at="best")
-    unrotated = data["bands"].sel(scheme="thirds", band="unrotated", at="best")
+    unrotated = data["bands"].sel(band="unrotated", at="best")
     assert 0 < int(np.isinf(data["wavelength"]).sum()) < data["wavelength"].size
     np.testing.assert_allclose(unrotated.transpose(*plain.dims), plain)
 

@@ -39,15 +39,15 @@ def test_slash_head_forms_within_a_hundred_and_fifty_steps_and_works_on_unseen_f
     assert unseen[-1] > 0.5
     assert row["loss at end"] < 0.3 * row["loss at start"]
     assert float(data.r1.isel(step=-1).min()) > 0.95
-    first, second = learned.findings()  # of a single seed there is no spread
-    assert f"to {float(trained[-1]):.3f}, and " in first
-    assert f"in 1 of 1 seed, by step {int(row['formed by step'])};" in second
+    assert 0 < row["formed by step"] <= 150
+    [told] = learned.findings()  # of a single seed there is no spread
+    assert f"to {float(trained[-1]):.3f}, and " in told
 
 
 @pytest.mark.slow
 def test_head_of_the_slowest_planes_alone_fails_to_form():
     row = short("low").table().iloc[0]
-    assert row["score"] < 0.3
+    assert row["score, trained"] < 0.3
     assert row["loss at end"] > 0.4
     assert np.isnan(row["formed by step"])
 

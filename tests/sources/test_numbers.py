@@ -19,15 +19,15 @@ def test_products_with_the_weights_are_mean_products_of_scores(name, side):
     term, generator = TERMS[name], torch.Generator().manual_seed(0)
     q, k = (1 + torch.randn(3, 2, 5, 6, dtype=torch.float64, generator=generator) for _ in range(2))  # three sources
     turn = turning_factors(torch.arange(N_DISTANCES), ROPE, 6)
-    pq, pk = (part_of(complex_planes(x, ROPE), getattr(term, of), 2) for x, of in ((q, "q"), (k, "k")))
-    u = part_of(turn, term.d, 0)
+    pq, pk = (part_of(complex_planes(x, ROPE), term[of], 2) for x, of in ((q, "q"), (k, "k")))
+    u = part_of(turn, term["d"], 0)
     sides = (pq, pk.sum(0, keepdim=True)) if side == "q" else (pq.sum(0, keepdim=True), pk)
     scores = torch.einsum("ahim,bhjm,dm->abhijd", sides[0], sides[1].conj(), u).real.flatten(0, 1)
     expected = (scores * scores.sum(0)).mean((2, 3, 4))
 
     moments = TripleMoments.from_qk(q.sum(0), k.sum(0), ROPE)
     distance = weighted_spread(turn, torch.full((N_DISTANCES,), 1 / N_DISTANCES, dtype=torch.float64))
-    x = part_of(q if side == "q" else k, getattr(term, side), 2)
+    x = part_of(q if side == "q" else k, term[side], 2)
     weights = source_weights(source_form(term, side, moments, distance), x.sum(0), ROPE)
     found = (x * weights).sum(-1).mean(-1)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tl_posgen.core.files import write_files
 from tl_posgen.core.report import Report
-from tl_posgen.core.store import write_part
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.files import drop_from_cache
 from tl_posgen.studies.overview import open_study
@@ -155,7 +155,7 @@ def leave(job, out):
     """Write what a finished job leaves, without its results."""
     of_job = {"job": list(job.place), "study": job.study.settings, "identity": job.identity}
     provenance = {**of_job, "parameters": 1}
-    write_part(out / JOBS / job.file, Report({}, provenance).as_bytes())
+    write_files(out / JOBS, {job.file: Report({}, provenance).as_bytes()})
 
 
 def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):
@@ -212,7 +212,7 @@ def test_files_that_contradict_each_other_are_refused(tmp_path):
     leave(before, tmp_path)
     with pytest.raises(InputError, match=r"mini/bundled with other weights, text, .*; delete the file"):
         finished_jobs(tmp_path, [job])
-    write_part(tmp_path / JOBS / "a-part-of-something-else.nc", Report({}, {}).as_bytes())
+    write_files(tmp_path / JOBS, {"a-part-of-something-else.nc": Report({}, {}).as_bytes()})
     with pytest.raises(InputError, match="no job of a study; give another --out"):
         finished_jobs(tmp_path)
 

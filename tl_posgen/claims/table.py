@@ -6,7 +6,7 @@ Coupling of residual Jacobians: Aubry et al. 2024 (arXiv 2407.07810).
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from tl_posgen.core.numbers import leave_one_out
 from tl_posgen.core.result import Result
 from tl_posgen.position.order.cloze import N_CHOICES
 from tl_posgen.rope.frequency_bands import BANDS
-from tl_posgen.slash.band_ablation import SCHEMES, mean_of_slash_heads
+from tl_posgen.slash.band_ablation import mean_of_slash_heads
 from tl_posgen.slash.cone import INPUTS
-from tl_posgen.slash.head_groups import group_mean
+from tl_posgen.slash.dominance import group_mean
 from tl_posgen.slash.numbers.slash_scores import LONG, long_distances
+from tl_posgen.slash.slash_ablation import Scheme
 from tl_posgen.slash.slash_toy import FEATURES
 from tl_posgen.stats.intervals import FEWEST
 
@@ -190,7 +191,7 @@ def _bands(band_ablation: Result) -> list[Group]:
     scores = mean_of_slash_heads(own.dataset)
     scores = leave_one_out(scores) if scores.sizes["prompt"] >= FEWEST else scores.mean("prompt")
     left = scores / scores.sel(condition="unchanged", drop=True)
-    for scheme in SCHEMES if own.measure.n_heads(own).value else ():
+    for scheme in get_args(Scheme) if own.measure.n_heads(own).value else ():
         names = [f"drop {band}, {scheme}" for band in BANDS]
         is_there = set(names) <= set(own.data["condition"].values)
         if not is_there or not all(own.data["n_planes"].sel(condition=one).any() for one in names):

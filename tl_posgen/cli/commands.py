@@ -25,7 +25,7 @@ from tl_posgen.cli.options import (
 from tl_posgen.errors import InputError, PosgenError
 
 _LOADING = ("backend", "dtype", "device", "revision", "tokenizer")
-_NULLS = ("null_seeds", "shuffled_seeds", "no_null")
+_NULLS = ("null_seeds", "shuffled_seeds", "null_device", "no_null")
 _PAGE = ("out", "force", "full")
 _TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive")
 _SHARED = tuple(one.name for one in fields(Setup))
@@ -266,7 +266,7 @@ def _toy(
     setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
 
 
-@_command(without=("model", "revision", "prompt"), length=64)
+@_command(without=("model", "revision", "prompt", "null_device"), length=64)
 def _coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: int = 10) -> None:
     """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?
 
@@ -280,7 +280,7 @@ def _coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: 
     setup.measure(coupling_scores, scores, score=score, k=k, **setup.place)
 
 
-@_command(without=("model", "revision", "prompt", "shuffled_seeds"))
+@_command(without=("model", "revision", "prompt", "shuffled_seeds", "null_device"))
 def _emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None, coupling: bool = False) -> None:
     """Every measure over a sequence of training checkpoints: when does the split form?
 
@@ -372,7 +372,7 @@ def _sweep(
     return int(bool(swept.failed))
 
 
-@_command(without=("prompt",))
+@_command(without=("prompt", "null_device"))
 def _claims(*, setup: Setup, papers: str = "position,slash,coupling", checkpoints: list[str] | None = None) -> None:
     """Run every measure that a claim of the papers needs, and table each claim: held, partly, or not, by how much.
 

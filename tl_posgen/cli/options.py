@@ -41,6 +41,7 @@ class Setup:
         seed: Seed of random draws.
         null_seeds: Seeds of the randomly initialised models, such as 0-2; 0 if left out.
         shuffled_seeds: Seeds of models of shuffled weights, or none; 0, for what one pass gives, if left out.
+        null_device: Draw random inits on cpu or cuda.
         no_null: Skip the null models.
         out: Directory for index.html, summary.json and results.nc.
         force: Replace another run's report in --out.
@@ -62,6 +63,7 @@ class Setup:
     seed: Annotated[int, Parameter(validator=Number(gte=0))] = 0
     null_seeds: str | None = None
     shuffled_seeds: str | None = None
+    null_device: str = "cpu"
     no_null: bool = False
     out: str = "report"
     force: bool = False
@@ -93,6 +95,8 @@ class Setup:
             if written is not None:
                 option = f"--{name.replace('_', '-')}"
                 cut[name] = [] if written == "none" else parse_indices(written, option)
+        if self.null_device != "cpu":
+            cut["null_device"] = self.null_device
         return cut | {"seed": self.seed}
 
     @property

@@ -1,8 +1,10 @@
 """Forward passes that are the user's own: measured while they run, or from a cache."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from tl_posgen.core import registry
 from tl_posgen.core.engine import Measures, require_prompts, supported
@@ -77,32 +79,27 @@ class Attached:
     def report(self, *, null_seeds: Sequence[int] = (), shuffled_seeds: Sequence[int] = ()) -> Report:
         """Return what was found. With seeds the same tokens also go, unhooked, through random inits and models of
         shuffled weights."""
+        feed, nulls = self.feed, NullModels(self.model, null_seeds, shuffled_seeds)
         n_layers = len(select_heads(self.model, **self.where))
-        sides = {TRAINED: self.feed.datasets(self.model, session_of(self.model).label, n_layers)}
-        rows, nulls = self.feed.known_prompts(), NullModels(self.model, null_seeds, shuffled_seeds)
-        if nulls and len(rows) < len(self.feed.prompts):
+        sides = {TRAINED: feed.datasets(nulls.session.label, n_layers)}
+        known = [tokens for tokens in feed.prompts.values() if tokens is not None]
+        if nulls and len(known) < len(feed.prompts):
             raise InputError(
                 "null_seeds, shuffled_seeds: some forward passes were not given token ids; run the null yourself"
             )
         for init, (title, other) in zip(nulls, nulls.models(), strict=True):
-            sides[init] = one_pass(session_of(other), rows, self.measures, **self.where, label=title, seed=self.seed)
-        return _attached_report(self.measures, sides, self.feed, nulls, self.seed)
-
-
-def _attached_report(
-    measures: Sequence[Measure], sides: Mapping[str, Any], feed: Feed, nulls: NullModels, seed: int
-) -> Report:
-    """Return the report of captured prompts: datasets by label along init, the model's first."""
-    model = nulls.session
-    for measure in measures:
-        require_prompts(measure, model, feed.captured_prompts())
-    measures = [measure.prepare(model, feed.captured_prompts()) for measure in measures]
-    provenance = provenance_of(model, feed.known_prompts(), nulls.seeds, nulls.shuffled, seed) | feed.counted()
-    results = {
-        measure.name: result_of(measure, {init: side[measure.name] for init, side in sides.items()}, provenance)
-        for measure in measures
-    }
-    return Report(results, provenance)
+            sides[init] = one_pass(session_of(other), known, self.measures, **self.where, label=title, seed=self.seed)
+        # a prompt whose token ids are not known has its length
+        rows = [torch.zeros(feed.lengths[n]).long() if ids is None else ids for n, ids in feed.prompts.items()]
+        provenance = provenance_of(nulls.session, known, nulls.seeds, nulls.shuffled, self.seed)
+        lengths = sorted(set(feed.lengths.values()))
+        provenance |= {"prompts": len(rows), "length": lengths[0] if len(lengths) == 1 else lengths}
+        results = {}
+        for measure in self.measures:
+            require_prompts(measure, nulls.session, rows)
+            of_measure = {init: side[measure.name] for init, side in sides.items()}
+            results[measure.name] = result_of(measure.prepare(nulls.session, rows), of_measure, provenance)
+        return Report(results, provenance)
 
 
 def analyze_cache(
@@ -127,10 +124,8 @@ def analyze_cache(
         InputError: the cache lacks what a measure needs (the message names the hook); several prompts without `tokens`.
         UnsupportedModelError: the cached scores or pattern are not those of the cached q and k, which a measure needs.
     """
-    measured = _collecting(measures, "analyze_cache", model)
-    seed = check_seed(seed)
-    feed = Feed(measured, seed=seed)
-    for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
-        feed(capture)
-    sides = {TRAINED: feed.datasets(model, session_of(model).label)}
-    return _attached_report(measured, sides, feed, NullModels(model, ()), seed)
+    run = Attached(model, _collecting(measures, "analyze_cache", model), layers, heads, check_seed(seed))
+    needs = run.feed.needs
+    for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=needs):
+        run.feed(capture)
+    return run.report()

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import xarray as xr
 from jaxtyping import Int
@@ -22,19 +23,12 @@ from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result, contiguous, result_of
 from tl_posgen.core.run import Run
-from tl_posgen.core.store import (
-    Parts,
-    check_after,
-    configuration_of,
-    content,
-    refuse_hooks,
-    require_options,
-    require_same,
-)
+from tl_posgen.core.store import Parts, check_after, configuration_of, content, require_same
 from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.hooks.given import Hooks, check_hooks, under
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.load import is_ours
+from tl_posgen.models.loading.nulls import check_draws_on
 from tl_posgen.models.loss import require_context, require_one_length
 from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
@@ -62,6 +56,7 @@ def analyze(
     seed: int = 0,
     null_seeds: Sequence[int] | NullModels = (0,),
     shuffled_seeds: Sequence[int] | None = None,
+    null_device: str = "cpu",
     fwd_hooks: Hooks = (),
     metric: Any = None,
     after: Mapping[str, Result] | None = None,
@@ -92,6 +87,8 @@ def analyze(
         shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.nulls.shuffled_like`,
             that everything is repeated on; () for none. If left out, one beside random inits, for the measures that
             share a single pass: a model of shuffled weights predicts nothing that an intervention could take away.
+        null_device: on which the weights of random inits are drawn: "cuda" is far sooner for a model of billions of
+            weights, and draws other numbers than the CPU from one seed.
         fwd_hooks: hooks under which everything is measured, as TransformerLens takes them: (name of a hook point or a
             function that chooses names, hook) each; the random inits under the same. Beside the report of the intact
             model, `tl_posgen.compare` shows what they change.
@@ -126,16 +123,14 @@ def analyze(
     """
     # refused without a model
     seed, asked, metric = check_seed(seed), registry.requested(measures), as_metric(metric)
-    known = check_after(after)
+    known = check_after(after, asked)
     if not isinstance(null_seeds, NullModels):
         check_seeds(null_seeds)
     if shuffled_seeds is not None:
         check_seeds(shuffled_seeds, "shuffled_seeds")
+    check_draws_on(null_device)
     require("streaming", streaming, bool | None)
     require("consecutive", consecutive, bool)
-    for measure in asked:
-        if measure.name in known:
-            require_options(measure, known[measure.name])
     to_measure = [measure for measure in asked if measure.name not in known]
 
     # refused before a forward pass
@@ -144,12 +139,11 @@ def analyze(
     model = session.model
     hooked = {"fwd_hooks": named} if (named := check_hooks(session, fwd_hooks)) else {}
     keeping = Parts.kept_in(keep)
-    if keep is not None:
-        refuse_hooks(model, hooked)
-        if metric is not None:
-            raise InputError("keep: another run cannot know what a metric does; give one of them")
+    if keep is not None and (hooked or metric is not None):
+        what = "fwd_hooks do" if hooked else "a metric does"
+        raise InputError(f"keep: another run cannot know what {what}; give one of them")
     choices = Choices(streaming, max((measure.matrices for measure in to_measure), default=0), metric)
-    nulls = null_models_of(session, null_seeds, shuffled_seeds)
+    nulls = null_models_of(session, null_seeds, shuffled_seeds, null_device)
     with (
         session.exclusive("analyze"),
         session.choosing(choices),
@@ -163,6 +157,8 @@ def analyze(
         details: dict[str, Any] = hooked | drawn(**cut)  # what the provenance says beside
         if layers is not None or heads is not None:
             details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
+        if nulls.device != "cpu":
+            details["null_device"] = nulls.device
         if metric is not None:
             details["metric"] = metric.name
         lists = {id(one): one for one in rows.values()}  # one for all measures that share prompts
@@ -176,14 +172,14 @@ def analyze(
         depends_on: dict[str, Any] = {}
         if parts.directory is not None:
             which = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads}
-            depends_on = configuration_of(session, prompts, **cut, **which, seed=seed, streaming=streaming)
+            depends_on = configuration_of(
+                session, prompts, **cut, **which, seed=seed, streaming=streaming, null_device=nulls.device
+            )
         where = {"layers": layers, "heads": heads}
-        analysis = _Analysis(session, prompts, rows, where, seed, fwd_hooks, nulls, in_place, passes, parts, depends_on)
+        analysis = _Analysis(session, prompts, rows, where, seed, nulls, fwd_hooks, in_place, passes, parts, depends_on)
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
         if progress and not passes.stages:
-            passes.plan(_stages_of(session, prepared, prompts, rows, where, seed, nulls))
-
-        # the passes
+            passes.plan(analysis.stages(prepared))
         sides = analysis.sides(prepared, known)
         if nulls is not null_seeds:
             nulls.free_memory()
@@ -201,18 +197,25 @@ def analyze(
     return Report(found, {name: value for name, value in first.items() if name != "options"})
 
 
+class _Step(NamedTuple):
+    """One model (a null model by its label along init) under measures that share a pass, or one that runs it."""
+
+    init: str | None
+    label: str
+    name: str
+    measures: Sequence[Measure]
+    is_shared: bool
+
+
 @dataclass
 class _Analysis:
-    """An analysis once everything is checked: its measures of the model, then of each null model, part by part.
+    """An analysis once everything is checked: measures of the model, then of each null model, step by step.
 
     Attributes:
-        session, prompts: as `analyze` was given them, the model loaded.
         rows: token ids of every prompt, by measure.
-        where, seed: layers and heads; of draws.
         hooks: under which all passes run.
-        null_models, in_place: the null models, and whether each may take the model's place.
-        passes, parts, depends_on: the bar; where finished parts are kept, and all that they depend on.
-        trained: datasets of the model itself, by measure; empty while they are made.
+        in_place: whether each null model may take the model's place.
+        depends_on: all that the finished parts depend on.
     """
 
     session: Session
@@ -220,125 +223,77 @@ class _Analysis:
     rows: Mapping[str, Sequence[Tensor]]
     where: Mapping[str, Any]
     seed: int
-    hooks: Hooks
-    null_models: NullModels
-    in_place: bool
-    passes: Passes
-    parts: Parts
-    depends_on: Mapping[str, Any]
-    trained: Mapping[str, xr.Dataset] = field(default_factory=dict)
+    nulls: NullModels
+    hooks: Hooks = ()
+    in_place: bool = False
+    passes: Passes | None = None
+    parts: Parts = field(default_factory=Parts)
+    depends_on: Mapping[str, Any] = field(default_factory=dict)
+
+    def steps(self, measures: Sequence[Measure]) -> Iterator[_Step]:
+        for init in (None, *self.nulls):
+            label = self.session.label if init is None else null_label(init)
+            some = [one for one in measures if init is None or _is_measured(one, init, self.nulls)]
+            if fed := [one for one in some if one.is_fed]:
+                name = f"{fed[0].name} of one pass" if fed[0].runs_model else fed[0].name  # which has a step of its own
+                yield _Step(init, label, name if len(fed) == 1 else f"{len(fed)} measures", fed, True)
+            for measure in (one for one in some if one.runs_model):
+                yield _Step(init, label, measure.name, [measure], False)
+
+    def stages(self, measures: Sequence[Measure]) -> list[Stage]:
+        """Return every step with the forward passes that it will make."""
+        found = []
+        for init, label, name, (measure, *_), is_shared in self.steps(measures):
+            rows = self.rows[measure.name]
+            run = Run(measure, self.session, self.prompts, rows, self.where, self.seed, init)
+            n = len(rows) if is_shared else measure.passes(run)
+            found.append(Stage(name, label, n))
+        return found
 
     def sides(self, measures: Sequence[Measure], known: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
         """Return the datasets by measure, of the model and of each null model that any is repeated on."""
-        self.trained = self.datasets(measures, None, {name: one.own for name, one in known.items()})
-        sides = {TRAINED: self.trained}
-        for init in self.null_models:
-            before = {name: one.sel(init=init) for name, one in known.items() if init in one.numbers.nulls}
-            if asked := [measure for measure in measures if _is_measured(measure, init, self.null_models)]:
-                sides[init] = self.datasets(asked, init, before)
+        sides: dict[str, dict[str, xr.Dataset]] = {}
+        for step in self.steps(measures):
+            side, measure = step.init or TRAINED, step.measures[0]
+            if side not in sides:
+                of_side = {name: one for name, one in known.items() if side in (TRAINED, *one.numbers.nulls)}
+                sides[side] = {name: one.sel(init=side) for name, one in of_side.items()}
+            after = [kind.name for kind in measure.after] + ([measure.name] if measure.is_fed else [])
+            read = {} if step.is_shared else {name: sides[side][name] for name in after}
+            depends_on: dict[str, Any] = {}
+            if self.parts.directory is not None:
+                depends_on = {**self.depends_on, "tokens": content(self.rows[measure.name]), "after": content(read)}
+                depends_on |= {} if step.init is None else {"null_model": step.init}
+            name = f"{step.name} {step.label}"
+            keep = partial(self.parts.condition, name, measure, depends_on)
+            trained = None if step.init is None else sides[TRAINED].get(measure.name)
+            with nullcontext() if self.passes is None else self.passes.stage(step.name, step.label):
+                make = partial(self._made, step, read, trained, None if self.parts.directory is None else keep)
+                sides[side] |= self.parts.datasets(name, step.measures, depends_on, make)
         return sides
 
-    def datasets(
-        self, measures: Sequence[Measure], init: str | None, before: Mapping[str, xr.Dataset]
+    def _made(
+        self, step: _Step, read: Mapping[str, xr.Dataset], trained: xr.Dataset | None, keep: Any
     ) -> dict[str, xr.Dataset]:
-        """Return the dataset of every measure for one model, by name: the shared pass, then those that run it."""
-        label = self.session.label if init is None else null_label(init)
-        found = dict(before)
-        if fed := [measure for measure in measures if measure.is_fed]:
-            name = _name_of_shared(fed)
-            with self.passes.stage(name, label):
-                found |= self.kept(
-                    f"{name} {label}", fed, self.dependencies(fed[0], init, {}), partial(self.feed, fed, init)
-                )
-        for measure in (one for one in measures if one.runs_model):
-            names = [*(kind.name for kind in measure.after), *([measure.name] if measure.is_fed else [])]
-            read = {name: found[name] for name in names}
-            depends_on, name = self.dependencies(measure, init, read), f"{measure.name} {label}"
-            with self.passes.stage(measure.name, label):
-                make = partial(self.run, measure, init, read, partial(self.parts.condition, name, measure, depends_on))
-                found |= self.kept(name, [measure], depends_on, make)
-        return {measure.name: found[measure.name] for measure in measures}
-
-    def kept(
-        self,
-        name: str,
-        measures: Sequence[Measure],
-        depends_on: Mapping[str, Any],
-        make: Callable[[], Mapping[str, xr.Dataset]],
-    ) -> dict[str, xr.Dataset]:
-        """Return the finished part of these measures and a model, or make it: arrays as a file gives them back."""
-        return self.parts.datasets(
-            name, measures, depends_on, lambda: {name: contiguous(data) for name, data in make().items()}
-        )
-
-    def dependencies(self, measure: Measure, init: str | None, read: Mapping[str, xr.Dataset]) -> dict[str, Any]:
-        """Return all that kept numbers of a measure and a model depend on, beside its options."""
-        if self.parts.directory is None:
-            return {}
-        more = {"tokens": content(self.rows[measure.name]), "after": content(read)}
-        return {**self.depends_on, **more, **({} if init is None else {"null_model": init})}
-
-    def built(self, init: str | None) -> tuple[str, str, Session]:
-        """Return (label, title, model) of an init: a label says where a random init has the very weights of the model,
-        a title also the metric that is called the loss."""
-        label, session = self.session.label, self.session
-        if init is not None:
-            label, session = self.null_models.build(init, in_place=self.in_place)
+        """Return the datasets of a step: its label says where a random init has the very weights of the model, its
+        title also the metric that is called the loss; arrays as a file gives them back."""
+        label, session = step.label, self.session
+        if step.init is not None:
+            label, session = self.nulls.build(step.init, in_place=self.in_place)
         metric = self.session.choices.metric
-        return label, label if metric is None else f"{label}, loss = {metric.name}", session
-
-    def feed(self, measures: Sequence[Measure], init: str | None) -> dict[str, xr.Dataset]:
-        """Return the datasets of measures that share one pass."""
-        _, title, session = self.built(init)
+        title = label if metric is None else f"{label}, loss = {metric.name}"
+        measure, rows = step.measures[0], self.rows[step.measures[0].name]
         with session.choosing(self.session.choices), under(session, self.hooks):
-            how = {**self.where, "label": title, "intervals": init is None, "seed": self.seed}
-            return one_pass(session, self.rows[measures[0].name], measures, **how)
-
-    def run(
-        self, measure: Measure, init: str | None, read: Mapping[str, xr.Dataset], keep: Callable[..., xr.Dataset]
-    ) -> dict[str, xr.Dataset]:
-        """Return the dataset of a measure that runs the model."""
-        label, title, session = self.built(init)
-        run = Run(
-            measure=measure,
-            session=session,
-            prompts=self.prompts,
-            rows=self.rows[measure.name],
-            where=self.where,
-            seed=self.seed,
-            init=init,
-            label=label,
-            before=read,
-            trained=self.trained.get(measure.name),
-            keep=None if self.parts.directory is None else keep,
-        )
-        with session.choosing(self.session.choices), under(session, self.hooks):
-            data = measure.of_model(run)
-        if measure.is_fed:
-            data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
-        return {measure.name: data.assign_attrs(model=title)}
-
-
-def _stages_of(
-    session: Session,
-    measures: Sequence[Measure],
-    prompts: Any,
-    rows: Mapping[str, Sequence[Tensor]],
-    where: Mapping[str, Any],
-    seed: int,
-    nulls: NullModels,
-) -> list[Stage]:
-    """Return every stage of an analysis of prepared measures, with the forward passes that it will make."""
-    found = []
-    for init in (None, *nulls):
-        label = session.label if init is None else null_label(init)
-        some = [one for one in measures if init is None or _is_measured(one, init, nulls)]
-        if fed := [one for one in some if one.is_fed]:
-            found.append(Stage(_name_of_shared(fed), label, len(rows[fed[0].name])))
-        for measure in (one for one in some if one.runs_model):
-            run = Run(measure, session, prompts, rows[measure.name], where, seed, init)
-            found.append(Stage(measure.name, label, measure.passes(run)))
-    return found
+            if step.is_shared:
+                how = {**self.where, "label": title, "intervals": step.init is None, "seed": self.seed}
+                made = one_pass(session, rows, step.measures, **how)
+            else:
+                model = (session, self.prompts, rows, self.where, self.seed, step.init)
+                data = measure.of_model(Run(measure, *model, before=read, trained=trained, keep=keep))
+                if measure.is_fed:
+                    data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
+                made = {measure.name: data.assign_attrs(model=title)}
+        return {name: contiguous(data) for name, data in made.items()}
 
 
 def planned(model: Any, prompts: Prompts, measures: Sequence[Measure], settings: Mapping[str, Any]) -> list[Stage]:
@@ -347,20 +302,13 @@ def planned(model: Any, prompts: Prompts, measures: Sequence[Measure], settings:
     rows = _rows_of_measures(measures, session, prompts, cut)
     prepared = [measure.prepare(session.model, rows[measure.name]) for measure in measures]
     where, nulls = {"layers": None, "heads": None}, null_models_of(session, settings["null_seeds"], None)
-    return _stages_of(session, prepared, prompts, rows, where, settings["seed"], nulls)
+    return _Analysis(session, prompts, rows, where, settings["seed"], nulls).stages(prepared)
 
 
 def _is_measured(measure: Measure, init: str, nulls: NullModels) -> bool:
     """Return whether a measure is repeated on this null model."""
     by_default = measure.is_fed and not measure.runs_model
     return measure.has_null and (by_default or nulls.for_runs or not init.startswith(SHUFFLED))
-
-
-def _name_of_shared(measures: Sequence[Measure]) -> str:
-    """Return the name of the pass that these measures share."""
-    first = measures[0]
-    name = f"{first.name} of one pass" if first.runs_model else first.name  # which has a stage of its own, too
-    return name if len(measures) == 1 else f"{len(measures)} measures"
 
 
 def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:

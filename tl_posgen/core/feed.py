@@ -1,25 +1,24 @@
 """The forward passes that measures share: each layer of each prompt, captured once, goes to every measure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.core.host_copies import HostCopies
 from tl_posgen.core.measure import Measure, stacked
 from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.sums import PromptGroups
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import TRIMMED, run_capture
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.memory import trim
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
-from tl_posgen.models.tokens import token_strings
 
 
 def one_pass(
@@ -45,7 +44,32 @@ def one_pass(
         logits = run_capture(session, row[None], feed, needs=feed.needs, layers=layers, heads=heads)
         if logits is not None:
             feed.add_logits(row, logits[0], session)
-    return feed.datasets(session, label, len(select_heads(session.model, layers, heads)))
+    return feed.datasets(label, len(select_heads(session.model, layers, heads)))
+
+
+class _LayerKey(NamedTuple):
+    """Layer and prompt that values belong to, without what was captured of them."""
+
+    layer: int
+    geometry: LayerGeometry
+    heads: list[int]
+    prompt: int
+    length: int
+
+
+def on_host(value: Any, *, wait: bool = True) -> Any:
+    """Return a value with the tensors in it, and in mappings, lists and dataclasses in it, copied to the host; CUDA may
+    be waited for later."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", non_blocking=value.is_cuda and not wait)
+    if isinstance(value, Mapping):
+        return {name: on_host(one, wait=wait) for name, one in value.items()}
+    if isinstance(value, list):
+        return [on_host(one, wait=wait) for one in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        held = {one.name: getattr(value, one.name) for one in fields(value) if one.init}
+        return replace(value, **on_host(held, wait=wait))
+    return value
 
 
 class Feed:
@@ -54,6 +78,7 @@ class Feed:
     Attributes:
         needs: what the measures need of a layer beyond q and k.
         prompts: token ids by number, None where they are not known.
+        lengths: tokens of every prompt.
         first_prompt: number of the first prompt of the pass that is captured.
     """
 
@@ -63,17 +88,17 @@ class Feed:
         self.prompts: dict[int, Int[Tensor, " pos"] | None] = {}
         self.first_prompt = 0
         self._groups = {measure.name: PromptGroups(measure, intervals, seed) for measure in measures}
-        self._lengths: dict[int, int] = {}
+        self.lengths: dict[int, int] = {}
         self._n_layers: dict[int, int] = {}  # whose values were added, of each prompt
         self._edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
         self._edited_patterns: set[int] = set()  # layers whose pattern is not the softmax of its scores
         self._proved = True
-        self._copies: HostCopies | None = None
+        self._copies: tuple[_LayerKey, Mapping[str, Any], Any] | None = None  # the last layer's, on their way
 
     def __call__(self, capture: LayerCapture) -> None:
         capture.prompt += self.first_prompt
         self.prompts.setdefault(capture.prompt, capture.tokens)
-        self._lengths.setdefault(capture.prompt, capture.length)
+        self.lengths.setdefault(capture.prompt, capture.length)
         self._proved &= capture.proved
         if isinstance(capture, EditedCapture):
             self._edits.setdefault(capture.layer, capture.why)
@@ -82,17 +107,22 @@ class Feed:
         layer_by_layer = (one for one in self.measures if type(one).of_layer is not Measure.of_layer)
         values = {measure.name: _values_of(measure, capture) for measure in layer_by_layer}
         self.add_copies()
-        self._copies = HostCopies.start(capture, values)
+        copies = {name: on_host(of_one, wait=False) for name, of_one in values.items()}
+        place = _LayerKey(capture.layer, capture.geometry, list(capture.heads), capture.prompt, capture.length)
+        is_cuda = capture.device.type == "cuda"  # which copies into pinned memory while it computes
+        self._copies = place, copies, torch.cuda.current_stream(capture.device).record_event() if is_cuda else None
         if capture.device.type == "cpu":  # nothing to wait for
             self.add_copies()
 
     def add_copies(self) -> None:
         """Add the values of the last layer, which were copied to the host while the next one was computed."""
         if self._copies is not None:
-            copies, self._copies = self._copies.arrived(), None
-            for name, values in copies.values.items():
-                self._groups[name].sums_of(copies.place.prompt).add_layer(copies.place, values)
-            self._n_layers[copies.place.prompt] = self._n_layers.get(copies.place.prompt, 0) + 1
+            (place, copies, copied), self._copies = self._copies, None
+            if copied is not None:  # it is already, once the host has waited for a later result
+                copied.synchronize()
+            for name, values in copies.items():
+                self._groups[name].sums_of(place.prompt).add_layer(place, values)
+            self._n_layers[place.prompt] = self._n_layers.get(place.prompt, 0) + 1
 
     def add_logits(
         self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"], session: Session
@@ -104,27 +134,11 @@ class Feed:
                 sums = self._groups[measure.name].sums_of(self.first_prompt)
                 sums.add(self.first_prompt, len(tokens), values)
 
-    # What was captured
-
-    def counted(self) -> dict[str, Any]:
-        """Return number and length of all prompts, whether or not their token ids are known."""
-        lengths = sorted(set(self._lengths.values()))
-        return {"prompts": len(self.prompts), "length": lengths[0] if len(lengths) == 1 else lengths}
-
-    def captured_prompts(self) -> list[Int[Tensor, " _"]]:
-        """Return all prompts; zeros for token ids that are not known."""
-        rows = self.prompts.items()
-        return [torch.zeros(self._lengths[n], dtype=torch.long) if ids is None else ids for n, ids in rows]
-
-    def known_prompts(self) -> list[Int[Tensor, " _"]]:
-        """Return the prompts whose token ids are known."""
-        return [tokens for tokens in self.prompts.values() if tokens is not None]
-
-    def datasets(self, model: Any, label: str, n_layers: int | None = None) -> dict[str, xr.Dataset]:
-        """Return the dataset of every measure by name; token ids with their texts.
+    def datasets(self, label: str, n_layers: int = 0) -> dict[str, xr.Dataset]:
+        """Return the dataset of every measure by name.
 
         Args:
-            n_layers: how many layers were asked for of each prompt; as many as any had, if left out.
+            n_layers: how many layers were asked for of each prompt, at least.
 
         Raises:
             InputError: no pass was captured, or one that ended early.
@@ -132,10 +146,10 @@ class Feed:
         if not self.prompts:
             raise InputError("no forward pass was captured: run the model on tokens inside the `with` block")
         self.add_copies()
-        whole = max(self._n_layers.values(), default=1) if n_layers is None else n_layers
-        if short := [prompt for prompt in self.prompts if self._n_layers.get(prompt, 0) < whole]:
+        if short := [prompt for prompt in self.prompts if self._n_layers.get(prompt, 0) < n_layers]:
+            n = self._n_layers.get(short[0], 0)
             raise InputError(
-                f"prompt {short[0]} was captured in {self._n_layers.get(short[0], 0)} of {whole} layers: its forward "
+                f"prompt {short[0]} was captured in {n} of {n_layers} layers: its forward "
                 "pass ended early (an error, or stop_at_layer), and is in the averages of those layers; attach anew"
             )
         attrs: dict[str, Any] = {"model": label} | ({} if self._proved else {"unproved": 1})
@@ -147,14 +161,7 @@ class Feed:
             data = self._groups[measure.name].dataset().assign_attrs(attrs)
             if self._edited_patterns and "pattern" in measure.needs:
                 data = data.assign_attrs(edited_patterns=sorted(self._edited_patterns))
-            texts: dict[str, tuple] = {}
-            for name, array in data.variables.items():
-                if array.attrs.get("holds") == "token ids":
-                    ids, place = np.unique(array.values, return_inverse=True)
-                    known = ids[ids >= 0].astype(np.int64)  # -1 fills up where there are fewer than elsewhere
-                    words = [""] * (len(ids) - len(known)) + token_strings(model, torch.from_numpy(known))
-                    texts[f"{name}_text"] = (array.dims, np.array(words, dtype=object)[place].reshape(array.shape))
-            found[measure.name] = data.assign(texts)
+            found[measure.name] = data
             trim(every=TRIMMED)
         return found
 

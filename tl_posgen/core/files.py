@@ -154,19 +154,13 @@ def read_attributes(path: Path) -> dict[str, Any]:
 
 def _require_undamaged(path: Path) -> None:
     """Refuse a file whose bytes have changed since it was written."""
-    size, digest = path.stat().st_size - _TRAILER_SIZE, hashlib.sha256()
-    with path.open("rb") as file:
-        if file.read(len(_SIGNATURE)) != _SIGNATURE:
-            raise InputError(f"{path}: not a results file; give a .nc file that .save() wrote")
-        file.seek(max(size, 0))
-        trailer = _TRAILER.fullmatch(file.read())
-        if trailer is None:
-            raise InputError(f"{path}: ends without its checksum: cut short or changed; copy it again, or measure anew")
-        file.seek(0)
-        while part := file.read(min(size, 2**20)):
-            digest.update(part)
-            size -= len(part)
-    if digest.hexdigest().encode() != trailer[1]:
+    held = memoryview(path.read_bytes())
+    if held[: len(_SIGNATURE)] != _SIGNATURE:
+        raise InputError(f"{path}: not a results file; give a .nc file that .save() wrote")
+    trailer = _TRAILER.fullmatch(held[-_TRAILER_SIZE:])
+    if trailer is None:
+        raise InputError(f"{path}: ends without its checksum: cut short or changed; copy it again, or measure anew")
+    if hashlib.sha256(held[:-_TRAILER_SIZE]).hexdigest().encode() != trailer[1]:
         raise InputError(f"{path}: damaged, its checksum does not fit; copy it again, or measure anew")
 
 

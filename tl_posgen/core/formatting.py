@@ -1,7 +1,7 @@
-"""Numbers as text: rounded by a format specification, counted, as a bound, in brackets; caveats of an encoding."""
+"""Numbers as text: rounded by a format specification, counted, as a bound, in brackets; how positions are known."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,26 +97,11 @@ def format_bound(values: Sequence[float], digits: int = 3) -> str:
     return f"{math.ceil(round(largest * 10**digits, 6)) / 10**digits:.{digits}f}"
 
 
-def caveat(name: str, caveats: Mapping[str, str], encodings: Sequence[str]) -> str | None:
-    """Return the restriction of a measure for a model of these encodings, or None if there is none.
+def known_by(encoding: str, encodings: Sequence[str]) -> str:
+    """Return how positions are known where this is one of the encodings.
 
     Example:
-        >>> caveat("residual", {"none": "there are no planes."}, ["none"])
-        'residual: Nothing in the attention knows positions here (NoPE): there are no planes.'
-        >>> caveat("residual", {"none": "there are no planes."}, ["rotary"]) is None
-        True
+        >>> known_by("none", ["none"]), known_by("none", ["rotary", "none"])[-14:]
+        ('Nothing in the attention knows positions here (NoPE)', 'in some layers')
     """
-    words = [f"{_known_by(one, encodings)}: {caveats[one]}" for one in encodings if one in caveats]
-    return f"{name}: {' '.join(words)}" if words else None
-
-
-def shared_caveat(measures: Mapping[str, Mapping[str, str]], encodings: Sequence[str]) -> str:
-    """Return where the restrictions of several measures come from: the caveats of each by its name."""
-    concerned = [one for one in encodings if any(one in caveats for caveats in measures.values())]
-    where = "; ".join(_known_by(one, encodings) for one in concerned)
-    return f"{where}, which restricts what {', '.join(measures)} say: --full, the page and report.findings() tell how."
-
-
-def _known_by(encoding: str, encodings: Sequence[str]) -> str:
-    """Return how positions are known where this is one of the encodings."""
     return f"{ENCODINGS.get(encoding, encoding)}{' in some layers' if len(encodings) > 1 else ''}"

@@ -49,7 +49,6 @@ class Variable:
         bounds: the range of its values, (-1, 1) of a correlation, which its interval does not leave; None for none.
         judged: whether sentences say where it is not above its nulls: of what training is said to make high.
         compared: whether comparisons of two reports hold it; not a yardstick, which no model can change.
-        holds: "token ids" where the tokens' texts are to be stored too, as `<name>_text`.
     """
 
     label: str
@@ -60,14 +59,13 @@ class Variable:
     short: str = ""
     interval: bool = False
     bounds: tuple[int | float, int | float] | None = None
-    holds: str = ""
     judged: bool = False
     compared: bool = True
 
     @property
     def attributes(self) -> dict[str, str]:
         """CF attributes: long_name, units, description."""
-        words = {"long_name": self.label, "units": self.unit, "description": self.description, "holds": self.holds}
+        words = {"long_name": self.label, "units": self.unit, "description": self.description}
         return {name: one for name, one in words.items() if one}
 
 
@@ -84,17 +82,6 @@ class TokenView:
     show: Callable[[xr.Dataset, int], Any]
 
 
-class _OfClass:
-    """A property of the class and of its instances."""
-
-    def __init__(self, function: Callable[[Any], Any]):
-        self.function = function
-        self.__doc__ = function.__doc__
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self.function(owner)
-
-
 @dataclass(frozen=True)
 class Measure:
     """Base of a measure: subclasses are frozen dataclasses whose fields are options; called on a model and prompts, an
@@ -107,6 +94,10 @@ class Measure:
     on pages, then `Args:` (the options), `Source:` and `Example:`.
 
     Attributes:
+        name: in text and on the command line, made of the class's: "three_axis" of ThreeAxis.
+        explanation: the paragraph below the heading of its section, the second of the docstring.
+        source: the paper, or "ours"; a reconstruction is called one.
+        is_fed, runs_model: whether the shared forward pass feeds it; whether it runs the model itself.
         question: the question that it answers; the heading of its section.
         variables: every variable of its dataset.
         needs: what `of_layer` reads beyond q and k, of {"v", "attn_scores", "pattern", "resid", "inputs"}; "logits" of
@@ -134,6 +125,11 @@ class Measure:
         usual_prompts: how many prompts its command takes if not told.
     """
 
+    name: ClassVar[str] = "measure"
+    explanation: ClassVar[str] = ""
+    source: ClassVar[str] = "ours"
+    is_fed: ClassVar[bool] = False
+    runs_model: ClassVar[bool] = False
     question: ClassVar[str] = ""
     variables: ClassVar[Mapping[str, Variable]] = {}
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -157,6 +153,12 @@ class Measure:
     usual_prompts: ClassVar[int] = 4
 
     def __init_subclass__(cls) -> None:
+        paragraphs = paragraphs_of(cls)
+        cls.name = vars(cls).get("name") or re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        cls.explanation = paragraphs[min(1, len(paragraphs) - 1)]
+        cls.source = next((one.removeprefix("Source:").strip() for one in paragraphs if one[:7] == "Source:"), "ours")
+        cls.is_fed = cls.of_layer is not Measure.of_layer or cls.of_logits is not Measure.of_logits
+        cls.runs_model = cls.of_model is not Measure.of_model
         if not cls.name.isidentifier() or cls.name == "null":  # names of groups in files, of anchors on pages
             raise InputError(f"measure {cls.name!r}: its name must be letters, digits and underscores, and not null")
         if odd := [name for name in cls.variables if not str(name).isidentifier()]:
@@ -165,25 +167,6 @@ class Measure:
 
     def __post_init__(self) -> None:
         check_options(self, self.name)
-
-    # Its description
-
-    @_OfClass
-    def name(cls: Any) -> str:
-        """Its name in text and on the command line: "three_axis" of ThreeAxis."""
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
-
-    @_OfClass
-    def explanation(cls: Any) -> str:
-        """The paragraph below the heading of its section: the second of the docstring."""
-        paragraphs = paragraphs_of(cls)
-        return paragraphs[min(1, len(paragraphs) - 1)]
-
-    @_OfClass
-    def source(cls: Any) -> str:
-        """The paper, or "ours"; a reconstruction is called one."""
-        found = [one.removeprefix("Source:").strip() for one in paragraphs_of(cls) if one.startswith("Source:")]
-        return found[0] if found else "ours"
 
     def options(self) -> dict[str, Any]:
         """Options by name, JSON-ready."""
@@ -263,16 +246,6 @@ class Measure:
         """Return how many forward passes `of_model` will make, one a prompt, before the first one; `run` has the model
         itself also where its `init` is a random init. Where data decides, an estimate within a factor of 1.5."""
         return len(run.rows)
-
-    @_OfClass
-    def is_fed(cls: Any) -> bool:
-        """True where the shared forward pass feeds it."""
-        return cls.of_layer is not Measure.of_layer or cls.of_logits is not Measure.of_logits
-
-    @_OfClass
-    def runs_model(cls: Any) -> bool:
-        """True where it runs the model itself."""
-        return cls.of_model is not Measure.of_model
 
     # Its words and pictures
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tl_posgen.core.numbers import SHUFFLED, shuffled_label
+from tl_posgen.core.numbers import SHUFFLED
 from tl_posgen.core.options import fits
 from tl_posgen.errors import MOST_SEEDS, InputError
-from tl_posgen.models.loading.nulls import random_like, shuffle, shuffled_like
+from tl_posgen.models.loading.nulls import check_draws_on, random_like, shuffle, shuffled_like
 from tl_posgen.models.memory import release
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
@@ -23,6 +23,7 @@ class NullModels(Sequence[str]):
         seeds: of random inits, labelled "0", "1", ..
         shuffled: seeds of shuffled weights, labelled "shuffled 0", ..; None for one beside random inits, for what a
             single pass gives.
+        device: on which random inits are drawn, see `random_like`.
 
     Example:
         >>> from tl_posgen.models.loading.load import load_model
@@ -31,11 +32,13 @@ class NullModels(Sequence[str]):
         (['shuffled 0', '0'], ['shuffled weights (seed 0)', 'random init (seed 0)'])
     """
 
-    def __init__(self, model: Model | Session, seeds: Sequence[int], shuffled: Sequence[int] | None = ()):
-        self.session, self.seeds = session_of(model), check_seeds(seeds)
+    def __init__(
+        self, model: Model | Session, seeds: Sequence[int], shuffled: Sequence[int] | None = (), device: str = "cpu"
+    ):
+        self.session, self.seeds, self.device = session_of(model), check_seeds(seeds), check_draws_on(device)
         self.for_runs = shuffled is not None  # whether measures that run the model have shuffled weights too
         self.shuffled = check_seeds(self.seeds[:1] and (0,) if shuffled is None else shuffled, "shuffled_seeds")
-        self.labels = [*map(shuffled_label, self.shuffled), *map(str, self.seeds)]
+        self.labels = [*(f"{SHUFFLED}{seed}" for seed in self.shuffled), *map(str, self.seeds)]
         self._fingerprint = ""
         self._held: tuple[str, str, Session] | None = None  # the last one that was built
         self._shuffled_by: int | None = None  # seed by which the model's own weights are shuffled now
@@ -61,28 +64,23 @@ class NullModels(Sequence[str]):
         """Return (title, session) of one label, as `models` yields it."""
         if self._held is None or self._held[0] != label:
             self.free_memory()
-            build = self._shuffled if label.startswith(SHUFFLED) else self._random_init
-            self._held = label, *build(int(label.removeprefix(SHUFFLED)), in_place)
+            is_shuffled, seed, title = label.startswith(SHUFFLED), int(label.removeprefix(SHUFFLED)), null_label(label)
+            if not is_shuffled or in_place:  # while the model has its own weights
+                self._fingerprint = self._fingerprint or fingerprint(self.session)
+            if is_shuffled and in_place:
+                if self._shuffled_by is not None:
+                    shuffle(self.session.model, self._shuffled_by, undo=True)
+                shuffle(self.session.model, seed)
+                self._shuffled_by, made = seed, self.session
+            elif is_shuffled:
+                made = session_of(shuffled_like(self.session, seed))
+            else:
+                if in_place:
+                    release(self.session.model)
+                made = session_of(random_like(self.session, seed, self.device))
+                title += SAME_WEIGHTS if fingerprint(made) == self._fingerprint else ""
+            self._held = label, title, made
         return self._held[1:]
-
-    def _random_init(self, seed: int, in_place: bool) -> tuple[str, Session]:
-        if not self._fingerprint:
-            self._fingerprint = fingerprint(self.session)
-        if in_place:
-            release(self.session.model)
-        made = session_of(random_like(self.session, seed))
-        same = fingerprint(made) == self._fingerprint
-        return f"{null_label(str(seed))}{SAME_WEIGHTS if same else ''}", made
-
-    def _shuffled(self, seed: int, in_place: bool) -> tuple[str, Session]:
-        if not in_place:
-            return null_label(shuffled_label(seed)), session_of(shuffled_like(self.session, seed))
-        self._fingerprint = self._fingerprint or fingerprint(self.session)
-        if self._shuffled_by is not None:
-            shuffle(self.session.model, self._shuffled_by, undo=True)
-        shuffle(self.session.model, seed)
-        self._shuffled_by = seed
-        return null_label(shuffled_label(seed)), self.session
 
     def free_memory(self) -> None:
         """Give the memory of the last one back."""
@@ -91,14 +89,16 @@ class NullModels(Sequence[str]):
         self._held = None
 
 
-def null_models_of(model: Session, seeds: Sequence[int] | NullModels, shuffled: Sequence[int] | None) -> NullModels:
+def null_models_of(
+    model: Session, seeds: Sequence[int] | NullModels, shuffled: Sequence[int] | None, device: str = "cpu"
+) -> NullModels:
     """Return null models of these seeds; those given where they are of this model, and not of its weights on another
     backend, say."""
     if not isinstance(seeds, NullModels):
-        return NullModels(model, [*seeds], shuffled)
+        return NullModels(model, [*seeds], shuffled, device)
     if seeds.session.model is model.model:
         return seeds
-    return NullModels(model, seeds.seeds, seeds.shuffled if seeds.for_runs else None)
+    return NullModels(model, seeds.seeds, seeds.shuffled if seeds.for_runs else None, seeds.device)
 
 
 def check_seeds(seeds: Any, name: str = "null_seeds") -> list[int]:

@@ -32,16 +32,6 @@ _MOST_PLACES = 128  # along all such dims together: no maps of short prompts
 _MOST_SHOWN = 20  # labels that a message lists
 
 
-def shuffled_label(seed: int) -> str:
-    """Return the label of shuffled weights along the dim init.
-
-    Example:
-        >>> shuffled_label(0)
-        'shuffled 0'
-    """
-    return f"{SHUFFLED}{seed}"
-
-
 class Numbers:
     """The numbers of a result: `own("r", tokens="all")` is the mean of a variable over all dims that no label chooses.
 
@@ -130,11 +120,6 @@ class Numbers:
         """Labels along init of the models that these are numbers of."""
         return getattr(self, NULLS[self.of]) if self.is_null else [TRAINED]
 
-    @property
-    def side(self) -> xr.Dataset:
-        """The dataset of the model, or of the first null model: for tables of what has no mean over several."""
-        return one_side(self.dataset, self.labels[0]) if self.labels else self.data
-
     def array(self, name: str, **labels: Any) -> xr.DataArray:
         """Return a variable at these labels and the usual ones, with its dims init, group and prompt: expressions of
         such arrays are given to `number`.
@@ -162,11 +147,12 @@ class Numbers:
     def _numbers(self, array: xr.DataArray, places: Sequence[Any], bounds: Bounds | None) -> list[Number]:
         """Return the `number` at each label of these dims, the last dim's labels fastest."""
         over = [dim for dim in array.dims if dim not in (*KEPT, *places)]
-        if any(array.sizes[dim] > 1 for dim in over):
-            array = _without_ends(array)
+        if "end" in array.dims and any(array.sizes[dim] > 1 for dim in over):  # a mean has no such ends
+            array = array.sel(end=ENDS[0], drop=True)
         array = mean_over(array.astype(float), over)
         known = [one for one in self.nulls if one in array["init"].values] if "init" in array.dims else []
-        columns = [*interval_of(at_init(array, TRAINED), bounds), *(mean_of(at_init(array, one)) for one in known)]
+        own = intervals_of(array, bounds)
+        columns = [*(own[end] for end in ENDS), *(mean_of(at_init(array, one)) for one in known)]
         rows = zip(*(one.transpose(*places).values.ravel().tolist() for one in columns), strict=True)
         n = sum(one in self.inits for one in known)  # which come first
         found = [Number(own, low, high, tuple(null[:n]), shuffled=tuple(null[n:])) for own, low, high, *null in rows]
@@ -247,8 +233,7 @@ class Numbers:
         found = []
         for name, array in self.dataset.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
-            variable = self.measure.variables.get(str(name))
-            if array.dtype.kind not in "fiub" or (variable is not None and variable.holds):  # token ids have no mean
+            if array.dtype.kind not in "fiub":
                 continue
             # names, such as conditions, are never too many
             sizes = [array.sizes[dim] for dim in over if dim not in array.coords or array[dim].dtype.kind not in "OU"]
@@ -312,39 +297,24 @@ def mean_over(array: xr.DataArray, over: Sequence[Any]) -> xr.DataArray:
 
 def mean_of(array: xr.DataArray) -> xr.DataArray:
     """Return the estimate of all prompts: the mean over prompts or items, or that of the group "all"."""
-    array = _without_ends(array)
+    if "end" in array.dims:  # which holds the ends of its intervals
+        array = array.sel(end=ENDS[0], drop=True)
     if "group" in array.dims:
         array = array.sel(group=ALL, drop=True)
     return array.mean([dim for dim in SAMPLED if dim in array.dims])
 
 
-def _without_ends(array: xr.DataArray) -> xr.DataArray:
-    """Return the values of an array that holds the ends of its intervals along the dim end; others as they are."""
-    return array.sel(end=ENDS[0], drop=True) if "end" in array.dims else array
-
-
 def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Dataset:
-    """Return value, low and high of the model along the dims beside init, group, prompt and item."""
-    value, low, high = interval_of(at_init(array, TRAINED), bounds)
-    return xr.Dataset({"value": value, "low": low, "high": high})
-
-
-def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
-    """Return the estimate and the ends of its 95 % interval: those along the dim end, else Student's over prompts or
-    items, the delete-a-group jackknife's over groups of prompts; NaN ends where there are fewer than four, or neither.
-
-    Args:
-        array: [*place], with one of the dims end, prompt, item and group, or none.
-    """
+    """Return value, low and high of the model [*place]: the estimate and the ends of its 95 % interval, which are those
+    along the dim end, else Student's over prompts or items, the delete-a-group jackknife's over groups of prompts; NaN
+    ends where there are fewer than four, or neither."""
+    array = at_init(array, TRAINED)
     of_share = array.coords["prompt_share"].dims if "prompt_share" in array.coords else ()
-    dim = next((dim for dim in of_share if dim != "group"), None)
-    if dim is not None:  # of two reports side by side each has groups of its own
-        parts = [interval_of(array.isel({dim: at}), bounds) for at in range(array.sizes[dim])]
-        value, low, high = (xr.concat([part[end] for part in parts], dim) for end in range(3))
-        return value, low, high
+    if dim := next((dim for dim in of_share if dim != "group"), None):  # of two reports each has groups of its own
+        return xr.concat([intervals_of(array.isel({dim: at}), bounds) for at in range(array.sizes[dim])], dim)
     value = mean_of(array)
     if "end" in array.dims:
-        return value, *(array.sel(end=end, drop=True) for end in ENDS[1:])
+        return xr.Dataset({"value": value} | {end: array.sel(end=end, drop=True) for end in ENDS[1:]})
     low, high = (xr.full_like(value, np.nan, dtype=float) for _ in range(2))
     sampled = next((dim for dim in SAMPLED if dim in array.dims), None)
     if sampled is not None:
@@ -354,15 +324,15 @@ def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.D
         known = without["prompt_share"].notnull().values  # of two reports, one may have fewer groups
         without, shares = without[known], without["prompt_share"].values[known]
         low.values, high.values = jackknife_interval(value.values, without.values, shares, bounds)
-    return value, low, high
+    return xr.Dataset({"value": value, "low": low, "high": high})
 
 
-def leave_one_out(array: xr.DataArray, over: str = "prompt") -> xr.DataArray:
+def leave_one_out(array: xr.DataArray) -> xr.DataArray:
     """Return the mean over prompts and the means without each, along the dim group: functions of means over prompts
     have an interval by these."""
-    n = array.sizes[over]
-    mean = array.mean(over)
+    n = array.sizes["prompt"]
+    mean = array.mean("prompt")
     without = (n * mean - array) / (n - 1)
-    groups = without.rename({over: "group"}).assign_coords(group=[str(one) for one in range(n)])
+    groups = without.rename(prompt="group").assign_coords(group=[str(one) for one in range(n)])
     whole = xr.concat([mean.assign_coords(group=ALL), groups], "group")
     return whole.assign_coords(prompt_share=("group", [np.nan, *[1 / n] * n]))

@@ -83,7 +83,8 @@ def check_options(owner: Any, name: str) -> None:
 
 
 def refusal(value: Any, annotation: Any) -> str:
-    """Return what is allowed instead of a value, or "" where the value is allowed.
+    """Return what is allowed instead of a value, or "" where the value is allowed: numbers, words, Literals, sequences
+    of them, unions of these, with the constraints of `Annotated`.
 
     Example:
         >>> refusal(0.5, Share), refusal([0, 2], Sequence[Share]), refusal(None, Share | None)
@@ -95,7 +96,22 @@ def refusal(value: Any, annotation: Any) -> str:
         if why := refusal(value, base):
             return why if _listed(base) else constraints[0].words
         return next((one.words for one in constraints if not one(value)), "")
-    return "" if fits(value, annotation) else in_words(annotation)
+    if origin in (Union, UnionType):
+        is_allowed = any(fits(value, one) for one in inside)
+    elif origin is Literal:
+        is_allowed = isinstance(value, str | int) and not isinstance(value, bool) and value in inside
+    elif _listed(annotation):
+        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        is_list = is_list or (isinstance(value, np.ndarray) and value.ndim > 0)
+        is_allowed = is_list and all(fits(one, inside[0]) for one in value)
+    elif annotation in (int, float):
+        numbers = (int, np.integer) if annotation is int else (int, float, np.integer, np.floating)
+        is_allowed = isinstance(value, numbers) and not isinstance(value, bool)
+        is_allowed &= isinstance(value, float | np.floating) or (is_allowed and abs(int(value)) < _LARGEST)
+    else:
+        kind = origin or annotation
+        is_allowed = isinstance(value, kind) if isinstance(kind, type) else True
+    return "" if is_allowed else in_words(annotation)
 
 
 def _listed(annotation: Any) -> bool:
@@ -122,12 +138,12 @@ def in_words(annotation: Any) -> str:
 
 def require(name: str, value: Any, annotation: Any) -> None:
     """Refuse a value of another type than `fits` allows."""
-    if not fits(value, annotation):
-        raise InputError(f"{name} = {value!r}: give {in_words(annotation)}")
+    if wanted := refusal(value, annotation):
+        raise InputError(f"{name} = {value!r}: give {wanted}")
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Return whether a value is of an option's type: numbers, words, Literals, sequences of them, and unions of these.
+    """Return whether a value is allowed, see `refusal`.
 
     Example:
         >>> fits(1, float), fits(True, int), fits(10**30, int), fits([0, 2], Sequence[int]), fits("02", Sequence[int])
@@ -135,21 +151,4 @@ def fits(value: Any, annotation: Any) -> bool:
         >>> fits(np.array([0, 2]), Sequence[int]), fits(np.array(2), Sequence[int])
         (True, False)
     """
-    origin, inside = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return not refusal(value, annotation)
-    if origin in (Union, UnionType):
-        return any(fits(value, one) for one in inside)
-    if origin is Literal:
-        return isinstance(value, str | int) and not isinstance(value, bool) and value in inside
-    if _listed(annotation):
-        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        is_list = is_list or (isinstance(value, np.ndarray) and value.ndim > 0)
-        return is_list and all(fits(one, inside[0]) for one in value)
-    if origin is not None:
-        return isinstance(value, origin)
-    if annotation in (int, float):
-        numbers = (int, np.integer) if annotation is int else (int, float, np.integer, np.floating)
-        fitting = isinstance(value, numbers) and not isinstance(value, bool)
-        return fitting and (isinstance(value, float | np.floating) or abs(int(value)) < _LARGEST)
-    return isinstance(value, annotation) if isinstance(annotation, type) else True
+    return not refusal(value, annotation)

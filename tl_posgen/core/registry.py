@@ -107,21 +107,21 @@ def requested(measures: Sequence[Any] | Any | None) -> list[Measure]:
         measures = _DEFAULT
     if isinstance(measures, str | Measure | type) or not isinstance(measures, Sequence):
         measures = [measures]
-    asked = [measure_from(item) for item in measures]
+    asked, ordered = dict[str, Measure](), dict[str, Measure]()
+    for measure in map(measure_from, measures):
+        if measure.name in asked:
+            raise InputError(f"measures: {measure.name} is given twice")
+        asked[measure.name] = measure
     if not asked:
         raise InputError("no measures chosen; leave measures out for the usual ones")
-    for number, measure in enumerate(asked):
-        if measure.name in [other.name for other in asked[:number]]:
-            raise InputError(f"measures: {measure.name} is given twice")
-    by_name, ordered = {other.name: other for other in asked}, dict[str, Measure]()
 
     def put_in_order(measure: Measure) -> None:
         for kind in measure.after:
             if kind.name not in ordered:
-                put_in_order(by_name.get(kind.name) or kind.with_options({}))
+                put_in_order(asked.get(kind.name) or kind.with_options({}))
         ordered.setdefault(measure.name, measure)
 
-    for measure in asked:
+    for measure in asked.values():
         put_in_order(measure)
     return list(ordered.values())
 

@@ -25,7 +25,7 @@ from tl_posgen.core.files import (
     write_files,
     write_whole,
 )
-from tl_posgen.core.formatting import shared_caveat
+from tl_posgen.core.formatting import known_by
 from tl_posgen.core.measure import DEFINED, HEAD, Measure
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
@@ -95,7 +95,7 @@ class Report(Mapping[str, Result]):
         told = [[*one.sentences, *([one.caveat] if one.caveat else [])] for one in self.results.values()]
         return [*chain.from_iterable(told), *self.warned()]
 
-    def headlines(self, most: int = MOST_SENTENCES) -> list[str]:
+    def headlines(self) -> list[str]:
         """Return the sentences that a reader sees first: of each result its first one (or `n_headlines`), then the
         others in turn; of those that stand behind a measure that reads them, none."""
         first, told, read = [], [], set[str]()
@@ -104,19 +104,21 @@ class Report(Mapping[str, Result]):
             first += [] if name in read else result.sentences[:n]
             told += [] if name in read else [result.sentences[n:]]
             read |= {kind.name for kind in result.measure.after}
-        return [*first, *(one for row in zip_longest(*told) for one in row if one is not None)][:most]
+        return [*first, *(one for row in zip_longest(*told) for one in row if one is not None)][:MOST_SENTENCES]
 
     def notes(self) -> list[str]:
         """Return what the model's encoding and hooks make of the results, each once behind the measures that share it;
         of restrictions that several measures have, where they come from."""
-        restricted = defaultdict[tuple[str, ...], dict[str, Mapping[str, str]]](dict)
-        for name, result in self.results.items():
+        restricted = defaultdict[tuple[str, ...], list[Result]](list)
+        for result in self.results.values():
             if result.caveat:
-                restricted[tuple(result.encodings)][name] = result.measure.caveats
-        found = [
-            shared_caveat(measures, encodings) if len(measures) > 1 else str(self[next(iter(measures))].caveat)
-            for encodings, measures in restricted.items()
-        ]
+                restricted[tuple(result.encodings)].append(result)
+        found = []
+        for encodings, (first, *others) in restricted.items():
+            told = [one for one in encodings if any(one in result.measure.caveats for result in (first, *others))]
+            where, names = "; ".join(known_by(one, encodings) for one in told), [one.name for one in (first, *others)]
+            how = f"restricts what {', '.join(names)} say: --full, the page and report.findings() tell how."
+            found.append(f"{where}, which {how}" if others else str(first.caveat))
         return [*found, *self.warned(), *self.without_null()]
 
     def warned(self) -> list[str]:
@@ -141,8 +143,9 @@ class Report(Mapping[str, Result]):
             frame = result.headline_frame(of)
             if frame is not None:
                 table = frame if table.empty else table.merge(frame, on=list(HEAD), how="outer")
-        differs = ~table.T.duplicated() | (table.nunique() < 2)  # what is the same for all heads says which it is
-        return table.loc[:, differs]
+        # the same numbers under two names; what is the same for all heads says which it is
+        again = table.T.duplicated() & (table.nunique() > 1) & ~table.columns.isin(HEAD)
+        return table.loc[:, ~again]
 
     def heads(self, name: str, top: int = 5, by: str | None = None) -> pd.DataFrame:
         """Return the `top` heads of a result, see `Result.heads`; interventions and measures take it as `heads=`."""
@@ -257,27 +260,15 @@ def unknown_measure(name: str) -> Measure:
     def map_of_scalars(result: Result) -> Any:
         from tl_posgen.report.head_figures import head_map
 
-        return head_map(*scalars(result.own)[:_MOST_MAPS], title=f"{name.replace('_', ' ')} per head", limits=None)(
-            result
-        )
+        return head_map(*scalars(result.own)[:_MOST_MAPS], title=f"{words} per head", limits=None)(result)
 
-    @dataclass(frozen=True)
-    class Unknown(Measure):
-        """A measure that is not installed.
+    def kinds(self: Measure, data: xr.Dataset) -> Sequence[str]:
+        return ["map"] if scalars(data) else []
 
-        The package that declares this measure is not installed; its per-head numbers are shown.
-
-        Source: unknown
-        """
-
-        question = name.replace("_", " ")
-        figures = {"map": map_of_scalars}
-
-        def kinds(self, data: xr.Dataset) -> Sequence[str]:
-            return ["map"] if scalars(data) else []
-
-    Unknown.__name__ = Unknown.__qualname__ = "".join(part.capitalize() for part in name.split("_"))
-    return Unknown()
+    words = name.replace("_", " ")
+    about = "A measure that is not installed.\n\nIts package is not; its per-head numbers are shown.\n\nSource: unknown"
+    own = {"__doc__": about, "question": words, "figures": {"map": map_of_scalars}, "kinds": kinds}
+    return dataclass(frozen=True)(type("".join(map(str.capitalize, name.split("_"))), (Measure,), own))()
 
 
 def load_provenance(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tl_posgen.core.formatting import caveat
+from tl_posgen.core.formatting import known_by
 from tl_posgen.core.measure import HEAD, TOKENS, Measure
-from tl_posgen.core.numbers import SAMPLED, SHUFFLED, TRAINED, Numbers, at_labels, intervals_of, mean_of, one_side
+from tl_posgen.core.numbers import SAMPLED, SHUFFLED, TRAINED, Numbers, at_labels, mean_of, one_side
 from tl_posgen.core.options import Count, refusal
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
@@ -114,7 +114,9 @@ class Result:
     @cached_property
     def caveat(self) -> str | None:
         """Restriction of the measure for the model's encoding; None without one."""
-        return caveat(self.name, self.measure.caveats, self.encodings)
+        told, encodings = self.measure.caveats, self.encodings
+        words = [f"{known_by(one, encodings)}: {told[one]}" for one in encodings if one in told]
+        return f"{self.name}: {' '.join(words)}" if words else None
 
     @property
     def warnings(self) -> list[str]:
@@ -146,16 +148,13 @@ class Result:
 
     # Tables
 
-    def frame(
-        self, *, init: str | int = TRAINED, every: bool | None = None, intervals: bool = False, **labels: Any
-    ) -> pd.DataFrame:
+    def frame(self, *, init: str | int = TRAINED, every: bool | None = None, **labels: Any) -> pd.DataFrame:
         """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
         prompts and draws.
 
         Args:
             init: "trained", or the seed of a random init.
             every: all quantities that have one number a row, behind the headlines; as the measure chooses if None.
-            intervals: also the ends of the model's 95 % intervals: "r, low", "r, high".
             labels: such as tokens="without first"; the usual ones where left out.
         """
         data = self.sel(init=init, **labels)
@@ -166,15 +165,14 @@ class Result:
         every = (self.measure.whole_rows if every is None else every) or not headlines
         columns: dict[str, xr.DataArray] = {}
         for name in sorted(data.data_vars, key=lambda name: [*headlines, name].index(name)):
-            array = _over_draws(data[name], rows)
+            array = data[name]
+            if "draw" in array.dims and "draw" not in rows and array.dtype.kind in "fiub":
+                array = array.mean("draw")
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= _MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or name in headlines):
                 one = array if set(SAMPLED) & set(rows) else mean_of(array)
-                found = columns_of(one, str(name), rows, chosen)
-                columns |= found | (
-                    self._ends(str(name), rows, {**chosen, **labels}) if intervals and init == TRAINED else {}
-                )
+                columns |= {", ".join([str(name), *at]): column for at, column in columns_of(one, rows, chosen)}
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
@@ -184,15 +182,6 @@ class Result:
         frame: Any = table.to_dataframe(dim_order=rows).reset_index()
         counted = [name for name in columns if frame[name].dtype != bool] or list(columns)  # False says nothing alone
         return frame[[*rows, *named, *columns]].dropna(how="all", subset=counted)
-
-    def _ends(self, name: str, rows: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, xr.DataArray]:
-        """Return the ends of the intervals of a variable of the model as columns over `rows`."""
-        at = {dim: label for dim, label in chosen.items() if dim in self.dataset[name].dims and dim not in rows}
-        array = self.numbers.array(name, **dict.fromkeys(set(self.measure.usual()) & set(rows)), **at)
-        ends = intervals_of(_over_draws(array, rows), self.numbers.bounds_of(name))
-        found = {end: columns_of(ends[end], name, rows, {}) for end in ("low", "high")}
-        known = [column for column, low in found["low"].items() if low.notnull().any()]
-        return {f"{column}, {end}": found[end][column] for column in known for end in found}
 
     def headline_frame(self, of: str = TRAINED) -> pd.DataFrame | None:
         """Return the per-head headlines under the names that reports give them, of the model or of the first null model
@@ -225,9 +214,9 @@ class Result:
                 continue
             array, title = mean_of(data[name]), one.headline or f"{self.name}_{name}"
             short = one.short or ("" if set(array.dims) - {*HEAD, *chosen} else one.label)
-            columns = columns_of(array, title, HEAD, chosen, "_")
-            words = (columns_of(array, short, HEAD, chosen, " "), columns_of(array, one.label, HEAD, chosen))
-            found |= {name: (columns[name], *both) for name, *both in zip(columns, *words, strict=True)}
+            for at, column in columns_of(array, HEAD, chosen):
+                words = " ".join([short, *at]).strip(), ", ".join([one.label, *at])
+                found["_".join([title, *at])] = column, *words
         return found
 
     def table(self, of: str = TRAINED) -> pd.DataFrame | None:
@@ -325,32 +314,26 @@ class Result:
         return f"Result({self.name}; {self.own.attrs.get('model', 'model')})"
 
 
-def _over_draws(array: xr.DataArray, rows: Sequence[str]) -> xr.DataArray:
-    """Return the mean over random draws, unless each has a row of its own."""
-    is_drawn = "draw" in array.dims and "draw" not in rows and array.dtype.kind in "fiub"
-    return array.mean("draw") if is_drawn else array
-
-
 def columns_of(
-    array: xr.DataArray, title: str, rows: Sequence[str], chosen: Mapping[str, Any], joint: str = ", "
-) -> dict[str, xr.DataArray]:
-    """Return an array as columns over `rows`: at the chosen labels of its other dims, else a column a label.
+    array: xr.DataArray, rows: Sequence[str], chosen: Mapping[str, Any]
+) -> Iterator[tuple[list[str], xr.DataArray]]:
+    """Yield an array as columns over `rows`, each behind its labels: at the chosen labels of its other dims, else a
+    column a label.
 
     Example:
         >>> share = xr.DataArray([[0.2, 0.8]], {"head": [0], "part": ["q", "k"]}, ("head", "part"))
-        >>> list(columns_of(share, "share", ["head"], {})), list(columns_of(share, "share", ["head"], {"part": "k"}))
-        (['share, q', 'share, k'], ['share'])
+        >>> [labels for labels, _ in columns_of(share, ["head"], {})]
+        [['q'], ['k']]
+        >>> [labels for labels, _ in columns_of(share, ["head"], {"part": "k"})]
+        [[]]
     """
     array = array.sel({dim: label for dim, label in chosen.items() if dim in array.dims and dim not in rows}, drop=True)
     over = [dim for dim in array.dims if dim not in rows]
-    found = {}
     for place in np.ndindex(*(array.sizes[dim] for dim in over)):
         one = array.isel(dict(zip(over, place, strict=True)))
         labels = [f"{one[dim].item()}" if dim in one.coords else str(at) for dim, at in zip(over, place, strict=True)]
         scalars = [name for name, coord in one.coords.items() if not coord.ndim]
-        words = [title, *(label for label in labels if label != TOKENS[0])]
-        found[joint.join(filter(None, words))] = one.drop_vars(scalars)
-    return found
+        yield [label for label in labels if label not in ("", TOKENS[0])], one.drop_vars(scalars)
 
 
 def result_of(measure: Measure, sides: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) -> Result:

@@ -57,11 +57,6 @@ def in_file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name)[-80:]
 
 
-def write_part(path: Path, data: bytes) -> None:
-    """Write a finished part whole, or OutputError; its file is the only sign that it is finished."""
-    write_files(path.parent, {path.name: data})
-
-
 def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
     """Return the Report of a finished part, or what else is read of it; InputError of a damaged one."""
     try:
@@ -123,7 +118,8 @@ class Parts:
         """
         if any(measure.name not in BUILT_IN for measure in measures):
             return dict(make())
-        return self._kept(name, _with_measures(configuration, measures), make, netcdf_bytes, read_datasets)
+        options = {measure.name: measure.options() for measure in measures}
+        return self._kept(name, {**configuration, "measures": options}, make, netcdf_bytes, read_datasets)
 
     def _kept(
         self,
@@ -141,7 +137,7 @@ class Parts:
         else:
             found = make()
             try:
-                write_part(path, to_bytes(found))
+                write_files(path.parent, {path.name: to_bytes(found)})
             except OutputError as error:
                 tqdm.write(f"{name} is not kept: {error}", file=sys.stderr)
                 return found
@@ -163,7 +159,8 @@ class Parts:
         until the part that `datasets` gives is finished, if it took WORTH_KEEPING seconds."""
         if self.directory is None or measure.name not in BUILT_IN:
             return make()
-        folder = part_path(self.directory, name.rstrip(")"), _with_measures(configuration, [measure])).with_suffix("")
+        depends_on = {**configuration, "measures": {measure.name: measure.options()}}
+        folder = part_path(self.directory, name.rstrip(")"), depends_on).with_suffix("")
         path = part_path(folder, " ".join(map(str, at.values())), {"at": content(at)})
         if path.is_file():
             return read_part(path, read_datasets)["condition"]
@@ -171,7 +168,7 @@ class Parts:
         if perf_counter() - began >= WORTH_KEEPING:
             self.folders += [] if folder in self.folders else [folder]
             with suppress(OutputError):  # the part itself says so
-                write_part(path, netcdf_bytes({"condition": found}))
+                write_files(folder, {path.name: netcdf_bytes({"condition": found})})
         return found
 
     def discard(self) -> None:
@@ -185,31 +182,26 @@ class Parts:
                 self.directory.rmdir()
 
 
-def _with_measures(configuration: Mapping[str, Any], measures: Sequence[Measure]) -> dict[str, Any]:
-    """Return a configuration with the options of the measures."""
-    return {**configuration, "measures": {measure.name: measure.options() for measure in measures}}
-
-
 def read_datasets(path: Path) -> dict[str, xr.Dataset]:
     """Return the datasets of a part by name."""
     return {name.strip("/"): data for name, data in read_netcdf(path).items() if name != "/"}
 
 
-def check_after(after: Any) -> dict[str, Result]:
-    """Return finished results by name; InputError for anything else."""
+def check_after(after: Any, measures: Sequence[Measure]) -> dict[str, Result]:
+    """Return finished results by name; InputError for anything else, or other options than the measures have."""
     known = {} if after is None else after
     if not isinstance(known, Mapping) or not all(
         isinstance(one, Result) and one.name == name for name, one in known.items()
     ):
         raise InputError("after: give a Report, or a mapping of measure name to its Result")
+    for measure in measures:
+        then = known[measure.name].provenance.get("options", {}) if measure.name in known else {}
+        now = measure.options() if measure.name in known else {}
+        if any(then.get(name) != value for name, value in now.items() if value is not None):
+            raise InputError(
+                f"after: {measure.name} was measured with {then}, and is asked for with {now}; leave it out"
+            )
     return dict(known)
-
-
-def require_options(measure: Measure, known: Result) -> None:
-    """Refuse a finished result of other options than are asked for."""
-    then, now = known.provenance.get("options", {}), measure.options()
-    if any(then.get(name) != value for name, value in now.items() if value is not None):
-        raise InputError(f"after: {measure.name} was measured with {then}, and is asked for with {now}; leave it out")
 
 
 def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> None:
@@ -222,26 +214,18 @@ def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> No
             )
 
 
-def refuse_hooks(model: Any, given: Mapping[str, Any]) -> None:
-    """Refuse hooks, given for a run or at the model's hook points: another run might use their numbers as its own.
-
-    Hooks that torch alone knows are not seen, as a bridge has some of its own.
-    """
-    if given:
-        raise InputError("keep: another run cannot know what fwd_hooks do; give one of them")
-    if any(point.fwd_hooks for point in model.hook_dict.values()):
-        raise InputError(
-            "keep: another run cannot know what the hooks on this model do; remove them, or give keep=None"
-        )
-
-
 def configuration_of(session: Session, prompts: Any, **settings: Any) -> dict[str, Any]:
     """Return all that an analysis depends on beside its measures, by content and JSON-ready.
 
     Raises:
-        InputError: prompts whose content cannot be read.
+        InputError: prompts whose content cannot be read; hooks at the model's hook points, as another run might use
+            their numbers as its own. Hooks that torch alone knows are not seen, as a bridge has some of its own.
     """
     model, origin = session.model, session.origin
+    if any(point.fwd_hooks for point in model.hook_dict.values()):
+        raise InputError(
+            "keep: another run cannot know what the hooks on this model do; remove them, or give keep=None"
+        )
     layers = [replace(one.geometry, error=None) for one in session.found() if isinstance(one, Probed)]
     plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | bool | int | float)}
     config = Path(origin.directory or "", "config.json")  # which random inits are made by

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
@@ -23,22 +23,29 @@ from tl_posgen.stats.intervals import FEWEST, prompts_per_group
 class Total:
     """Sum over prompts, and number of prompts with a value, at each place; padded to the longest prompt."""
 
-    sum: Float[np.ndarray, "*place"]
-    n: Int[np.ndarray, "*place"]
+    both: Float[np.ndarray, "2 *place"]
 
     @classmethod
     def from_values(cls, values: Float[np.ndarray, "*place"]) -> "Total":
         known = ~np.isnan(values)
-        return cls(np.where(known, values, 0.0), known.astype(np.int64))
+        return cls(np.stack([np.where(known, values, 0.0), known]))
 
     def __add__(self, other: "Total") -> "Total":
-        shape = tuple(max(sizes) for sizes in zip(self.sum.shape, other.sum.shape, strict=True))
-        return Total(padded(self.sum, shape) + padded(other.sum, shape), padded(self.n, shape) + padded(other.n, shape))
+        one, two = self.both, other.both
+        if one.shape != two.shape:
+            shape = np.maximum(one.shape, two.shape)
+            one, two = (np.pad(x, [(0, n - m) for n, m in zip(shape, x.shape, strict=True)]) for x in (one, two))
+        return Total(one + two)
+
+    @property
+    def sum(self) -> Float[np.ndarray, "*place"]:
+        """NaN where no prompt has a value."""
+        return np.where(self.both[1] > 0, self.both[0], np.nan)
 
     @property
     def mean(self) -> Float[np.ndarray, "*place"]:
         """NaN where no prompt has a value."""
-        return np.where(self.n > 0, self.sum / np.maximum(self.n, 1), np.nan)
+        return np.where(self.both[1] > 0, self.both[0] / np.maximum(self.both[1], 1), np.nan)
 
 
 @dataclass
@@ -59,13 +66,6 @@ class First:
 
     def __add__(self, other: "First") -> "First":
         return self
-
-
-def padded(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return values followed by zeros up to a shape."""
-    if values.shape == shape:
-        return values
-    return np.pad(values, np.array([(0, n - m) for n, m in zip(shape, values.shape, strict=True)]).reshape(-1, 2))
 
 
 class Sums:
@@ -153,8 +153,7 @@ class Sums:
 
     def sum(self, name: str, dims: tuple[str, ...] = ()) -> xr.DataArray:
         """Return the sum over prompts; NaN where no prompt has a value."""
-        found = {layer: np.where(one.n > 0, one.sum, np.nan) for layer, one in self.by_layer(name).items()}
-        return self.over_layers(name, found, dims)
+        return self.over_layers(name, {layer: one.sum for layer, one in self.by_layer(name).items()}, dims)
 
     def by_prompt(self, name: str) -> xr.DataArray:
         """Return the values of every prompt, NaN where a prompt is shorter."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -13,18 +13,30 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.measure import Variable
+from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Each
+from tl_posgen.core.options import Count, Each, Whole
 from tl_posgen.core.run import Run
-from tl_posgen.coupling.jacobian_measure import VERSIONS, JacobianMeasure, as_numpy, between_different
-from tl_posgen.coupling.jacobians import passes_of, residual_streams
-from tl_posgen.coupling.numbers.overlap import Side
+from tl_posgen.coupling.jacobians import (
+    DENSE_UP_TO,
+    ResidualJacobian,
+    passes_of,
+    residual_jacobians,
+    residual_streams,
+)
+from tl_posgen.coupling.numbers.overlap import Norm, Pairs, Side, every_pair
 from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
+from tl_posgen.errors import InputError
+from tl_posgen.models.selection import check_indices
 from tl_posgen.models.session import session_of
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
 from tl_posgen.report.kinds import heat_maps, lines
 
+VERSIONS: dict[str, tuple[Norm, bool]] = {  # label -> norm, and whether A keeps its signs
+    "absolute": ("frobenius", False),
+    "signed": ("frobenius", True),
+    "trace": ("trace", False),
+}
 _MOST_TOKENS = 16  # paths drawn of a prompt
 _CURVES = ("mean over tokens", "exponential growth, fitted", "first token")  # of log-norms
 _SQUARE = ("prompt", "k", "layer", "layer_2")
@@ -59,6 +71,69 @@ def _trajectories(result: Any) -> go.Figure:
             update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
     subtitle = f"x0 (white) to x{rest}, last {_MOST_TOKENS} tokens of the first prompt; 1 is a line"
     return panels.finish(f"Trajectories through the layers · {model_label(result.own)}", subtitle)
+
+
+@dataclass(frozen=True)
+class JacobianMeasure(Measure):
+    """Base: J of chosen blocks at chosen tokens, and A = U2' J1 V2 of every pair."""
+
+    k: Count | Annotated[Sequence[Count], Each()] = (10,)
+    tokens: Any = "last"
+    chance_samples: Count = 10
+    dense_up_to: Whole = DENSE_UP_TO
+
+    one_length = True
+    precise = True
+    matrices = 5
+
+    @property
+    def ks(self) -> list[int]:
+        """Numbers of singular vectors, smallest first."""
+        return sorted(np.atleast_1d(self.k).tolist())
+
+    @property
+    def positions(self) -> list[int]:
+        """Positions whose Jacobians are taken, as they were given."""
+        return [-1] if isinstance(self.tokens, str) else [int(token) for token in self.tokens]
+
+    def usual(self) -> Mapping[str, Any]:
+        return {"k": self.ks[0]}
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "JacobianMeasure":
+        length = len(tokens[0])
+        limits = (("token", self.positions, -length, length - 1), ("k", self.ks, 1, model.cfg.d_model))
+        for what, values, low, high in limits:
+            if wrong := [value for value in values if not low <= value <= high]:
+                raise InputError(f"{what} {wrong}: choose from {low} to {high}")
+        return self
+
+    def places(self, run: Run) -> tuple[list[int], list[int]]:
+        """Return the chosen layers and tokens; refuse a choice of heads."""
+        if run.where["heads"] is not None:
+            raise InputError("coupling is of whole blocks: leave heads out, and choose layers")
+        tokens = sorted({token % run.tokens.shape[1] for token in self.positions})
+        return check_indices(run.where["layers"], run.model.cfg.n_layers, "layer"), tokens
+
+    def jacobians(self, run: Run, prompt: Tensor, source: int, target: int, streams: Tensor) -> list[ResidualJacobian]:
+        """Return the Jacobian of every chosen layer from one token to another."""
+        options = {"layers": run.where["layers"], "streams": streams, "dense_up_to": self.dense_up_to}
+        return residual_jacobians(run.model, prompt, source, target, **options)
+
+    def pairs(self, run: Run, jacobians: Sequence[ResidualJacobian]) -> Pairs:
+        """Return all Jacobians in each other's bases."""
+        triplets = [jacobian.triplets(self.ks[-1], self.dense_up_to) for jacobian in jacobians]
+        generator, products = torch.Generator().manual_seed(run.seed), [jacobian.matvec for jacobian in jacobians]
+        return every_pair(products, triplets, self.chance_samples, generator)
+
+    def by_k(self, pairs: Pairs, version: str, bases: Side) -> Float[np.ndarray, "k first other"]:
+        """Return the coupling at every k, NaN on the diagonal: a Jacobian couples with itself by definition."""
+        norm, signed = VERSIONS[version]
+        found = np.stack([as_numpy(pairs.coupling(k, norm, bases, signed=signed)) for k in self.ks])
+        return found if bases == "chance" else np.where(np.eye(found.shape[-1], dtype=bool), np.nan, found)
+
+
+def as_numpy(x: Tensor) -> np.ndarray:
+    return double(x.detach().cpu()).numpy()
 
 
 @dataclass(frozen=True)
@@ -122,12 +197,8 @@ class Coupling(JacobianMeasure):
             ("version", "prompt", "k", "layer", "draw"),
             bounds=(-np.inf, 1),
         ),
-        "triplet_residual": Variable(
-            "residual of triplets", "", "worst |Jv - su| or |J'u - sv| over s_1", ("prompt", "token", "layer")
-        ),
         "line_shape_score": Variable("line-shape score", "", f"{_SCORE}, {_MEDIAN}", ("prompt",), bounds=(1, np.inf)),
         "expodistance": Variable("expodistance", "", f"{_EXPO}, {_MEDIAN}", ("prompt",), bounds=(0, np.inf)),
-        "growth_slope": Variable("growth a layer", "nats", f"slope of ln |x^l| against l, {_MEDIAN}", ("prompt",)),
         "growth_r2": Variable("R² of growth", "", f"of ln |x^l| against l, {_MEDIAN}", ("prompt",), bounds=(0, 1)),
         "log_norm": Variable("ln |x|", "nats", "the first token is not in the mean", ("curve", "prompt", "state")),
         "trajectory": Variable(
@@ -173,12 +244,8 @@ class Coupling(JacobianMeasure):
     def usual(self) -> Mapping[str, Any]:
         return {**super().usual(), "version": "absolute", "bases": "aligned"}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Coupling":
-        self.refuse_choices(model, len(tokens[0]))
-        return self
-
     def passes(self, run: Run) -> int:
-        return len(run.rows) * passes_of(run.tokens.shape[1], self.places(run)[1])
+        return len(run.rows) * passes_of(run.tokens.shape[1], [(one, one) for one in self.places(run)[1]])
 
     def of_model(self, run: Run) -> xr.Dataset:
         tokens = self.places(run)[1]
@@ -188,16 +255,19 @@ class Coupling(JacobianMeasure):
             streams, found = residual_streams(run.model, ids), []
             for token in tokens:  # the Jacobians of one token are held at a time
                 jacobians = self.jacobians(run, ids, token, token, streams)
-                pairs, triplets = self.pairs(run, jacobians)
-                residuals = [torch.maximum(t.left_residual, t.right_residual).max() / t.values[0] for t in triplets]
-                bases = {side: np.stack([self.by_k(pairs, one, side) for one in VERSIONS]) for side in get_args(Side)}
-                couplings = np.stack([bases["aligned"], bases["swapped"]], 1)
+                pairs, sides = self.pairs(run, jacobians), ("aligned", "swapped")
+                couplings = [[self.by_k(pairs, version, side) for side in sides] for version in VERSIONS]
                 negative = np.stack([as_numpy(pairs.negative_share(k)) for k in self.ks])
                 arrays = {
-                    "coupling": (("version", "bases", "k", "layer", "layer_2"), between_different(couplings)),
-                    "negative_share": (("k", "layer", "layer_2"), between_different(negative)),
-                    "chance": (("version", "k", "layer", "draw"), bases["chance"]),
-                    "triplet_residual": (("layer",), as_numpy(torch.stack(residuals))),
+                    "coupling": (("version", "bases", "k", "layer", "layer_2"), np.stack(couplings)),
+                    "negative_share": (
+                        ("k", "layer", "layer_2"),
+                        np.where(np.eye(len(jacobians), dtype=bool), np.nan, negative),
+                    ),
+                    "chance": (
+                        ("version", "k", "layer", "draw"),
+                        np.stack([self.by_k(pairs, one, "chance") for one in VERSIONS]),
+                    ),
                 }
                 layers = [jacobian.layer for jacobian in jacobians]
                 if len(layers) == run.model.cfg.n_layers:
@@ -205,7 +275,7 @@ class Coupling(JacobianMeasure):
                     for jacobian in jacobians:
                         x = x + jacobian.matvec(x[:, None])[:, 0]
                     arrays["linearisation"] = ((), torch.cosine_similarity(double(x), last, dim=0).item())
-                labels = {"version": list(VERSIONS), "bases": ["aligned", "swapped"], "k": self.ks}
+                labels = {"version": list(VERSIONS), "bases": list(sides), "k": self.ks}
                 found.append(xr.Dataset(arrays, {**labels, "layer": layers, "layer_2": layers}))
             return xr.concat(found, dim="token").assign_coords(token=tokens).merge(_paths(streams))
 
@@ -218,22 +288,20 @@ class Coupling(JacobianMeasure):
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
 
     def findings(self, own: Numbers) -> list[str]:
-        sentences, signs = [], []
+        sentences = []
         for k in own.data["k"].values:
-            chance, signed_chance = (own("chance", k=k, version=version).plain for version in ("absolute", "signed"))
-            sentences.append(
-                f"Top-{k} coupling over pairs of layers is {own('coupling', k=k):.3f}; random bases with the same "
-                f"spectra reach {chance:.3f}."
+            coupling, chance = own("coupling", k=k), own("chance", k=k).plain
+            told = (
+                f"Top-{k} coupling over pairs of layers is {coupling:.3f}; random bases with the same spectra reach "
+                f"{chance:.3f}."
             )
-            if not own("coupling", k=k):
-                continue
-            signs.append(
-                f"Coupling takes one layer's Jacobian in the singular vectors of another, A = U2' J1 V2, without "
-                f"signs. With signs it is {own('coupling', k=k, version='signed'):.3f} at top {k} (random bases "
-                f"{signed_chance:.3f}): {own('negative_share', k=k):.0%} of the diagonal of A is negative, half would "
-                f"be by chance. With left and right vectors swapped, V2' J1 U2, it is "
-                f"{own('coupling', k=k, bases='swapped'):.3f}."
-            )
+            if coupling:
+                signed, swapped = own("coupling", k=k, version="signed"), own("coupling", k=k, bases="swapped")
+                told += (
+                    f" With the signs of A it is {signed:.3f}: {own('negative_share', k=k):.0%} of the diagonal of A "
+                    f"is negative, half would be by chance. With left and right vectors swapped it is {swapped:.3f}."
+                )
+            sentences.append(told)
         sentences.append(
             f"Token trajectories have a line-shape score of {own('line_shape_score'):.3f}, where 1 is a straight line; "
             f"an exponential in the layer explains {own('growth_r2'):.3f} of the growth of ln |x|, with an "
@@ -241,7 +309,7 @@ class Coupling(JacobianMeasure):
         )
         if "linearisation" in own:
             sentences.append(f"The linearised blocks end at a cosine of {own('linearisation'):.3f} with the model's.")
-        return [*sentences, *signs]
+        return sentences
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a K, each headline with its 95% interval."""
@@ -271,7 +339,7 @@ def _paths(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
     plane = principal_trajectories(paths[1:])
     shown = torch.nn.functional.pad(plane.coordinates, (0, 0, 0, 0, 1, 0), value=torch.nan)
     numbers = {"line_shape_score": line_shape_score(paths), "expodistance": expodistance(paths)}
-    numbers |= {"growth_slope": fit.slope, "growth_r2": fit.r2}
+    numbers["growth_r2"] = fit.r2
     arrays = {
         # the median: expodistance has no mean where a norm hardly grows
         **{name: ((), np.nanmedian(as_numpy(one))) for name, one in numbers.items()},

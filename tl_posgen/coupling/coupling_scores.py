@@ -20,87 +20,63 @@ from tl_posgen.core.formatting import counted, format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.null_models import check_seeds
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import TRAINED, Numbers, intervals_of
+from tl_posgen.core.numbers import TRAINED, Numbers, at_init, intervals_of, mean_of
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
 from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
-from tl_posgen.coupling.score_table import SIZES, score_table
-from tl_posgen.errors import check_seed
+from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.models.tokens import check_counts
-from tl_posgen.report.figures import MARKS, NULL_COLOUR, Panels, ends_of, error_bars, line, model_label, plain, sides
+from tl_posgen.report.figures import MARKS, Panels, error_bars, model_label, plain, sides
 from tl_posgen.report.kinds import lines
 from tl_posgen.stats.correlations import (
+    Correlation,
     correlation,
     correlation_excess,
     partial_correlation,
     pearson,
-    rank_correlation,
-    ranks,
 )
 
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
-QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Coupling`, and its labels
-    "coupling": ("coupling", {}),
-    "trace": ("coupling", {"version": "trace"}),
-    "signed": ("coupling", {"version": "signed"}),
-    "swapped": ("coupling", {"bases": "swapped"}),
-    "chance": ("chance", {}),
-    **{name: (name, {}) for name in ("line_shape_score", "expodistance", "growth_r2")},
-}
-LABELS = {
+LABELS = {  # quantities in words; each is a variable of `Coupling`, "trace" a version of coupling
     "coupling": "coupling (Frobenius)",
     "trace": "coupling, trace normalisation",
     "line_shape_score": "line-shape score",
     "expodistance": "expodistance",
     "growth_r2": "R² of exponential growth",
 }
+SIZES = ("d_model", "n_layers", "parameters")  # columns of the table, or counted in the models
 _CONTROLS = ("d_model", "parameters")  # held fixed
 _FEWEST = 4  # models for an interval of r; each control needs one more
-_BY = {"values": correlation, "ranks": rank_correlation}  # label -> correlation of two columns with its interval
 _SHARED = ["backend", "dtype", "length", "prompts", "seed", "null_seeds", "shuffled_seeds", "versions"]
-_WITHIN: dict[str, Any] = {"bounds": (-1, 1)}
-_INTERVAL = "Fisher's 95% interval"
 _SIZE = "of the table, or counted in the model"
 _SIZE_WORDS = {"d_model": "width", "n_layers": "depth", "parameters": "parameters"}
 _NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
-_NAMED_UP_TO = 12  # models whose points carry their name
 
 
 def _scatter(result: Any) -> go.Figure:
-    """Draw the score against every quantity, a row each: a point a model, with the regression line."""
-    shown, score = sides(result), plain(result.measure.score)
-    titles = []
-    for name, (side, data, _) in product(LABELS, shown):
-        value, low, high = map(float, data["r"].sel(quantity=name, by="values").values)
-        number = Number(value, low, high)
-        titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
+    """Draw the score against every quantity, a row each: a point a model."""
+    shown, score, titles = sides(result), plain(result.measure.score), []
+    r = {name: result.measure.r(result.numbers, name) for name in LABELS}
+    for one in r.values():
+        for (side, *_), number in zip(shown, (one, *map(Number, (*one.inits[:1], *one.shuffled[:1]))), strict=True):
+            titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
     panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
     for place, ((name, label), (_, data, _)) in enumerate(product(LABELS.items(), shown)):
-        found = intervals_of(data["measured"].sel(quantity=name))
-        x, y, names = found["value"].values, data["score"].values, [plain(one) for one in data["model_name"].values]
-        points = go.Scatter(x=x, y=y, text=names, textposition="top center", textfont={"size": 10}, showlegend=False)
-        points.update(mode="markers+text" if len(names) <= _NAMED_UP_TO else "markers")
+        found, names = intervals_of(data["measured"].sel(quantity=name)), map(plain, data["model_name"].values)
+        points = go.Scatter(x=found["value"].values, y=data["score"].values, text=[*names], showlegend=False)
+        points.update(mode="markers", error_x=error_bars(*(found[end].values for end in ENDS)))
         points.update(marker={"color": np.log2(data["d_model"].values), "coloraxis": "coloraxis", "size": 9})
-        points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>")
-        panels.add(place, points.update(error_x=error_bars(*ends_of(found))))
-        if len(x) >= _FEWEST and np.isfinite(x).all():
-            ends = np.array([x.min(), x.max()])
-            fitted = np.polyval(np.polyfit(x, y, 1), ends)
-            panels.add(place, line(ends, fitted, "regression line", NULL_COLOUR, dash="dash", showlegend=False))
+        panels.add(place, points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>"))
         row, column = divmod(place, len(shown))
-        top = f", top {result.measure.k}" if name in ("coupling", "trace") else ""
-        panels.figure.update_xaxes(title_text=f"{label}{top}", row=row + 1, col=column + 1)
+        panels.figure.update_xaxes(title_text=label, row=row + 1, col=column + 1)
     panels.figure.update_yaxes(title_text=score, col=1)
     panels.figure.update_layout(coloraxis={"colorscale": MARKS, "colorbar": {"title": "log2 d", "thickness": 12}})
-    missing = result.own.attrs["not_computed"]
-    subtitle = "a point a model, 95% interval over prompts; dashed: regression line"
-    subtitle += f"; not computed: {missing}" if missing else ""
     title = f"Coupling, straightness and growth against {score} · {model_label(result.own)}"
-    return panels.finish(title, subtitle)
+    return panels.finish(title, f"a point a model, 95% interval over prompts; top {result.measure.k}")
 
 
 @dataclass(frozen=True)
@@ -108,7 +84,7 @@ class CouplingScores(Measure):
     r"""r(quantity, score) over models or checkpoints, beside r(ln size, score) and given ln d_model and ln parameters.
 
     Correlation over models of coupling, straightness and growth with a score, as they are and given ln d_model and ln
-    parameters; beside them that of width, depth and parameters, which coupling is said to beat, by values and by ranks.
+    parameters; beside them that of width, depth and parameters, which coupling is said to beat.
     The control matters: with the trace normalisation and K proportional to the width, random Jacobians already couple
     by about 1 - 1/sqrt(K), so wider models look coupled.
 
@@ -120,7 +96,7 @@ class CouplingScores(Measure):
         widths: of the random Jacobians.
 
     Source: that coupling correlates with a score, and more than width, depth and parameters do, is of Aubry, Meng,
-    Sugolov and Papyan, arXiv 2407.07810; intervals, ranks, the test of the excess, controls and warning are ours.
+    Sugolov and Papyan, arXiv 2407.07810; intervals, the test of the excess, controls and warning are ours.
     """
 
     k: Count = 10
@@ -141,36 +117,12 @@ class CouplingScores(Measure):
         "d_model": Variable("width", "", _SIZE, ("model_name",), "d_model"),
         "n_layers": Variable("depth", "layers", _SIZE, ("model_name",), "n_layers"),
         "parameters": Variable("parameters", "", _SIZE, ("model_name",), "parameters"),
-        "r": Variable(
-            "correlation with the score",
-            "",
-            f"over models, Pearson's r or Spearman's of ranks, {_INTERVAL}",
-            ("by", "quantity", "end"),
-            **_WITHIN,
-        ),
-        "size_r": Variable(
-            "correlation of the size", "", "of ln size with the score, as r", ("by", "size", "end"), **_WITHIN
-        ),
-        "excess": Variable(
-            "excess of coupling's correlation",
-            "",
-            "|r| of coupling less |r| of ln size, with the score, Zou's 95% interval",
-            ("by", "size", "end"),
-            **_WITHIN,
-        ),
-        "partial_r": Variable(
-            "correlation given size",
-            "",
-            f"given ln d_model and ln parameters, {_INTERVAL}",
-            ("quantity", "end"),
-            **_WITHIN,
-        ),
         "width_coupling": Variable("coupling of random Jacobians", "", "independent Gaussian", ("norm", "width")),
         "width_r2": Variable("R² against 1/sqrt(width)", "", "of the coupling of random Jacobians", ("norm",)),
     }
     legend = (
-        "r with the score over models, ranks: of their ranks, 95% interval in brackets; given size: the same given "
-        "width and parameters; excess: |r| of coupling less that of this size."
+        "r with the score over models, 95% interval in brackets; given size: the same given width and parameters; "
+        "excess: |r| of coupling less that of this size."
     )
     figures = {
         "scatter": _scatter,
@@ -184,21 +136,74 @@ class CouplingScores(Measure):
         ),
     }
 
-    def usual(self) -> Mapping[str, Any]:
-        return {"by": "values"}
+    def _over_models(self, own: Numbers, of: Callable[..., Correlation], *names: str, least: int = _FEWEST) -> Number:
+        """Return what a function of columns over models gives, with its interval, and in the null models: columns of
+        quantities, ln sizes, the score. NaN of fewer models, and where one has no value."""
+        given = [own.array("measured", quantity=one) if one in LABELS else own.array(one) for one in names]
+        found = []
+        for init in [TRAINED, *own.nulls]:
+            columns = [torch.tensor(mean_of(at_init(one, init)).values.astype(float)) for one in given]
+            columns = [x.log() if name in SIZES else x for name, x in zip(names, columns, strict=True)]
+            known = len(columns[0]) >= least and all(bool(x.isfinite().all()) for x in columns)
+            found.append(of(*columns).ends if known else (np.nan, np.nan, np.nan))
+        (value, low, high), *nulls = found
+        values, n = tuple(one[0] for one in nulls), len(own.inits)
+        return Number(value, low, high, values[:n], shuffled=values[n:])
+
+    def r(self, own: Numbers, name: str) -> Number:
+        """Return Pearson's r over models of a quantity, or of ln size, with the score, with Fisher's interval."""
+        return self._over_models(own, correlation, name, "score")
+
+    def given_sizes(self, own: Numbers, name: str) -> Number:
+        """Return the correlation of a quantity with the score given ln d_model and ln parameters; NaN where all models
+        have the same."""
+
+        def partial(x: Tensor, y: Tensor, *controls: Tensor) -> Correlation:
+            stacked = torch.stack(controls, 1)
+            varied = bool((stacked != stacked[0]).any())
+            return partial_correlation(x, y, stacked) if varied else Correlation(np.nan, np.nan, np.nan, len(x))
+
+        return self._over_models(own, partial, name, "score", *_CONTROLS, least=_FEWEST + len(_CONTROLS))
+
+    def excess(self, own: Numbers, size: str) -> Number:
+        """Return |r| of coupling less |r| of ln size, both with the score, with Zou's interval."""
+
+        def more(x: Tensor, z: Tensor, y: Tensor) -> Correlation:
+            ends = correlation_excess(correlation(x, y), correlation(z, y), float(pearson(x, z)))
+            return Correlation(*ends, len(x))
+
+        return self._over_models(own, more, "coupling", size, "score")
+
+    def not_computed(self, own: Numbers) -> list[str]:
+        """Return what takes more models, or models of several sizes."""
+        n, held, fewest = own.data.sizes["model_name"], "the correlation given width and size", _FEWEST + len(_CONTROLS)
+        needed = {"the correlation": _FEWEST, held: fewest}
+        missing = [f"{what} (needs {least} models, {n} given)" for what, least in needed.items() if n < least]
+        alike = all(len(set(own.data[name].values.tolist())) == 1 for name in _CONTROLS)
+        return missing + ([f"{held} (all models have the same)"] if alike and n >= fewest else [])
 
     def findings(self, own: Numbers) -> list[str]:
         sentences = []
-        if r := own("r", quantity="coupling"):
-            given = own("partial_r", quantity="coupling")
+        if r := self.r(own, "coupling"):
+            given = self.given_sizes(own, "coupling")
             held = f"; given width and size {given.with_interval:.3f}" if given else ""
             n_models = own.data.sizes["model_name"]
             sentences.append(
                 f"Top-{self.k} coupling and {self.score} correlate at r = {r:.3f} over {n_models} models{held}."
             )
-            sentences += [self._comparison(own, by) for by in _BY]
-        if own.attrs["not_computed"]:
-            sentences.append(f"Not computed: {own.attrs['not_computed']}.")
+            excesses = {size: self.excess(own, size) for size in SIZES}
+            if not any(excesses.values()):
+                sentences.append("Nothing is compared with: all models have one width, depth and number of parameters.")
+            for size, one in excesses.items():
+                if one:
+                    verb = "beats" if one.low > 0 else "is beaten by" if one.high < 0 else "is not told from"
+                    sentences.append(
+                        f"{_SIZE_WORDS[size].capitalize()} correlates with {self.score} at r = "
+                        f"{self.r(own, size).with_interval:.2f}: coupling {verb} it (|r| of coupling "
+                        f"{one.with_interval:+.2f})."
+                    )
+        if missing := self.not_computed(own):
+            sentences.append(f"Not computed: {'; '.join(missing)}.")
         frobenius, trace = (own.data["width_coupling"].sel(norm=norm).values for norm in NORMS)
         widths, bound = own.data["width"].values, format_bound(abs(frobenius).tolist())
         sentences.append(
@@ -208,44 +213,19 @@ class CouplingScores(Measure):
         )
         return sentences
 
-    def _comparison(self, own: Numbers, by: str) -> str:
-        """Return the sentence that sets coupling's correlation beside those of the sizes."""
-        excesses = {words: own("excess", size=size, by=by) for size, words in _SIZE_WORDS.items()}
-        excesses = {words: one for words, one in excesses.items() if one}
-        if not excesses:
-            return f"By {by} nothing is compared with: all models have one width, depth and number of parameters."
-        each = [
-            f"{words} {own('size_r', size=size, by=by).with_interval:.2f} "
-            f"(|r| of coupling {excesses[words].with_interval:+.2f})"
-            for size, words in _SIZE_WORDS.items()
-            if words in excesses
-        ]
-        parts: dict[str, list[str]] = {"beats": [], "is beaten by": [], "is not told from": []}
-        for words, one in excesses.items():
-            verb = "beats" if one.low > 0 else "is beaten by" if one.high < 0 else "is not told from"
-            parts[verb].append(words)
-        told = (f"{verb} {' and '.join(filter(None, [', '.join(p[:-1]), p[-1]]))}" for verb, p in parts.items() if p)
-        r = own("r", quantity="coupling", by=by).with_interval
-        return (
-            f"By {by}, over {own.data.sizes['model_name']} models, {self.score} correlates with coupling at {r:.2f}, "
-            f"with {', '.join(each)}: coupling {', '.join(told)}."
-        )
-
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a quantity: its correlation with the score, as it is, of ranks, and given width and size; of a
-        size, how much coupling's is more."""
-
-        def cells(name: str, by: str | None = None) -> list[str]:
-            at = {} if by is None else {"by": by}
-            numbers = [own(name, quantity=quantity, **at) for quantity in LABELS]
-            numbers += [own(f"size_{name}", size=size, **at) if name == "r" else Number(np.nan) for size in SIZES]
-            return [f"{number.with_interval:.3f}" if number else "-" for number in numbers]
-
-        columns = {"r": cells("r", "values"), "ranks": cells("r", "ranks"), "given size": cells("partial_r")}
-        beside = [own("excess", size=size) for size in SIZES]
-        columns["excess"] = ["-"] * len(LABELS) + [f"{one.with_interval:+.3f}" if one else "-" for one in beside]
-        names = [*LABELS, *(f"ln {name}" for name in SIZES)]
-        return pd.DataFrame({"quantity": names, **columns})
+        """Return a row a quantity: its correlation with the score, as it is and given width and size; of a size, how
+        much coupling's is more."""
+        nothing = [Number(np.nan)]
+        columns = {
+            "r": [self.r(own, one) for one in (*LABELS, *SIZES)],
+            "given size": [self.given_sizes(own, one) for one in LABELS] + nothing * len(SIZES),
+            "excess": nothing * len(LABELS) + [self.excess(own, one) for one in SIZES],
+        }
+        cells = {
+            name: [f"{one.with_interval:.3f}" if one else "-" for one in all_of] for name, all_of in columns.items()
+        }
+        return pd.DataFrame({"quantity": [*LABELS, *(f"ln {name}" for name in SIZES)], **cells})
 
 
 def coupling_scores(
@@ -270,13 +250,12 @@ def coupling_scores(
 ) -> Result:
     r"""r(quantity, score) over models or checkpoints, beside r(ln size, score) and given ln d_model and ln parameters.
 
-    The quantities are coupling, its trace normalisation, line-shape score, expodistance and R^2 of growth, beside them
-    signed, swapped and chance coupling. The sizes are ln d_model, ln n_layers and ln parameters; how much more coupling
-    correlates than each has an interval of its own, as both are of the same scores. Width and size are held fixed
-    because they can make the whole correlation: at a K that grows with d_model the trace normalisation gives
-    1 - 1/sqrt(K) for random Jacobians (part of the result), and wider models score higher for reasons that have nothing
-    to do with coupling. The nulls: random inits of the same shapes, and models of shuffled weights, against the same
-    scores.
+    The quantities are coupling, its trace normalisation, line-shape score, expodistance and R^2 of growth. The sizes
+    are ln d_model, ln n_layers and ln parameters; how much more coupling correlates than each has an interval of its
+    own, as both are of the same scores. Width and size are held fixed because they can make the whole correlation: at a
+    K that grows with d_model the trace normalisation gives 1 - 1/sqrt(K) for random Jacobians (part of the result), and
+    wider models score higher for reasons that have nothing to do with coupling. The nulls: random inits of the same
+    shapes, and models of shuffled weights, against the same scores.
 
     Args:
         scores: CSV file or table. Columns: model (a name, a directory or "mini", as `load_model` takes), the score, and
@@ -318,7 +297,7 @@ def coupling_scores(
 
     def measured(found: Result, init: str) -> dict[str, Number]:
         numbers = Numbers(found.measure, found.sel(init=init))
-        return {quantity: numbers(variable, **at) for quantity, (variable, at) in QUANTITIES.items()}
+        return {name: numbers("coupling", version=name) if name == "trace" else numbers(name) for name in LABELS}
 
     sizes = pd.DataFrame([found.own.attrs for found in each], columns=list(SIZES))
     sides = {
@@ -336,53 +315,57 @@ def coupling_scores(
 def dataset_of(
     table: pd.DataFrame, measured: Sequence[Mapping[str, Number]], sizes: pd.DataFrame, score: str
 ) -> xr.Dataset:
-    """Return the quantities of all models, and their correlations with the score: of values, of ranks, given ln sizes;
-    those of ln sizes, and the excess of coupling's over them.
-
-    Where there are too few models, or all have one size, they are NaN; the attribute `not_computed` says which. Sizes
-    in the table count before those of the models.
-    """
+    """Return the quantities of all models, their scores and sizes; sizes in the table count before the models' own."""
     known = {name: (table if name in table else sizes)[name].to_numpy(float) for name in SIZES}
-    values = np.array([[[getattr(one[name], end) for one in measured] for name in QUANTITIES] for end in ENDS])
+    values = [[[getattr(one[name], end) for one in measured] for name in LABELS] for end in ENDS]
     short = [Path(name).name for name in table["model"]]
     names = short if len(set(short)) == len(short) else table["model"].tolist()
-    y, columns, n = torch.tensor(table[score].to_numpy(float)), torch.tensor(values[0]), len(table)
-    logs = torch.tensor(np.log([known[name] for name in SIZES]))
-    controls = logs[[SIZES.index(name) for name in _CONTROLS]].mT
-    varied, fewest = bool((controls != controls[0]).any()), _FEWEST + len(_CONTROLS)
+    columns = {"score": table[score].to_numpy(float), **known}
+    arrays = {"measured": (("end", "quantity", "model_name"), values)}
+    arrays |= {name: ("model_name", column) for name, column in columns.items()}
+    return xr.Dataset(arrays, {"model_name": names, "quantity": list(LABELS), "end": list(ENDS)})
 
-    def if_known(x: Tensor, ends: Callable[[], tuple[float, ...]], needed: int = _FEWEST) -> tuple[float, ...]:
-        return ends() if n >= needed and bool(x.isfinite().all()) else (np.nan,) * len(ENDS)
 
-    def excess(x: Tensor, z: Tensor, by: str) -> tuple[float, ...]:
-        between = pearson(ranks(x), ranks(z)) if by == "ranks" else pearson(x, z)
-        return correlation_excess(_BY[by](x, y), _BY[by](z, y), float(between))
+def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") -> pd.DataFrame:
+    """Return the table of models and scores with checked numbers; InputError with the line in the file where a model
+    is named twice or not at all, or a number is none."""
+    require("scores", scores, str | os.PathLike | pd.DataFrame)
+    require("score", score, str)
+    if isinstance(scores, pd.DataFrame):
+        table, where = scores.reset_index(drop=True), "the score table"
+    else:
+        table, where = _read_csv(scores), str(scores)
+    missing = [column for column in ("model", score) if column not in table]
+    if missing:
+        raise InputError(f"{where} has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}")
+    if not len(table):
+        raise InputError(f"{where} has no row; give one a model")
+    names = [name.strip() if isinstance(name, str) else "" for name in table["model"]]
+    columns = [score, *(name for name in SIZES if name in table)]
+    numbers = table[columns].apply(pd.to_numeric, errors="coerce")
+    for place, (row, name) in enumerate(zip(table.index, names, strict=True)):
+        line = f"{where}, line {row + 2}"
+        if not name:
+            raise InputError(f"{line}: no model named; give a name or a directory in the column model")
+        if name in names[:place]:
+            raise InputError(f"{line}: {name} is named a second time; keep one row a model")
+        for column in columns:
+            number, positive = numbers[column][row], column in SIZES
+            if not np.isfinite(number) or (positive and number <= 0):
+                kind = "a positive number" if positive else "a finite number"
+                cell = table[column][row]
+                raise InputError(f"{line}: {column} is {cell!r}, not {kind}; mend it or leave the row out")
+    return table.assign(model=names, **{name: numbers[name].astype(float) for name in columns})
 
-    def with_score(rows: Tensor) -> list[list[tuple[float, ...]]]:
-        return [[if_known(x, lambda x=x, r=r: r(x, y).ends) for x in rows] for r in _BY.values()]
 
-    of_size, coupled = ("by", "size", "end"), columns[list(QUANTITIES).index("coupling")]
-    given = [
-        if_known(x, lambda x=x: partial_correlation(x, y, controls).ends, fewest if varied else n + 1) for x in columns
-    ]
-    more = [[if_known(coupled, lambda z=z, by=by: excess(coupled, z, by)) for z in logs] for by in _BY]
-    held = "the correlation given width and size"
-    needed = {"the correlation and its line": _FEWEST, held: fewest}
-    missing = [f"{what} (needs {least} models, {n} given)" for what, least in needed.items() if n < least]
-    missing += [f"{held} (all models have the same)"] if not varied and n >= fewest else []
-    arrays: dict[str, Any] = {
-        "measured": (("end", "quantity", "model_name"), values),
-        **{name: ("model_name", column) for name, column in {"score": y.numpy(), **known}.items()},
-        "r": (("by", "quantity", "end"), with_score(columns)),
-        "partial_r": (("quantity", "end"), given),
-        "size_r": (of_size, with_score(logs)),
-        "excess": (of_size, more),
-    }
-    labels = {
-        "model_name": names,
-        "quantity": list(QUANTITIES),
-        "end": list(ENDS),
-        "by": list(_BY),
-        "size": list(SIZES),
-    }
-    return xr.Dataset(arrays, labels, {"not_computed": "; ".join(missing)})
+def _read_csv(path: str | os.PathLike) -> pd.DataFrame:
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such file; give a CSV with columns model and score")
+    try:
+        # blank lines are kept at first, so that every row knows its line
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path}: not a CSV table ({str(error).strip()})") from error
+    if not isinstance(table.index, pd.RangeIndex):  # pandas makes surplus leading cells the index
+        raise InputError(f"{path}: rows have more cells than there are columns; name every column")
+    return pd.DataFrame(table[(table != "").any(axis=1)])

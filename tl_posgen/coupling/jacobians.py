@@ -1,6 +1,6 @@
 """Residual streams of a prompt, and residual Jacobians J = d f^l(X)_t2 / d x_t1 of its blocks X + f^l(X)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ class ResidualJacobian:
 
     Attributes:
         layer, source, target: block l, input token t1, output token t2 >= t1.
-        touched: number of tokens that a product involves: source .. target if the attention was replaced by its
+        touched: number of tokens that a product involves: source and target if the attention was replaced by its
             derivative, else the whole context.
         home: the device of its matrix and triplets, one for all layers of a model spread over devices.
 
@@ -54,6 +54,7 @@ class ResidualJacobian:
     _output: Tensor = field(repr=False)
     _adjoint: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     _matrix: Tensor | None = field(default=None, repr=False)
+    _triplets: dict[tuple[int, int], SingularTriplets] = field(default_factory=dict, repr=False)
 
     @property
     def d_model(self) -> int:
@@ -87,10 +88,14 @@ class ResidualJacobian:
         """Return the k largest singular triplets: of the matrix if d_model <= dense_up_to, else by block Lanczos."""
         if not 1 <= k <= self.d_model:
             raise InputError(f"k = {k} singular vectors of a Jacobian of d_model {self.d_model}; choose 1 to d_model")
-        if self.d_model <= dense_up_to:
-            return dense_triplets(self.dense(), k)
-        shape, dtype = (self.d_model, self.d_model), self._leaf.dtype
-        return lanczos_triplets(self.matvec, self.rmatvec, shape, k, dtype=dtype, device=self.home)
+        if (k, dense_up_to) not in self._triplets:
+            if self.d_model <= dense_up_to:
+                found = dense_triplets(self.dense(), k)
+            else:
+                shape, dtype = (self.d_model, self.d_model), self._leaf.dtype
+                found = lanczos_triplets(self.matvec, self.rmatvec, shape, k, dtype=dtype, device=self.home)
+            self._triplets[k, dense_up_to] = found
+        return self._triplets[k, dense_up_to]
 
     def _product(self, output: Tensor, argument: Tensor, columns: Tensor) -> Tensor:
         rows = columns.to(output).mT.reshape(-1, *output.shape)
@@ -99,9 +104,10 @@ class ResidualJacobian:
         return image - columns if self.source == self.target else image
 
 
-def passes_of(n_tokens: int, sources: Sequence[int]) -> int:
-    """Return the number of forward passes for a prompt's residual streams and its Jacobians from these tokens."""
-    return sum(len(_pieces(n)) for n in (n_tokens, *sources)) + len(sources)
+def passes_of(n_tokens: int, pairs: Iterable[tuple[int, int]]) -> int:
+    """Return the number of forward passes for a prompt's residual streams and Jacobians of (source, target)."""
+    each = [1 + len(_pieces(a)) + (1 + len(_pieces(b - a - 1, b)) if a < b else 0) for a, b in pairs]
+    return len(_pieces(n_tokens)) + sum(each)
 
 
 def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "state pos d_model"]:
@@ -152,11 +158,11 @@ def residual_jacobians(
     linearise: bool = True,
     dense_up_to: int = 0,
 ) -> list[ResidualJacobian]:
-    r"""d f^l(X)_target / d x_source for every layer, from one forward pass of the tokens source .. target.
+    r"""d f^l(X)_target / d x_source for every layer, from one forward pass of the source and one of the target.
 
-    The tokens before source enter only through their keys and values, which are computed once. Where a layer's
-    attention can be replaced by its derivative, a product involves only the tokens source .. target: for
-    source == target about 24 d_model^2 operations, for every prompt length.
+    All other tokens enter only through their keys and values, which are computed once. Where a layer's attention can be
+    replaced by its derivative, a product involves only the tokens source and target: about 24 d_model^2 operations, for
+    every prompt length and distance.
 
     Args:
         model: HookedTransformer or TransformerBridge, float32 at least, weights not centred.
@@ -200,29 +206,47 @@ def residual_jacobians(
     streams = residual_streams(model, tokens) if streams is None else streams
     home, tokens, context = streams.device, tokens.to(model.cfg.device), session.backend.context()
     found: dict[int, ResidualJacobian] = {}
-    hooks: list[tuple[str, Any]] = []
-    for layer in layers:
-        attention = LinearisedAttention(layer)
+    cut: list[tuple[str, Any]] = []  # hooks of the tokens between, of the source's pass, and of the target's
+    at_source: list[tuple[str, Any]] = []
+    at_target: list[tuple[str, Any]] = []
+    for layer in range(model.cfg.n_layers):
+        attention, ends = (
+            LinearisedAttention(layer, target + 1),
+            [f"blocks.{layer}.hook_resid_{end}" for end in ("pre", "post")],
+        )
+        inside = linearise and layer in layers
 
         def enter(x: Tensor, hook: Any, attention: LinearisedAttention = attention) -> Tensor:
-            attention.leaf = x[:, :1].detach().clone().requires_grad_()  # x_source; the graph is cut before the block
-            return torch.cat([attention.leaf, x[:, 1:].detach()], dim=1)
+            attention.leaf = x.detach().clone().requires_grad_()  # x_source; the graph is cut before the block
+            return attention.leaf
 
         def leave(x: Tensor, hook: Any, layer: int = layer, attention: LinearisedAttention = attention) -> None:
             assert attention.leaf is not None
-            touched = target - source + 1 if attention.active else target + 1
-            found[layer] = ResidualJacobian(layer, source, target, touched, home, attention.leaf, x[0, -1])
+            # a target that does not see the source does not depend on it
+            output = x[0, -1] if x.requires_grad else x[0, -1] + 0 * attention.leaf.sum().to(x.device)
+            touched = len({source, target}) if attention.active else target + 1
+            found[layer] = ResidualJacobian(layer, source, target, touched, home, attention.leaf, output)
             if model.cfg.d_model <= dense_up_to:
                 found[layer].dense()
                 attention.leaf = None
 
-        inside = attention.hooks(model.hook_dict) if linearise else []
-        hooks += [(f"blocks.{layer}.hook_resid_pre", enter), *inside, (f"blocks.{layer}.hook_resid_post", leave)]
-    for i in range(model.cfg.n_layers):  # free the keys and values of a layer as soon as it has used them
-        hooks.append((f"blocks.{i}.hook_resid_post", lambda x, hook, layer=i: context.forget(layer)))
+        def forget(x: Tensor, hook: Any, layer: int = layer) -> None:
+            context.forget(layer)  # keys and values of a layer, as soon as it has used them
+
+        cut.append((ends[0], lambda x, hook: x.detach()))
+        at_source += [(ends[0], enter), *(attention.hooks(model.hook_dict, "kv") if inside else [])]
+        at_target += attention.hooks(model.hook_dict, "qz" if source == target else "z") if inside else []
+        at_target += [*([(ends[1], leave)] if layer in layers else []), (ends[1], forget)]
     _read(context, tokens[:source])
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), model.hooks(fwd_hooks=hooks):
-        context.extend(tokens[source : target + 1])
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        if source < target:
+            with model.hooks(fwd_hooks=at_source):
+                context.extend(tokens[source : source + 1])
+            with model.hooks(fwd_hooks=cut):
+                for start, stop in _pieces(target - source - 1, target):
+                    context.extend(tokens[source + 1 :][start:stop])
+        with model.hooks(fwd_hooks=[*(cut if source < target else at_source), *at_target]):
+            context.extend(tokens[target : target + 1])
     for layer, jacobian in found.items():
         expected = streams[layer + 1, target]
         error = (jacobian._output.detach().to(home) - expected).norm() / expected.norm()
@@ -235,9 +259,9 @@ def residual_jacobians(
     return [found[layer] for layer in layers]
 
 
-def _pieces(n_tokens: int) -> Sequence[tuple[int, int]]:
-    """Return (start, stop) of pieces whose scores with the whole prompt need the same memory for every length."""
-    return list(row_ranges(n_tokens, n_tokens, _SCORES_AT_ONCE))
+def _pieces(n_tokens: int, n_keys: int | None = None) -> Sequence[tuple[int, int]]:
+    """Return (start, stop) of pieces whose scores with all keys need the same memory for every length."""
+    return list(row_ranges(n_tokens, n_keys or n_tokens, _SCORES_AT_ONCE))
 
 
 def _read(context: KeyValueContext, tokens: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from typing import Annotated, Any
 
@@ -15,8 +16,8 @@ from tl_posgen.core.measure import Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
-from tl_posgen.coupling.jacobian_measure import JacobianMeasure, between_different
-from tl_posgen.coupling.jacobians import ResidualJacobian, passes_of, residual_streams
+from tl_posgen.coupling.coupling import JacobianMeasure
+from tl_posgen.coupling.jacobians import passes_of, residual_streams
 from tl_posgen.errors import InputError
 from tl_posgen.report.kinds import lines
 
@@ -43,7 +44,8 @@ class TokenCoupling(JacobianMeasure):
 
     Args:
         k: numbers of top singular vectors, or one.
-        tokens: positions, two at least, counted from 0 or negative from the end; three evenly spread, if left out.
+        tokens: positions, two at least, counted from 0 or negative from the end; three evenly spread, if left out. Of n
+            tokens there are 3 (n - 1) Jacobians a layer and prompt, each of d_model backward passes through two tokens.
         chance_samples: random bases per Jacobian.
         dense_up_to: d_model up to which Jacobians are built as matrices.
 
@@ -104,14 +106,15 @@ class TokenCoupling(JacobianMeasure):
         if self.tokens is None:  # evenly spread
             spread = {length * part // _SPREAD - 1 for part in range(1, _SPREAD + 1)}
             prepared = replace(self, tokens=sorted(spread - {-1}))
-        prepared.refuse_choices(model, length)
+        super(TokenCoupling, prepared).prepare(model, tokens)
         if len({token % length for token in prepared.positions}) < 2:
             raise InputError("tokens couple with each other: give two different positions at least, in longer prompts")
         return prepared
 
     def passes(self, run: Run) -> int:
-        first, *later = tokens = self.places(run)[1]
-        return len(run.rows) * passes_of(run.tokens.shape[1], [*tokens, *(first for _ in later), *tokens[:-1]])
+        tokens = self.places(run)[1]
+        pairs = {pair for one in tokens for pair in ((one, one), (tokens[0], one), (one, tokens[-1]))}
+        return len(run.rows) * passes_of(run.tokens.shape[1], pairs)
 
     def of_model(self, run: Run) -> xr.Dataset:
         chosen_layers, tokens = self.places(run)
@@ -119,24 +122,20 @@ class TokenCoupling(JacobianMeasure):
         def one_prompt(prompt: int) -> xr.Dataset:
             ids = run.tokens[prompt]
             streams = residual_streams(run.model, ids)
-            own = {token: self.jacobians(run, ids, token, token, streams) for token in tokens}
-
-            def between(source: int, target: int) -> list[ResidualJacobian]:
-                return own[source] if source == target else self.jacobians(run, ids, source, target, streams)
-
+            between = cache(lambda source, target: self.jacobians(run, ids, source, target, streams))
             members = {
-                "self": [*own.values()],
+                "self": [between(token, token) for token in tokens],
                 "same_input": [between(tokens[0], target) for target in tokens],
                 "same_output": [between(source, tokens[-1]) for source in tokens],
             }
-            layers = [[self.pairs(run, one)[0] for one in zip(*of_kind, strict=True)] for of_kind in members.values()]
+            layers = [[self.pairs(run, one) for one in zip(*of_kind, strict=True)] for of_kind in members.values()]
             couplings, chances = (
                 np.stack([np.stack([self.by_k(pairs, "absolute", bases) for pairs in found], 1) for found in layers])
                 for bases in ("aligned", "chance")
             )
             sizes = np.stack([[pairs.values[:, 0].cpu().numpy() for pairs in found] for found in layers])
             known = (sizes > 0)[:, None, ..., None]  # a token outside the layer's window has no Jacobian
-            couplings = between_different(np.where(known & known.swapaxes(-1, -2), couplings, np.nan))
+            couplings = np.where(known & known.swapaxes(-1, -2), couplings, np.nan)
             chances = np.where(known, chances, np.nan).mean(-1)
             labels = {"kind": list(members), "k": self.ks, "layer": chosen_layers, "token": tokens, "token_2": tokens}
             dims = ("kind", "k", "layer", "token")

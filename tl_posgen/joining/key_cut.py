@@ -28,7 +28,7 @@ from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.position.decomposition.variance import shares_of
 from tl_posgen.report.kinds import bars
-from tl_posgen.slash.layer_means import at_distance, statistics_of
+from tl_posgen.slash.dominance import at_distance, statistics_of
 from tl_posgen.slash.slash import Slash
 
 NO_TURN = "nothing rotates, so there is no interaction, and no slash that RoPE makes of constant keys."

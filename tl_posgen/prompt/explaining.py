@@ -7,13 +7,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.geometry.proof import allowed_error, tolerance
-from tl_posgen.models.layers.capture import LayerCapture, finished_scores
+from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.selection import head_name, one_head
@@ -24,7 +23,7 @@ from tl_posgen.prompt.numbers import TERMS, source_terms
 from tl_posgen.prompt.score_split import note_of, one_prompt
 from tl_posgen.residual.numbers import SourceSums
 from tl_posgen.residual.reference import Reference, given_reference
-from tl_posgen.residual.residual_sources import ResidualSources, Side, SourceVectors, read_prompts
+from tl_posgen.residual.residual_sources import ResidualSources, SourceVectors, read_prompts
 
 REST, REFERENCE_MEAN = "rest", "reference mean"
 Parts = Mapping[str, Tensor]
@@ -113,22 +112,37 @@ def explain(
         if name in (REST, REFERENCE_MEAN):
             raise InputError(f"parts: {REST!r} and {REFERENCE_MEAN!r} are names of what is left; choose others")
     means = given_reference(session.model, reference, [index], sources=parts is None)
-    letter: Any = side[0]
-    found = _explanation_of(row, against, letter, means, parts, rest)
+    found = _explanation_of(row, against, side[0], means, parts, rest)
     if another is None:
         return found
-    return found.minus(_explanation_of(replace(row, tokens=another), against, letter, means, None, rest))
+    return found.minus(_explanation_of(replace(row, tokens=another), against, side[0], means, None, rest))
 
 
 def _explanation_of(
-    row: Row, against: int | None, side: Side, reference: Reference, parts: Parts | None, rest: bool
+    row: Row, against: int | None, side: Any, reference: Reference, parts: Parts | None, rest: bool
 ) -> Explanation:
-    """Return the explanation of one prompt, from one forward pass."""
-    session, head = row.session, row.head
+    """Return the explanation of one prompt, from one forward pass; UnsupportedModelError where its terms are not the
+    pass's scores."""
+    session, head, dtype = row.session, row.head, row.session.dtype
     needs = {"resid", "inputs", "attn_scores"}
     ((capture, reader),) = read_prompts(session, [row.tokens], needs=needs, heads=[(row.layer, head)])
     q, k = capture.q[0], capture.k[0]  # an edited capture refuses here
-    written = reader.of_capture(capture) if parts is None else _with_rest(parts, capture, rest, session.dtype)
+    assert capture.resid is not None
+    assert capture.attn_scores is not None
+    if parts is None:
+        written = reader.of_capture(capture)
+    else:
+        residual = double(capture.resid.to(capture.device))
+        values = torch.stack([double(part.detach()).to(residual.device) for part in parts.values()])
+        left, reach = residual - values.sum(0), float(residual.abs().max())
+        if not rest and not float(left.abs().max()) <= tolerance(dtype) * reach:
+            raise InputError(
+                "parts: they do not add up to the residual stream at the layer's input: off by "
+                f"{float(left.abs().max()):.2g} where it reaches {reach:.2g}; give rest=True, which names what they "
+                f"leave {REST!r}"
+            )
+        names, values = ((*parts, REST), torch.cat([values, left[None]])) if rest else (tuple(parts), values)
+        written = ResidualSources(names, values, residual)
     by_source = SourceVectors.of_capture(session, capture, written, side)
     names, vectors = by_source.names, by_source.vectors()[:, 0]
     geometry, means = capture.geometry, reference.of_layer(capture.geometry)
@@ -149,51 +163,16 @@ def _explanation_of(
     else:
         sides = vectors[:, row.query], source_means, k[None, keys], mean_key[None]
     terms = source_terms(*sides, turn, row.query - keys, geometry.rope, geometry.scale)
-    return _labelled(row, against, side, capture, reference, terms, names)
-
-
-def _with_rest(parts: Parts, capture: LayerCapture, rest: bool, dtype: torch.dtype) -> ResidualSources:
-    """Return the user's parts of the residual stream, and what they leave of it, where that is asked for."""
-    assert capture.resid is not None
-    residual = double(capture.resid.to(capture.device))
-    values = torch.stack([double(part.detach()).to(residual.device) for part in parts.values()])
-    left = residual - values.sum(0)
-    if rest:
-        return ResidualSources((*parts, REST), torch.cat([values, left[None]]), residual)
-    off, reach = float(left.abs().max()), float(residual.abs().max())
-    if not off <= tolerance(dtype) * reach:
-        raise InputError(
-            f"parts: they do not add up to the residual stream at the layer's input: off by {off:.2g} where it reaches "
-            f"{reach:.2g}; give rest=True, which names what they leave {REST!r}"
-        )
-    return ResidualSources(tuple(parts), values, residual)
-
-
-def _labelled(
-    row: Row,
-    against: int | None,
-    side: Side,
-    capture: LayerCapture,
-    reference: Reference,
-    terms: Float[Tensor, "term key plane source"],
-    names: tuple[str, ...],
-) -> Explanation:
-    """Return the terms less their baseline, with labels; UnsupportedModelError where they are not the pass's scores."""
-    session, geometry, dtype = row.session, capture.geometry, row.session.dtype
-    keys = torch.as_tensor(row.keys, device=capture.device)
-    assert capture.attn_scores is not None
-    assert capture.tokens is not None
-    used = double(capture.attn_scores[0, row.query, keys])
-    total = terms.sum((0, 2, 3))
+    used, total = double(capture.attn_scores[0, row.query, keys]), terms.sum((0, 2, 3))
     alibi = torch.zeros_like(total)
     if geometry.alibi_slopes is not None:
         nothing = torch.zeros(1, capture.length, capture.length, dtype=torch.get_default_dtype())
-        alibi = double(finished_scores(nothing, geometry, [row.head])[0, row.query]).to(keys.device)[keys]
+        alibi = double(finished_scores(nothing, geometry, [head])[0, row.query]).to(keys.device)[keys]
     off = (soft_capped((total + alibi)[None, None], geometry.soft_cap)[0, 0] - used).abs()
     rounding = allowed_error(capture.rotated_q, capture.rotated_k, geometry, dtype)[0, row.query, keys]
     if not bool((off <= rounding).all()):
         raise UnsupportedModelError(
-            f"the terms of {head_name(row.layer, row.head)} add up to other scores than the pass used, off by "
+            f"the terms of {head_name(row.layer, head)} add up to other scores than the pass used, off by "
             f"{float(off.max()):.2g}; load the model in float32 if it is in half precision"
         )
     attention = used.softmax(-1)
@@ -204,7 +183,7 @@ def _labelled(
     data |= {"score": ("key", (score - weights @ score).cpu().numpy()), "attention": ("key", attention.cpu().numpy())}
     if geometry.alibi_slopes is not None:
         data[ALIBI] = ("key", (alibi - weights @ alibi).cpu().numpy())
-    words, n_rotary = token_strings(session, capture.tokens), len(geometry.rope.inv_freq)
+    words, n_rotary = token_strings(session, row.tokens), len(geometry.rope.inv_freq)
     coordinates = {
         "term": list(TERMS),
         "key": list(row.keys),
@@ -212,7 +191,7 @@ def _labelled(
         "source": np.array(names, dtype=object),
         "token": ("key", np.array([words[key] for key in row.keys], dtype=object)),
     }
-    attrs = {"model": session.label, "layer": row.layer, "head": row.head, "query": row.query, "against_key": against}
+    attrs = {"model": session.label, "layer": row.layer, "head": head, "query": row.query, "against_key": against}
     attrs["against"] = "the row's mean under its own attention" if against is None else words[against]
     attrs |= {"query_token": words[row.query], "side": {"q": "query", "k": "key"}[side], "prompt": "".join(words)}
     attrs |= {"reference": reference.label, "note": note_of(capture), "largest_difference": float(off.max())}

@@ -12,12 +12,14 @@ from tl_posgen.prompt.explanation import Explanation
 from tl_posgen.report.circuits import stacked, titled, token_colours
 from tl_posgen.report.figures import COLOURS, Panels, plain
 from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
-from tl_posgen.report.tables import print_frame, title
+from tl_posgen.report.tables import title
+from tl_posgen.report.terminal import print_frame
 
 TERM_COLOURS = {"position": "#3b6fb6", "key_part": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
 TERM_COLOURS |= {"alibi": "#8b5fa8"}
 PARTS = "Terms by key, and those of one key by source and by plane"
 MOST_KEYS, MOST_SOURCES, MOST_ROWS, FEW_ROWS = 48, 16, 24, 8
+PRINTED_KEYS, PRINTED_TERMS = 12, 8
 
 
 def _heading(explanation: Explanation) -> tuple[str, str]:
@@ -114,12 +116,6 @@ def page_of(explanation: Explanation) -> str:
     ]
     words = {"title": Markup(heading_words), "beside": Markup(subtitle), "findings": []}
     return fill_page(sections, (), explanation.data.attrs, words)
-
-
-# In the terminal
-
-
-PRINTED_KEYS, PRINTED_TERMS = 12, 8
 
 
 def print_explanation(explanation: Explanation, *, full: bool = False) -> None:

@@ -142,14 +142,10 @@ def _split_of_capture(session: Session, capture: LayerCapture, reference: Refere
     parts["content"] = parts["key_part"] + parts["query_key"]
     if geometry.soft_cap is not None:
         parts["capped"] = used
-    labelled = ((name, part, DESCRIPTIONS[name]) for name, part in parts.items())
+    labelled = ((name, part, {"description": DESCRIPTIONS[name]}) for name, part in parts.items())
     data = {
-        name: (
-            DIMS,
-            double(part).masked_fill(~visible, torch.nan).cpu().numpy(),
-            {"units": "logits", "description": words},
-        )
-        for name, part, words in labelled
+        name: (DIMS, double(part).masked_fill(~visible, torch.nan).cpu().numpy(), {"units": "logits", **told})
+        for name, part, told in labelled
     }
     coordinates: dict[str, Any] = {"head": list(capture.heads)}
     coordinates |= {dim: range(capture.length) for dim in ("query", "key")}

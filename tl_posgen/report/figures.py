@@ -97,12 +97,6 @@ def evenly(values: Iterable[Any], most: int = MOST_NAMES) -> list[Any]:
     return every[:: -(-len(every) // most) or 1]
 
 
-def colours_of(n: int) -> list[str]:
-    """Return n colours: different ones while there are, else a scale from the first to the last."""
-    sampled: Any = sample_colorscale(SCALE, list(np.linspace(0, 0.9, n)))
-    return list(COLOURS[:n]) if n <= len(COLOURS) else sampled
-
-
 class Panels:
     """Small multiples: traces are added to a panel by its number, and every name appears once in the legend. Where no
     trace has a number, or there is no panel, the figure says so.
@@ -141,10 +135,6 @@ class Panels:
         row, column = panel // self.n_columns + 1, panel % self.n_columns + 1
         self.figure.add_traces(list(traces), rows=[row] * len(traces), cols=[column] * len(traces))
 
-    def traces(self, row: int) -> list[Any]:
-        """Return the traces of a row's panels; rows are counted from one."""
-        return list(self.figure.select_traces(row=row))
-
     def axes(self, x: str = "", y: str = "", *, log_x: bool = False) -> "Panels":
         """Set axis titles: of x below the last panel of each column and those beside it that have numbers of their own,
         of y left of the first column."""
@@ -166,7 +156,16 @@ class Panels:
 
     def finish(self, title: str, subtitle: str = "") -> go.Figure:
         """Return the figure with title, subtitle and shared layout."""
-        if not any(_has_numbers(trace) for trace in self.figure.data):
+
+        def has_numbers(trace: Any) -> bool:  # of a curve, any y (or r), of horizontal bars, any x
+            names = ("x",) if "orientation" in trace and trace["orientation"] == "h" else ("z", "r", "y", "x")
+            values = next((trace[name] for name in names if name in trace and trace[name] is not None), ())
+            try:
+                return bool(np.isfinite(np.asarray(values, dtype=float)).any())
+            except (TypeError, ValueError):  # names of bars
+                return len(values) > 0
+
+        if not any(map(has_numbers, self.figure.data)):
             place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 14}}
             self.figure.add_annotation(text=NOTHING, **place)
         height = 140 + self.row_height * self.n_rows
@@ -176,16 +175,6 @@ class Panels:
         lines = max((str(axis.title.text).count("<br>") for axis in self.figure.select_xaxes()), default=0)
         figure = finish(self.figure, title, subtitle, height=height + lines * _LINE)
         return figure.update_layout(margin_b=figure.layout.margin.b + lines * _LINE)
-
-
-def _has_numbers(trace: Any) -> bool:
-    """Tell whether any value of a trace is a finite number; of a curve, any y (or r), of horizontal bars, any x."""
-    names = ("x",) if "orientation" in trace and trace["orientation"] == "h" else ("z", "r", "y", "x")
-    values = next((trace[name] for name in names if name in trace and trace[name] is not None), ())
-    try:
-        return bool(np.isfinite(np.asarray(values, dtype=float)).any())
-    except (TypeError, ValueError):  # names of bars
-        return len(values) > 0
 
 
 def line(
@@ -199,18 +188,6 @@ def line(
 def error_bars(value: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, Any]:
     """Return bars from low to high, as plotly takes them."""
     return {"array": high - value, "arrayminus": value - low, "thickness": 1, "width": 0}
-
-
-def line_with_intervals(x: Any, ends: Iterable[Any], name: str, colour: str = COLOURS[0], **more: Any) -> go.Scatter:
-    """Return one curve through values with bars between the low and high `ends` of their intervals, value first."""
-    value, low, high = map(np.asarray, ends)
-    look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(value, low, high)}
-    return line(x, value, name, colour, **(look | more))
-
-
-def ends_of(found: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the values, low and high ends that `intervals_of` found."""
-    return found["value"].values, found["low"].values, found["high"].values
 
 
 def named_points(
@@ -238,11 +215,6 @@ def named_points(
     return figure.update_yaxes(range=[low, high])
 
 
-def equality(top: float) -> go.Scatter:
-    """Return the dotted diagonal of a scatter plot with equal axes."""
-    return line([0, top], [0, top], "equal", "black", dash="dot", width=1, hoverinfo="skip")
-
-
 def at_labels(result: Any, array: xr.DataArray, labels: Mapping[str, Any] | None = None) -> xr.DataArray:
     """Return an array at these labels, and at the measure's usual ones along other dims that have one."""
     usual = getattr(result.measure, "usual", dict)()
@@ -261,8 +233,8 @@ def heat(array: xr.DataArray, **more: Any) -> go.Heatmap:
     return go.Heatmap(z=array.values, x=x, y=y, coloraxis="coloraxis", hovertemplate=hover, **more)
 
 
-def colour_axis(low: float, high: float, scale: str = SCALE) -> dict[str, Any]:
-    return {"colorscale": scale, "cmin": low, "cmax": high, "colorbar": {"thickness": 12}}
+def colour_axis(low: float, high: float) -> dict[str, Any]:
+    return {"colorscale": SCALE, "cmin": low, "cmax": high, "colorbar": {"thickness": 12}}
 
 
 def token_map(array: xr.DataArray, **colours: Any) -> go.Heatmap:
@@ -271,10 +243,3 @@ def token_map(array: xr.DataArray, **colours: Any) -> go.Heatmap:
     numbered = array.transpose("query", "key").drop_vars(("query", "key", "token"), errors="ignore")
     picture = heat(numbered.assign_coords(query=np.arange(n_queries), key=np.arange(n_keys)))
     return picture.update(coloraxis=None, showscale=False, **colours)
-
-
-def band(x: np.ndarray, low: np.ndarray, high: np.ndarray, name: str, *, grey: bool = False) -> go.Scatter:
-    """Return the area between two curves."""
-    y, fill = np.concatenate([high, low[::-1]]), "rgba(156,163,175,.35)" if grey else "rgba(59,111,182,.2)"
-    area = go.Scatter(x=[*x, *x[::-1]], y=y, fill="toself", fillcolor=fill, mode="lines", hoverinfo="skip")
-    return area.update(line={"width": 0}, name=name)

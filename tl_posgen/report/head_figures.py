@@ -7,46 +7,33 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
+from plotly.colors import sample_colorscale
 
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import (
+    COLOURS,
+    SCALE,
     Panels,
     at_labels,
-    band,
     colour_axis,
-    colours_of,
     heat,
     model_label,
     sides,
 )
 
-FEW = 12  # an axis of so few whole numbers labels them all
+_FEW = 12  # an axis of so few whole numbers labels them all
 MOST_CURVES = 16  # of a layer's heads, drawn one by one
 MOST_ROWS = 128  # of a map with a row a head
 HEAD = ("layer", "head")
 _CELLS, _CELLS_ACROSS = 128, 36  # up to which cells carry their number: of a map, and beside each other
 _FLAT = 0.05  # of the range of the model's map: below, a null model's is not drawn
 _N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
-MEDIAN = "median over heads, and nine tenths of them"
-
-
-def thinned(dataset: xr.Dataset, dim: str = "distance", share: float = 0.5) -> xr.Dataset:
-    """Return a selection of places along a dimension, up to a share of its length: all short ones, fewer long ones."""
-    n = max(1, int(dataset.sizes[dim] * share))
-    places = np.unique(np.geomspace(1, n, _N_POINTS).round().astype(int)) - 1
-    return dataset.isel({dim: places})
+_MEDIAN = "median over heads, and nine tenths of them"
 
 
 def head_names(index: Iterable[Any]) -> list[str]:
     """Return "L1H3" for each (layer, head), for hovering."""
     return [head_name(*place) for place in index]
-
-
-def head_points(x: xr.DataArray, y: xr.DataArray, hover: str = "%{x:.3f}, %{y:.3f}", **more: Any) -> go.Scatter:
-    """Return one array over stacked (layer, head) against another, a point a head."""
-    template = f"%{{text}}<br>{hover}<extra></extra>"
-    names = head_names(x[x.dims[0]].values)
-    return go.Scatter(x=x.values, y=y.values, mode="markers", text=names, hovertemplate=template, **more)
 
 
 def head_map(
@@ -164,48 +151,51 @@ def layer_curves(
         at: labels of other dims, as in `head_map`.
         beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
     """
+
+    def thinned(data: xr.Dataset) -> xr.Dataset:  # all short places along the dim, fewer long ones
+        n = max(1, int(data.sizes[along] * share))
+        return data.isel({along: np.unique(np.geomspace(1, n, _N_POINTS).round().astype(int)) - 1}) if log_x else data
+
+    def curve(x: np.ndarray, y: np.ndarray, hover: str, name: str, colour: str) -> dict[str, Any]:
+        look = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.6}, "showlegend": None}
+        words = {"name": name, "hovertemplate": f"{hover}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>"}
+        return look | words | {"x": x, "y": y}  # a mapping, which is faster than a trace: there may be a thousand
+
     layers, many = result.own["layer"].values, result.own.sizes["head"] > MOST_CURVES
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
     for side, whole, colour in reversed(sides(result)):
         chosen = at_labels(result, whole[measure], at).to_dataset(name=measure)
-        data = (thinned(chosen, along, share) if log_x else chosen)[measure].transpose("layer", "head", along)
+        data = thinned(chosen)[measure].transpose("layer", "head", along)
         x, is_null = data[along].values + log_x, whole is not result.own
         for number, layer in enumerate(layers):
             curves = data.values[number].astype(np.float32)
             if is_null or many:
                 low, middle, high = pd.DataFrame(curves).quantile([0.05, 0.5, 0.95]).to_numpy()
-                known = np.isfinite(middle)
-                area = band(x[known], low[known], high[known], side, grey=is_null).update(showlegend=False)
-                panels.add(number, area, _curve(x, middle, f"layer {layer}, {side}", side, colour, along))
+                there = np.isfinite(middle)
+                around, ends = x[there], np.concatenate([high[there], low[there][::-1]])
+                fill = {"fill": "toself", "fillcolor": "rgba(156,163,175,.35)" if is_null else "rgba(59,111,182,.2)"}
+                look: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+                panels.add(number, go.Scatter(x=[*around, *around[::-1]], y=ends, name=side, **fill, **look))
+                panels.add(number, curve(x, middle, f"layer {layer}, {side}", side, colour))
                 continue
             heads = data["head"].values
-            for head, y, shade in zip(heads, curves, colours_of(len(heads)), strict=True):
-                panels.add(number, _curve(x, y, head_name(layer, head), f"head {head}", shade, along))
+            shades: Any = sample_colorscale(SCALE, [*np.linspace(0, 0.9, len(heads))])
+            for head, y, shade in zip(heads, curves, COLOURS if len(heads) <= len(COLOURS) else shades, strict=False):
+                panels.add(number, curve(x, y, head_name(layer, head), f"head {head}", shade))
     for number, layer in enumerate(layers):
-        panels.add(number, *beside(thinned(result.own, along, share) if log_x else result.own, layer))
+        panels.add(number, *beside(thinned(result.own), layer))
     panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
-    words = f"{subtitle}; {MEDIAN}" if many else subtitle
+    words = f"{subtitle}; {_MEDIAN}" if many else subtitle
     figure = panels.finish(f"{title} · {model_label(result.own)}", words)
-    if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= FEW and not log_x:
+    if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= _FEW and not log_x:
         figure.update_xaxes(dtick=1)  # there is no prompt 0.5
     return figure
 
 
-def _curve(x: np.ndarray, y: np.ndarray, hover: str, name: str, colour: str, along: str) -> dict[str, Any]:
-    """Return a curve as a plain mapping, which plotly handles faster than a trace: there may be a thousand."""
-    look = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.6}, "showlegend": None}
-    return look | {
-        "x": x,
-        "y": y,
-        "name": name,
-        "hovertemplate": f"{hover}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>",
-    }
-
-
-def by_head(array: xr.DataArray, most: int | float = MOST_ROWS) -> xr.DataArray:
+def by_head(array: xr.DataArray) -> xr.DataArray:
     """Return an array [layer, head, ...] as [head, ...], the heads named "L3H6"; of more heads the means over those of
     each layer, as [layer, ...]."""
-    if array.sizes["layer"] * array.sizes["head"] > most:
+    if array.sizes["layer"] * array.sizes["head"] > MOST_ROWS:
         return array.mean("head")
     rows = array.stack(unit=("layer", "head"))
     names = head_names(rows["unit"].values)

@@ -5,7 +5,7 @@ of all heads are in `head_figures`. A curve is (name, variable) or (name, variab
 that gives an array stands in the place of a variable that is derived from stored ones.
 
     figures = {
-        "loss": bars({"loss, nats per token": [("loss", "loss")]}, "condition", title="Loss", mark="unchanged"),
+        "loss": bars({"loss, nats per token": [("loss", "loss")]}, "condition", title="Loss"),
         "depth": lines({"correlation": [("r", "r"), ("within rows", "r_within_rows")]}, title="Fit by layer"),
         "against": points(("score", {"source": "natural"}), ("score", {"source": "random"}), title="On random tokens"),
         "map": heat_maps("coupling", "layer", "layer_2", per=["k"], title="Coupling"),
@@ -13,16 +13,14 @@ that gives an array stands in the place of a variable that is derived from store
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.core.measure import HEAD, in_words
-from tl_posgen.core.number import Number
+from tl_posgen.core.measure import ENDS, HEAD, in_words
 from tl_posgen.report.figures import (
     AT_START,
     COLOURS,
@@ -30,37 +28,31 @@ from tl_posgen.report.figures import (
     SHUFFLED_COLOUR,
     Panels,
     at_labels,
-    equality,
     error_bars,
     line,
-    line_with_intervals,
     model_label,
     sides,
 )
-from tl_posgen.report.head_figures import Map, head_points, map_panels
+from tl_posgen.report.head_figures import Map, head_names, map_panels
 
 Curve: TypeAlias = Sequence[Any]  # (name, variable or function of Numbers [, labels])
 Figure: TypeAlias = Callable[[Any], go.Figure]  # of a Result: an entry of `Measure.figures`
 Words: TypeAlias = str | Callable[[Any], str]  # a text, or a function of the result that gives it
+_HOVER = "%{text}<br>%{x:.3f}, %{y:.3f}<extra></extra>"
 _INTERVALS = "95 % intervals over prompts"
-DASHES = {"random init": "dash", "shuffled": "dot"}
+_DASHES = {"random init": "dash", "shuffled": "dot"}
 _NULL_COLOURS = {"random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A curve with its numbers along a dim: of the model, and of its null models by kind."""
+class _Drawn(NamedTuple):
+    """A curve with its numbers along a dim: value, low and high of the model, and values of its null models by kind."""
 
     panel: int
     labels: list[Any]
     name: str
     colour: str
-    own: list[Number]
+    ends: np.ndarray
     nulls: Mapping[str, list[float]]
-
-    @property
-    def ends(self) -> np.ndarray:
-        return np.array([[getattr(one, end) for one in self.own] for end in ("value", "low", "high")])
 
 
 def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> Iterator[_Drawn]:
@@ -73,9 +65,8 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
             bounds = None if callable(variable) else own.bounds_of(variable)
             nulls = {kind: [one.value for one in null.along(array, along)] for kind, null in own.by_null.items()}
             known = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
-            yield _Drawn(
-                number, array[along].values.tolist(), name, colours[name], own.along(array, along, bounds), known
-            )
+            ends = [[getattr(one, end) for one in own.along(array, along, bounds)] for end in ENDS]
+            yield _Drawn(number, array[along].values.tolist(), name, colours[name], np.array(ends), known)
 
 
 def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *told: str) -> go.Figure:
@@ -111,13 +102,14 @@ def lines(
         drawn = Panels(list(known), columns=columns, row_height=280)
         at = (result.own[x].values + log_x if x else result.own[along].values).tolist()
         for one in _drawn(result, known, along):
-            drawn.add(one.panel, line_with_intervals(at, one.ends, one.name, one.colour))
+            curve = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(*one.ends)}
+            drawn.add(one.panel, line(at, one.ends[0], one.name, one.colour, **curve))
             for kind, values in one.nulls.items():
-                look: dict[str, Any] = {"dash": DASHES[kind], "width": 1, "showlegend": False}
+                look: dict[str, Any] = {"dash": _DASHES[kind], "width": 1, "showlegend": False}
                 drawn.add(one.panel, line(at, values, f"{one.name}, {kind}", one.colour, **look))
         over = "mean over heads, " if along == "layer" else ""
         words = {"dash": "dashed", "dot": "dotted"}
-        broken = [f"{words[DASHES[kind]]}: {kind}" for kind in result.numbers.by_null]
+        broken = [f"{words[_DASHES[kind]]}: {kind}" for kind in result.numbers.by_null]
         drawn.axes(x_title or (f"{x} + 1" if x and log_x else x or along), y_title, log_x=log_x)
         return _finished(drawn, result, title, subtitle, f"{over}{_INTERVALS}", *broken)
 
@@ -131,7 +123,6 @@ def bars(
     title: str,
     subtitle: Words = "",
     form: str = ".3f",
-    mark: Any = None,
     columns: int | None = None,
 ) -> Figure:
     """Return a figure of horizontal bars, one a label of a dim, with intervals, and the null models' in grey.
@@ -142,14 +133,12 @@ def bars(
         panels: title -> curves; a panel each.
         subtitle: as in `lines`.
         form: how values are written on the bars.
-        mark: a label whose values are dotted lines, such as "unchanged".
         columns: of panels; all are beside each other if left out.
     """
 
     def figure(result: Any) -> go.Figure:
         every = list(_drawn(result, panels, along))
-        places = every[0].labels
-        names = [in_words(place, result.measure.words) for place in places]
+        names = [in_words(label, result.measure.words) for label in every[0].labels]
         n_bars = max(sum(1 + len(one.nulls) for one in every if one.panel == panel) for panel in range(len(panels)))
         height = 60 + len(names) * max(24, 14 * n_bars)
         look: dict[str, Any] = {"columns": columns or len(panels), "shared_yaxes": True, "horizontal_spacing": 0.04}
@@ -162,14 +151,9 @@ def bars(
             for kind, values in one.nulls.items():
                 grey: dict[str, Any] = {"orientation": "h", "marker_color": _NULL_COLOURS[kind]}
                 drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **grey))
-            if mark is not None:
-                row, column = divmod(one.panel, drawn.n_columns)
-                place: dict[str, Any] = {"row": row + 1, "col": column + 1, "line_dash": "dot"}
-                drawn.figure.add_vline(x=float(value[places.index(mark)]), **place)
         drawn.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.25)
-        marked = "" if mark is None else f"dotted: {in_words(mark, result.measure.words)}"
         has_ends = any(np.isfinite(one.ends[1:]).any() for one in every)
-        return _finished(drawn, result, title, subtitle, _INTERVALS if has_ends else "", marked)
+        return _finished(drawn, result, title, subtitle, _INTERVALS if has_ends else "")
 
     return figure
 
@@ -204,10 +188,12 @@ def points(
                 ends = (at_labels(result, data[name], {**labels, **at}) for name, at in (x, y))
                 both = xr.concat(list(ends), "axis").stack(place=HEAD).dropna("place")
                 look = {"color": colour, "size": 7, "symbol": "circle" if data is result.own else "x-thin-open"}
-                drawn.add(panel, head_points(both[0], both[1], name=side, marker=look))
+                words = {"text": head_names(both["place"].values), "hovertemplate": _HOVER, "name": side}
+                drawn.add(panel, go.Scatter(x=both[0], y=both[1], mode="markers", marker=look, **words))
                 tops.append(float(both.max()) if both.size else np.nan)
             if equal:
-                drawn.add(panel, equality(tops[0]))
+                ends = [0, tops[0]]
+                drawn.add(panel, line(ends, ends, "equal", "black", dash="dot", width=1, hoverinfo="skip"))
         drawn.figure.update_annotations(font_size=11)
         drawn.axes(x_title, y_title)
         return _finished(drawn, result, title, subtitle, "a point a head", "dotted: equal" if equal else "")
@@ -222,7 +208,6 @@ def heat_maps(
     *,
     title: str,
     per: Sequence[str] = (),
-    at: Mapping[str, Any] | None = None,
     subtitle: Words = "",
     x_title: str = "",
     y_title: str = "",
@@ -234,7 +219,6 @@ def heat_maps(
     `per`, a column for the model and each kind of null models, all on one colour scale; see `map_panels`.
 
     Args:
-        at: labels of other dims.
         subtitle: as in `lines`.
         limits: of the colour scale; those of the numbers if left out.
         diagonal: False leaves it empty, where it is 1 by definition.
@@ -245,7 +229,7 @@ def heat_maps(
         rows = product(*(result.own[dim].values.tolist() for dim in per))
         for row, (side, data, _) in product(rows, shown):
             labels = dict(zip(per, row, strict=True))
-            array = at_labels(result, data[name], {**(at or {}), **labels})
+            array = at_labels(result, data[name], labels)
             array = array.mean([dim for dim in array.dims if dim not in (down, across)]).transpose(down, across)
             array = array if diagonal else array.where(~np.eye(*array.shape, dtype=bool))
             where = "".join(f", {dim} = {in_words(label, result.measure.words)}" for dim, label in labels.items())

@@ -4,7 +4,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -35,9 +35,9 @@ _NULLS = {
     "shuffled": "for the trained weights with the entries of every matrix in random order (shuffled)",
 }
 _TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
-VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
+_VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 _WITHOUT_FIRST = re.compile("without (the )?first token")
-FRAME = '<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:0" loading="lazy"></iframe>'
+_FRAME = '<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:0" loading="lazy"></iframe>'
 _HEAD = re.compile(r"L\d+H\d+")
 _UNSHOWN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")  # which HTML drops, or cannot hold
 
@@ -91,7 +91,7 @@ def fill_page(
         is_folded=is_folded,
         has_map=any(figure["has_map"] for one in unfolded for figure in one["figures"][: one["n_open"]]),
         most=MOST_SENTENCES,
-        provenance=_flat(provenance),
+        provenance=list(_flat(provenance)),
         plotly=Markup(get_plotlyjs()),
         scripts=[Markup(script) for script in scripts],
         heads=None if heads is None else _json(json.dumps(heads)),
@@ -150,7 +150,7 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
 
 def table_on_page(frame: pd.DataFrame) -> Markup:
     """Return the table in HTML; a cell that holds a verdict says so, for its colour."""
-    return Markup(VERDICTS.sub(r'<td data-verdict="\1">\1</td>', table_html(frame)))
+    return Markup(_VERDICTS.sub(r'<td data-verdict="\1">\1</td>', table_html(frame)))
 
 
 def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
@@ -185,15 +185,13 @@ def _json(text: str | None) -> Markup:
     return Markup(str(text).replace("<", "\\u003c"))
 
 
-def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows = []
-    for name, value in provenance.items():
-        if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{name} ")
+def _flat(provenance: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, one in provenance.items():
+        if isinstance(one, Mapping):
+            yield from _flat(one, f"{prefix}{name} ")
         else:
-            text = f"{len(value)} values" if isinstance(value, list) and len(value) > _MOST_VALUES else str(value)
-            rows.append((f"{prefix}{name}", html.unescape(text)))
-    return rows
+            is_long = isinstance(one, list) and len(one) > _MOST_VALUES
+            yield f"{prefix}{name}", f"{len(one)} values" if is_long else html.unescape(str(one))
 
 
 # In a notebook's cell
@@ -211,7 +209,7 @@ class Page:
         self.source, self.height = source, height
 
     def _repr_html_(self) -> str:
-        return FRAME.format(page=html.escape(self.source), height=self.height)
+        return _FRAME.format(page=html.escape(self.source), height=self.height)
 
     def __repr__(self) -> str:
         return f"a page of {len(self.source.encode()) / 1e6:.1f} MB: the last line of a notebook's cell shows it"

@@ -1,13 +1,18 @@
 """Reports in the terminal: up to three sentences and a table; all sentences and tables where they are asked for."""
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 import pandas as pd
+from pandas.api.types import is_float_dtype
+from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
+from rich.table import Table
 
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD
@@ -16,17 +21,7 @@ from tl_posgen.core.report import NULL_SEEDS, Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
 from tl_posgen.report.figures import model_name
-from tl_posgen.report.tables import (
-    compact,
-    empty_table,
-    head_means,
-    print_columns,
-    print_frame,
-    short,
-    title,
-    widest,
-    with_whole_numbers,
-)
+from tl_posgen.report.tables import NO_NUMBER, as_text, cell, compact, head_means, title, with_whole_numbers
 
 _MOST_COLUMNS = 15  # of the table of all measures; with more columns each measure has its own table
 MOST_LINES = 38  # of the default output; the path of the page takes two more
@@ -132,7 +127,7 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
         columns[title(name) if short_name in columns else short_name] = [
             short(v) if isinstance(v, float) else f"{v}" for v in values
         ]
-    left_out = print_columns(console, columns, heading, 2, styles, legend, whole=most is None)
+    left_out = _print_columns(console, columns, heading, 2, styles, legend, whole=most is None)
     return {"row": len(frame) - len(rows), "column": left_out}
 
 
@@ -154,7 +149,7 @@ def print_known_measures(*, full: bool = False) -> None:
     from tl_posgen.core import registry
 
     columns = ("name", "question", "source") if full else ("name", "question")
-    table = empty_table("")
+    table = _empty_table("")
     for name in columns:
         table.add_column(name, overflow="fold")
     for name in registry.names():
@@ -183,11 +178,110 @@ def print_claims(report: Report, *, full: bool = False) -> None:
             print(sentence)
         return
     rows = rows[["claim", "verdict", "says"]].astype(str)
-    room = console.width - sum(widest([name, *rows[name]]) + 2 for name in ("claim", "verdict")) - 2
-    table = empty_table(f"claims on {report.provenance['model']}")
+    room = console.width - sum(_widest([name, *rows[name]]) + 2 for name in ("claim", "verdict")) - 2
+    table = _empty_table(f"claims on {report.provenance['model']}")
     for name in rows.columns:
         table.add_column(name, no_wrap=True)
     for row in rows.to_dict("records"):
         table.add_row(row["claim"], row["verdict"], textwrap.shorten(row["says"], max(room, 10), placeholder=" ..."))
     console.print(table)
     print(*[*report["claims"].findings(), "The numbers that verdicts rest on: --full, or the page."], sep="\n")
+
+
+# Frames and columns
+
+
+def print_frame(
+    console: Console, frame: pd.DataFrame, heading: str, legend: str = "", most: int | None = None
+) -> dict[str, int]:
+    """Print a frame in as many tables as its columns need, each with the columns that name the rows.
+
+    Args:
+        most: print only so many rows, and only the columns that fit into one table; all if left out.
+
+    Returns:
+        Numbers of rows and columns that are left out.
+    """
+    n_rows = len(frame)
+    frame = frame.head(n_rows if most is None else most)
+    columns = {str(name): texts.tolist() for name, texts in as_text(frame).items()}
+    labels = list(takewhile(lambda name: not is_float_dtype(frame[name]), frame.columns))
+    n_labels = len(labels) if 0 < len(labels) < len(columns) else 1
+    left_out = _print_columns(console, columns, heading, n_labels, (), legend, whole=most is None)
+    return {"row": n_rows - len(frame), "column": left_out}
+
+
+def _print_columns(
+    console: Console,
+    columns: Mapping[str, Sequence[str]],
+    title: str,
+    n_labels: int,
+    foot: Sequence[str] = (),
+    legend: str = "",
+    *,
+    whole: bool = True,
+) -> int:
+    """Print columns of cells in as many tables as the width needs; a column that does not fit moves to a further table.
+
+    Headings and text break at spaces if necessary; a number is never cut. If not even the labels and one column fit,
+    the table is wider than the terminal.
+
+    Args:
+        n_labels: how many of the first columns name the rows; every table begins with them.
+        foot: styles of the last rows, which a line separates from the others.
+        legend: printed below the last table.
+        whole: False prints only the first table.
+
+    Returns:
+        Number of columns that are not shown.
+    """
+    names = list(columns)
+    labels, rest = names[:n_labels], names[n_labels:]
+
+    def width(widths: Mapping[str, int], group: Sequence[str], gap: int) -> int:
+        return sum(widths[name] + gap for name in group) + 2 - gap
+
+    uncut = {name: _widest([name, *columns[name]]) for name in names}
+    gap = 2 if width(uncut, names, 2) <= console.width else 1
+    needs = {name: _widest([*name.split(), *columns[name]]) for name in names}
+    if any(width(needs, [*labels, name], gap) > console.width for name in rest):  # labels are broken, too
+        needs |= {name: _widest([word for one in (name, *columns[name]) for word in one.split()]) for name in labels}
+    groups = [[*labels]]  # of columns that fit the width, each with the labels and at least one other
+    for name in rest:
+        if len(groups[-1]) > n_labels and width(needs, [*groups[-1], name], gap) > console.width:
+            groups.append([*labels])
+        groups[-1].append(name)
+    for group in groups if whole else groups[:1]:
+        widths = uncut if width(uncut, group, gap) <= console.width else needs
+        table = _empty_table(title, gap)
+        for name in group:
+            table.add_column(name, justify="right", width=widths[name])
+        rows = list(zip(*(columns[name] for name in group), strict=True))
+        body = len(rows) - len(foot)
+        for number, row in enumerate(rows):
+            style = foot[number - body] if number >= body else None
+            table.add_row(*row, style=style, end_section=number == body - 1 and bool(foot))
+        if (wide := width(widths, group, gap)) > console.width:
+            table.width = wide
+        console.print(table, crop=False)
+    if legend:
+        console.print(f"{legend.removesuffix('.')}.", style="dim", highlight=False)
+    return 0 if whole else sum(len(group) - n_labels for group in groups[1:])
+
+
+def _widest(texts: Sequence[str]) -> int:
+    return max(map(cell_len, texts), default=1)
+
+
+def _empty_table(title: str, gap: int = 2) -> Table:
+    """Return an empty table whose columns are `gap` spaces apart, and one space from either edge."""
+    return Table(title=title, box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False)
+
+
+def short(value: float) -> str:
+    """Format with three decimals and no zero before the point: .917, -.500, but 10.250; "-" for none."""
+    text = cell(float(value))
+    if text == NO_NUMBER:
+        return text
+    sign, digits = ("-" if text.startswith("-") else ""), text.lstrip("-")
+    return sign + (digits[1:] if digits.startswith("0.") else digits)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 
+REST = slice(1, None)  # of a prompt without its first token
 SAME = 1e-2  # of the largest output: by how much a centring norm may move when a constant is added
 
 
@@ -75,9 +76,6 @@ def freeze(
     factor = (unscaled * rest).sum(-1) / unscaled.square().sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
     off = (factor[..., None] * unscaled - rest).abs().max() / double(y).abs().max().clamp(min=1e-30)
     return FrozenNorm(gamma, beta, centred, factor, float(off))
-
-
-REST = slice(1, None)  # of a prompt without its first token
 
 
 @dataclass(frozen=True)

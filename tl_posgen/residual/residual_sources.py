@@ -137,7 +137,7 @@ class SourceReader:
         with torch.no_grad(), without_hooks(self.session.model):  # norms are called, which have hooks
             for index in range(-1, layer):
                 if (index, row) not in self.written:
-                    found = self._attention(index, row) | self._mlp(index, row) if index >= 0 else self._embeddings(row)
+                    found = self._of_layer(index, row) if index >= 0 else self._embeddings(row)
                     self.written[index, row] = {name: value for name, value in found.items() if bool(value.any())}
                 named |= self.written[index, row]
         values = torch.stack([value.to(residual.device) for value in named.values()])
@@ -164,13 +164,21 @@ class SourceReader:
         positions = positions[min(row, len(positions) - 1)]
         return {"embed": entering - positions, "pos_embed": positions}
 
-    def _attention(self, layer: int, row: int) -> dict[str, Tensor]:
-        """Return what each head of a layer wrote, or all of them together, and the bias."""
+    def _of_layer(self, layer: int, row: int) -> dict[str, Tensor]:
+        """Return what each head of a layer wrote, or all of them together, its MLP, and their biases; that of an MLP
+        apart only where no norm stands behind it."""
         attn, block = self.session.attention(layer), self.session.backend.model.blocks[layer]
+        of_mlp = dict[str, Tensor]()
+        if hasattr(block, "mlp"):
+            out, bias = self._read(f"blocks.{layer}.hook_mlp_out", row), getattr(block.mlp, "b_out", None)
+            of_mlp[f"L{layer} MLP"] = out
+            if isinstance(bias, Tensor) and bias.shape == out.shape[-1:] and not hasattr(block, "ln2_post"):
+                bias = double(bias.detach()).expand_as(out)
+                of_mlp |= {f"L{layer} MLP": out - bias, f"L{layer} MLP bias": bias}
         bias, out = getattr(attn, "b_O", None), self._read(f"blocks.{layer}.hook_attn_out", row)
         bias = {} if bias is None else {f"L{layer} attention bias": double(bias.detach()).expand_as(out)}
         if self.by == "layer" and not hasattr(block, "ln1_post"):
-            return {f"L{layer} attention": out - sum(bias.values()), **bias}
+            return {f"L{layer} attention": out - sum(bias.values()), **bias, **of_mlp}
         z, weight = self._read(f"blocks.{layer}.attn.hook_z", row), double(attn.W_O.detach())
         z = z if z.ndim == 3 else z.unflatten(-1, (len(weight), -1))
         if self.by == "head":
@@ -179,28 +187,16 @@ class SourceReader:
         else:
             named = {f"L{layer} attention": torch.einsum("phd,hdm->pm", z, weight)} | bias
         before = torch.stack(list(named.values())).sum(0)
-        if near(before, out, self.session.dtype):
-            return named
-        norm = _norm_between(self.session, layer, before, out)
-        if norm is None:
-            raise UnsupportedModelError(
-                f"layer {layer}: what its heads write through W_O does not add up to what its attention adds to the "
-                f"residual stream, nor does a norm of it; {REMEDY}"
-            )
-        named = {name: norm.linear(value) for name, value in named.items()}
-        return {**named, f"L{layer} attention norm bias": norm.beta.expand_as(out)}
-
-    def _mlp(self, layer: int, row: int) -> dict[str, Tensor]:
-        """Return what the MLP of a layer wrote, its bias apart unless a norm stands behind it; nothing without one."""
-        block = self.session.backend.model.blocks[layer]
-        if not hasattr(block, "mlp"):
-            return {}
-        out = self._read(f"blocks.{layer}.hook_mlp_out", row)
-        bias = getattr(block.mlp, "b_out", None)
-        if not isinstance(bias, Tensor) or bias.shape != out.shape[-1:] or hasattr(block, "ln2_post"):
-            return {f"L{layer} MLP": out}
-        bias = double(bias.detach()).expand_as(out)
-        return {f"L{layer} MLP": out - bias, f"L{layer} MLP bias": bias}
+        if not near(before, out, self.session.dtype):
+            norm = _norm_between(self.session, layer, before, out)
+            if norm is None:
+                raise UnsupportedModelError(
+                    f"layer {layer}: what its heads write through W_O does not add up to what its attention adds to "
+                    f"the residual stream, nor does a norm of it; {REMEDY}"
+                )
+            named = {name: norm.linear(value) for name, value in named.items()}
+            named[f"L{layer} attention norm bias"] = norm.beta.expand_as(out)
+        return named | of_mlp
 
 
 def near(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:

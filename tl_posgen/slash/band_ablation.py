@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.core.formatting import counted, in_brackets
-from tl_posgen.core.measure import HEAD, Variable
+from tl_posgen.core.measure import HEAD, Variable, in_words
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
@@ -25,12 +26,11 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import session_of
 from tl_posgen.rope.frequency_bands import BANDS, Band, band_of
-from tl_posgen.slash.layer_means import Dominance, statistics_of
+from tl_posgen.slash.dominance import Dominance, statistics_of
 from tl_posgen.slash.numbers.ablations import OF_THE_PROMPT, Ablation, ablate
 from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Scheme, ablations
 
-SCHEMES = {"thirds": "A third of the planes", "wavelength": "A band by wavelength"}
 _OF_PROMPTS = {
     "profile": Variable("", dims=(*HEAD, "distance")),
     "uniform": Variable("", dims=("layer", "distance")),
@@ -42,17 +42,6 @@ def mean_of_slash_heads(data: xr.Dataset, name: str = "score") -> xr.DataArray:
     """Return the mean of a slash score over the heads that are dominant unchanged; over all where none is."""
     before = data["dominant"].sel(condition="unchanged", drop=True).astype(bool).any("short_distance")
     return data[name].where(before | ~before.any(HEAD)).mean(HEAD)
-
-
-def n_slash_heads(data: xr.Dataset) -> xr.DataArray:
-    """Return how many heads are dominant at one of the distances."""
-    return data["dominant"].astype(bool).any("short_distance").sum(HEAD)
-
-
-def n_slash_heads_kept(data: xr.Dataset) -> xr.DataArray:
-    """Return how many heads are dominant at a distance where they are unchanged."""
-    dominant = data["dominant"].astype(bool)
-    return (dominant & dominant.sel(condition="unchanged", drop=True)).any("short_distance").sum(HEAD)
 
 
 def ablate_bands(
@@ -144,7 +133,7 @@ class BandAblation(Dominance, Interventions):
         ),
         "n_planes": Variable("planes in the band", "", "", ("condition", "model_layer")),
     }
-    legend = "score: mean slash score of the heads that are slash-dominant unchanged; kept: how many of them still are."
+    legend = "score: mean slash score of the heads that are slash-dominant unchanged; slash heads: how many are then."
 
     def requires(self, model: Any) -> None:
         if not any(geometry.rope.rotary_dim for geometry in geometry_of(model)):
@@ -187,40 +176,24 @@ class BandAblation(Dominance, Interventions):
 
     def n_heads(self, own: Numbers, condition: str = UNTOUCHED) -> Number:
         """Return how many heads are slash-dominant."""
-        return own.number(n_slash_heads(own.dataset).sel(condition=condition))
+        return own.number(own.array("dominant", condition=condition).astype(bool).any("short_distance").sum(HEAD))
 
     def findings(self, own: Numbers) -> list[str]:
-        rises, lines = self.rises(own), []
-        for scheme, words in SCHEMES.items():
-            if scheme in self.schemes:
-                parts = []
-                for band in BANDS:
-                    name = f"drop {band}, {scheme}"
-                    kept = own.number(n_slash_heads_kept(own.dataset).sel(condition=name))
-                    parts.append(f"{band} {rises[name].with_interval:+.3f} ({kept.plain:.0f} kept)")
-                lines.append(f"{words} dropped in every layer, the loss changes by {', '.join(parts)}.")
-
         def score_and_loss(condition: str) -> str:
             score, loss = self.slash_score(own, condition), own("loss", condition=condition)
             return f"{score.with_interval:.3f} (loss {loss.plain:.3f})"
 
-        whole = [f"{WHOLE_KINDS[kind]} {score_and_loss(kind)}" for kind in ("rank_one", "no_rope", "means")]
+        dropped = [f"drop {band}, {scheme}" for scheme, band in product(dict.fromkeys(self.schemes), BANDS)]
+        changed = [*dropped, "rank_one", "no_rope", "means"]
         heads = self.n_heads(own)
-        lines.append(
+        return [
             f"Slash-dominant: {counted(heads.value, 'head')}{in_brackets(heads.null_range)}, mean score "
-            f"{score_and_loss(UNTOUCHED)}; in the running model this becomes: {', '.join(whole)}."
-        )
-        return lines
+            f"{score_and_loss(UNTOUCHED)}; in the running model this becomes: "
+            f"{', '.join(f'{in_words(one, WHOLE_KINDS)} {score_and_loss(one)}' for one in changed)}."
+        ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row per condition, by the first scheme alone: the pictures show the other."""
-        data, others = own.dataset, tuple(f", {scheme}" for scheme in [*dict.fromkeys(self.schemes)][1:])
-        columns = {
-            "loss": data["loss"],
-            "slash heads": n_slash_heads(data),
-            "kept": n_slash_heads_kept(data),
-            "score": mean_of_slash_heads(data),
-        }
-        frame = own.frame(columns, "condition")
-        frame = frame[~frame["condition"].str.endswith(others)].reset_index(drop=True)
-        return frame.astype({name: int for name in ("slash heads", "kept") if (frame[name] % 1 == 0).all()})
+        """Return a row per condition: loss, slash-dominant heads and mean score."""
+        heads = own.dataset["dominant"].astype(bool).any("short_distance").sum(HEAD)
+        columns = {"loss": own.dataset["loss"], "slash heads": heads, "score": mean_of_slash_heads(own.dataset)}
+        return own.frame(columns, "condition")

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -20,20 +19,25 @@ from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import points
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.spectra import rank_of_share, rank_one, rank_one_share
-from tl_posgen.slash.head_groups import TITLES, group_mean, group_table, in_groups, mean_over_group, n_heads
-from tl_posgen.slash.layer_means import (
+from tl_posgen.slash.dominance import (
+    AT_BEST,
     PER_HEAD,
     SHARE,
+    TITLES,
     Dominance,
+    at_best,
     at_distance,
-    best_distance,
-    require_two_tokens,
+    group_mean,
+    group_table,
+    in_groups,
+    mean_over_group,
+    n_heads,
+    starts_of,
     statistics_from_qk,
     statistics_of,
 )
 from tl_posgen.slash.numbers.cone_fit import axis_gain, bias_share, fit_cone
 
-_WORTHLESS = 0.01  # of a slash score above uniform attention: no share of less is told
 INPUTS = ("measured", "axis only", "off axis")
 _PER_LAYER, _SIDES = ("tokens", "layer"), ("tokens", "side", *HEAD)
 
@@ -81,14 +85,8 @@ class Cone(Dominance):
             "gain of the axis", "", "|u'W| over its root mean square over directions", _SIDES, interval=True
         ),
         "score": Variable("slash score", "", "with a part of the inputs", ("tokens", "input", *HEAD, "distance")),
+        **AT_BEST,
         "best_score": Variable("slash score", "", "at the best distance", ("tokens", "input", *HEAD), **SHARE),
-        "best_uniform": Variable(
-            "slash score of uniform attention", "", "at the best distance", PER_HEAD, compared=False, **SHARE
-        ),
-        "best_distance": Variable("best distance", "tokens", "of the measured score, over D < N/2", PER_HEAD),
-        "dominant": Variable(
-            "slash-dominant", "", "score >= kappa, or twice uniform attention, at one of the distances", PER_HEAD
-        ),
         "cosine": Variable(
             *("cosine with the axis", "", "mean over inputs h of <h, u> / |h|", _PER_LAYER),
             interval=True,
@@ -98,8 +96,7 @@ class Cone(Dominance):
     }
     legend = (
         "r1: s_1^2 / sum s^2 of Q, K before RoPE; R.95: how many directions hold 95 % of it; gain: how much W_Q, W_K "
-        "amplify the axis of the inputs; slash: highest slash score; axis only, off axis: with that part of the inputs "
-        "alone."
+        "amplify the axis of the inputs; slash: highest slash score, measured and with one part of the inputs alone."
     )
     caveats = {
         "absolute": "nothing turns q and k, so rank one alone makes no slash: ranks, gains and the axis are of the "
@@ -114,8 +111,9 @@ class Cone(Dominance):
             ("best_score", {"input": "measured"}),
             ("r1", {}),
             {
-                f"{side.upper()}, {words}": {"side": side, "tokens": tokens}
-                for (tokens, words), side in product(TITLES.items(), "qk")
+                f"{side.upper()}, {TITLES[tokens]}": {"side": side, "tokens": tokens}
+                for tokens in TITLES
+                for side in "qk"
             },
             title="How near rank one are queries and keys?",
             subtitle="share of the first singular value in the energy of Q and K before RoPE, not centred",
@@ -153,11 +151,10 @@ class Cone(Dominance):
             session_of(model).projections(layer)  # every layer makes its queries and keys from one input
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        require_two_tokens(layer)
         assert layer.inputs is not None
         assert layer.projections is not None
         heads, projections, measured, both = list(layer.heads), layer.projections, layer.once(statistics_of), []
-        for first in range(2):
+        for first in starts_of(layer):
             inputs = layer.inputs[first:]
             cone, along, positions = fit_cone(inputs), rank_one(inputs), torch.arange(len(inputs), device=inputs.device)
             scores, sides = [measured.score[first, :, : len(inputs)]], []
@@ -180,26 +177,19 @@ class Cone(Dominance):
     def finish(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", (*_PER_LAYER, "distance"))
         measured = data["score"].sel(input="measured", drop=True)
-        place = best_distance(measured)
         data = data.assign(
-            best_score=at_distance(data["score"], place),
-            best_uniform=at_distance(uniform, place),
-            best_distance=place,
-            dominant=self.dominant_at(measured, uniform).any("short_distance"),
+            **at_best(measured, uniform), dominant=self.dominant_at(measured, uniform).any("short_distance")
         )
-        return data.transpose("tokens", ...)
+        return data.assign(best_score=at_distance(data["score"], data["best_distance"])).transpose("tokens", ...)
 
     def findings(self, own: Numbers) -> list[str]:
         nulls = in_brackets(*(f"{kind} {in_groups(null, 'r1')}" for kind, null in own.by_null.items()))
-        score, r1 = own.array("best_score"), {side: own.array("r1", side=side) for side in "qk"}
-        rank = " and ".join(f"{own.correlation(score, one, ranks=True).plain:.2f}" for one in r1.values())
         share = max(own("bias_share", side=side, tokens=None).value for side in "qk")
         biases = f" Biases, which alone have r1 = 1, hold up to {share:.0%} of their energy." if share > 0 else ""
         lines = [
             f"Q and K before RoPE have in their first singular direction a share r1 of {in_groups(own, 'r1')}{nulls}: "
             f"1 is rank one. 95 % of the energy takes {own('rank95', side='q'):.1f} directions of Q and "
-            f"{own('rank95', side='k'):.1f} of K. Over heads r1 has with the slash score a rank correlation of "
-            f"{rank}.{biases}",
+            f"{own('rank95', side='k'):.1f} of K.{biases}",
             f"Attention inputs have mean cosine {own('cosine'):.2f} with their axis. r1 of the inputs is "
             f"{own('r1_h'):.2f}; W_Q amplifies the axis {own('gain', side='q'):.2f} times, W_K "
             f"{own('gain', side='k'):.2f} times.",
@@ -216,9 +206,7 @@ class Cone(Dominance):
 
     def ratio_above_uniform(self, own: Numbers, part: str, less: str | None = None) -> Number:
         """Return the ratio of the dominant heads' slash scores above uniform attention, with a part of the inputs alone
-        to measured; it may exceed 1.
-
-        Not defined where the measured one is no higher than .01.
+        to measured; it may exceed 1, and is NaN where the measured one is no higher than .01.
 
         Args:
             less: another part, whose ratio is taken off.
@@ -226,13 +214,10 @@ class Cone(Dominance):
         score, uniform = own.array("best_score", input=None), own.array("best_uniform")
         above = mean_over_group(own, score - uniform, "dominant")
         measured = above.sel(input="measured")
-        ratio = above / measured.where(measured > _WORTHLESS)
+        ratio = above / measured.where(measured > 0.01)
         return own.number(ratio.sel(input=part) - (0 if less is None else ratio.sel(input=less)))
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        data = own.dataset
-        columns = {f"r1 {side.upper()}": data["r1"].sel(side=side) for side in "qk"}
-        columns |= {f"R.95 {side.upper()}": data["rank95"].sel(side=side) for side in "qk"}
-        columns |= {f"gain {side.upper()}": data["gain"].sel(side=side) for side in "qk"}
-        headings = zip(("slash", "axis only", "off axis"), INPUTS, strict=True)
-        return group_table(own, columns | {name: data["best_score"].sel(input=part) for name, part in headings})
+        data, names = own.dataset, {"r1": "r1", "R.95": "rank95", "gain": "gain"}.items()
+        columns = {f"{words} {side.upper()}": data[name].sel(side=side) for words, name in names for side in "qk"}
+        return group_table(own, columns | {f"slash, {one}": data["best_score"].sel(input=one) for one in INPUTS})

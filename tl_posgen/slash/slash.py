@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import plotly.graph_objects as go
@@ -17,36 +18,13 @@ from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.report.figures import line
 from tl_posgen.report.head_figures import head_map, layer_curves
 from tl_posgen.rope.spectra import rank_one_share
-from tl_posgen.slash.layer_means import (
-    PER_HEAD,
-    SHARE,
-    Dominance,
-    at_distance,
-    best_distance,
-    statistics_of,
-    thresholds,
-    where_measured,
-)
+from tl_posgen.slash.dominance import PER_HEAD, SHARE, Dominance, at_best, statistics_of, thresholds, where_measured
 from tl_posgen.slash.numbers.slash_scores import LONG_KAPPA, long_distances
 
 
-def _profiles(result: Any) -> go.Figure:
-    """Draw the slash score of every head by distance, and that of uniform attention, a panel a layer."""
-
-    def uniform(data: xr.Dataset, layer: Any) -> list[go.Scatter]:
-        scores = data["uniform"].sel(tokens="all", layer=layer).values
-        return [line(data["distance"].values + 1, scores, "uniform attention", "black", dash="dot", width=1.2)]
-
-    return layer_curves(
-        result,
-        "score",
-        "distance",
-        title="Slash score by distance",
-        subtitle="mean attention paid D tokens back, D below half the prompt; dotted: uniform attention",
-        y_title="slash score",
-        log_x=True,
-        beside=uniform,
-    )
+def _uniform(data: xr.Dataset, layer: Any) -> list[go.Scatter]:
+    scores = data["uniform"].sel(tokens="all", layer=layer).values
+    return [line(data["distance"].values + 1, scores, "uniform attention", "black", dash="dot", width=1.2)]
 
 
 @dataclass(frozen=True)
@@ -119,7 +97,16 @@ class Slash(Dominance):
             title="Slash scores",
             subtitle="slash score: mean attention along the D-th sub-diagonal; highest over D below half the prompt",
         ),
-        "profiles": _profiles,
+        "profiles": partial(
+            layer_curves,
+            measure="score",
+            along="distance",
+            title="Slash score by distance",
+            subtitle="mean attention paid D tokens back, D below half the prompt; dotted: uniform attention",
+            y_title="slash score",
+            log_x=True,
+            beside=_uniform,
+        ),
         "distance": head_map(
             *("attention_distance", ("attention_distance", {"tokens": "without first"})),
             title="Attention distance",
@@ -147,10 +134,8 @@ class Slash(Dominance):
     def finish(self, sums: Sums) -> xr.Dataset:
         data = sums.means()
         score, uniform = (data[name].sel(tokens="all", drop=True) for name in ("score", "uniform"))
-        place, long = best_distance(score), data.sel(distance=list(long_distances(score.sizes["distance"])))
-        data["best_distance"], data["best_score"] = place, at_distance(score, place)
-        data["best_uniform"] = at_distance(uniform, place)
-        data["dominant"] = self.dominant_at(score, uniform)
+        long = data.sel(distance=list(long_distances(score.sizes["distance"])))
+        data = data.assign(**at_best(score, uniform), dominant=self.dominant_at(score, uniform))
         n_long = (long["score"] >= thresholds(self.kappa_long, long["uniform"])).sum("distance")
         data["n_long"] = where_measured(n_long.transpose(*PER_HEAD), data["score"])
         return data

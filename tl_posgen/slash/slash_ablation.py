@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, product
+from itertools import product
 from typing import Any, Literal, get_args
 
 import plotly.graph_objects as go
@@ -20,7 +20,7 @@ from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.slash.layer_means import at_distance, best_distance, statistics_from_qk, statistics_of, strongest
+from tl_posgen.slash.dominance import at_distance, best_distance, statistics_from_qk, statistics_of, strongest
 from tl_posgen.slash.numbers.ablations import ablate
 
 Scheme = Literal["thirds", "wavelength"]
@@ -67,7 +67,7 @@ def _strongest_heads(result: Any) -> go.Figure:
         best = strongest(data["best_score"].sel(condition="unchanged", drop=True), _N_HEADS)
         at = {head_name(layer, head): data.sel(layer=layer, head=head) for layer, head in best}
         heads = {f"{name}, D = {int(one['best_distance'])}": one for name, one in at.items()}
-        for kind, colour in zip(kinds, cycle(COLOURS), strict=False):
+        for kind, colour in zip(kinds, COLOURS, strict=False):
             scores = [float(one["best_score"].sel(condition=kind)) for one in heads.values()]
             panels.add(number, go.Bar(x=[*heads], y=scores, name=names[kind], marker_color=colour))
         uniform = [float(one["best_uniform"]) for one in heads.values()]

@@ -1,7 +1,8 @@
 """The planes behind a slash: what each adds to the logit, and the slash that rank one would give."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,22 +11,25 @@ import torch
 import xarray as xr
 
 from tl_posgen.arithmetic import double
-from tl_posgen.core.formatting import format_bound
 from tl_posgen.core.measure import HEAD, TOKENS, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.kinds import bars, lines
-from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
+from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import complex_frequencies
-from tl_posgen.slash.head_groups import GROUPS, count, group_mean, group_table, mean_over_group, n_heads
-from tl_posgen.slash.layer_means import (
+from tl_posgen.slash.dominance import (
+    AT_BEST,
+    GROUPS,
     PER_HEAD,
-    SHARE,
     Dominance,
-    at_distance,
-    best_distance,
-    require_two_tokens,
+    at_best,
+    count,
+    group_mean,
+    group_table,
+    mean_over_group,
+    n_heads,
+    starts_of,
     statistics_of,
 )
 from tl_posgen.slash.numbers.plane_contributions import (
@@ -35,27 +39,22 @@ from tl_posgen.slash.numbers.plane_contributions import (
     score_of_profile,
 )
 
-_SCHEMES = {"thirds": "by thirds of the planes", "wavelength": "by wavelength"}
 _ALL_BANDS = (*BANDS, "unrotated")
 _BY_DISTANCE = (*PER_HEAD, "distance")
 
 
-def _lift(name: str, **labels: Any) -> list[tuple[str, Callable[[Numbers], xr.DataArray]]]:
-    """Return a curve for each group of heads: the mean over it of the lift, by plane or by band."""
-
-    def of_group(group: str) -> Callable[[Numbers], xr.DataArray]:
-        return lambda own: mean_over_group(own, own.array(name, **labels), group)
-
-    return [(words, of_group(group)) for group, words in GROUPS.items()]
+def _lift(own: Numbers, name: str, group: str) -> xr.DataArray:
+    """Return the mean over a group of heads of the lift, by plane or by band."""
+    return mean_over_group(own, own.array(name), group)
 
 
 @dataclass(frozen=True)
 class SlashPlanes(Dominance):
     r"""C_l(D) = E_i[InnerProd(i, i-D, l)] - E_{j<=i}[InnerProd(i, j, l)], and g(D) = sum_l A_l cos(theta_l D + phi_l).
 
-    How far each RoPE plane lifts the logits of the head's best diagonal above the mean logit. Summed into bands by
-    thirds of the planes and by wavelength (high < 32 tokens, low > the prompt). Beside it the slash profile that
-    rank-one queries and keys would have, against the measured one; chance is the profile of another head.
+    How far each RoPE plane lifts the logits of the head's best diagonal above the mean logit, summed into bands, thirds
+    of the planes. Beside it the slash profile that rank-one queries and keys would have, against the measured one;
+    chance is the profile of another head.
 
     InnerProd(i, j, l) is the share of RoPE plane l in the logit scale <R_i q_i, R_j k_j>, so the sum of C_l(D) over
     planes is how far diagonal D stands above the mean logit. g is the logit that Q and K cut down to their top singular
@@ -77,7 +76,7 @@ class SlashPlanes(Dominance):
     Example:
         >>> result = SlashPlanes()("mini", "Down, down, down.", null_seeds=())
         >>> result.sel(tokens="all", at="best")["bands"].dims
-        ('layer', 'head', 'scheme', 'band')
+        ('layer', 'head', 'band')
     """
 
     question = "Which frequencies make the slash, and is rank one enough?"
@@ -88,13 +87,9 @@ class SlashPlanes(Dominance):
         "predicted": Variable("slash score predicted from rank one", "", "what g(D) alone gives", _BY_DISTANCE),
         "uniform": Variable("slash score of uniform attention", dims=("tokens", "layer", "distance")),
         "contribution": Variable("lift by plane", "logits", "C_l", (*PER_HEAD, "at", "plane")),
-        "bands": Variable("lift by band", "logits", "C_l summed over a band", (*PER_HEAD, "at", "scheme", "band")),
+        "bands": Variable("lift by band", "logits", "C_l summed over a band", (*PER_HEAD, "at", "band")),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta; infinite: never turns", ("layer", "plane")),
-        "dominant": Variable(
-            "slash-dominant", "", "score >= kappa, or twice uniform attention, at one of the distances", PER_HEAD
-        ),
-        "best_score": Variable("highest slash score", "", "over D < N/2", PER_HEAD, **SHARE),
-        "best_distance": Variable("distance of the highest slash score", "tokens", "", PER_HEAD),
+        **AT_BEST,
         "correlation": Variable(
             *("correlation with its own profile", "", "predicted with measured, less uniform attention", PER_HEAD),
             interval=True,
@@ -116,15 +111,14 @@ class SlashPlanes(Dominance):
     }
     figures = {
         "bands": bars(
-            {words: _lift("bands", scheme=scheme) for scheme, words in _SCHEMES.items()},
+            {"": [(words, partial(_lift, name="bands", group=group)) for group, words in GROUPS.items()]},
             "band",
             title="Which frequencies make the slash",
-            subtitle="lift of the best diagonal above the mean logit, logits, summed over planes; by wavelength: high "
-            "< 32 tokens, low beyond the prompt",
+            subtitle="lift of the best diagonal above the mean logit, logits, summed over thirds of the planes",
             form=".2f",
         ),
         "planes": lines(
-            {"": _lift("contribution")},
+            {"": [(words, partial(_lift, name="contribution", group=group)) for group, words in GROUPS.items()]},
             "plane",
             title="Which planes make the slash",
             subtitle="lift of the best diagonal above the mean logit; planes by number, the fastest first",
@@ -137,12 +131,11 @@ class SlashPlanes(Dominance):
         return {"at": [*map(str, sorted(self.distances)), "best"]}
 
     def usual(self) -> Mapping[str, Any]:
-        return {"at": "best", "scheme": "thirds"}
+        return {"at": "best"}
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        require_two_tokens(layer)
         found, geometry, distances, both = layer.once(statistics_of), layer.geometry, sorted(self.distances), []
-        for first in range(2):
+        for first in starts_of(layer):
             q, k, n = layer.q[:, first:], layer.k[:, first:], layer.length - first
             score = found.score[first, :, :n]
             planes = plane_contributions(q, k, geometry.rope, geometry.scale, geometry.window)
@@ -157,50 +150,51 @@ class SlashPlanes(Dominance):
         return both[0], both[1]
 
     def finish(self, sums: Sums) -> xr.Dataset:
-        data, n, wavelengths, masks = sums.means(), max(sums.lengths.values()), [], []
+        data, wavelengths, masks = sums.means(), [], []
         for _, (geometry, _) in sorted(sums.layers.items()):
             wavelength = 2 * np.pi / double(complex_frequencies(geometry.rope, geometry.d_head)).cpu()
             turning = len(geometry.rope.inv_freq)
-            mask = torch.zeros(len(_SCHEMES), len(_ALL_BANDS), len(wavelength)).double()
-            mask[0, :-1, :turning] = double(bands_by_thirds(turning))
-            mask[1, :-1, :turning] = double(bands_by_wavelength(geometry.rope, n).cpu())
-            mask[:, -1, turning:] = 1
+            mask = torch.zeros(len(_ALL_BANDS), len(wavelength)).double()
+            mask[:-1, :turning] = double(bands_by_thirds(turning))
+            mask[-1, turning:] = 1
             wavelengths.append(wavelength.numpy())
             masks.append(mask.numpy())
-        coords = {"layer": data["layer"], "scheme": list(_SCHEMES), "band": list(_ALL_BANDS)}
-        of_band = xr.DataArray(np.stack(masks), coords, ("layer", "scheme", "band", "plane"))
+        coords = {"layer": data["layer"], "band": list(_ALL_BANDS)}
+        of_band = xr.DataArray(np.stack(masks), coords, ("layer", "band", "plane"))
         bands = xr.dot(data["contribution"].fillna(0.0), of_band, dim="plane")
-        place = best_distance(data["score"])
+        score, uniform = data["score"], data["uniform"]
         data = data.assign(
+            **at_best(score, uniform),
             bands=bands.where(data["contribution"].notnull().any("plane")),
             wavelength=(("layer", "plane"), np.stack(wavelengths)),
-            dominant=self.dominant_at(data["score"], data["uniform"]).any("short_distance"),
-            best_score=at_distance(data["score"], place),
-            best_distance=place,
+            dominant=self.dominant_at(score, uniform).any("short_distance"),
         )
-        return data.merge(xr.concat([_compared(data.sel(tokens=tokens)) for tokens in TOKENS], data["tokens"]))
+        found = []
+        for tokens in TOKENS:  # how each head's predicted profile matches its own measured one, and those of the others
+            heads = data[["score", "predicted"]].sel(tokens=tokens).stack(place=HEAD)
+            heads = heads.dropna("place", how="all").dropna("distance", how="all")
+            beside = uniform.sel(tokens=tokens, distance=heads["distance"], layer=heads["layer"])
+            profiles = (
+                one.transpose("place", "distance").values for one in (heads["score"], heads["predicted"], beside)
+            )
+            own, others = (("place", x.numpy()) for x in match_profiles(*map(torch.from_numpy, profiles)))
+            matched = xr.Dataset({"correlation": own, "chance_correlation": others}, {"place": heads["place"]})
+            found.append(matched.unstack("place").reindex_like(data[list(HEAD)]))
+        return data.merge(xr.concat(found, data["tokens"]))
 
     def findings(self, own: Numbers) -> list[str]:
-        if not n_heads(own, "dominant").value:
-            return ["No head is slash-dominant, so no band makes a slash.", *self._of_the_prediction(own)]
-        total = own.number(mean_over_group(own, own.array("contribution").sum("plane", min_count=1), "dominant"))
-        bands = {band: group_mean(own, "bands", "dominant", band=band) for band in _ALL_BANDS}
-        # what a model rotates all, or nothing, of is not worth a word
-        parts = ", ".join(f"{band} {one.plain:.2f}" for band, one in bands.items() if one.value)
-        line = (
-            f"On their best diagonal slash-dominant heads stand above the mean logit by {total.plain:.2f} logits, of "
-            f"which {_SCHEMES['thirds']} {parts}."
-        )
-        means = abs(own.dataset["bands"].sel(at="best").mean(HEAD))
-        largest = own.number(means.max([dim for dim in means.dims if dim != "init"]))
-        if most := ", ".join(f"{kind} {format_bound(values)}" for kind, values in largest.by_null.items()):
-            line += f" The most that any band lifts it in null models, mean over heads: {most} logits."
-        return [line, *self._of_the_prediction(own)]
-
-    def _of_the_prediction(self, own: Numbers) -> list[str]:
+        lines = ["No head is slash-dominant, so no band makes a slash."]
+        if n_heads(own, "dominant").value:
+            total = own.number(mean_over_group(own, own.array("contribution").sum("plane", min_count=1), "dominant"))
+            bands = {band: group_mean(own, "bands", "dominant", band=band) for band in _ALL_BANDS}
+            # what a model rotates all, or nothing, of is not worth a word
+            parts = ", ".join(f"{band} {one.plain:.2f}" for band, one in bands.items() if one.value)
+            lines = [
+                f"On their best diagonal slash-dominant heads stand above the mean logit by {total.plain:.2f} logits, "
+                f"of which by thirds of the planes {parts}."
+            ]
         if not np.isfinite(own.data["wavelength"]).any():
-            return ["No plane of this model turns, so queries and keys of rank one would make no slash."]
-        lines = []
+            return [*lines, "No plane of this model turns, so queries and keys of rank one would make no slash."]
         for group, words in GROUPS.items():
             if n := n_heads(own, group).value:
                 r, chance = (group_mean(own, name, group).plain for name in ("correlation", "chance_correlation"))
@@ -214,20 +208,5 @@ class SlashPlanes(Dominance):
         return lines
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        parts = []
-        for scheme in _SCHEMES:
-            bands = own.dataset["bands"].sel(at="best", scheme=scheme)
-            frame = group_table(own, {band: bands.sel(band=band) for band in _ALL_BANDS})
-            parts.append(frame.assign(**{"bands by": scheme}))
-        return pd.DataFrame(pd.concat(parts, ignore_index=True)[["bands by", "tokens", "heads", *_ALL_BANDS]])
-
-
-def _compared(data: xr.Dataset) -> xr.Dataset:
-    """Return how each head's predicted profile matches its own measured one, and those of all other heads."""
-    heads = data[["score", "predicted"]].stack(place=HEAD).dropna("place", how="all").dropna("distance", how="all")
-    uniform = data["uniform"].sel(distance=heads["distance"], layer=heads["layer"])
-    profiles = (heads["score"], heads["predicted"], uniform)
-    values = (torch.from_numpy(one.transpose("place", "distance").values) for one in profiles)
-    names = ("correlation", "chance_correlation")
-    found = {name: ("place", x.numpy()) for name, x in zip(names, match_profiles(*values), strict=True)}
-    return xr.Dataset(found, {"place": heads["place"]}).unstack("place").reindex_like(data[list(HEAD)])
+        bands = own.dataset["bands"].sel(at="best")
+        return group_table(own, {band: bands.sel(band=band) for band in _ALL_BANDS})

@@ -36,11 +36,7 @@ FEATURES = ("trained", "unseen")
 _EVALUATION_PROMPTS = 256
 _SNAPSHOTS = (0, 10, 20, 30, 50, 100, 300, 1000)
 _CURVE = ("seed", "step")
-
-
-def _heading(result: Any) -> str:
-    toy = result.measure
-    return f"slash toy, D = {toy.distance}, planes: {toy.planes.replace('_', ' and ')}"
+_TOLD = "slash toy, D = {distance}, planes: {planes}"
 
 
 def _maps(result: Any) -> go.Figure:
@@ -54,7 +50,7 @@ def _maps(result: Any) -> go.Figure:
     panels.figure.update_xaxes(showticklabels=False).update_yaxes(showticklabels=False, autorange="reversed")
     panels.figure.update_layout(coloraxis=colour_axis(0.0, 1.0)).update_annotations(font_size=11)
     subtitle = f"attention of one prompt, queries down, keys across; seed {data['seed'].values[0]}"
-    return panels.finish(f"Attention over training · {_heading(result)}", subtitle)
+    return panels.finish(f"Attention over training · {_TOLD.format(**result.measure.options())}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -114,10 +110,7 @@ class SlashToy(Measure):
         "uniform": Variable("slash score of uniform attention", dims=("distance",)),
         "pattern": Variable("attention of one prompt", dims=("features", "seed", "snapshot", "query", "key")),
     }
-    legend = (
-        "score: slash score at D on the features trained on, and on unseen ones; r1: s_1^2 / sum s^2 of the head's Q "
-        "and K; formed by step: when the score passed one half."
-    )
+    legend = "score: slash score at D by features; formed by step: when the score passed one half."
     figures = {
         "training": lines(
             {
@@ -128,7 +121,7 @@ class SlashToy(Measure):
             },
             "step",
             title="Learning",
-            subtitle=lambda result: f"{_heading(result)}; held-out prompts, means over seeds",
+            subtitle=f"{_TOLD}; held-out prompts, means over seeds",
             columns=2,
         ),
         "maps": _maps,
@@ -168,26 +161,18 @@ class SlashToy(Measure):
         return torch.cat([torch.full((size, 1), math.cos(angle)), around], dim=1).view(2, self.n_features, size + 1)
 
     def findings(self, own: Numbers) -> list[str]:
-        formed = self.formed(own.data).dropna("seed")
-        steps = f"by step {int(formed.max())}" if formed.size else "never"
         start = own("score", features="trained", step=0)
         trained, unseen = (self.at_end(own, "score", features=features).with_interval for features in FEATURES)
         loss, end = self.over_seeds(own.array("loss", step=0)), self.at_end(own, "loss")
         r1_q, r1_k = (self.at_end(own, "r1", side=side).with_interval for side in "qk")
         seeds = own.data.sizes["seed"]
         return [
-            f"Trained on {self.planes.replace('_', ' and ')} planes, the slash score at D = {self.distance} goes from "
+            f"Trained on {self.planes} planes, the slash score at D = {self.distance} goes from "
             f"{start.plain:.3f} at initialisation to {trained:.3f}, and {unseen:.3f} on unseen features (uniform "
             f"attention {own('uniform', distance=self.distance).plain:.3f}); loss {loss.with_interval:.3f} -> "
-            f"{end.with_interval:.4f}. {counted(seeds, 'seed')}{', mean ± standard deviation' if seeds > 1 else ''}.",
-            f"The head passed one half in {formed.size} of {counted(seeds, 'seed')}, {steps}; at the end r1(Q) is "
-            f"{r1_q:.3f} and r1(K) {r1_k:.3f}.",
+            f"{end.with_interval:.4f}; at the end r1(Q) is {r1_q:.3f} and r1(K) {r1_k:.3f}. {counted(seeds, 'seed')}"
+            f"{', mean ± standard deviation' if seeds > 1 else ''}."
         ]
-
-    def formed(self, data: xr.Dataset) -> xr.DataArray:
-        """Return the first measured step at which the score had passed one half; NaN where it never did."""
-        passed = data["score"].sel(features="trained", drop=True) >= 0.5
-        return data["step"].where(passed).min("step")
 
     def at_end(self, own: Numbers, name: str, **labels: str) -> Number:
         """Return the mean over seeds at the last step, and their standard deviation."""
@@ -201,16 +186,11 @@ class SlashToy(Measure):
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row per seed: where each curve ends, and when the head formed."""
         start, end = (own.dataset.isel(step=step, drop=True) for step in (0, -1))
-        columns = {
-            "loss at start": start["loss"],
-            "loss at end": end["loss"],
-            "score": end["score"].sel(features="trained"),
-            "score, unseen": end["score"].sel(features="unseen"),
-            "r1(Q)": end["r1"].sel(side="q"),
-            "r1(K)": end["r1"].sel(side="k"),
-            "formed by step": self.formed(own.dataset),
-        }
-        return own.frame(columns, "seed")
+        columns = {"loss at start": start["loss"], "loss at end": end["loss"]}
+        columns |= {f"score, {one}": end["score"].sel(features=one) for one in FEATURES}
+        columns |= {f"r1({side.upper()})": end["r1"].sel(side=side) for side in "qk"}
+        passed = own.dataset["score"].sel(features="trained", drop=True) >= 0.5
+        return own.frame({**columns, "formed by step": own.dataset["step"].where(passed).min("step")}, "seed")
 
 
 class ShallowTransformer(torch.nn.Module):

@@ -18,8 +18,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.report.kinds import points
-from tl_posgen.slash.head_groups import TITLES
-from tl_posgen.slash.layer_means import Dominance, at_distance, statistics_of, thresholds
+from tl_posgen.slash.dominance import TITLES, Dominance, statistics_of, thresholds
 from tl_posgen.slash.slash import Slash
 
 SOURCES = ("natural", "random")
@@ -65,13 +64,11 @@ class SlashTransfer(Dominance):
     question = "Do slash heads belong to the model or to the text?"
     after = (Slash,)
     variables = {
-        "best_score": Variable("slash score", "", "at the head's best distance on text", ("tokens", "source", *HEAD)),
         "score": Variable("slash score", dims=("tokens", "source", *HEAD, "distance")),
-        "best_distance": Variable("best distance on text", "tokens", "over D < N/2"),
         "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
     }
     legend = (
-        "r, Spearman: of slash scores on text and on random tokens, over heads; dominant: heads that reach kappa; "
+        "r: of slash scores on text and on random tokens, over heads; dominant: heads that reach kappa; "
         "Jaccard: overlap of the two sets."
     )
     figures = {
@@ -99,19 +96,16 @@ class SlashTransfer(Dominance):
         drawn = random_prompts(run.rows, run.model.cfg.d_vocab, run.seed)
         run.capture(lambda layer: sums.add_layer(layer, vars(statistics_of(layer))), needs=Slash.needs, rows=drawn)
         both: Any = xr.concat([natural["score"], sums.means()["score"]], pd.Index(SOURCES, name="source"))
-        data = xr.Dataset({"score": both, "best_score": at_distance(both, natural["best_distance"])}).assign(
-            best_distance=natural["best_distance"], uniform=natural["uniform"].sel(tokens="all", drop=True)
-        )
-        return data.transpose("tokens", "source", ...)
+        uniform = natural["uniform"].sel(tokens="all", drop=True)
+        return xr.Dataset({"score": both, "uniform": uniform}).transpose("tokens", "source", ...)
 
     def reached(self, data: xr.Dataset) -> list[int]:
         """Return the distances that are looked at."""
         return [one for one in sorted(self.distances) if one < data.sizes["distance"]]
 
-    def correlation(self, own: Numbers, distance: int, tokens: str = "all", ranks: bool = False) -> Number:
+    def correlation(self, own: Numbers, distance: int, tokens: str = "all") -> Number:
         """Return r over heads of the scores on text with those on random tokens."""
-        scores = (own.array("score", source=source, distance=distance, tokens=tokens) for source in SOURCES)
-        return own.correlation(*scores, ranks=ranks)
+        return own.correlation(*(own.array("score", source=one, distance=distance, tokens=tokens) for one in SOURCES))
 
     def n_dominant(self, own: Numbers, distance: int, source: str) -> Number:
         """Return how many heads are slash-dominant at a distance."""
@@ -130,16 +124,11 @@ class SlashTransfer(Dominance):
         at = max(self.reached(own.data), key=lambda distance: self.n_dominant(own, distance, "natural").value)
         r, rest = (self.correlation(own, at, tokens) for tokens in TOKENS)
         n, n_random = (self.n_dominant(own, at, source).plain for source in SOURCES)
-        best = own.extreme("best_score")
-        text, random = (own.array("best_score", source=source).stack(place=HEAD) for source in SOURCES)
-        there = own.number(random.isel(place=text.fillna(-1).argmax("place")))  # in every model its own strongest
         beside = in_brackets(f"{r.null:.3f}", f"without the first token {rest.with_interval:.3f}")
         return [
             f"At D = {at} slash scores on random tokens follow those on text over heads with r = "
             f"{r.with_interval:.3f}{beside}. Dominant at this distance alone: {n:.0f} heads on text, "
-            f"{n_random:.0f} on random tokens, overlap (Jaccard) {self.jaccard(own, at).plain:.2f}.",
-            f"The strongest, {best:.3f} at D = {int(own.data['best_distance'].sel(layer=best.layer, head=best.head))} "
-            f"on text, scores {there:.3f} on random tokens.",
+            f"{n_random:.0f} on random tokens, overlap (Jaccard) {self.jaccard(own, at).plain:.2f}."
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
@@ -149,7 +138,6 @@ class SlashTransfer(Dominance):
                 "D": distance,
                 "r": self.correlation(own, distance).value,
                 "r without first token": self.correlation(own, distance, TOKENS[1]).value,
-                "Spearman": self.correlation(own, distance, ranks=True).value,
                 "dominant on text": self.n_dominant(own, distance, "natural").value,
                 "on random": self.n_dominant(own, distance, "random").value,
                 "Jaccard": self.jaccard(own, distance).value,

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, Panels, at_labels, model_label, sides
 from tl_posgen.report.head_figures import head_names
-from tl_posgen.slash.layer_means import strongest
+from tl_posgen.slash.dominance import strongest
 
 SIDE_WORDS: dict[str, str] = {"k": "keys", "q": "queries"}
 N_HEADS = 12  # heads shown

@@ -18,7 +18,7 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import without_hooks
 from tl_posgen.models.selection import Heads, select_heads
-from tl_posgen.models.session import Session, session_of
+from tl_posgen.models.session import session_of
 from tl_posgen.residual.numbers import SourceSums
 from tl_posgen.residual.reference import Reference, reference_of
 from tl_posgen.residual.residual_sources import ROUNDING, Side, SourceReader, SourceVectors, called, near
@@ -108,11 +108,37 @@ def remove_source(
         constants = {layer: turned(session.layer(layer).geometry, one, on, seed) for layer, one in constants.items()}
     reader = SourceReader(session, max(chosen))
 
+    def written(capture: LayerCapture) -> Float[Tensor, "head pos d_head"]:
+        """Return what the sources write into the queries or keys of a layer in the pass that runs."""
+        layer, x = capture.layer, reader.seen[_resid(capture.layer)][capture.prompt].float().to(capture.device)
+        if len(x) != capture.length:
+            raise InputError(
+                "remove_source: of padded prompts what a source writes cannot be read; run prompts of one length, or "
+                'take part="constant"'
+            )
+        of_layer = reader.sources(layer, x, capture.prompt)
+        capture.resid, capture.projections = x, session.projections(layer)
+        norms = [one for name, one in session.backend.model.blocks[layer].named_children() if name.startswith("ln")]
+        with torch.no_grad(), without_hooks(session.model):
+            for norm in (None, *norms):  # what entered W_K is the residual stream, or the norm that gives these keys
+                inputs = x if norm is None else called(norm, session, x)
+                keys = capture.projections.keys(inputs.to(capture.projections.w_k.device))[list(capture.heads)]
+                if near(keys.to(capture.k), capture.k, session.dtype):
+                    break
+            else:
+                raise UnsupportedModelError(
+                    f"layer {layer}: no norm of the block gives the keys of this pass (other hooks change them?), so "
+                    'they cannot be traced to what earlier layers wrote; part="constant" needs no tracing'
+                )
+        capture.inputs = inputs
+        vectors = SourceVectors.of_capture(session, capture, of_layer, side)
+        return SourceSums(1, vectors.names, vectors.vectors()).of_names(removed[layer]).sum(0)
+
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         gone = constants[capture.layer][list(capture.heads), None]
         if part != "constant":
-            written = _written(session, reader, capture, side, removed[capture.layer])
-            gone = written - gone.to(written) if part == "varying" else written
+            live = written(capture)
+            gone = live - gone.to(live) if part == "varying" else live
         whole = capture.k if on == "keys" else capture.q
         return scores_with(capture, **{side: whole - gone.to(whole)})
 
@@ -138,35 +164,6 @@ def _meant(asked: Sequence[str], known: Sequence[str]) -> list[str]:
     return [
         one for one in known if one != ROUNDING and (one in asked or any(one.startswith(f"{of}H") for of in layers))
     ]
-
-
-def _written(
-    session: Session, reader: SourceReader, capture: LayerCapture, side: Side, names: Sequence[str]
-) -> Float[Tensor, "head pos d_head"]:
-    """Return what the named sources write into the queries or keys of a layer in the pass that runs."""
-    x = reader.seen[_resid(capture.layer)][capture.prompt].float().to(capture.device)
-    if len(x) != capture.length:
-        raise InputError(
-            "remove_source: of padded prompts what a source writes cannot be read; run prompts of one length, or take "
-            'part="constant"'
-        )
-    written = reader.sources(capture.layer, x, capture.prompt)
-    capture.resid, capture.projections = x, session.projections(capture.layer)
-    norms = [one for name, one in session.backend.model.blocks[capture.layer].named_children() if name.startswith("ln")]
-    with torch.no_grad(), without_hooks(session.model):
-        for norm in (None, *norms):  # what entered W_K is the residual stream, or the norm of it that gives these keys
-            inputs = x if norm is None else called(norm, session, x)
-            keys = capture.projections.keys(inputs.to(capture.projections.w_k.device))[list(capture.heads)]
-            if near(keys.to(capture.k), capture.k, session.dtype):
-                break
-        else:
-            raise UnsupportedModelError(
-                f"layer {capture.layer}: no norm of the block gives the keys of this pass (other hooks change them?), "
-                'so they cannot be traced to what earlier layers wrote; part="constant" needs no tracing'
-            )
-    capture.inputs = inputs
-    vectors = SourceVectors.of_capture(session, capture, written, side)
-    return SourceSums(1, vectors.names, vectors.vectors()).of_names(names).sum(0)
 
 
 def turned(

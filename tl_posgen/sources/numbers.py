@@ -1,6 +1,6 @@
 """Second moments of scores as inner products with a query or key, so that sources of it have shares."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Literal
 
 from jaxtyping import Float
@@ -14,20 +14,12 @@ from tl_posgen.rope.rotation import Rope, complex_planes, from_complex_planes
 Part = Literal["all", "mean", "rest"]
 
 
-@dataclass(frozen=True)
-class _Term:
-    """The part of query, key and distance that a term of the score's variance has: all, the mean, or the rest."""
-
-    q: Part
-    k: Part
-    d: Part
-
-
-TERMS = {
-    "position": _Term("all", "mean", "rest"),
-    "content": _Term("all", "rest", "mean"),
-    "interaction": _Term("all", "rest", "rest"),
-    "key": _Term("mean", "rest", "mean"),
+# the part of query, key and distance that a term of the score's variance has: all, the mean, or the rest
+TERMS: Mapping[str, Mapping[str, Part]] = {
+    "position": {"q": "all", "k": "mean", "d": "rest"},
+    "content": {"q": "all", "k": "rest", "d": "mean"},
+    "interaction": {"q": "all", "k": "rest", "d": "rest"},
+    "key": {"q": "mean", "k": "rest", "d": "mean"},
 }
 
 
@@ -38,7 +30,9 @@ def _moments_of_part(x: Spread, part: Part) -> SecondMoments:
     return x.second_moments if part == "all" else x.about_mean
 
 
-def source_form(term: _Term, side: Literal["q", "k"], moments: TripleMoments, distance: Spread) -> SecondMoments:
+def source_form(
+    term: Mapping[str, Part], side: Literal["q", "k"], moments: TripleMoments, distance: Spread
+) -> SecondMoments:
     """C, D with E[w_s w] = 1/2 Re E sum_mn conj(x_s)_m (C_mn conj(x_n) + D_mn x_n), without the squared scale.
 
     x is the query or key whose sources x_s are asked for, w the score that its part gives. C and D hold the moments of
@@ -47,10 +41,10 @@ def source_form(term: _Term, side: Literal["q", "k"], moments: TripleMoments, di
     Args:
         distance: the spread of u(d), its `head` axis of length one.
     """
-    turn = _moments_of_part(distance, term.d)
+    turn = _moments_of_part(distance, term["d"])
     if side == "q":
-        return _moments_of_part(moments.k, term.k).times(turn)
-    return _moments_of_part(moments.q, term.q).times(SecondMoments(turn.plain.conj(), turn.conjugate.conj()))
+        return _moments_of_part(moments.k, term["k"]).times(turn)
+    return _moments_of_part(moments.q, term["q"]).times(SecondMoments(turn.plain.conj(), turn.conjugate.conj()))
 
 
 def source_weights(

@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.host_copies import HostCopies
+from tl_posgen.core.feed import on_host
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers, mean_of
@@ -34,7 +34,7 @@ from tl_posgen.residual.numbers import REST, SourceSums, sorted_sources
 from tl_posgen.residual.residual_sources import By, Side, SourceVectors, read_prompts
 from tl_posgen.rope.planes import SecondMoments
 from tl_posgen.rope.rotation import rotate
-from tl_posgen.slash.layer_means import statistics_from_qk
+from tl_posgen.slash.dominance import statistics_from_qk
 from tl_posgen.sources.graph import SIDE_WORDS, draw_graph
 from tl_posgen.sources.numbers import TERMS, source_form, source_weights
 from tl_posgen.stats.correlations import rank_correlation
@@ -43,7 +43,6 @@ TermName = Literal["position", "content", "interaction", "key"]
 WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key part"}
 DIMS = ("tokens", "side", "term", *HEAD)
 OF_SOURCE = (*HEAD, "source")
-PARTS: dict[str, slice] = dict(zip(TOKENS, (slice(0, None), REST), strict=True))  # tokens that count
 PREDICTORS = {"position share": "share", "energy of the constant": "constant_energy"}  # of the fall -> its variable
 UNTOUCHED = "untouched"
 MOST_LAYERS, MOST_SOURCES = 8, 3  # that a sentence names; that a row of the table has
@@ -110,11 +109,6 @@ class Sources(Measure):
         "share": Variable(
             "share of the source", "", "E[w_s w] / E w^2; they sum to 1", (*DIMS, "source"), interval=True
         ),
-        "absolute": Variable(
-            *("sum of absolute shares", "", "sum_s |share_s|: 1 where nothing cancels", DIMS),
-            interval=True,
-            bounds=(1, np.inf),
-        ),
         "mean_square": Variable("E w^2", "logits^2", "of the part of the score that the term is", DIMS),
         "fall": Variable(
             *("fall of the slash score", "", "1 - score without the source's constant in the keys / score"),
@@ -159,13 +153,11 @@ class Sources(Measure):
         """Side and term of every share."""
         return list(product(self.sides, self.terms))
 
-    # The passes
-
     @property
     def products(self) -> list[tuple[Side, TermName]]:
         """Side and term of the shares that need more than means of sources: products of every token with fixed weights,
         from a second pass."""
-        return [(side, term) for side, term in self.places if getattr(TERMS[term], side) != "mean"]
+        return [(side, term) for side, term in self.places if TERMS[term][side] != "mean"]
 
     def passes(self, run: Run) -> int:
         return len(run.rows) * (2 if self.check or self.products else 1)
@@ -174,9 +166,9 @@ class Sources(Measure):
         groups, own = PromptGroups(self, grouped=run.init is None), dict[tuple[int, int], SourceSums]()
 
         def add(capture: LayerCapture, values: Mapping[str, Any]) -> Mapping[str, Any]:
-            copies = HostCopies.start(capture, {self.name: values}).arrived()
-            groups.sums_of(capture.prompt).add_layer(copies.place, copies.values[self.name])
-            return copies.values[self.name]
+            values = on_host(values)
+            groups.sums_of(capture.prompt).add_layer(capture, values)
+            return values
 
         for capture, reader in read_prompts(run.session, run.rows, self.by, **run.where):
             written = reader.of_capture(capture)
@@ -191,17 +183,27 @@ class Sources(Measure):
                 own[capture.prompt, capture.layer] = values[f"k {TOKENS[1]}"]
         whole, again = total(groups.parts), self.check or self.products
         for capture, reader in read_prompts(run.session, run.rows, self.by, **run.where) if again else ():
-            written = reader.of_capture(capture)
+            written, rope, found = reader.of_capture(capture), capture.geometry.rope, {}
             every = {side: SourceVectors.of_capture(run.session, capture, written, side) for side in self.sides}
-            found = {}
-            for tokens in TOKENS:
-                distance = self.distance(whole, capture.layer, tokens)
-                for side, term in self.products:
-                    one = self.products_of(whole, capture, every[side], side, term, tokens, distance)
-                    found[f"{side} {term} {tokens}"] = one
-            if self.check:
+            for (tokens, part), (side, term) in product(zip(TOKENS, (slice(None), REST), strict=True), self.products):
+                # <x_s, g> summed over tokens, x_s what a source gives, or its deviation from the mean over all prompts
+                x, kind, distance = every[side].whole, TERMS[term], self.distance(whole, capture.layer, tokens)
+                moments, sums = (whole.by_layer(f"{one} {tokens}")[capture.layer] for one in ("moments", side))
+                means, centred = sums.means.to(x.device), kind[side] == "rest"
+                form = source_form(kind, side, moments, distance)
+                form = SecondMoments(form.plain.to(x.device), form.conjugate.to(x.device))
+                g = source_weights(form, x - means.sum(0)[:, None] if centred else x, rope)
+                one = every[side].products(g, part)
+                of_means = SourceSums(0, sums.names, -(means * g[:, part].sum(1)).sum(-1))
+                found[f"{side} {term} {tokens}"] = one + of_means if centred else one
+            if self.check:  # slash scores [head, distance] untouched, and without the constant that others give
                 rest = whole.by_layer(f"k {TOKENS[1]}")[capture.layer] - own[capture.prompt, capture.layer]
-                found["slash"] = without_constants(capture, rest, max(1, min(map(len, run.rows)) // 2))
+                scores = [statistics_from_qk(capture, capture.rotated_q, capture.rotated_k).score[0]]
+                for constant in rest.means:
+                    keys = rotate(capture.k - constant[:, None].to(capture.k), capture.positions, rope)
+                    scores.append(statistics_from_qk(capture, capture.rotated_q, keys).score[0])
+                near = torch.stack(scores)[..., : max(1, min(map(len, run.rows)) // 2)]
+                found["slash"] = SourceSums(1, (UNTOUCHED, *rest.names), double(near))
             add(capture, found)
         return groups.dataset()
 
@@ -210,29 +212,6 @@ class Sources(Measure):
         (geometry, _), moments = sums.layers[layer], sums.by_layer(f"moments {tokens}")[layer]
         n = self.n_distances or max(sums.lengths.values())
         return weighted_spread(*turning(moments, geometry.rope, min(n, geometry.window or n), self.weights))
-
-    def products_of(
-        self,
-        whole: Sums,
-        capture: LayerCapture,
-        vectors: SourceVectors,
-        side: Side,
-        term: TermName,
-        tokens: str,
-        distance: Spread,
-    ) -> SourceSums:
-        """Return the sums over the tokens of one prompt of <x_s, g>, x_s what a source gives, or its deviation from the
-        mean over all prompts where the term has deviations."""
-        x, part, kind = vectors.whole, PARTS[tokens], TERMS[term]
-        moments, sums = (whole.by_layer(f"{name} {tokens}")[capture.layer] for name in ("moments", side))
-        means, centred = sums.means.to(x.device), getattr(kind, side) == "rest"
-        form = source_form(kind, side, moments, distance)
-        form = SecondMoments(form.plain.to(x.device), form.conjugate.to(x.device))
-        g = source_weights(form, x - means.sum(0)[:, None] if centred else x, capture.geometry.rope)
-        found = vectors.products(g, part)
-        return found + SourceSums(0, sums.names, -(means * g[:, part].sum(1)).sum(-1)) if centred else found
-
-    # The dataset
 
     def finish(self, sums: Sums) -> xr.Dataset:
         last_first = (one for side in self.sides for one in reversed(sums.by_layer(f"{side} {TOKENS[1]}").values()))
@@ -246,7 +225,7 @@ class Sources(Measure):
                 moments, distance = sums.by_layer(f"moments {tokens}")[layer], self.distance(sums, layer, tokens)
                 energies = [x.mean.abs().square().sum(-1) + x.energy.sum(-1) for x in (moments.q, moments.k)]
                 for place, (side, term) in zip(np.ndindex(shape[1:]), self.places, strict=True):
-                    if TERMS[term].d == "rest" and not geometry.rope.rotary_dim:
+                    if TERMS[term]["d"] == "rest" and not geometry.rope.rotary_dim:
                         continue  # zero by construction
                     of_side: SourceSums = sums.by_layer(f"{side} {tokens}")[layer]
                     if (side, term) in self.products:
@@ -262,15 +241,13 @@ class Sources(Measure):
             found["share"][layer], found["mean_square"][layer] = share.numpy(), squares.numpy()
         data = xr.Dataset({name: sums.over_layers(name, values) for name, values in found.items()})
         share = data["share"].assign_coords(source=np.array(every, object))
-        data = data.drop_vars("source").assign(share=share, absolute=abs(share).sum("source", min_count=1))
+        data = data.drop_vars("source").assign(share=share)
         data["top_share"] = share.max("source")
         names = share["source"].values[share.fillna(-np.inf).argmax("source").values]
         data["top_source"] = data["top_share"].copy(data=np.where(data["top_share"].notnull(), names, ""))
         if self.check:
-            data = data.merge(checked(sums, share.sel(tokens=TOKENS[1], side="k", term="position", drop=True)))
+            data = data.merge(_checked(sums, share.sel(tokens=TOKENS[1], side="k", term="position", drop=True)))
         return data[[name for name in self.variables if name in data]]
-
-    # Words
 
     def findings(self, own: Numbers) -> list[str]:
         lines = []
@@ -285,23 +262,23 @@ class Sources(Measure):
             places = np.unique(np.linspace(0, len(tops) - 1, MOST_LAYERS).round().astype(int))
             shown = [tops[place] for place in places]
             words = "; ".join(f"layer {layer}: {name} {share.with_interval:.0%}" for layer, (name, share) in shown)
-            null = ""
-            if own.inits:
-                of_inits = [(layer, top_of(own.of_inits, side, term, layer, 1)) for layer, _ in shown]
-                parts = [f"layer {layer}: {of[0][0]} {of[0][1].plain:.0%}" for layer, of in of_inits if of]
-                null = f" (random init, its own largest: {'; '.join(parts)})" if parts else ""
-            absolute = own("absolute", side=side, term=term, layer=[layer for layer, _ in tops])
-            most = own.extreme("absolute", side=side, term=term)
+            of_inits = [(layer, top_of(own.of_inits, side, term, layer, 1)) for layer, _ in shown] if own.inits else []
+            parts = [f"layer {layer}: {of[0][0]} {of[0][1].plain:.0%}" for layer, of in of_inits if of]
+            null = f" (random init, its own largest: {'; '.join(parts)})" if parts else ""
+            absolute = self.absolute(own, side=side, term=term, layer=[layer for layer, _ in tops])
             lines += [
                 f"Who writes {WORDS[term]} through {SIDE_WORDS[side]}, the source with the largest mean share over the "
                 f"heads of a layer: {words}{null}.",
-                f"Shares add up to 1, and without their signs to {absolute:.2f}: above 1, sources cancel; most in "
-                f"{most:.2f}.",
+                f"Shares add up to 1, and without their signs to {absolute:.2f}: above 1, sources cancel.",
             ]
         if "rho" in own:
             parts = ", ".join(f"{name} {own('rho', predictor=name):.2f}" for name in PREDICTORS)
             lines.append(f"Rank correlation with the fall of the slash score without a source's constant: {parts}.")
         return lines
+
+    def absolute(self, own: Numbers, **labels: Any) -> Number:
+        """Return the mean over heads of sum_s |share_s|: 1 where nothing cancels."""
+        return own.number(abs(own.array("share", **labels)).sum("source", min_count=1), (1, np.inf))
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row for each layer, side and term with its largest sources and their mean shares over heads."""
@@ -309,7 +286,7 @@ class Sources(Measure):
         for (side, term), layer in product(self.places, own.data["layer"].values):
             top = [f"{name} {number.plain:.2f}" for name, number in top_of(own, side, term, layer, MOST_SOURCES)]
             cells = {"side": side, "term": term, "layer": int(layer), "largest shares": ", ".join(top) or "none"}
-            absolute = own("absolute", side=side, term=term, layer=layer)
+            absolute = self.absolute(own, side=side, term=term, layer=layer)
             rows.append({**cells, "sum of |shares|": f"{absolute.plain:.2f}"})
         return pd.DataFrame(rows)
 
@@ -321,23 +298,7 @@ def top_of(own: Numbers, side: str, term: str, layer: Any, most: int) -> list[tu
     return [(str(name), own("share", side=side, term=term, layer=layer, source=name)) for name in names]
 
 
-# The check: slash scores without the constant that a source writes into the keys
-
-
-def without_constants(capture: LayerCapture, rest: SourceSums, n_distances: int) -> SourceSums:
-    """Return slash scores [head, distance] of a prompt untouched and without the constant of each source.
-
-    Args:
-        rest: sums over the other prompts of what each source gives to the keys, which give the constants.
-    """
-    scores = [statistics_from_qk(capture, capture.rotated_q, capture.rotated_k).score[0]]
-    for constant in rest.means:
-        keys = rotate(capture.k - constant[:, None].to(capture.k), capture.positions, capture.geometry.rope)
-        scores.append(statistics_from_qk(capture, capture.rotated_q, keys).score[0])
-    return SourceSums(1, (UNTOUCHED, *rest.names), double(torch.stack(scores)[..., :n_distances]))
-
-
-def checked(sums: Sums, share: xr.DataArray) -> xr.Dataset:
+def _checked(sums: Sums, share: xr.DataArray) -> xr.Dataset:
     """Return the fall of the slash score of every head and source at the head's best distance D < N/2, what may predict
     it, and how well it does.
 

@@ -179,7 +179,7 @@ class Overview(Measure):
     Source: ours
     """
 
-    name = "study"  # pyright: ignore[reportAssignmentType]
+    name = "study"
     question = "How do models compare?"
     rows = _PER_JOB
     variables = {

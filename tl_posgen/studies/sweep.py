@@ -19,7 +19,7 @@ from tl_posgen.core.engine import analyze
 from tl_posgen.core.files import require_writable, write_files
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report, load_provenance
-from tl_posgen.core.store import Parts, read_part, write_part
+from tl_posgen.core.store import Parts, read_part
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.models.conversion.files import drop_from_cache, first_line
 from tl_posgen.studies.study import Job, Study
@@ -168,7 +168,7 @@ def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
             how = {"measures": study.measures, "skip_unsupported": several, "progress": False}
             report = analyze(model, job.text.words, keep=parts, **how, **study.cut)
             of_job = {"job": list(job.place), "study": study.settings, "identity": job.identity}
-            write_part(path, Report(report, report.provenance | of_job).as_bytes())
+            write_files(path.parent, {path.name: Report(report, report.provenance | of_job).as_bytes()})
             parts.discard()
             path.with_suffix(_FAILED).unlink(missing_ok=True)
         except OutputError:

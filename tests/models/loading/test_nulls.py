@@ -3,6 +3,7 @@ models of their own and disturb nothing."""
 
 import copy
 import random
+import re
 import threading
 
 import numpy as np
@@ -139,6 +140,17 @@ def test_the_seed_decides_and_no_random_state_is_touched(llama, unchecked, null)
     for seed in (-1, 2**32, True, 0.5):
         with pytest.raises(InputError, match=r"seed = .*give a whole number, 0 or more, below"):
             null(llama, seed)
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta", "cpu:x", ""])
+def test_devices_that_cannot_draw_are_refused(llama, device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for call in (
+        lambda: random_like(llama, 0, device),
+        lambda: tl_posgen.analyze(llama, TOKENS, null_device=device, progress=False),
+    ):
+        with pytest.raises(InputError, match=f"null_device={re.escape(repr(device))}: random weights are drawn on cpu"):
+            call()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "neox"])

@@ -32,9 +32,9 @@ TransformersRule = Literal["linear", "ntk", "yarn", "longrope", "llama3"]
 
 
 @contextmanager
-def quiet(seed: int | None = None) -> Iterator[None]:
-    """Suppress prints, warnings, log lines and progress bars; make new tensors on the CPU, whatever torch's default
-    device is. Afterwards everything is as before, the random state of the CPU too, which begins as after
+def quiet(seed: int | None = None, device: str = "cpu") -> Iterator[None]:
+    """Suppress prints, warnings, log lines and progress bars; make new tensors on this device, whatever torch's default
+    is. Afterwards everything is as before, the random states of the CPU and of this device too, which begin as after
     torch.manual_seed(seed)."""
     from transformers.utils import logging as hf_logging
 
@@ -45,10 +45,14 @@ def quiet(seed: int | None = None) -> Iterator[None]:
         hf_logging.disable_progress_bar()
         logging.disable(logging.WARNING)
         silent = redirect_stdout(io.StringIO()), warnings.catch_warnings()
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), silent[0], silent[1]:
+        place = torch.device(device)
+        also = [] if place.type == "cpu" else [place]
+        with torch.random.fork_rng(devices=also), place, silent[0], silent[1]:
             warnings.simplefilter("ignore")
             if seed is not None:
                 torch.default_generator.manual_seed(seed)
+                for _ in also:
+                    torch.cuda.default_generators[torch.empty(0).device.index].manual_seed(seed)
             yield
     finally:
         logging.disable(disabled)

@@ -12,10 +12,9 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.core.head_examples import head_examples, pick_heads
 from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.options import Count
-from tl_posgen.core.run import Run
+from tl_posgen.core.run import Run, head_examples, pick_heads
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.three_axis import ThreeAxis, fit_capture

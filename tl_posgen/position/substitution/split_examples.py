@@ -12,11 +12,10 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.formatting import format_number, in_brackets
-from tl_posgen.core.head_examples import head_examples, pick_heads
 from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count
-from tl_posgen.core.run import Run
+from tl_posgen.core.run import Run, head_examples, pick_heads
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name

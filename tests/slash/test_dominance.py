@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from tl_posgen.slash.layer_means import best_distance, strongest
+from tl_posgen.slash.dominance import best_distance, strongest
 
 
 def test_the_strongest_heads_are_those_measured_strongest_first():

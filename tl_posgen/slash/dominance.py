@@ -1,0 +1,205 @@
+"""Slash statistics of a captured layer, and what follows from means of slash scores: dominant heads, best distances."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.options import Each, Threshold, Whole
+from tl_posgen.errors import InputError
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.slash.numbers.slash_scores import (
+    SHORT_DISTANCES,
+    SHORT_KAPPA,
+    SlashStatistics,
+    slash_statistics_from_qk,
+    slash_statistics_of_rows,
+)
+
+PER_HEAD = ("tokens", *HEAD)
+SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
+TITLES = {"all": "all tokens", "without first": "first token left out"}  # of labels of the dim tokens
+GROUPS = {"dominant": "slash-dominant", "other": "other"}
+AT_BEST = {  # variables of measures of heads at their best distances; `at_best` gives the first three
+    "best_score": Variable("highest slash score", "", "over D < N/2", PER_HEAD, **SHARE),
+    "best_distance": Variable("distance of the highest slash score", "tokens", "D of best_score", PER_HEAD),
+    "best_uniform": Variable(
+        "slash score of uniform attention", "", "at the best distance", PER_HEAD, compared=False, **SHARE
+    ),
+    "dominant": Variable(
+        "slash-dominant", "", "score >= kappa, or twice uniform attention, at one of the distances", PER_HEAD
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Dominance(Measure):
+    """SlashScore(D) >= `thresholds` at one of the distances D: base of the measures that single out such heads."""
+
+    kappa: Threshold = SHORT_KAPPA
+    distances: Annotated[Sequence[Whole], Each()] = tuple(SHORT_DISTANCES)
+
+    all_reached = True  # whether prompts must reach all of the distances without their first token; else one with it
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Dominance":
+        distance = max(self.distances) if self.all_reached else min(self.distances)
+        prompt = "without its first token the longest prompt" if self.all_reached else "the longest prompt"
+        n = max(len(prompt) for prompt in tokens) - self.all_reached
+        if distance >= n:
+            raise InputError(f"distance {distance}: {prompt} has {n} tokens; give longer prompts, or smaller distances")
+        return self
+
+    def dominant_at(self, score: xr.DataArray, uniform: xr.DataArray) -> xr.DataArray:
+        """Return score >= `thresholds` at each of the distances that the prompts reach, along `short_distance`."""
+        reached = [one for one in sorted(self.distances) if one < score.sizes["distance"]]
+        dominant = score >= thresholds(self.kappa, uniform)
+        return dominant.transpose(*score.dims).sel(distance=reached).rename(distance="short_distance")
+
+
+# One layer of one prompt
+
+
+def statistics_of(layer: LayerCapture) -> SlashStatistics:
+    """Return slash statistics of the model's own pattern; ask for them by `layer.once`."""
+
+    def rows_of(heads: slice, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        return layer.of_heads(heads).pattern_rows(start, stop)
+
+    return slash_statistics_of_rows(rows_of, len(layer.heads), layer.length, layer.geometry.window, True, layer.device)
+
+
+def statistics_from_qk(
+    layer: LayerCapture, q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"]
+) -> SlashStatistics:
+    """Return slash statistics of other q and k, already rotated, in this layer; without entropies."""
+    geometry, slopes = layer.geometry, layer.geometry.alibi_slopes
+    return slash_statistics_from_qk(
+        q,
+        k,
+        geometry.scale,
+        window=geometry.window,
+        soft_cap=geometry.soft_cap,
+        alibi_slopes=None if slopes is None else slopes[list(layer.heads)],
+        entropy=False,
+    )
+
+
+def starts_of(layer: LayerCapture) -> tuple[int, int]:
+    """Return where all tokens begin, and those without the first; refuse a prompt that has none of the latter."""
+    if layer.length < 2:
+        raise InputError("a prompt of one token: the first token cannot be left out of it; give two at least")
+    return 0, 1
+
+
+# Means over prompts
+
+
+def thresholds(kappa: float, uniform: xr.DataArray) -> xr.DataArray:
+    """Return kappa; twice the score of uniform attention over the visible keys where that reaches kappa, as in prompts
+    of up to about 40 tokens and in narrow windows: there kappa tells nothing of a head [ours]."""
+    return xr.where(uniform < kappa, kappa, 2 * uniform)
+
+
+def best_distance(score: xr.DataArray) -> xr.DataArray:
+    """Return where each head's score is highest over D < N/2, as the last D are means over few queries."""
+    n = score.notnull().any([dim for dim in score.dims if dim in HEAD]).sum("distance")
+    near = score.where(score["distance"] < np.maximum(1, n // 2))
+    # not idxmax: it would give floats even where every head has a score
+    return where_measured(near.fillna(-1.0).argmax("distance"), score)
+
+
+def at_best(score: xr.DataArray, uniform: xr.DataArray) -> dict[str, xr.DataArray]:
+    """Return the highest score over D < N/2, its distance, and the score of uniform attention there."""
+    place = best_distance(score)
+    return {
+        "best_score": at_distance(score, place),
+        "best_distance": place,
+        "best_uniform": at_distance(uniform, place),
+    }
+
+
+def at_distance(profile: xr.DataArray, distance: xr.DataArray) -> xr.DataArray:
+    """Return a profile at each head's own distance; NaN where that is."""
+    found = profile.sel(distance=distance.fillna(0).astype(int), drop=True)
+    return where_measured(found, distance)
+
+
+def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
+    """Return `values` of heads that have a score; integers stay integers where all have one."""
+    measured = score.notnull()
+    measured = measured.any("distance") if "distance" in measured.dims else measured
+    return values if measured.all() else values.where(measured)
+
+
+def strongest(score: xr.DataArray, most: int) -> list[tuple[int, int]]:
+    """Return (layer, head) of the highest scores, highest first."""
+    return score.transpose(*HEAD).to_series().dropna().nlargest(most).index.to_list()
+
+
+# Slash-dominant heads beside the others, and beside those of the null models
+
+
+def _group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return which heads are slash-dominant, and which of those measured (they have a best distance) are not."""
+    measured, dominant = heads["best_distance"].notnull(), heads["dominant"].astype(bool)
+    return {"dominant": dominant & measured, "other": ~dominant & measured}
+
+
+def n_heads(own: Numbers, group: str, tokens: str = "all") -> Number:
+    """Return how many heads are in a group."""
+    return own.number(_group_masks(own.dataset.sel(tokens=tokens))[group].sum(HEAD))
+
+
+def mean_over_group(own: Numbers, array: xr.DataArray, group: str, tokens: str = "all") -> xr.DataArray:
+    """Return the mean of an array over the heads of a group; NaN where one of them has no value, or there is none."""
+    heads = _group_masks(own.dataset.sel(tokens=tokens))[group]
+    return array.where(heads, 0).sum(HEAD, skipna=False) / heads.sum(HEAD)
+
+
+def group_mean(own: Numbers, name: str, group: str, tokens: str = "all", **labels: Any) -> Number:
+    """Return the mean of a variable over the heads of a group."""
+    array = mean_over_group(own, own.array(name, tokens=tokens, **labels), group, tokens)
+    return own.number(array, own.measure.variables[name].bounds)
+
+
+def in_groups(own: Numbers, name: str, *, tokens: str = "all", form: str = ".3f") -> str:
+    """Return '0.947 and 0.964 in 31 slash-dominant heads, 0.823 and 0.903 in 9 other heads', of Q and of K."""
+    phrases = []
+    for group, words in GROUPS.items():
+        if n := n_heads(own, group, tokens).value:
+            means = (group_mean(own, name, group, tokens, side=side) for side in "qk")
+            values = " and ".join(f"{one.with_interval:{form}}" for one in means)
+            none = group == "other" and not n_heads(own, "dominant", tokens).value
+            phrases.append(f"{values} in {f'{count(n)}, none slash-dominant' if none else count(n, words)}")
+    return ", ".join(phrases)
+
+
+def count(n: int | float, words: str = "") -> str:
+    """Return how many heads there are, or how many on average over several random inits.
+
+    Example:
+        >>> count(1, "slash-dominant"), count(9.0), count(5 / 3, "other")
+        ('1 slash-dominant head', '9 heads', '1.67 other heads on average')
+    """
+    heads = f"{n:.3g} {words}".strip() + (" head" if n == 1 else " heads")
+    return heads if n == int(n) else f"{heads} on average"
+
+
+def group_table(own: Numbers, columns: Mapping[str, xr.DataArray]) -> pd.DataFrame:
+    """Return a row for each choice of tokens and group of heads, a column for each array [tokens, layer, head]."""
+    rows = []
+    for (tokens, title), (group, words) in product(TITLES.items(), GROUPS.items()):
+        if n := n_heads(own, group, tokens).value:
+            means = {name: mean_over_group(own, one.sel(tokens=tokens), group, tokens) for name, one in columns.items()}
+            values = {heading: own.number(mean).value for heading, mean in means.items()}
+            rows.append({"tokens": title, "heads": f"{n:.3g} {words}", **values})
+    return pd.DataFrame(rows)
