@@ -3,12 +3,11 @@
     python benchmarks/gpu.py [--lengths 1024 4096 16384 131072] [--rounds 5] [--heads 32] [--d-head 128]
 
 Without a GPU it says so and ends. One layer of the shape of an 8 B model (32 heads of 128, 8 of keys, d_model 4096,
-random weights, bfloat16) reads prompts: its forward pass with fused attention, which is the peer; then three_axis,
-the default measures, coupling and, streamed, the first two again. A pass that forms scores holds several
-[head, query, key] arrays, so such passes end at 4,096 tokens; coupling forms Jacobians of the whole layer, and ends
-there too. "a prompt" is what a further prompt takes, (five prompts - one) / 4, and "once" what an analysis takes
-whatever it reads, one prompt - a prompt. Seconds are medians of synchronised calls, and peaks are of one prompt beyond
-the weights.
+random weights, bfloat16; float32 for coupling) reads prompts: its forward pass with fused attention, which is the peer;
+then three_axis, the default measures and, streamed, both again; coupling. A pass that forms scores holds several
+[head, query, key] arrays, so such passes end at 4,096 tokens, and coupling with them. "a prompt" is what a further
+prompt takes, (five prompts - one) / 4, and "once" what an analysis takes whatever it reads, one prompt - a prompt.
+Seconds are medians of synchronised calls, and peaks are of one prompt beyond the weights.
 
 Every kernel has to read its arrays once, and that is its floor: bytes over the bandwidth that a copy of a large array
 reaches in the same run. A head of L tokens with D numbers holds 2 L D numbers of q and k, 4 bytes each, as sums of
@@ -47,7 +46,7 @@ def peak(call: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def layer_of_8b(heads: int, d_head: int, n_tokens: int) -> Any:
+def layer_of_8b(heads: int, d_head: int, n_tokens: int, dtype: torch.dtype = torch.bfloat16) -> Any:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
     config = HookedTransformerConfig(
@@ -64,7 +63,7 @@ def layer_of_8b(heads: int, d_head: int, n_tokens: int) -> Any:
         normalization_type="RMS",
         positional_embedding_type="rotary",
         rotary_dim=d_head,
-        dtype=torch.bfloat16,
+        dtype=dtype,
         device="cuda",
         seed=0,
     )
@@ -93,8 +92,6 @@ def analyses(model: Any, tokens: torch.Tensor) -> dict[str, Callable[[], object]
         way = "streamed" if streaming else "formed"
         found |= {f"three_axis, {way}": lambda how=streaming: analyse(model, tokens, "three_axis", how)}
         found |= {f"default measures, {way}": lambda how=streaming: analyse(model, tokens, None, how)}
-    if tokens.shape[1] <= FORMED_UP_TO:
-        found |= {"coupling": lambda: analyse(model, tokens, "coupling", False)}
     return found
 
 
@@ -103,15 +100,32 @@ def table_of_analyses(heads: int, d_head: int, lengths: list[int], rounds: int) 
     print(f"{'one layer of an 8 B model':26} {columns}")
     model = layer_of_8b(heads, d_head, max(lengths))
     for length in lengths:
-        tokens = torch.randint(0, 4096, (PROMPTS, length), generator=torch.Generator().manual_seed(0)).cuda()
-        of_one, of_all = analyses(model, tokens[:1]), analyses(model, tokens)
-        first = None
-        for name, call in of_one.items():
-            one = seconds(call, rounds)
-            each = (seconds(of_all[name], rounds) - one) / (PROMPTS - 1)
-            first = first or each
-            row = f"{length:7} {each:11.4f} {each / first:9.1f} {one - each:8.3f} {peak(call) / 2**20:9.0f}"
-            print(f"{name:26} {row}", flush=True)
+        rows_of(lambda tokens: analyses(model, tokens), length, rounds)
+    precise = layer_of_8b(heads, d_head, max(lengths), torch.float32)
+    for length in lengths:
+        if length <= FORMED_UP_TO:
+            rows_of(lambda tokens: analyses_in_float32(precise, tokens), length, rounds)
+
+
+def analyses_in_float32(model: Any, tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """name -> what is timed of a model in float32: the streamed forward pass, and coupling."""
+    return {
+        "forward pass, float32": lambda: forward(model, tokens),
+        "coupling, float32": lambda: analyse(model, tokens, "coupling", False),
+    }
+
+
+def rows_of(timed: Callable[[torch.Tensor], dict[str, Callable[[], object]]], length: int, rounds: int) -> None:
+    """Print a row of each call; the first one is the peer of the others."""
+    tokens = torch.randint(0, 4096, (PROMPTS, length), generator=torch.Generator().manual_seed(0)).cuda()
+    of_one, of_all = timed(tokens[:1]), timed(tokens)
+    first = None
+    for name, call in of_one.items():
+        one = seconds(call, rounds)
+        each = (seconds(of_all[name], rounds) - one) / (PROMPTS - 1)
+        first = first or each
+        row = f"{length:7} {each:11.4f} {each / first:9.1f} {one - each:8.3f} {peak(call) / 2**20:9.0f}"
+        print(f"{name:26} {row}", flush=True)
 
 
 def table_of_kernels(heads: int, d_head: int, lengths: list[int], rounds: int, copied: int) -> None:

@@ -12,7 +12,7 @@ from doc_pages import BLOCK, DOCS, PAGES, ROOT, lines_of, of_page
 
 STEPS = sorted((ROOT / "examples" / "mini_model" / "checkpoints").iterdir())
 HERE: dict[str, list[Any]] = {  # words of the pages -> words that have files here
-    **{word: ["mini"] for word in ("MODEL", "NAME|DIRECTORY", "stories260K")},
+    **{word: ["mini"] for word in ("MODEL", "NAME", "PATH", "NAME|DIRECTORY", "stories260K")},
     **{word: ["text.txt"] for word in ("FILE", "tinystories.txt")},
     **{word: ["a" if word == "report-a" else "b"] for word in ("report-a", "report-b")},
     "examples/mini_model/checkpoints/*": STEPS[:1],

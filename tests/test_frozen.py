@@ -70,17 +70,14 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
     ),
     "slash_transfer": (
         *("pearson", "spearman", "jaccard", "n_dominant"),  # told by methods of the measure, from its scores
-        *("best_score", "best_distance", "best_uniform", "first_token"),  # those of `slash`, or `score` there
+        *("best_uniform", "first_token"),  # those of `slash`
         *("pattern", "token_text", "example_layer", "example_head"),  # the page has every head's
     ),
     "dummy_distance": (
         *("a", "slope", "a_slope", "curve_r"),  # `three_axis` has a; the others are expressions of it and `curve`
         *("table", "example_head"),  # of one prompt, for a picture
     ),
-    "length_extrapolation": (
-        *("off_axes", "plane_offset", "plane_noise"),  # no paper names them
-        *("mahalanobis", "entropy", "normaliser"),  # no page and no claim reads them: see frechet, and the loss
-    ),
+    "length_extrapolation": ("off_axes", "plane_offset", "plane_noise"),  # no paper names them
     "substitution": ("dose_loss", "cost"),  # `substitute(residual=, heads=)`: no page and no claim reads them
     "slash_planes": ("predicted_peak", "score_at_peak", "same_peak", "chance_peak"),
 }

@@ -119,7 +119,7 @@ def test_conditions_that_were_finished_before_a_stop_are_not_measured_again(mini
     def stopping(self, run, hooks):
         if len(measured) == 6:
             raise KeyboardInterrupt
-        measured.append(run.label)
+        measured.append(run.init)
         return under(self, run, hooks)
 
     how = {"measures": [BandAblation()], "null_seeds": (0,), **CUT}

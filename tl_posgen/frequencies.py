@@ -213,11 +213,7 @@ def _base_of(rope: Rope) -> float:
 
 
 def _one_a_plane(values: Float[Tensor, " plane"], rope: Rope, name: str) -> Float[Tensor, " plane"]:
-    """Return values of which there is one a plane, on the device of the frequencies.
-
-    Raises:
-        InputError: another number of them, or one that is not finite.
-    """
+    """Return values of which there is one finite number a plane, on the device of the frequencies; refuse others."""
     if values.ndim != 1 or len(values) != len(rope.inv_freq) or not values.isfinite().all():
         raise InputError(
             f"{name}: {list(values.shape)} values for {len(rope.inv_freq)} RoPE planes; give one finite number a plane"

@@ -33,7 +33,8 @@ def by_position(result: Any) -> go.Figure:
 class Loss(Measure):
     r"""-ln p(token | those before it), in nats: mean over the tokens of each prompt, the first left out.
 
-    -ln p of each next token in nats, the model as it is: experiments in the running model start from it.
+    The mean of -ln p of each next token, in nats, of the model as it is. Experiments in the running model start from
+    it.
 
     Source: cross-entropy.
 

@@ -145,8 +145,9 @@ def test_a_random_init_is_drawn_where_it_is_asked(models, device):
     for (name, weight), place in zip(drawn.named_parameters(), model.parameters(), strict=True):
         assert weight.device == place.device
         if weight.ndim == 2:
-            assert float(weight.std()) == pytest.approx(float(plain[name].std()), rel=0.1)
-            assert not torch.equal(weight.cpu(), plain[name])
+            assert weight.detach().std().item() == pytest.approx(plain[name].detach().std().item(), rel=0.1)
+            if device.name == "gpu":  # a simulated device draws from the random state of the CPU
+                assert not torch.equal(weight.cpu(), plain[name])
     report = tl_posgen.analyze(model, TOKENS, measures="variance", null_device=device.place, progress=False)
     assert report.provenance["null_device"] == device.place
 

@@ -12,7 +12,6 @@ from tl_posgen.joining.numbers import (
     frequency_entropy,
     massive_values,
     mean_direction,
-    overlap,
     repeated_prompts,
     repeated_scores,
     rest_energy,
@@ -56,11 +55,6 @@ def test_the_slow_mean_counts_planes_that_turn_less_than_once():
     theta = torch.tensor([1.0, 0.7, 0.6, 0.01])  # 2 pi / 10 = .628
     up = Z.mean(1).abs().square()[:, 2:].sum(-1)
     torch.testing.assert_close(slow_mean_energy(Z, theta, 10), up / Z.abs().square().sum(-1).mean(1))
-
-
-def test_overlap_is_one_for_equal_distributions_and_zero_for_disjoint_ones():
-    p, other = torch.tensor([[0.5, 0.5, 0.0, 0.0]]), torch.tensor([[0.0, 0.0, 0.3, 0.7]])
-    assert (overlap(p, p), overlap(p, other)) == (torch.tensor([1.0]), torch.tensor([0.0]))
 
 
 def keys(n, d, seed):

@@ -55,7 +55,8 @@ def test_scores_are_those_of_the_measure_slash_in_the_model_and_in_its_random_in
         )
         for data in (cone.sel(input="measured"), planes, transfer.sel(source="natural")):
             np.testing.assert_allclose(data["score"], slash["score"], atol=1e-5)
-        for whole in (cone.sel(tokens="all", input="measured"), planes.sel(tokens="all")):
+        at = {"tokens": "all"}
+        for whole in (cone.sel(input="measured").sel(at), planes.sel(at), transfer.sel(source="natural").sel(at)):
             np.testing.assert_allclose(whole["best_score"], slash["best_score"], atol=1e-5)
             np.testing.assert_array_equal(whole["best_distance"], slash["best_distance"])
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import Slash
@@ -39,6 +40,8 @@ def test_agreement_is_over_the_heads_of_both_sources(result):
     own, measure = result.numbers, result.measure
     r = np.corrcoef(natural.values.flat, random.values.flat)[0, 1]
     assert measure.correlation(own, 1).value == pytest.approx(r)
+    rho = spearmanr(natural.values.flat, random.values.flat).statistic
+    assert measure.correlation(own, 1, ranks=True).value == pytest.approx(rho)
     both, any_of_them = ((natural >= 0.1) & (random >= 0.1), (natural >= 0.1) | (random >= 0.1))
     assert measure.jaccard(own, 1).value == pytest.approx(float(both.sum() / any_of_them.sum()))
     n = [measure.n_dominant(own, 1, source).value for source in ("natural", "random")]

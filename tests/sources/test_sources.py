@@ -34,8 +34,8 @@ def vectors_of(model, layer):
 def brute_shares(sides, geometry, side, term):
     """E[w_s w] / E w^2 over every query, key and distance, first tokens left out."""
     n = min(TOKENS.shape[1], geometry.window or TOKENS.shape[1])
-    u = part_of(turning_factors(torch.arange(n), geometry.rope, geometry.d_head), term.d, 0)
-    q, k = (part_of(sides[one][1], getattr(term, one), 2) for one in "qk")
+    u = part_of(turning_factors(torch.arange(n), geometry.rope, geometry.d_head), term["d"], 0)
+    q, k = (part_of(sides[one][1], term[one], 2) for one in "qk")
     q, k = (q, k.sum(0, keepdim=True)) if side == "q" else (q.sum(0, keepdim=True), k)
     scores = torch.einsum("ahim,bhjm,dm->abhijd", q, k.conj(), u).real.flatten(0, 1)
     products = (scores * scores.sum(0)).sum((2, 3, 4))
@@ -51,7 +51,7 @@ def test_shares_are_those_of_every_query_key_and_distance(family_model, name, ba
     for side, (names, _) in sides.items():
         for term, kind in TERMS.items():
             found = data["share"].sel(side=side, term=term)
-            if kind.d == "rest" and not geometry.rope.rotary_dim:
+            if kind["d"] == "rest" and not geometry.rope.rotary_dim:
                 assert found.isnull().all()
                 continue
             expected = brute_shares(sides, geometry, side, kind)
@@ -131,13 +131,6 @@ def test_words_name_the_first_mlp_and_say_what_is_not_there(result, family_model
     assert gpt2.findings()[0] == "No head's scores have position that a source could write through keys."
     assert {kind: bool(gpt2.plot(kind)) for kind in gpt2.kinds} == {"layers": True, "graph": True}
     assert "nothing rotates" in gpt2.findings()[1]
-
-
-def test_maps_show_the_mean_shares_beside_the_random_init(result):
-    own, null = result.plot("layers").data
-    at = {"tokens": "without first", "side": "k", "term": "position"}
-    np.testing.assert_allclose(own.z, result.own["share"].sel(at).mean("head"))
-    np.testing.assert_allclose(null.z, result.null["share"].sel(at).mean("head"))
 
 
 def test_what_cannot_be_traced_is_refused(family_model):

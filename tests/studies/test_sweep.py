@@ -86,7 +86,7 @@ def test_a_failing_model_is_one_line_and_is_tried_again_by_the_next_run(study, f
 @pytest.mark.slow
 def test_two_models_alike_without_random_inits_are_said_to_be_so(tmp_path):
     models = ["mini", {"name": "mini", "label": "again"}]
-    cut = {"length": 12, "n_prompts": 1, "null_seeds": []}
+    cut = {"length": 12, "n_prompts": 4, "null_seeds": []}
     sweep({"name": "alike", "models": models, "measures": ["three_axis"], **cut}, out=tmp_path, progress=False)
     report = report_study(tmp_path)
     assert " in all 2 models." in report.findings()[0]

@@ -6,6 +6,7 @@ Coupling of residual Jacobians: Aubry et al. 2024 (arXiv 2407.07810).
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -164,10 +165,11 @@ def _transfer(slash_transfer: Result) -> list[Criterion] | list[Group]:
 def _rank_one(cone: Result, side: str) -> Criterion:
     """Return the share in dominant heads, beside those of all heads of a null model, and of its dominant ones."""
     own, name = cone.numbers, f"r1 of {side.upper()}"
-    r1, of_all = group_mean(own, "r1", "dominant", side=side), own("r1", side=side).by_null
+    r1, of_all = group_mean(own, "r1", "dominant", side=side), own("r1", side=side)
     of_dominant = or_lacking(r1.by_null)
-    beyond = {kind: [*each, *of_dominant[kind]] for kind, each in of_all.items()}
-    return Criterion.of(name, r1, 0.9, partly=0.7, beyond=beyond, digits=3)
+    beyond = {kind: [*each, *of_dominant[kind]] for kind, each in of_all.by_null.items()}
+    found = Criterion.of(name, r1, 0.9, partly=0.7, beyond=beyond, digits=3)
+    return replace(found, number=replace(r1, inits=of_all.inits, shuffled=of_all.shuffled))
 
 
 def _parts_of_inputs(cone: Result) -> list[Group]:

@@ -160,8 +160,8 @@ def name_options(message: str, command: str) -> str:
     """Return a message of the library with the command's options in place of keywords.
 
     Example:
-        >>> name_options("n_prompts = 0; load it with backend=\"bridge\"", "coupling")
-        '--prompts 0; load it with --backend "bridge"'
+        >>> name_options("n_prompts = 0; load it with backend='bridge'", "coupling")
+        "--prompts 0; load it with --backend 'bridge'"
     """
     app = app_for([command])
     if command.startswith("-") or command not in app:

@@ -233,7 +233,9 @@ class _Analysis:
     def steps(self, measures: Sequence[Measure]) -> Iterator[_Step]:
         for init in (None, *self.nulls):
             label = self.session.label if init is None else null_label(init)
-            some = [one for one in measures if init is None or _is_measured(one, init, self.nulls)]
+            for_runs = init is None or self.nulls.for_runs or not init.startswith(SHUFFLED)  # those that run the model
+            some = [one for one in measures if for_runs or not one.runs_model]
+            some = [one for one in some if init is None or one.has_null]
             if fed := [one for one in some if one.is_fed]:
                 name = f"{fed[0].name} of one pass" if fed[0].runs_model else fed[0].name  # which has a step of its own
                 yield _Step(init, label, name if len(fed) == 1 else f"{len(fed)} measures", fed, True)
@@ -303,12 +305,6 @@ def planned(model: Any, prompts: Prompts, measures: Sequence[Measure], settings:
     prepared = [measure.prepare(session.model, rows[measure.name]) for measure in measures]
     where, nulls = {"layers": None, "heads": None}, null_models_of(session, settings["null_seeds"], None)
     return _Analysis(session, prompts, rows, where, settings["seed"], nulls).stages(prepared)
-
-
-def _is_measured(measure: Measure, init: str, nulls: NullModels) -> bool:
-    """Return whether a measure is repeated on this null model."""
-    by_default = measure.is_fed and not measure.runs_model
-    return measure.has_null and (by_default or nulls.for_runs or not init.startswith(SHUFFLED))
 
 
 def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:

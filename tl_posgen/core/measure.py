@@ -204,11 +204,9 @@ class Measure:
         self, model: Any, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
     ) -> Sequence[Tensor]:
         """Return the token ids of every prompt that `of_model` measures."""
-        from tl_posgen.models.loss import prompts_of_one_length
         from tl_posgen.models.tokens import to_prompts
 
-        cut = prompts_of_one_length if self.one_length else to_prompts
-        return list(cut(model, prompts, length, n_prompts, consecutive=consecutive))
+        return to_prompts(model, prompts, length, n_prompts, consecutive=consecutive)
 
     def requires(self, model: Any) -> None:
         """Refuse a model that it cannot measure, before anything runs (UnsupportedModelError)."""

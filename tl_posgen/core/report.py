@@ -143,9 +143,11 @@ class Report(Mapping[str, Result]):
             frame = result.headline_frame(of)
             if frame is not None:
                 table = frame if table.empty else table.merge(frame, on=list(HEAD), how="outer")
-        # the same numbers under two names; what is the same for all heads says which it is
-        again = table.T.duplicated() & (table.nunique() > 1) & ~table.columns.isin(HEAD)
-        return table.loc[:, ~again]
+        # the same numbers under two names; whole ones may agree by chance, and those that are the same for all
+        floats = table.drop(columns=list(HEAD)).select_dtypes("float")
+        floats = floats.loc[:, (floats % 1 > 0).any() & (floats.nunique() > 1)]
+        again = floats.columns[floats.T.duplicated()]
+        return table.drop(columns=again)
 
     def heads(self, name: str, top: int = 5, by: str | None = None) -> pd.DataFrame:
         """Return the `top` heads of a result, see `Result.heads`; interventions and measures take it as `heads=`."""

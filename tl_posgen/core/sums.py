@@ -34,7 +34,7 @@ class Total:
         one, two = self.both, other.both
         if one.shape != two.shape:
             shape = np.maximum(one.shape, two.shape)
-            one, two = (np.pad(x, [(0, n - m) for n, m in zip(shape, x.shape, strict=True)]) for x in (one, two))
+            one, two = (np.pad(x, np.array([0 * shape, shape - x.shape]).T) for x in (one, two))
         return Total(one + two)
 
     @property
@@ -146,23 +146,17 @@ class Sums:
         Args:
             dims: of the array, "layer" included, where the measure declares no variable of this name.
         """
-        found = self.by_layer(name)
-        if any(isinstance(one, Rows) for one in found.values()):
-            return self.by_prompt(name)
-        return self.over_layers(name, {layer: one.mean for layer, one in found.items()}, dims)
+        found = self.by_layer(name).items()
+        if not any(isinstance(one, Rows) for _, one in found):
+            return self.over_layers(name, {layer: one.mean for layer, one in found}, dims)
+        prompts, dims = sorted(self.lengths), dims or self.dims[name]
+        without = tuple(dim for dim in dims if dim != "prompt")
+        rows = [self.over_layers(name, {layer: one.of_prompt[n] for layer, one in found}, without) for n in prompts]
+        return xr.concat(rows, "prompt", join="outer").assign_coords(prompt=prompts).transpose(*dims)
 
     def sum(self, name: str, dims: tuple[str, ...] = ()) -> xr.DataArray:
         """Return the sum over prompts; NaN where no prompt has a value."""
         return self.over_layers(name, {layer: one.sum for layer, one in self.by_layer(name).items()}, dims)
-
-    def by_prompt(self, name: str) -> xr.DataArray:
-        """Return the values of every prompt, NaN where a prompt is shorter."""
-        rows = self.by_layer(name).items()
-        prompts, dims = sorted(self.lengths), self.dims[name]
-        without = tuple(dim for dim in dims if dim != "prompt")
-        every = [self.over_layers(name, {layer: one.of_prompt[n] for layer, one in rows}, without) for n in prompts]
-        found = xr.concat(every, "prompt", join="outer").assign_coords(prompt=prompts)
-        return found.transpose(*dims)
 
     def over_layers(self, name: str, found: Mapping[int, np.ndarray], dims: tuple[str, ...] = ()) -> xr.DataArray:
         """Return arrays of layers as one over all layers and heads, NaN where a layer lacks a head or a place."""

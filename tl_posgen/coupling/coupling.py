@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -140,9 +140,9 @@ def as_numpy(x: Tensor) -> np.ndarray:
 class Coupling(JacobianMeasure):
     r"""coupling = 1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F over the top K singular vectors of two layers' Jacobians.
 
-    Coupling of the residual Jacobians of two layers at the last token, in their top K singular vectors: 1 for shared
-    ones, about 0 for unrelated ones. Beside it random bases with the same spectra and a random-init model; then how
-    straight tokens move and how evenly their norms grow. 95% intervals over prompts.
+    The coupling of two layers' residual Jacobians at the last token says how far their top K singular vectors agree: 1
+    if they are shared, about 0 if they are unrelated. Random bases with the same spectra and a random-init model stand
+    beside it. Then: how straight tokens move, and how evenly their norms grow. 95% intervals are over prompts.
 
     J = d f^l(X)_t / d x_t is the residual Jacobian of one token of the block X + f^l(X), J2 = U2 S2 V2'. Frobenius with
     fixed K is the headline. Beside it: the chance line (random orthonormal bases, J1's own spectrum); coupling by
@@ -255,19 +255,15 @@ class Coupling(JacobianMeasure):
             streams, found = residual_streams(run.model, ids), []
             for token in tokens:  # the Jacobians of one token are held at a time
                 jacobians = self.jacobians(run, ids, token, token, streams)
-                pairs, sides = self.pairs(run, jacobians), ("aligned", "swapped")
+                pairs, sides = self.pairs(run, jacobians), get_args(Side)[:2]  # aligned, swapped
                 couplings = [[self.by_k(pairs, version, side) for side in sides] for version in VERSIONS]
                 negative = np.stack([as_numpy(pairs.negative_share(k)) for k in self.ks])
+                chance = np.stack([self.by_k(pairs, one, "chance") for one in VERSIONS])
+                negative = np.where(np.eye(len(jacobians), dtype=bool), np.nan, negative)
                 arrays = {
                     "coupling": (("version", "bases", "k", "layer", "layer_2"), np.stack(couplings)),
-                    "negative_share": (
-                        ("k", "layer", "layer_2"),
-                        np.where(np.eye(len(jacobians), dtype=bool), np.nan, negative),
-                    ),
-                    "chance": (
-                        ("version", "k", "layer", "draw"),
-                        np.stack([self.by_k(pairs, one, "chance") for one in VERSIONS]),
-                    ),
+                    "negative_share": (("k", "layer", "layer_2"), negative),
+                    "chance": (("version", "k", "layer", "draw"), chance),
                 }
                 layers = [jacobian.layer for jacobian in jacobians]
                 if len(layers) == run.model.cfg.n_layers:
@@ -277,7 +273,24 @@ class Coupling(JacobianMeasure):
                     arrays["linearisation"] = ((), torch.cosine_similarity(double(x), last, dim=0).item())
                 labels = {"version": list(VERSIONS), "bases": list(sides), "k": self.ks}
                 found.append(xr.Dataset(arrays, {**labels, "layer": layers, "layer_2": layers}))
-            return xr.concat(found, dim="token").assign_coords(token=tokens).merge(_paths(streams))
+            # every token's path; the plane and the mean leave the first out, whose norm would dominate both as a sink's
+            paths = streams.transpose(0, 1)
+            fit, logs, plane = growth_fit(paths), double(paths).norm(dim=-1).log(), principal_trajectories(paths[1:])
+            states = torch.arange(len(streams), dtype=DOUBLE, device=fit.slope.device)
+            lines = fit.intercept[:, None] + fit.slope[:, None] * states
+            curves = torch.stack([logs[1:].mean(0), lines[1:].mean(0), logs[0]])
+            shown = torch.nn.functional.pad(plane.coordinates, (0, 0, 0, 0, 1, 0), value=torch.nan)
+            numbers = {"line_shape_score": line_shape_score(paths), "expodistance": expodistance(paths)}
+            # the median: expodistance has no mean where a norm hardly grows
+            medians = {name: np.nanmedian(as_numpy(one)) for name, one in {**numbers, "growth_r2": fit.r2}.items()}
+            of_paths = {
+                "log_norm": (("curve", "state"), as_numpy(curves)),
+                "trajectory": (("position", "state", "component"), as_numpy(shown)),
+                "trajectory_explained": ("component", as_numpy(plane.explained)),
+            }
+            labels = {"curve": list(_CURVES), "position": np.arange(len(paths)), "state": np.arange(len(streams))}
+            jacobians = xr.concat(found, dim="token").assign_coords(token=tokens)
+            return jacobians.merge(xr.Dataset({**medians, **of_paths}, labels))
 
         data = run.grid(one_prompt, pure=True, prompt=range(len(run.rows)))
         draws = data["chance"].stack(each=("token", "draw")).drop_vars(("each", "token", "draw"), errors="ignore")
@@ -325,27 +338,3 @@ class Coupling(JacobianMeasure):
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return [kind for kind in self.figures if kind != "map" or data.sizes["layer"] > 1]
-
-
-def _paths(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
-    """Return straightness and growth of every token's path x^0 .. x^L, the paths in their plane, and mean log-norms.
-
-    The plane and the mean leave the first token out, since an attention sink's norm would dominate both.
-    """
-    paths = streams.transpose(0, 1)
-    fit, logs = growth_fit(paths), double(paths).norm(dim=-1).log()
-    states = torch.arange(len(streams), dtype=DOUBLE, device=fit.slope.device)
-    lines = fit.intercept[:, None] + fit.slope[:, None] * states
-    plane = principal_trajectories(paths[1:])
-    shown = torch.nn.functional.pad(plane.coordinates, (0, 0, 0, 0, 1, 0), value=torch.nan)
-    numbers = {"line_shape_score": line_shape_score(paths), "expodistance": expodistance(paths)}
-    numbers["growth_r2"] = fit.r2
-    arrays = {
-        # the median: expodistance has no mean where a norm hardly grows
-        **{name: ((), np.nanmedian(as_numpy(one))) for name, one in numbers.items()},
-        "log_norm": (("curve", "state"), as_numpy(torch.stack([logs[1:].mean(0), lines[1:].mean(0), logs[0]]))),
-        "trajectory": (("position", "state", "component"), as_numpy(shown)),
-        "trajectory_explained": ("component", as_numpy(plane.explained)),
-    }
-    labels = {"curve": list(_CURVES), "position": np.arange(len(paths)), "state": np.arange(len(streams))}
-    return xr.Dataset(arrays, labels)

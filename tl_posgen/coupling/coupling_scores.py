@@ -334,7 +334,16 @@ def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") 
     if isinstance(scores, pd.DataFrame):
         table, where = scores.reset_index(drop=True), "the score table"
     else:
-        table, where = _read_csv(scores), str(scores)
+        if not Path(scores).is_file():
+            raise InputError(f"{scores}: no such file; give a CSV with columns model and score")
+        try:
+            # blank lines are kept at first, so that every row knows its line
+            read = pd.read_csv(scores, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True)
+        except (ValueError, OSError) as error:
+            raise InputError(f"{scores}: not a CSV table ({str(error).strip()})") from error
+        if not isinstance(read.index, pd.RangeIndex):  # pandas makes surplus leading cells the index
+            raise InputError(f"{scores}: rows have more cells than there are columns; name every column")
+        table, where = pd.DataFrame(read[(read != "").any(axis=1)]), str(scores)
     missing = [column for column in ("model", score) if column not in table]
     if missing:
         raise InputError(f"{where} has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}")
@@ -356,16 +365,3 @@ def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") 
                 cell = table[column][row]
                 raise InputError(f"{line}: {column} is {cell!r}, not {kind}; mend it or leave the row out")
     return table.assign(model=names, **{name: numbers[name].astype(float) for name in columns})
-
-
-def _read_csv(path: str | os.PathLike) -> pd.DataFrame:
-    if not Path(path).is_file():
-        raise InputError(f"{path}: no such file; give a CSV with columns model and score")
-    try:
-        # blank lines are kept at first, so that every row knows its line
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True)
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path}: not a CSV table ({str(error).strip()})") from error
-    if not isinstance(table.index, pd.RangeIndex):  # pandas makes surplus leading cells the index
-        raise InputError(f"{path}: rows have more cells than there are columns; name every column")
-    return pd.DataFrame(table[(table != "").any(axis=1)])

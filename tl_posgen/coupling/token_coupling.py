@@ -34,9 +34,10 @@ _SPREAD = 3  # tokens, where none are given
 class TokenCoupling(JacobianMeasure):
     r"""coupling = 1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F of two tokens' Jacobians in one layer, as in `Coupling`.
 
-    Coupling of the residual Jacobians of two tokens in one layer, in three ways: each token's own, one input token to
-    several outputs, several inputs to one output token. 1 for shared singular vectors, about 0 for unrelated ones;
-    beside it random bases with the same spectra and a random-init model. 95% intervals over prompts.
+    The coupling of the residual Jacobians of two tokens in one layer, in three ways: each token's own, one input token
+    to several outputs, several inputs to one output token. It is 1 for shared singular vectors and about 0 for
+    unrelated ones. Random bases with the same spectra and a random-init model stand beside it. 95% intervals are over
+    prompts.
 
     "self" J_tt with J_t't'; "same_input" J_{t1,t} with J_{t1,t'} for the first t1 of `tokens`, the identity taken off
     J_{t1,t1}; "same_output" J_{t,t2} with J_{t',t2} for the last t2. Random bases are orthonormal, with J1's own

@@ -1,11 +1,9 @@
 """Heads ablated: their outputs at zero, at their mean, or those of another prompt."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
@@ -14,7 +12,7 @@ from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
-from tl_posgen.models.session import Session, session_of
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import bundled_text, check_numbers, spread, to_prompts
 
 How = Literal["zero", "mean", "resample"]
@@ -70,7 +68,20 @@ def ablate_heads(
         length = session.limit.cut(LENGTH) if length is None else length
         text = bundled_text() if reference is None else reference
         tokens = torch.stack(list(spread(to_prompts(session, text, length), n_prompts)))
-        outputs = _outputs_of(session, tokens, list(selected), mean=how == "mean")
+        kept: dict[int, list[Tensor]] = {layer: [] for layer in selected}
+
+        def add(layer: int, z: Tensor, hook: object) -> None:
+            of_heads = z.detach().flatten(2).unflatten(-1, (n_heads, -1))
+            kept[layer].append((double(of_heads).mean(1, keepdim=True) if how == "mean" else of_heads).cpu())
+
+        session.found()  # proved by passes of its own, before those that count
+        token_losses(session, tokens, [(_name_of(layer), partial(add, layer)) for layer in selected])
+        if silent := [layer for layer, seen in kept.items() if not seen]:
+            name = _name_of(silent[0])
+            raise UnsupportedModelError(f"layer {silent[0]}: {name} did not fire, so no head can be ablated")
+        outputs = {layer: torch.cat(seen) for layer, seen in kept.items()}
+        if how == "mean":
+            outputs = {layer: z.mean(0, keepdim=True) for layer, z in outputs.items()}
 
     def edit(layer: int, z: Tensor, hook: object) -> Tensor:
         some, written = selected[layer], outputs[layer]
@@ -91,22 +102,3 @@ def ablate_heads(
 def _name_of(layer: int) -> str:
     """Return the name of the hook point of the heads' outputs."""
     return f"blocks.{layer}.attn.hook_z"
-
-
-def _outputs_of(
-    session: Session, tokens: Int[Tensor, "prompt pos"], layers: Sequence[int], *, mean: bool
-) -> dict[int, Float[Tensor, "*place head d_value"]]:
-    """Return, by layer, what every head wrote (hook_z) at every position of these prompts, or its mean over them all,
-    [1, 1, head, d_value]."""
-    kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-
-    def add(layer: int, z: Tensor, hook: object) -> None:
-        of_heads = z.detach().flatten(2).unflatten(-1, (session.model.cfg.n_heads, -1))
-        kept[layer].append((double(of_heads).mean(1, keepdim=True) if mean else of_heads).cpu())
-
-    session.found()  # proved by passes of its own, before those that count
-    token_losses(session, tokens, [(_name_of(layer), partial(add, layer)) for layer in layers])
-    if silent := [layer for layer, seen in kept.items() if not seen]:
-        raise UnsupportedModelError(f"layer {silent[0]}: {_name_of(silent[0])} did not fire, so no head can be ablated")
-    outputs = {layer: torch.cat(seen) for layer, seen in kept.items()}
-    return {layer: z.mean(0, keepdim=True) for layer, z in outputs.items()} if mean else outputs

@@ -106,9 +106,9 @@ def _cut(capture: LayerCapture, share: float, control: bool, first: int, seed: i
 class KeyCut(Interventions):
     r"""Loss, slash scores and interaction with k' = <k, u> u + share (k - <k, u> u) in all layers of a running model.
 
-    In the running model every key keeps its part along the direction of the head's mean key and a share of the rest:
-    rank one at share 0. Loss, slash scores and interaction along the share; beside each a control that takes as much
-    energy: the mean key stays, and its deviations are kept along a random direction instead.
+    In the running model every key keeps its part along the direction of the head's mean key, and a share of the rest;
+    at share 0 keys are of rank one. Loss, slash scores and interaction are measured at each share. A control takes as
+    much energy: the mean key stays, and its deviations are kept along a random direction instead.
 
     u is the direction of the head's mean key before RoPE. The control is k' = kbar + <e, w> w + mu (e - <e, w> w),
     e = k - kbar, w random, mu such that as much energy E|k' - k|^2 is taken of every head and prompt, the mean of
@@ -118,7 +118,7 @@ class KeyCut(Interventions):
     `variance`, of the queries and cut keys of the running model.
 
     Args:
-        shares: kept of the rest of keys, in [0, 1].
+        shares: how much of the rest of keys is kept, in [0, 1].
         controls: how many draws of random directions.
 
     Raises:

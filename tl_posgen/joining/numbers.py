@@ -117,11 +117,6 @@ def slow_mean_energy(
     return z.mean(1).abs().square()[:, slow].sum(-1) / z.abs().square().mean(1).sum(-1)
 
 
-def overlap(p: Float[Tensor, "head key"], other: Float[Tensor, "head key"]) -> Float[Tensor, " head"]:
-    """sum_j min(p_j, p'_j) of two distributions: 1 where they are equal, 0 where they share no key."""
-    return torch.minimum(p, other).sum(-1)
-
-
 def _precise(z: Complex[Tensor, "head token plane"]) -> Complex[Tensor, "head token plane"]:
     """Return z in complex128, on the host where its device has no float64."""
     return summable(z).to(COMPLEX_DOUBLE)

@@ -21,7 +21,6 @@ from tl_posgen.joining.numbers import (
     concentration,
     frequency_entropy,
     massive_values,
-    overlap,
     repeated_prompts,
     repeated_scores,
     slow_mean_energy,
@@ -84,8 +83,8 @@ def scatter(result: Any, x: str = "r1, k", y: str = "slash_score") -> go.Figure:
 class Profiles(Measure):
     r"""One row a head: r1 and constancy of Q and K, interaction, slash, attention on repeated tokens.
 
-    One row a head over the three subjects: how near rank one and how constant its queries and keys are, how much of its
-    scores is interaction, its slash, and where it attends on repeated random tokens.
+    The table has one row a head over the three subjects: how near its queries and keys are to rank one and how
+    constant, how much of its scores is interaction, its slash score, and where it attends on repeated random tokens.
 
     From the results of the same run: r1 of Q and K before RoPE, the highest slash score and its distance,
     attention to the first token (`slash`); |E x|^2 / E|x|^2 of queries and keys, shares of interaction and position,
@@ -232,7 +231,7 @@ def _literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:
 def _permuted_overlaps(
     layer: LayerCapture, generator: np.random.Generator
 ) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
-    """overlap(S'_i, S_i) by place and by key, S' the attention of query i once the keys that it sees are permuted.
+    """sum_j min(S'_ij, S_ij) by place and by key, S' the attention of query i once the keys that it sees are permuted.
 
     Means over `N_ROWS` queries, spread from those that see LEAST_KEYS keys to the last. A head that knows the distance
     alone has 1 by place, one that knows the key alone 1 by key. Vectors are those before RoPE, so a moved key is
@@ -250,6 +249,6 @@ def _permuted_overlaps(
             double(scores_from(query, k, layer.geometry, layer.heads, place)[:, 0]).softmax(-1)
             for k in (layer.rotated_k[:, : row + 1], keys)
         )
-        found.append(torch.stack([overlap(other, own), overlap(other, own[:, moved])]))
+        found.append(torch.stack([torch.minimum(other, one).sum(-1) for one in (own, own[:, moved])]))
     by_place, by_key = torch.stack(found).mean(0)
     return by_place, by_key

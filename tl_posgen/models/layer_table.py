@@ -92,7 +92,8 @@ def check(model: Model | Session, *, printed: bool = True) -> pd.DataFrame:
         if told := [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in values]:
             print(f"every layer: {', '.join(told)}")
         differing = ["layer", *(name for name in telling if name not in alike)]
-        print(table[differing].to_string(index=False, na_rep="", float_format="{:.3g}".format))
+        shorter: Any = "{:.3g}".format
+        print(table[differing].to_string(index=False, na_rep="", float_format=shorter))
         print(
             "wavelengths: tokens a turn, of planes that turn; scale: factor of q·k; window: tokens back that are seen; "
             "proof_error: largest |recomputed - the model's own score|"

@@ -69,7 +69,8 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         kept = {id(trace) for trace in evenly(traces)}
         for trace in traces:
             trace["showlegend"] = id(trace) in kept
-    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
+    axes: Any = (*figure.select_xaxes(), *figure.select_yaxes())
+    for axis in axes:
         if axis.tickvals is not None and len(axis.tickvals) > MOST_TICKS:
             texts = axis.tickvals if axis.ticktext is None else axis.ticktext
             axis.update(tickvals=evenly(axis.tickvals, MOST_TICKS), ticktext=evenly(texts, MOST_TICKS))
@@ -169,11 +170,12 @@ class Panels:
             place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 14}}
             self.figure.add_annotation(text=NOTHING, **place)
         height = 140 + self.row_height * self.n_rows
-        if self.figure.layout.coloraxis.to_plotly_json():  # the page may make the figure taller
+        drawn: Any = self.figure
+        if drawn.layout.coloraxis.to_plotly_json():  # the page may make the figure taller
             bar = {"lenmode": "pixels", "len": min(_COLOUR_BAR, height - 140), "y": 1, "yanchor": "top"}
             self.figure.update_layout(coloraxis_colorbar=bar)
-        lines = max((str(axis.title.text).count("<br>") for axis in self.figure.select_xaxes()), default=0)
-        figure = finish(self.figure, title, subtitle, height=height + lines * _LINE)
+        lines = max((str(axis.title.text).count("<br>") for axis in drawn.select_xaxes()), default=0)
+        figure: Any = finish(drawn, title, subtitle, height=height + lines * _LINE)
         return figure.update_layout(margin_b=figure.layout.margin.b + lines * _LINE)
 
 

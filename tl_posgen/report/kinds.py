@@ -61,11 +61,12 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
     for number, curves in enumerate(panels.values()):
         for name, variable, *labels in curves:
-            array = variable(own) if callable(variable) else own.array(variable, **{along: None} | dict(*labels))
+            array: Any = variable(own) if callable(variable) else own.array(variable, **{along: None} | dict(*labels))
             bounds = None if callable(variable) else own.bounds_of(variable)
             nulls = {kind: [one.value for one in null.along(array, along)] for kind, null in own.by_null.items()}
             known = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
-            ends = [[getattr(one, end) for one in own.along(array, along, bounds)] for end in ENDS]
+            numbers = own.along(array, along, bounds)
+            ends = [[getattr(one, end) for one in numbers] for end in ENDS]
             yield _Drawn(number, array[along].values.tolist(), name, colours[name], np.array(ends), known)
 
 

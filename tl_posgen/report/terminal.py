@@ -111,7 +111,7 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
         rows = frame.nlargest(most, str(frame.columns[2])).sort_index()  # in the order of all
         heading += f", the {most} of highest {title(frame.columns[2])}"
     labelled = [one for result in report.values() for one in result.headline_labels().items()]
-    known = {name: (heading, label) for name, (heading, label) in labelled if heading}
+    known = {name: (heading, label) for name, (heading, label) in labelled if heading and name in frame}
     short_names = {"layer": "L", "head": "H"} | {name: heading for name, (heading, _) in known.items()}
     legend = "; ".join(f"{heading}: {label}" for heading, label in known.values() if heading != label)
     records = [row | {name: int(row[name]) for name in HEAD} for row in with_whole_numbers(rows).to_dict("records")]

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, double_device
-from tl_posgen.core.measure import HEAD, OUT, TOKENS, Variable
+from tl_posgen.core.measure import HEAD, OUT, TOKENS, Variable, in_words
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.run import Run
@@ -101,14 +101,11 @@ def apply_rules(
             f"measure rules of this model{hint if backends[0] != backends[1] else ''}"
         )
     calibration = _calibration_of(result.own)
-    measured = [(layer, head) for layer, (some, _) in calibration.items() for head in some]
-    chosen = measured
+    chosen = measured = [(layer, head) for layer, (some, _) in calibration.items() for head in some]
     if layers is not None or heads is not None:
         chosen = [(layer, head) for layer, some in select_heads(model, layers, heads).items() for head in some]
-        if lacking := [one for one in chosen if one not in measured]:
-            raise InputError(
-                f"apply_rules: {head_name(*lacking[0])} was not measured; choose measured layers and heads"
-            )
+    if lacking := [one for one in chosen if one not in measured]:
+        raise InputError(f"apply_rules: {head_name(*lacking[0])} was not measured; choose measured layers and heads")
     kept, seed = budget or int(result.measure.budget), int(result.provenance.get("seed", 0))
     return _rule_hooks(model, rule, kept, calibration, seed, chosen)
 
@@ -166,9 +163,9 @@ class Rules(Interventions):
     r"""recall = attention in the B keys that a rule ranks first / attention in the best B keys.
 
     Which cheap rule says where a head attends: the last keys, the first ones too, fixed distances, fixed keys, a mean
-    query, or position + content? Means of queries and keys come from half of the prompts. On the other half: the
-    attention in the first B keys by each rule, and the loss when every head sees only these. Beside them drawn keys,
-    the best keys, and a random init, where almost any keys will do.
+    query, or position + content? Means of queries and keys come from half of the prompts. The other half says how much
+    attention goes to the first B keys by each rule, and what the loss is when every head sees only these. Drawn keys,
+    the best keys, and a random init, where almost any keys will do, stand beside them.
 
     Even prompts (the first, third, ..) calibrate, odd ones are measured; intervals are over the odd ones, from eight
     prompts on. A rule gives key j of query i, at d = i - j, a number to rank it by; the cheapest first: `window` -d;
@@ -182,7 +179,7 @@ class Rules(Interventions):
     every head, over the tokens behind the first B.
 
     Args:
-        rules: which.
+        rules: which rules are compared.
         budget: B, keys that each query head may keep.
 
     Raises:
@@ -279,10 +276,8 @@ class Rules(Interventions):
     def conditions(self, run: Run) -> Mapping[str, Any]:
         calibration = _calibration_of(run.data)
         heads = [(layer, head) for layer, (some, _) in calibration.items() for head in some]
-        return {
-            rule: _rule_hooks(run.model, rule, self.budget, calibration, run.seed, heads)
-            for rule in self.labels()["rule"]
-        }
+        how = (self.budget, calibration, run.seed, heads)
+        return {rule: _rule_hooks(run.model, rule, *how) for rule in self.labels()["rule"]}
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         return {"loss": run.losses_under(hooks)[:, self.budget :].mean(-1).numpy()}
@@ -318,12 +313,10 @@ class Rules(Interventions):
         recalls = {rule: own("recall", rule=rule) for rule in rules}
         recalls[drawn] = own.number(own.array("recall", rule=drawn))  # of drawn keys no more is said
         best = max(rules, key=lambda rule: recalls[rule].value)
-        each = [
-            f"{WORDS.get(rule, rule)} {own('recall', rule=rule, **OUT).plain:.3f} ({rises[rule].plain:+.3f} nats)"
-            for rule in recalls
-        ]
+        rest = {rule: own("recall", rule=rule, **OUT).plain for rule in recalls}
+        each = [f"{in_words(rule, WORDS)} {one:.3f} ({rises[rule].plain:+.3f} nats)" for rule, one in rest.items()]
         return [
-            f"Of the attention in the best {self.budget} keys, {WORDS.get(best, best)} recalls {recalls[best]:.3f}, "
+            f"Of the attention in the best {self.budget} keys, {in_words(best, WORDS)} recalls {recalls[best]:.3f}, "
             f"the most (mean over heads), and with it in every head the loss changes by {rises[best]:+.3f} nats; "
             f"drawn keys recall {recalls[drawn]:.3f} and change it by {rises[drawn]:+.3f}.",
             f"Recall of the best {self.budget} keys without the attention to the first key, and the change of the loss "
@@ -332,9 +325,6 @@ class Rules(Interventions):
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a rule: its loss and rise, and recall with the first key and without."""
-        table = super().table(own)
-        for name, at in (("recall", {}), ("recall without the first key", OUT)):
-            recall = own.along(own.array("recall", rule=None, **at), "rule")
-            of_rule = dict(zip(self.labels()["rule"], (one.value for one in recall), strict=True))
-            table[name] = table["condition"].map(of_rule)
-        return table
+        columns = {"recall": {}, "recall without the first key": OUT}
+        recall = own.frame({name: own.array("recall", rule=None, **at) for name, at in columns.items()}, "rule")
+        return super().table(own).merge(recall.rename(columns={"rule": "condition"}), on="condition", how="left")

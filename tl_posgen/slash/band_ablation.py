@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -38,10 +39,10 @@ _OF_PROMPTS = {
 }
 
 
-def mean_of_slash_heads(data: xr.Dataset, name: str = "score") -> xr.DataArray:
-    """Return the mean of a slash score over the heads that are dominant unchanged; over all where none is."""
+def mean_of_slash_heads(data: xr.Dataset) -> xr.DataArray:
+    """Return the mean slash score over the heads that are dominant unchanged; over all where none is."""
     before = data["dominant"].sel(condition="unchanged", drop=True).astype(bool).any("short_distance")
-    return data[name].where(before | ~before.any(HEAD)).mean(HEAD)
+    return data["score"].where(before | ~before.any(HEAD)).mean(HEAD)
 
 
 def ablate_bands(
@@ -90,9 +91,9 @@ def ablate_bands(
 class BandAblation(Dominance, Interventions):
     r"""Loss, and SlashScore(D) at each head's own D, with scores = scale <R' q', R' k'> in all layers at once.
 
-    RoPE planes dropped, frozen (theta = 0) or kept alone in all layers at once, Q and K cut to rank one or to their
-    means, RoPE removed: the loss, and the slash scores that are left. Thirds: of the planes, fastest first.
-    Wavelength: high < 32 tokens, medium up to the prompt's length, low above.
+    RoPE planes are dropped, frozen (theta = 0) or kept alone in all layers at once, Q and K are cut to rank one or to
+    their means, or RoPE is removed. What is left: the loss, and the slash scores. Bands are thirds of the planes,
+    fastest first, or go by wavelength: high < 32 tokens, medium up to the prompt's length, low above.
 
     The conditions are those of `SlashAblation`. There one layer is changed by itself; here the model runs on what is
     left. Each head's own D comes from the measure "slash" of the same run. Layers and heads that are chosen are those
@@ -133,7 +134,7 @@ class BandAblation(Dominance, Interventions):
         ),
         "n_planes": Variable("planes in the band", "", "", ("condition", "model_layer")),
     }
-    legend = "score: mean slash score of the heads that are slash-dominant unchanged; slash heads: how many are then."
+    legend = "slash heads: dominant under the condition; score: mean of the heads that are dominant unchanged."
 
     def requires(self, model: Any) -> None:
         if not any(geometry.rope.rotary_dim for geometry in geometry_of(model)):
@@ -174,22 +175,21 @@ class BandAblation(Dominance, Interventions):
         """Return the mean score of the heads that are dominant in the unchanged model (of all where none is)."""
         return own.number(mean_of_slash_heads(own.dataset).sel(condition=condition), (0, 1))
 
-    def n_heads(self, own: Numbers, condition: str = UNTOUCHED) -> Number:
-        """Return how many heads are slash-dominant."""
-        return own.number(own.array("dominant", condition=condition).astype(bool).any("short_distance").sum(HEAD))
+    def n_heads(self, own: Numbers) -> Number:
+        """Return how many heads are slash-dominant in the unchanged model."""
+        return own.number(own.array("dominant").astype(bool).any("short_distance").sum(HEAD))
 
     def findings(self, own: Numbers) -> list[str]:
-        def score_and_loss(condition: str) -> str:
-            score, loss = self.slash_score(own, condition), own("loss", condition=condition)
-            return f"{score.with_interval:.3f} (loss {loss.plain:.3f})"
-
-        dropped = [f"drop {band}, {scheme}" for scheme, band in product(dict.fromkeys(self.schemes), BANDS)]
-        changed = [*dropped, "rank_one", "no_rope", "means"]
-        heads = self.n_heads(own)
+        heads, score, rises = self.n_heads(own), partial(self.slash_score, own), self.rises(own)
+        names = [f"drop {band}, {scheme}" for scheme, band in product(dict.fromkeys(self.schemes), BANDS)]
+        parts = [
+            f"{in_words(one, WHOLE_KINDS)} {score(one).with_interval:.3f} (loss {rises[one].with_interval:+.3f})"
+            for one in [*names, "rank_one", "no_rope", "means"]
+        ]
         return [
             f"Slash-dominant: {counted(heads.value, 'head')}{in_brackets(heads.null_range)}, mean score "
-            f"{score_and_loss(UNTOUCHED)}; in the running model this becomes: "
-            f"{', '.join(f'{in_words(one, WHOLE_KINDS)} {score_and_loss(one)}' for one in changed)}."
+            f"{score().with_interval:.3f} (loss {own('loss').plain:.3f}); in the running model this becomes: "
+            f"{', '.join(parts)}."
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from tl_posgen.core.formatting import in_brackets
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
@@ -29,7 +29,6 @@ from tl_posgen.slash.dominance import (
     at_distance,
     group_mean,
     group_table,
-    in_groups,
     mean_over_group,
     n_heads,
     starts_of,
@@ -46,10 +45,10 @@ _PER_LAYER, _SIDES = ("tokens", "layer"), ("tokens", "side", *HEAD)
 class Cone(Dominance):
     r"""r1 = s_1^2 / sum s^2 and R.95 of Q and K before RoPE, beside r1 of H, the inputs of W_Q and W_K, and their cone.
 
-    r1 is the share of the first singular value in the energy of Q or K before RoPE, nothing centred; 1 is rank one.
-    R.95 is how many singular values hold 95 % of it.
-    The axis is the top right-singular vector of what enters W_Q and W_K; gain compares it with a random direction. The
-    slash score is then made anew from the axis part alone, and from the rest.
+    r1 is the share of the energy of Q or K before RoPE, not centred, that lies in the first singular direction; 1 is
+    rank one. R.95 is how many singular directions hold 95 % of it. The axis is the top right-singular vector of what
+    enters W_Q and W_K; its gain is relative to a random direction. The slash score is measured again with the axis part
+    of the inputs alone, and with the rest alone.
 
     The axis u of H = norm(residual stream) is found anew for every prompt. The first token often is so large that it
     makes any matrix it is a row of nearly rank one, so everything is measured without it too. For the slash score,
@@ -177,31 +176,31 @@ class Cone(Dominance):
     def finish(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", (*_PER_LAYER, "distance"))
         measured = data["score"].sel(input="measured", drop=True)
-        data = data.assign(
-            **at_best(measured, uniform), dominant=self.dominant_at(measured, uniform).any("short_distance")
-        )
+        dominant = self.dominant_at(measured, uniform).any("short_distance")
+        data = data.assign(at_best(measured, uniform)).assign(dominant=dominant)
         return data.assign(best_score=at_distance(data["score"], data["best_distance"])).transpose("tokens", ...)
 
     def findings(self, own: Numbers) -> list[str]:
-        nulls = in_brackets(*(f"{kind} {in_groups(null, 'r1')}" for kind, null in own.by_null.items()))
-        share = max(own("bias_share", side=side, tokens=None).value for side in "qk")
+        n, share = n_heads(own, "dominant"), max(own("bias_share", side=side, tokens=None).value for side in "qk")
         biases = f" Biases, which alone have r1 = 1, hold up to {share:.0%} of their energy." if share > 0 else ""
         lines = [
-            f"Q and K before RoPE have in their first singular direction a share r1 of {in_groups(own, 'r1')}{nulls}: "
-            f"1 is rank one. 95 % of the energy takes {own('rank95', side='q'):.1f} directions of Q and "
-            f"{own('rank95', side='k'):.1f} of K.{biases}",
+            f"Q and K before RoPE have in their first singular direction a share r1 of {own('r1', side='q'):.3f} and "
+            f"{own('r1', side='k'):.3f}, mean over heads: 1 is rank one. 95 % of the energy takes "
+            f"{own('rank95', side='q'):.1f} directions of Q and {own('rank95', side='k'):.1f} of K.{biases}",
             f"Attention inputs have mean cosine {own('cosine'):.2f} with their axis. r1 of the inputs is "
             f"{own('r1_h'):.2f}; W_Q amplifies the axis {own('gain', side='q'):.2f} times, W_K "
             f"{own('gain', side='k'):.2f} times.",
         ]
-        if not n_heads(own, "dominant").value:
+        if not n.value:
             return [*lines, "No head is slash-dominant, so nothing can be asked of the axis alone."]
+        r1 = " and ".join(f"{group_mean(own, 'r1', 'dominant', side=side).with_interval:.3f}" for side in "qk")
         measured, alone, rest = (group_mean(own, "best_score", "dominant", input=one).with_interval for one in INPUTS)
         uniform = group_mean(own, "best_uniform", "dominant").with_interval
         return [
             *lines,
-            f"With only the axis part entering W_Q and W_K, slash-dominant heads score {alone:.3f} at their best "
-            f"distance (measured {measured:.3f}); with all but the axis {rest:.3f} (uniform attention {uniform:.3f}).",
+            f"In {counted(n.value, 'slash-dominant head')} r1 is {r1}. With only the axis part entering W_Q and W_K "
+            f"they score {alone:.3f} at their best distance (measured {measured:.3f}); with all but the axis "
+            f"{rest:.3f} (uniform attention {uniform:.3f}).",
         ]
 
     def ratio_above_uniform(self, own: Numbers, part: str, less: str | None = None) -> Number:

@@ -171,29 +171,6 @@ def group_mean(own: Numbers, name: str, group: str, tokens: str = "all", **label
     return own.number(array, own.measure.variables[name].bounds)
 
 
-def in_groups(own: Numbers, name: str, *, tokens: str = "all", form: str = ".3f") -> str:
-    """Return '0.947 and 0.964 in 31 slash-dominant heads, 0.823 and 0.903 in 9 other heads', of Q and of K."""
-    phrases = []
-    for group, words in GROUPS.items():
-        if n := n_heads(own, group, tokens).value:
-            means = (group_mean(own, name, group, tokens, side=side) for side in "qk")
-            values = " and ".join(f"{one.with_interval:{form}}" for one in means)
-            none = group == "other" and not n_heads(own, "dominant", tokens).value
-            phrases.append(f"{values} in {f'{count(n)}, none slash-dominant' if none else count(n, words)}")
-    return ", ".join(phrases)
-
-
-def count(n: int | float, words: str = "") -> str:
-    """Return how many heads there are, or how many on average over several random inits.
-
-    Example:
-        >>> count(1, "slash-dominant"), count(9.0), count(5 / 3, "other")
-        ('1 slash-dominant head', '9 heads', '1.67 other heads on average')
-    """
-    heads = f"{n:.3g} {words}".strip() + (" head" if n == 1 else " heads")
-    return heads if n == int(n) else f"{heads} on average"
-
-
 def group_table(own: Numbers, columns: Mapping[str, xr.DataArray]) -> pd.DataFrame:
     """Return a row for each choice of tokens and group of heads, a column for each array [tokens, layer, head]."""
     rows = []

@@ -31,9 +31,10 @@ def _uniform(data: xr.Dataset, layer: Any) -> list[go.Scatter]:
 class Slash(Dominance):
     r"""SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}], S the attention pattern, for every head and distance D.
 
-    Slash score: mean attention along the D-th sub-diagonal, beside that of uniform attention over the visible keys. A
-    head is slash-dominant at D when its score reaches kappa; where uniform attention reaches kappa itself, as in short
-    prompts, when it reaches twice that. D = 1 is the previous token.
+    The slash score is the mean attention along the D-th sub-diagonal, that is, to the token D back; D = 1 is the
+    previous token. That of uniform attention over the visible keys stands beside it. A head is slash-dominant at D when
+    its score reaches kappa; where uniform attention reaches kappa itself, as in short prompts, when it reaches twice
+    that.
 
     Highest scores are over D < N/2, as the last D are means over few queries. Without the first token its column is
     removed and the rows are renormalised. Spectra are of Q and K before RoPE, after qk-norm. Everything is the mean
@@ -135,7 +136,7 @@ class Slash(Dominance):
         data = sums.means()
         score, uniform = (data[name].sel(tokens="all", drop=True) for name in ("score", "uniform"))
         long = data.sel(distance=list(long_distances(score.sizes["distance"])))
-        data = data.assign(**at_best(score, uniform), dominant=self.dominant_at(score, uniform))
+        data = data.assign(at_best(score, uniform)).assign(dominant=self.dominant_at(score, uniform))
         n_long = (long["score"] >= thresholds(self.kappa_long, long["uniform"])).sum("distance")
         data["n_long"] = where_measured(n_long.transpose(*PER_HEAD), data["score"])
         return data

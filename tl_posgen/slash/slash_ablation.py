@@ -82,8 +82,8 @@ def _strongest_heads(result: Any) -> go.Figure:
 class SlashAblation(Measure):
     r"""SlashScore(D) of softmax(scale <R' q', R' k'>) with one layer's own q and k ablated, nothing before it changed.
 
-    q and k of one layer at a time are ablated and the softmax taken anew. A slash of RoPE alone survives Q and K
-    replaced by their means, and is lost when nothing rotates.
+    q and k of one layer at a time are ablated, and the softmax is taken anew. A slash that RoPE alone makes survives
+    when Q and K are replaced by their means, and is lost when nothing rotates.
 
     Each band of planes set to zero ("drop"), not rotated ("freeze", theta = 0) or kept alone ("keep"); "rank_one" (Q
     and K truncated), "no_rope" (nothing rotates), "means" (Q and K replaced by their means over positions) and

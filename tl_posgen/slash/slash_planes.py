@@ -24,7 +24,6 @@ from tl_posgen.slash.dominance import (
     PER_HEAD,
     Dominance,
     at_best,
-    count,
     group_mean,
     group_table,
     mean_over_group,
@@ -52,9 +51,9 @@ def _lift(own: Numbers, name: str, group: str) -> xr.DataArray:
 class SlashPlanes(Dominance):
     r"""C_l(D) = E_i[InnerProd(i, i-D, l)] - E_{j<=i}[InnerProd(i, j, l)], and g(D) = sum_l A_l cos(theta_l D + phi_l).
 
-    How far each RoPE plane lifts the logits of the head's best diagonal above the mean logit, summed into bands, thirds
-    of the planes. Beside it the slash profile that rank-one queries and keys would have, against the measured one;
-    chance is the profile of another head.
+    How far does each RoPE plane lift the logits of the head's best diagonal above the mean logit? The planes are summed
+    into bands, thirds of them. The slash profile that rank-one queries and keys would have is compared with the
+    measured one; chance is the profile of another head.
 
     InnerProd(i, j, l) is the share of RoPE plane l in the logit scale <R_i q_i, R_j k_j>, so the sum of C_l(D) over
     planes is how far diagonal D stands above the mean logit. g is the logit that Q and K cut down to their top singular
@@ -163,8 +162,7 @@ class SlashPlanes(Dominance):
         of_band = xr.DataArray(np.stack(masks), coords, ("layer", "band", "plane"))
         bands = xr.dot(data["contribution"].fillna(0.0), of_band, dim="plane")
         score, uniform = data["score"], data["uniform"]
-        data = data.assign(
-            **at_best(score, uniform),
+        data = data.assign(at_best(score, uniform)).assign(
             bands=bands.where(data["contribution"].notnull().any("plane")),
             wavelength=(("layer", "plane"), np.stack(wavelengths)),
             dominant=self.dominant_at(score, uniform).any("short_distance"),
@@ -195,17 +193,13 @@ class SlashPlanes(Dominance):
             ]
         if not np.isfinite(own.data["wavelength"]).any():
             return [*lines, "No plane of this model turns, so queries and keys of rank one would make no slash."]
-        for group, words in GROUPS.items():
-            if n := n_heads(own, group).value:
-                r, chance = (group_mean(own, name, group).plain for name in ("correlation", "chance_correlation"))
-                lines.append(
-                    f"In {count(n, words)} the slash scores predicted from rank one, less those of uniform attention, "
-                    f"correlate with the measured ones at {r:.3f} (with the other heads measured: {chance:.3f})."
-                )
-        for kind, null in own.by_null.items():
-            r, chance = (null(name).plain for name in ("correlation", "chance_correlation"))
-            lines[-1] += f" {kind.capitalize()}: {r:.3f} and {chance:.3f}."
-        return lines
+        r, chance, of = own("correlation"), own("chance_correlation"), group_mean(own, "correlation", "dominant")
+        return [
+            *lines,
+            "The slash scores predicted from rank one, less those of uniform attention, correlate with the measured "
+            f"ones at {r:.3f}{f', in slash-dominant heads {of.plain:.3f}' if of else ''} (with the other "
+            f"heads measured: {chance.plain:.3f}).",
+        ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
         bands = own.dataset["bands"].sel(at="best")

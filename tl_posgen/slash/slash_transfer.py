@@ -18,7 +18,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.report.kinds import points
-from tl_posgen.slash.dominance import TITLES, Dominance, statistics_of, thresholds
+from tl_posgen.slash.dominance import TITLES, Dominance, at_distance, statistics_of, thresholds
 from tl_posgen.slash.slash import Slash
 
 SOURCES = ("natural", "random")
@@ -41,7 +41,8 @@ def _panels(result: Any) -> Mapping[str, Mapping[str, Any]]:
 class SlashTransfer(Dominance):
     r"""SlashScore on text against SlashScore on i.i.d. uniform random tokens: correlations and overlap over heads.
 
-    The same heads on text and on i.i.d. uniform random tokens, per distance D, with and without the first token.
+    The slash scores of the same heads on text and on random tokens (i.i.d., uniform), at each distance D, with and
+    without the first token.
 
     The random prompts have the lengths and the first tokens of the natural ones, everything else drawn uniformly from
     the vocabulary with `seed`. The scores on text are those of the measure "slash".
@@ -64,11 +65,13 @@ class SlashTransfer(Dominance):
     question = "Do slash heads belong to the model or to the text?"
     after = (Slash,)
     variables = {
+        "best_score": Variable("slash score", "", "at the head's best distance on text", ("tokens", "source", *HEAD)),
         "score": Variable("slash score", dims=("tokens", "source", *HEAD, "distance")),
+        "best_distance": Variable("best distance on text", "tokens", "over D < N/2"),
         "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
     }
     legend = (
-        "r: of slash scores on text and on random tokens, over heads; dominant: heads that reach kappa; "
+        "r, Spearman: of slash scores on text and on random tokens, over heads; dominant: heads that reach kappa; "
         "Jaccard: overlap of the two sets."
     )
     figures = {
@@ -96,16 +99,18 @@ class SlashTransfer(Dominance):
         drawn = random_prompts(run.rows, run.model.cfg.d_vocab, run.seed)
         run.capture(lambda layer: sums.add_layer(layer, vars(statistics_of(layer))), needs=Slash.needs, rows=drawn)
         both: Any = xr.concat([natural["score"], sums.means()["score"]], pd.Index(SOURCES, name="source"))
-        uniform = natural["uniform"].sel(tokens="all", drop=True)
-        return xr.Dataset({"score": both, "uniform": uniform}).transpose("tokens", "source", ...)
+        place, uniform = natural["best_distance"], natural["uniform"].sel(tokens="all", drop=True)
+        data = {"score": both, "best_score": at_distance(both, place), "best_distance": place, "uniform": uniform}
+        return xr.Dataset(data).transpose("tokens", "source", ...)
 
     def reached(self, data: xr.Dataset) -> list[int]:
         """Return the distances that are looked at."""
         return [one for one in sorted(self.distances) if one < data.sizes["distance"]]
 
-    def correlation(self, own: Numbers, distance: int, tokens: str = "all") -> Number:
-        """Return r over heads of the scores on text with those on random tokens."""
-        return own.correlation(*(own.array("score", source=one, distance=distance, tokens=tokens) for one in SOURCES))
+    def correlation(self, own: Numbers, distance: int, tokens: str = "all", ranks: bool = False) -> Number:
+        """Return r over heads of the scores on text with those on random tokens, or Spearman's of ranks."""
+        scores = (own.array("score", source=one, distance=distance, tokens=tokens) for one in SOURCES)
+        return own.correlation(*scores, ranks=ranks)
 
     def n_dominant(self, own: Numbers, distance: int, source: str) -> Number:
         """Return how many heads are slash-dominant at a distance."""
@@ -137,6 +142,7 @@ class SlashTransfer(Dominance):
             {
                 "D": distance,
                 "r": self.correlation(own, distance).value,
+                "Spearman": self.correlation(own, distance, ranks=True).value,
                 "r without first token": self.correlation(own, distance, TOKENS[1]).value,
                 "dominant on text": self.n_dominant(own, distance, "natural").value,
                 "on random": self.n_dominant(own, distance, "random").value,

@@ -53,9 +53,9 @@ NO_TURN = "nothing rotates, so position and interaction are zero by construction
 class Sources(Measure):
     r"""share_s = E[w_s w] / E w^2: w the position part of a score, w_s what source s of its key (or query) gives of it.
 
-    Which upstream component writes the position part of each head's scores: the residual stream is a sum of what the
-    embedding, earlier attention and earlier MLPs wrote, and with every norm frozen so are keys and queries. Shares
-    sum to 1; sources that cancel have negative ones, so the sum of absolute shares stands beside them.
+    Which upstream component writes the position part of each head's scores? The residual stream is a sum of what the
+    embedding, earlier attention and earlier MLPs wrote; with every norm frozen, so are keys and queries. Shares sum to
+    1. Sources that cancel have negative ones, so the sum of absolute shares stands beside them.
 
     k_j = sum_s k_{s,j}, exactly: RMSNorm, LayerNorm and qk-norm are frozen at their divisor in this pass, and biases
     are sources of their own. Expectations are over every query, key and distance, as in `variance`, first token left
@@ -73,7 +73,7 @@ class Sources(Measure):
     with |E k_s|^2.
 
     Args:
-        terms: of which parts.
+        terms: the parts whose sources are asked for.
         sides: "k", sources of keys; "q", of queries.
         by: whether all heads of a layer are one source, or each head.
         n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out.

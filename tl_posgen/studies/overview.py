@@ -195,7 +195,7 @@ class Overview(Measure):
         several, sentences = own.data["finished"].any("text").sum("revision") > 1, []
         for one in filter(lambda one: one.sentence, followed(own.dataset)):
             array = one.array(own).stack(place=("model", "revision"))
-            numbers = own.along(array.reset_coords(drop=True), "place")
+            numbers = own.along(array, "place")
             found = {
                 f"{model} at {revision}" if several.sel(model=model) else model: number.value
                 for (model, revision), number in zip(array["place"].values, numbers, strict=True)

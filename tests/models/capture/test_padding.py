@@ -237,6 +237,8 @@ def test_the_text_is_found_by_the_padding_token(rows, pad, expected):
         ([[0, 0, 5, 6], [5] * 4], SHARED, "2 tokens at its start are 0"),
         ([[5, 63, 6, 63], [5] * 4], OWN, "also stands inside it"),
         ([[63, 63], [5, 5]], OWN, "nothing but the padding token 63"),
+        ([[5], []], (61, False), "prompt 1 has no tokens"),
+        ([[]], (None, False), "prompt 0 has no tokens"),
     ],
 )
 def test_padding_that_cannot_be_told_is_refused(rows, pad, message):

@@ -30,26 +30,33 @@ def result(mini, alice):
     return LengthExtrapolation(**OPTIONS)(mini, alice, null_seeds=(0, 1), **CUT)
 
 
-def test_windows_change_nothing_inside_the_training_length_and_lose_less_beyond(result):
+def test_windows_change_nothing_inside_the_training_length_and_keep_the_entropy_down_beyond(result):
     loss = result.own["loss"]
     inside, last = loss.sel(bin=loss["bin"] < 12), loss.isel(bin=-1).mean("prompt")
     for condition in ("lm_infinite", "retrieval"):
         np.testing.assert_allclose(inside.sel(condition=condition), inside.sel(condition="vanilla"), atol=1e-4)
     assert len(set(last.values.round(6))) == len(WORDS)
-    assert last.sel(condition="lm_infinite") < last.sel(condition="vanilla")
+    entropy = result.own["entropy"].isel(bin=-1).mean(HEAD)
+    assert entropy.sel(condition="lm_infinite") < entropy.sel(condition="vanilla")
 
 
-def test_drift_is_that_of_captured_outputs_with_halves_of_different_prompts(mini, alice, result):
+def test_drift_and_attention_are_those_of_captured_outputs_with_halves_of_different_prompts(mini, alice, result):
     every, prompts = result.own.sel(condition="vanilla", layer=2), to_prompts(mini, alice, length=48, n_prompts=2)
-    kept = captures_of(mini, prompts, "v", "pattern", layers=[2])
+    kept = captures_of(mini, prompts, "v", "attn_scores", "pattern", layers=[2])
     outputs = [capture.pattern @ capture.v for capture in kept]
     halves = tuple(OutputMoments.from_outputs(o[:, 8:16]) for o in outputs)
     beyond = tuple(OutputMoments.from_outputs(o[:, 40:48]) for o in outputs)
     for name, expected in output_drift(halves, beyond).items():
         found = every[name].sel(segment=2) if "segment" in every[name].dims else every[name]
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
-    for name, known in {"frechet": every["noise_level"], "norm_ratio": 1}.items():  # from itself
+    for name, known in {"frechet": every["noise_level"], "mahalanobis": 1, "norm_ratio": 1}.items():  # from itself
         np.testing.assert_allclose(every[name].sel(segment=0), known, atol=1e-6)
+    scores = torch.stack([capture.attn_scores.double() for capture in kept])
+    weights = scores.softmax(-1)
+    references = {"entropy": -weights.xlogy(weights).sum(-1), "normaliser": scores.logsumexp(-1)}
+    for name, by_query in references.items():
+        by_bin = by_query.mean(0).unflatten(-1, (-1, 4)).mean(-1)
+        np.testing.assert_allclose(every[name].transpose("head", "bin"), by_bin, atol=1e-5, err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +92,7 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
     some, every = measure(mini, alice, layers=[1], heads=[2], **QUIET).own, result.own
     assert some["condition"].values.tolist() == ["vanilla", "lm_infinite"]
     vanilla = every.sel(condition="vanilla", layer=[1], head=[2])
-    for name in ("frechet", "norm_ratio", "noise_level"):
+    for name in ("frechet", "entropy", "noise_level"):
         np.testing.assert_allclose(some.sel(condition="vanilla")[name], vanilla[name], rtol=1e-5, atol=1e-7)
     edited, others = (one["segment_loss"].mean("prompt").sel(segment=2) for one in (some, every))
     assert float(edited.sel(condition="lm_infinite")) not in others.values
@@ -94,7 +101,7 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
 def test_streamed_passes_give_the_same(mini, alice, result):
     """The untouched model's by rows; layers whose scores are edited form them, and the others do not."""
     streamed = LengthExtrapolation(**OPTIONS)(mini, alice, streaming=True, **QUIET).own
-    for name in ("loss", "frechet", "norm_ratio", "noise_level"):
+    for name in ("loss", "entropy", "normaliser", "frechet", "norm_ratio", "noise_level"):
         np.testing.assert_allclose(streamed[name], result.own[name], rtol=1e-4, atol=1e-5, err_msg=name)
     np.testing.assert_allclose(streamed["plane_coordinates"], result.own["plane_coordinates"], atol=2e-3)
 
@@ -175,6 +182,8 @@ def test_pictures_have_a_curve_a_condition_and_a_panel_a_layer_and_condition(res
     )
     ratio = (result.own["frechet"] / result.own["noise_level"]).median(HEAD).sel(condition="vanilla")
     np.testing.assert_allclose(result.plot("drift").data[0].y, ratio)
+    entropy = result.own["entropy"].sel(condition="vanilla").mean(HEAD)
+    np.testing.assert_allclose(result.plot("attention").data[0].y, entropy)
     panels = result.plot("outputs").data[::2]  # points, then the ring
     assert len(panels) == 2 * 3 * len(WORDS)
     one = result.own["plane_coordinates"].sel(condition="vanilla", shown_layer=0)
@@ -183,11 +192,12 @@ def test_pictures_have_a_curve_a_condition_and_a_panel_a_layer_and_condition(res
 
 def test_the_short_table_has_a_row_per_condition_and_segment(result):
     table = result.table()
-    assert table.shape == (len(WORDS) * 3, 7)
+    assert table.shape == (len(WORDS) * 3, 8)
     assert table.notnull().all(axis=None)
     last = table.query("condition == 'lm_infinite'").iloc[-1]
     data = result.own.sel(condition="lm_infinite", segment=2)
     assert last["within_noise"] == float((data["frechet"] - data["noise_level"] <= TOLERATED).mean())
+    assert last["entropy"] == pytest.approx(float(data["entropy"].sel(bin=[32, 36, 40, 44]).mean()))
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from tl_posgen.position.length.numbers import (
     OutputMoments,
+    entropy_and_normaliser,
     frechet_distance,
     output_drift,
     output_plane,
+    principal_axes,
 )
 
 D = 6
@@ -60,11 +62,27 @@ def test_moments_of_prompts_add_up_to_those_of_their_outputs():
     torch.testing.assert_close(total.norm / total.n, joined.norm(dim=-1).mean(-1))
 
 
+def test_axes_are_the_fewest_that_hold_the_share_of_variance():
+    axes, along, kept = principal_axes(moments(0), 0.95)
+    variance = torch.tensor([16.0, 9, 4, 1, 0.01, 1e-4])
+    assert variance[:2].sum() < 0.95 * variance.sum() < variance[:3].sum()
+    assert kept.tolist() == [3, 3]
+    torch.testing.assert_close(along[:, :3], torch.tensor([[16.0, 9, 4]] * 2).double(), rtol=0.1, atol=0)
+    assert not axes[..., 3:].any()
+
+
+def test_axes_without_variance_are_never_kept():
+    o = outputs(100, 0)
+    o[..., 3:] = 0
+    assert principal_axes(OutputMoments.from_outputs(o), 1.0)[2].tolist() == [3, 3]
+
+
 def test_no_drift_stays_at_the_noise_level_and_the_inside_is_at_none():
     drift, itself = (output_drift(halves(), beyond) for beyond in ((moments(2), moments(3)), halves()))
     assert (drift["frechet"] < 3 * drift["noise_level"]).all()
-    torch.testing.assert_close(drift["norm_ratio"], torch.ones(2).double(), rtol=0.05, atol=0)
-    torch.testing.assert_close(itself["norm_ratio"], torch.ones(2).double())
+    for name, known in {"mahalanobis": 1.0, "norm_ratio": 1.0}.items():
+        torch.testing.assert_close(drift[name], torch.full((2,), known).double(), rtol=0.05, atol=0)
+        torch.testing.assert_close(itself[name], torch.full((2,), known).double())
     torch.testing.assert_close(itself["frechet"], itself["noise_level"])
 
 
@@ -80,7 +98,17 @@ def test_without_drift_distance_and_noise_are_equal_in_the_mean_at_any_sample_si
 def test_a_shift_or_a_stretch_leaves_the_noise_level_far_behind(change):
     drift = output_drift(halves(), (moments(2, **change), moments(3, **change)))
     assert (drift["frechet"] > 50 * drift["noise_level"]).all()
+    assert (drift["mahalanobis"] > 1.2).all()
     assert (drift["norm_ratio"] > 1.1).all()
+
+
+def test_mahalanobis_is_the_root_mean_square_over_the_outputs():
+    inside, beyond = halves(50), outputs(40, 3, shift=1.0)
+    axes, along, _ = principal_axes(inside[0] + inside[1])
+    away = (beyond - (inside[0] + inside[1]).mean[:, None]) @ axes[..., :3]
+    expected = (away.square() / along[:, None, :3]).sum(-1).mean(-1)
+    found = output_drift(inside, in_halves(beyond))
+    torch.testing.assert_close(found["mahalanobis"], (expected / 3).sqrt())
 
 
 def test_frechet_is_between_one_half_beyond_and_the_other_inside():
@@ -95,6 +123,15 @@ def test_frechet_is_between_one_half_beyond_and_the_other_inside():
     expected = distance(outputs(60, 0), beyond[:, 1::2]), distance(outputs(60, 1), beyond[:, ::2])
     torch.testing.assert_close(found["frechet"][0], sum(expected) / 2)
     torch.testing.assert_close(found["noise_level"][0], distance(outputs(60, 0), outputs(60, 1)))
+
+
+def test_entropy_and_normaliser_are_those_of_the_softmax_in_blocks_of_rows_too():
+    scores = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores = scores.masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
+    entropy, normaliser = entropy_and_normaliser(scores[:, 2:], scores.softmax(-1)[:, 2:])
+    row = scores[1, 3, :4]
+    torch.testing.assert_close(entropy[1, 1], torch.distributions.Categorical(logits=row).entropy())
+    torch.testing.assert_close(normaliser[1, 1], row.exp().sum().log())
 
 
 @settings(max_examples=30, deadline=None)

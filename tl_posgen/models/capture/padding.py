@@ -38,8 +38,11 @@ def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
     them is the token that begins or ends texts, as padding leaves the longest as it is.
 
     Raises:
-        InputError: the padding token also begins or ends texts, and stands at an end of some of them only, or twice.
+        InputError: a prompt without tokens; the padding token also begins or ends texts, and stands at an end of some
+            of them only, or twice.
     """
+    if empty := [prompt for prompt, ids in enumerate(rows) if not len(ids)]:
+        raise InputError(f"prompt {empty[0]} has no tokens")
     token, is_text = pad
     if token is None:
         return [slice(0, len(row)) for row in rows]

@@ -51,8 +51,9 @@ def quiet(seed: int | None = None, device: str = "cpu") -> Iterator[None]:
             warnings.simplefilter("ignore")
             if seed is not None:
                 torch.default_generator.manual_seed(seed)
-                for _ in also:
-                    torch.cuda.default_generators[torch.empty(0).device.index].manual_seed(seed)
+                if also:
+                    with torch.cuda.device(place):
+                        torch.cuda.manual_seed(seed)
             yield
     finally:
         logging.disable(disabled)

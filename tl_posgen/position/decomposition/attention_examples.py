@@ -47,13 +47,11 @@ def _draw_patterns(result: Any) -> go.Figure:
 
 
 def _labels(data: xr.Dataset) -> list[str]:
-    """Return the head of each example and why it was picked."""
     rows = zip(*(data[name].values for name in ("layer", "head", "why", "r_within_rows")), strict=True)
     return [f"{head_name(layer, head)}: {why} (r within rows, first prompt: {r:.3f})" for layer, head, why, r in rows]
 
 
 def _show(data: xr.Dataset, example: int) -> Any:
-    """Return a circuitsvis page of one example head: the three maps over the prompt's first 128 tokens."""
     return attention_maps(_maps_of(data, example), [str(token) for token in data["token"].values], list(_MAPS))
 
 
@@ -61,9 +59,9 @@ def _show(data: xr.Dataset, example: int) -> Any:
 class AttentionExamples(Measure):
     r"""softmax(W) beside softmax(a_{i-j} + b_i + c_j) for chosen heads: first prompt, first 128 tokens.
 
-    Softmax of the true scores, softmax of the additive fit, and their difference, for the heads with the highest and
-    lowest correlation within rows over all prompts. Hover a cell for its value; first 128 tokens of the first prompt,
-    to which r belongs.
+    Softmax of the true scores, softmax of the additive fit, and their difference. Shown are the heads with the highest
+    and the lowest correlation within rows over all prompts, on the first 128 tokens of the first prompt; the r of a
+    picture is of these tokens. Hover over a cell for its value.
 
     The heads are those that follow position + query + key most within rows, and least, over all prompts, as
     `three_axis` of the same run found; the `r_within_rows` of this measure is of the prompt that is shown. The fit is

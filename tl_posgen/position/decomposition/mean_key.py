@@ -29,8 +29,8 @@ _CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1), "judged": T
 class MeanKey(Measure):
     r"""corr(W, f + g), f_ij = s <R_i q_i, R_j kbar>, g_ij = s <R_d0 q_i, k_j - kbar>, kbar the head's mean key.
 
-    The head's mean key stands in for every key in the position part; the rest is read at one dummy distance. Our
-    reconstruction of the two-axis split.
+    In the position part the head's mean key stands in for every key; the rest is read at one dummy distance. This is
+    our reconstruction of the two-axis split.
 
     W are the scores, s the attention scale, R_i RoPE at position i. A soft cap and ALiBi are not part of W here.
     Without the first token it is left out as query, as key and of the mean key. Numbers are means over prompts.
@@ -64,11 +64,6 @@ class MeanKey(Measure):
     without_meaning = frozenset({"absolute", "alibi", "none"})
 
     @property
-    def all_distances(self) -> list[int | float]:
-        """Every dummy distance, ascending."""
-        return sorted({self.headline, *self.distances})
-
-    @property
     def headline(self) -> int | float:
         """The headline dummy distance."""
         return _FAR if self.d0 is None else self.d0
@@ -84,7 +79,7 @@ class MeanKey(Measure):
         return replace(self, d0=int(reach) - 1)
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"d0": self.all_distances}
+        return {"d0": sorted({self.headline, *self.distances})}
 
     def usual(self) -> Mapping[str, Any]:
         return {"d0": self.headline}
@@ -92,7 +87,7 @@ class MeanKey(Measure):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         geometry = layer.geometry
         r, within_rows = mean_key_r(
-            *(layer.q, layer.k, geometry.rope, geometry.scale, self.all_distances),
+            *(layer.q, layer.k, geometry.rope, geometry.scale, self.labels()["d0"]),
             window=geometry.window,
             rotated=(layer.rotated_q, layer.rotated_k),
             scores=layer.once(moments_of) if geometry.bilinear else None,

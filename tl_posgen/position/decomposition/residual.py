@@ -34,8 +34,8 @@ _SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once 
 class Residual(Measure):
     r"""e_ij = W_ij - a_{i-j} - b_i - c_j: what the least-squares three-axis fit of every head leaves.
 
-    The residual of the least-squares three-axis fit. Its rows sum to zero and no gauge enters, so softmax sees it all.
-    How much it is, and how much of it lies along one direction.
+    The residual of the least-squares three-axis fit: how much it is, and how much of it lies along one direction. Its
+    rows sum to zero and no gauge enters, so softmax sees all of it.
 
     Every row of e sums to zero, because b is free; so all of e is within what softmax sees. It depends on no gauge.
     Energies (sums of e^2) are added up over prompts, the share in one direction is a mean over them; what is no more
@@ -98,10 +98,12 @@ class Residual(Measure):
         share = energy / within.where(within > 0)
         data = xr.Dataset({"share": share, "std": (energy / n) ** 0.5, "top_share": top})
         # why heads have no number
+        fitted = [
+            layer
+            for layer, (geometry, _) in sums.layers.items()
+            if any(CausalPairs(m, geometry.window, False).saturated for m in set(sums.lengths.values()))
+        ]
         known, has_shape, asked = (one.sel(OUT).notnull() for one in (share, top, n))
-        windows = {layer: geometry.window for layer, (geometry, _) in sums.layers.items()}
-        lengths = set(sums.lengths.values())
-        fitted = [at for at, one in windows.items() if any(CausalPairs(m, one, False).saturated for m in lengths)]
         saturated = share["layer"].isin(fitted)
         why = {
             "a window of 1 or 2 tokens leaves no more pairs than the fit has parameters": saturated & ~known & asked,

@@ -114,9 +114,9 @@ def _draw_curves(result: Any) -> go.Figure:
 class ThreeAxis(Measure):
     r"""W_ij ~ a_{i-j} + b_i + c_j: correlation r of every head's scores with the best such sum, over visible pairs.
 
-    Least-squares fit of every head's pre-softmax scores to a(i-j) + b(i) + c(j) over all visible pairs. b adds one
-    number to all scores of a query, and softmax ignores it: r within rows, among the keys of each query, leaves it out.
-    The first token often draws attention whatever the text, so everything is shown without it too.
+    Every head's pre-softmax scores are fitted by a(i-j) + b(i) + c(j), by least squares over all visible pairs. b adds
+    one number to all scores of a query, and softmax ignores it: r within rows, among the keys of each query, leaves it
+    out. The first token often draws attention whatever the text, so everything is shown without it too.
 
     W are the pre-softmax scores, i the query's position, j <= i the key's. a, b, c are fitted prompt by prompt; the
     numbers of several prompts are means.

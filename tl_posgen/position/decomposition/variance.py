@@ -108,10 +108,10 @@ class Variance(Measure):
     r"""r = corr(w, best f(q, d) + g(q, k)), and Var w = shares of q, k, d, qk, qd, kd, qkd, over all (query, key,
     distance).
 
-    How close scores are to position + content, of every query with every key at every distance, first token left out:
-    the correlation with the best such sum, the shares of position, of content and of what needs both (interaction), and
-    their sizes in logits. With few prompts a mean holds more chance, which counts as position: compare reports of
-    equal numbers of prompts only, as the null models here are.
+    How close are scores to position + content, if every query meets every key at every distance, first token left out?
+    Given are the correlation with the best such sum, the shares of position, of content and of what needs both
+    (interaction), and their sizes in logits. With few prompts a mean holds more chance, which counts as position:
+    compare reports of equal numbers of prompts only, as the null models here are.
 
     w(q_i, k_j, d) is the score that query i would give key j at distance d. The seven shares sum to 1. Softmax does not
     see q, so `position` = d + qd, `content` = k + qk and `interaction` = kd + qkd are shares of what is left without

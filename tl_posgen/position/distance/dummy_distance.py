@@ -19,7 +19,7 @@ from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.decomposition.three_axis import fit_capture, fits_of
 from tl_posgen.position.distance.hooks import (
@@ -65,19 +65,17 @@ def refit_r(capture: LayerCapture, distances: Real[Tensor, " distance"]) -> Floa
 
     With the first token and without it; NaN where a fit has as many parameters as pairs.
     """
-    again = zip(*(fits_of(_moments_at(capture, float(d0))) for d0 in distances), strict=True)
-    both = zip(capture.once(fit_capture), again, strict=True)
+    geometry, again = capture.geometry, []
+    for d0 in distances.tolist():
+        if capture.bilinear:  # no matrix
+            turned = rotate(capture.q, torch.full_like(capture.positions, d0, dtype=DOUBLE), geometry.rope)
+            k = unturned(capture.k, geometry.rope)
+            moments = pair_moments(turned, k, geometry.scale, window=geometry.window)
+        else:
+            moments = pair_moments_from_scores(scores_at_distance(capture, d0, None), window=geometry.window)
+        again.append(fits_of(moments))
+    both = zip(capture.once(fit_capture), zip(*again, strict=True), strict=True)
     return torch.stack([torch.stack([same_key_part(fit, one) for one in refits], -1) for fit, refits in both])
-
-
-def _moments_at(capture: LayerCapture, distance: float) -> PairMoments:
-    """Return pair moments of the layer's scores with every pair at one distance; bilinear scores need no matrix."""
-    geometry = capture.geometry
-    if not capture.bilinear:
-        return pair_moments_from_scores(scores_at_distance(capture, distance, None), window=geometry.window)
-    every = torch.full_like(capture.positions, distance, dtype=DOUBLE)
-    turned = rotate(capture.q, every, geometry.rope)
-    return pair_moments(turned, unturned(capture.k, geometry.rope), geometry.scale, window=geometry.window)
 
 
 def same_key_part(one: ThreeAxisFit | None, other: ThreeAxisFit | None) -> Float[Tensor, " head"]:
@@ -99,9 +97,9 @@ class DummyDistance(Interventions):
     r"""M_dj = scale <R_d q, R_0 k_j>: each query against each key at every distance, split into distance, key and
     distance × key.
 
-    Each query meets each key at every distance d, and the table is split into a distance part, a key part and what
-    takes both, distance × key (not the interaction of the variance decomposition, which is over all queries at once).
-    The three-axis fit is made again with every pair at one distance. Then the running model sees every pair at one
+    Each query meets each key at every distance d, and this table is split into a distance part, a key part and what
+    takes both, distance × key. (The interaction of the variance decomposition is over all queries at once.) The
+    three-axis fit is made again with every pair at one distance. Then the running model sees every pair at one
     distance, or no distance beyond a limit.
 
     Shares are of M's variance over the distances 0 .. length - 1, none beyond the training length (cfg.n_ctx) or the

@@ -4,10 +4,10 @@ Each query is edited by itself, so a model can generate under these hooks with a
 """
 
 from numbers import Real
-from typing import Any, cast
+from typing import cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
@@ -82,7 +82,7 @@ def lm_infinite(
         >>> torch.allclose(same, model(tokens), atol=1e-4)
         True
     """
-    return _windowed("lm_infinite", model, (n_local, n_global, limit), (1, 0), layers, heads)
+    return _windowed("lm_infinite", model, n_local, n_global, limit, layers, heads)
 
 
 def retrieve_blocks(
@@ -114,14 +114,21 @@ def retrieve_blocks(
     retrieves for a chunk of queries at a time; the maximum over all keys, per query, is ours.
     """
     check_whole("retrieve_blocks", 1, block=block, n_blocks=n_blocks)
-    return _windowed("retrieve_blocks", model, (n_local, n_global, limit), (block, n_blocks), layers, heads)
+    return _windowed("retrieve_blocks", model, n_local, n_global, limit, layers, heads, block, n_blocks)
 
 
 def _windowed(
-    name: str, model: Model, windows: tuple[int, int, Any], blocks: tuple[int, int], layers: Layers, heads: Heads
+    name: str,
+    model: Model,
+    n_local: int,
+    n_global: int,
+    limit: int | float | None,
+    layers: Layers,
+    heads: Heads,
+    block: int = 1,
+    n_blocks: int = 0,
 ) -> HookList:
     """Return hooks with the two windows of `lm_infinite` and the retrieved blocks behind them."""
-    (n_local, n_global, limit), (block, n_blocks) = windows, blocks
     check_whole(name, 1, n_local=n_local)
     check_whole(name, 0, n_global=n_global)
     furthest = n_local if limit is None else limit
@@ -131,25 +138,17 @@ def _windowed(
     check_distance(model, "limit", furthest)
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        position = capture.positions
-        attended = (position < n_global) | (capture.query_positions[:, None] - position < n_local)
-        if n_blocks:
-            attended = attended | _retrieved(capture, n_local, block, n_blocks, furthest)
+        key, query, geometry = capture.positions, capture.query_positions[:, None], capture.geometry
+        attended = (key < n_global) | (query - key < n_local)
+        if n_blocks:  # the best of the blocks that lie wholly before the window
+            n = capture.length // block
+            scores = scores_at(capture.q, capture.k, geometry.rope, geometry.scale, furthest)[..., : n * block]
+            best = scores.unflatten(-1, (n, block)).amax(-1)
+            last_key = block * torch.arange(1, n + 1, device=best.device) - 1
+            top = best.masked_fill(query - last_key < n_local, -torch.inf).topk(min(n_blocks, n), dim=-1)
+            chosen = torch.zeros_like(best, dtype=torch.bool).scatter(-1, top.indices, top.values != -torch.inf)
+            retrieved = chosen.repeat_interleave(block, dim=-1)
+            attended = attended | torch.nn.functional.pad(retrieved, (0, capture.length - n * block))
         return scores_at_distance(capture, None, furthest).masked_fill(~attended, -torch.inf)
 
     return replace_scores(model, RowByRow(scores_of), layers, heads, needs_positions=True)
-
-
-def _retrieved(
-    capture: LayerCapture, n_local: int, block: int, n_blocks: int, limit: int | float
-) -> Bool[Tensor, "head query key"]:
-    """Return whether each query retrieves each key."""
-    n, geometry = capture.length, capture.geometry
-    n_whole = n // block
-    scores = scores_at(capture.q, capture.k, geometry.rope, geometry.scale, limit)[..., : n_whole * block]
-    best = scores.unflatten(-1, (n_whole, block)).amax(-1)
-    last_key = block * torch.arange(1, n_whole + 1, device=best.device) - 1
-    hidden = capture.query_positions[:, None] - last_key >= n_local
-    top = best.masked_fill(~hidden, -torch.inf).topk(min(n_blocks, n_whole), dim=-1)
-    chosen = torch.zeros_like(best, dtype=torch.bool).scatter(-1, top.indices, top.values != -torch.inf)
-    return torch.nn.functional.pad(chosen.repeat_interleave(block, dim=-1), (0, n - n_whole * block))

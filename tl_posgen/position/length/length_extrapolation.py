@@ -18,6 +18,7 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Whole, Within
 from tl_posgen.core.run import Run
+from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
@@ -29,7 +30,13 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
-from tl_posgen.position.length.numbers import OutputMoments, OutputPlane, output_drift, output_plane
+from tl_posgen.position.length.numbers import (
+    OutputMoments,
+    OutputPlane,
+    entropy_and_normaliser,
+    output_drift,
+    output_plane,
+)
 from tl_posgen.report.figures import Panels, line, model_label, sides
 from tl_posgen.report.kinds import lines
 
@@ -38,9 +45,10 @@ N_PROMPTS = 4  # of one text, where n_prompts is left out: few have more prompts
 BINS_INSIDE = 4
 LEAST = 2 * BINS_INSIDE
 KEPT_INSIDE = 64  # positions per training length whose outputs are kept in the shown layers
-DRIFT = ("frechet", "norm_ratio")
+DRIFT = ("frechet", "mahalanobis", "norm_ratio")
+ATTENTION = ("entropy", "normaliser")
 TOLERATED = 0.05  # of the variance inside; a tolerance, as without drift half of the heads are above their noise level
-SEGMENT = ("condition", *HEAD, "segment")
+SEGMENT, BIN = ("condition", *HEAD, "segment"), ("condition", *HEAD, "bin")
 POINT = ("condition", "shown_layer", "prompt", "position", "axis")
 PLANE = (
     "of a layer's heads side by side, on the first two principal components of the unchanged model's in the second "
@@ -141,13 +149,14 @@ def _draw_outputs(result: Any) -> go.Figure:
 @dataclass(frozen=True)
 class LengthExtrapolation(Measure):
     """Frechet distance of outputs o = pattern v beyond the training length to those inside, over the variance inside;
-    and loss by position, on prompts of `times` the training length.
+    and entropy, normaliser ln sum exp and loss by position, on prompts of `times` the training length.
 
-    Prompts of several training lengths: unchanged, with LM-Infinite's windows, with retrieved blocks besides, and with
-    interpolated positions. Outputs o of every head are compared with those inside the training length; the noise level
-    is the distance between the outputs of two halves of the prompts there. A head is within it where it is at most .05
-    of the variance inside further: without drift the two are equal in expectation, at any number of prompts. The first,
-    the middle and the last layer are drawn in the plane of their two principal components inside.
+    Prompts are several training lengths long. The model runs unchanged, with LM-Infinite's windows, with retrieved
+    blocks besides, or with interpolated positions, and the outputs o of every head are compared with those inside the
+    training length. The noise level is the distance between the outputs of two halves of the prompts inside. A head is
+    within it if it is further by at most .05 of the variance inside; without drift the two distances are equal in
+    expectation, at any number of prompts. The first, the middle and the last layer are drawn in the plane of their two
+    principal components inside.
 
     Conditions: "vanilla"; "lm_infinite" (global and local windows, distances frozen at the training length);
     "retrieval" (the same and the best hidden blocks, in InfLLM's manner); "interpolation" (positions times 1 / times).
@@ -200,7 +209,12 @@ class LengthExtrapolation(Measure):
         "segment_loss": Variable(
             "loss by segment", "nats", "mean over each training length", ("condition", "prompt", "segment"), "loss"
         ),
+        "entropy": Variable("entropy of attention", "nats", "- sum_j p_ij ln p_ij, mean over the bin", BIN),
+        "normaliser": Variable("normaliser", "logits", "ln sum_j exp(score_ij), mean over the bin", BIN),
         "frechet": Variable("Frechet distance", "", "to the outputs inside, over the variance inside", SEGMENT),
+        "mahalanobis": Variable(
+            "Mahalanobis distance", "", "root mean square, over that inside: 1 is no drift", SEGMENT
+        ),
         "norm_ratio": Variable("norm ratio", "", "mean |o| over mean |o| inside", SEGMENT),
         "plane_coordinates": Variable("outputs in their principal plane", "standard deviations inside", PLANE, POINT),
         "plane_share": Variable("share of the plane", "", "of the variance of the outputs inside", ("shown_layer",)),
@@ -209,7 +223,7 @@ class LengthExtrapolation(Measure):
     legend = (
         "times: the how-many-th training length; frechet: distance of attention outputs to those inside, over their "
         "variance; noise level: that of a split of the inside; within noise: heads at most .05 above theirs; norm "
-        "ratio: mean |o| over that inside."
+        "ratio: mean |o| over that inside; entropy in nats."
     )
     words = WORDS
     figures = {
@@ -221,13 +235,24 @@ class LengthExtrapolation(Measure):
             x_title="position",
         ),
         "drift": lines(
-            _by_condition(frechet="Frechet distance / noise level", norm_ratio="norm, of the inside's"),
+            _by_condition(
+                frechet="Frechet distance / noise level",
+                mahalanobis="Mahalanobis, of the inside's",
+                norm_ratio="norm, of the inside's",
+            ),
             "segment",
             title="Drift of the outputs",
             subtitle="outputs o of each head against the unchanged model's inside; median over heads; 1: no drift",
             x_title="training lengths before",
         ),
         "outputs": _draw_outputs,
+        "attention": lines(
+            _by_condition(entropy="entropy, nats", normaliser="normaliser, ln sum exp"),
+            "bin",
+            title="Attention beyond the training length",
+            subtitle=_length,
+            x_title="position",
+        ),
     }
 
     def prompt_tokens(
@@ -278,35 +303,43 @@ class LengthExtrapolation(Measure):
         step, width = -(-inside // KEPT_INSIDE), inside // BINS_INSIDE
         kept, starts = torch.arange(step - 1, n, step), range(0, n - 1, width)
         reference = (kept >= inside // 2) & (kept < inside)
-        sums, planes = run.sums(), dict[int, OutputPlane]()
+        planes, of_condition = dict[int, OutputPlane](), dict[str, Sums]()
         halves: dict[int, tuple[OutputMoments, OutputMoments]] = {}  # by layer, of the unchanged outputs inside
 
         def cell(condition: str) -> Mapping[str, xr.DataArray]:
             moments: dict[tuple[int, int, int], OutputMoments] = {}  # by layer, parity of the prompt and segment
             outputs: dict[int, list[Tensor]] = {layer: [] for layer in shown}  # of each prompt [position, d]
-            losses = []
+            losses, sums = list[np.ndarray](), run.sums()
+            of_condition[condition] = sums
 
             def add_layer(number: int, layer: LayerCapture) -> None:
                 assert layer.v is not None
                 ranges = query_ranges(len(layer.heads), n, layer.v.device)
-                o = torch.cat([layer.pattern_rows(*rows) @ layer.v[:, : rows[1]] for rows in ranges], 1)
+                blocks = []
+                for start, stop in ranges:
+                    pattern = layer.pattern_rows(start, stop)
+                    attention = entropy_and_normaliser(layer.attn_score_rows(start, stop), pattern)
+                    blocks.append((pattern @ layer.v[:, :stop], *attention))
+                o, *by_query = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
                 if layer.layer in outputs:
                     outputs[layer.layer].append(o[:, kept].transpose(0, 1).flatten(1).cpu())
                 for segment in range(self.times):  # the second half of each multiple of the training length
                     some = o[:, segment * inside + inside // 2 : (segment + 1) * inside]
                     place, found = (layer.layer, number % 2, segment), OutputMoments.from_outputs(some)
                     moments[place] = moments[place] + found if place in moments else found
-                sums.add_layer(layer, {})
+                bins = [torch.stack([one[:, at : at + width].mean(-1) for at in starts], -1) for one in by_query]
+                layer.prompt = number
+                sums.add_layer(layer, dict(zip(ATTENTION, bins, strict=True)))
 
             for number, row in enumerate(run.rows):
                 tokens = row[None].to(session.device)
                 with session.under(hooks[condition]):
-                    needs = frozenset({"v", "pattern", "logits"})
+                    needs = frozenset({"v", "attn_scores", "pattern", "logits"})
                     logits = run_capture(session, tokens, partial(add_layer, number), needs, **where)
                 assert logits is not None
                 losses.append(judged(session, logits, tokens)[0].cpu().numpy())
             if condition == "vanilla":  # which comes first
-                halves.update({layer: (moments[layer, 0, 0], moments[layer, 1, 0]) for layer in sorted(sums.layers)})
+                halves.update({layer: (moments[layer, 0, 0], moments[layer, 1, 0]) for layer in layers})
                 planes.update(
                     {at: output_plane(torch.stack(o)[:, reference].flatten(0, 1)) for at, o in outputs.items()}
                 )
@@ -323,6 +356,7 @@ class LengthExtrapolation(Measure):
             return {
                 "loss": xr.DataArray(by_bin, {"bin": starts}, ("prompt", "bin")),
                 "segment_loss": xr.DataArray(by_segment, {"segment": range(self.times)}, ("prompt", "segment")),
+                **{name: sums.mean(name, (*HEAD, "bin")).assign_coords(bin=starts) for name in ATTENTION},
                 **{str(name): one for name, one in sums.variables_of(drift, (*HEAD, "segment")).items()},
                 "plane_coordinates": xr.DataArray(points, labels, ("shown_layer", "prompt", "position", "axis")),
             }
@@ -330,7 +364,7 @@ class LengthExtrapolation(Measure):
         data = run.grid(cell, condition=list(hooks))
         noise = {layer: {"noise_level": output_drift(both, both)["noise_level"]} for layer, both in halves.items()}
         return (
-            data.merge(sums.variables_of(noise))
+            data.merge(of_condition["vanilla"].variables_of(noise))
             .assign_attrs(training_length=int(run.model.cfg.n_ctx))
             .assign(
                 plane_coordinates=data["plane_coordinates"].astype(np.float32),
@@ -373,7 +407,9 @@ class LengthExtrapolation(Measure):
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a condition and multiple of the training length: loss, and medians over heads."""
+        """Return a row a condition and multiple of the training length: loss, medians over heads, mean entropy."""
+        assert self.inside is not None
+        segment = (own.data["bin"] // self.inside).rename("segment")
         frechet, noise = own.array("frechet"), own.array("noise_level")
         columns = {
             "loss": own.array("segment_loss"),
@@ -381,6 +417,7 @@ class LengthExtrapolation(Measure):
             "noise_level": noise.median(HEAD),
             "within_noise": within_noise(frechet, noise),
             "norm_ratio": own.array("norm_ratio").median(HEAD),
+            "entropy": own.array("entropy").mean(HEAD).groupby(segment).mean(),
         }
         frame = own.frame(columns, "condition", "segment")
         frame["segment"] += 1

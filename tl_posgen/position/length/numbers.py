@@ -1,12 +1,12 @@
-"""Drift of a head's output vectors from their distribution inside the training length."""
+"""Drift of a head's output vectors from their distribution inside the training length; entropy of its attention."""
 
 from dataclasses import dataclass, fields
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from torch import Tensor
 
-from tl_posgen.arithmetic import double
+from tl_posgen.arithmetic import DOUBLE, double
 
 NOTHING = 1e-6  # a spread below this share of the outputs' size is rounding
 
@@ -35,6 +35,21 @@ class OutputMoments:
     @property
     def cov(self) -> Float[Tensor, "head d_head d_head"]:
         return self.outer / self.n - self.mean[..., :, None] * self.mean[..., None, :]
+
+
+def principal_axes(
+    inside: OutputMoments, share: int | float = 0.95
+) -> tuple[Float[Tensor, "head d_head axis"], Float[Tensor, "head axis"], Real[Tensor, " head"]]:
+    """Return directions in which outputs vary inside, the largest variance first, the variance along each, and how many
+    are kept: the fewest with `share` of the variance; the others are 0.
+
+    Axes with less than 1e-10 of the largest variance are left out, since their variance is a divisor.
+    """
+    values, vectors = (x.flip(-1) for x in torch.linalg.eigh(inside.cov))
+    values = values.clamp(min=0)
+    before = values.cumsum(-1) - values
+    keep = (before < share * values.sum(-1, keepdim=True)) & (values > 1e-10 * values[..., :1])
+    return vectors * keep[:, None], values * keep, keep.sum(-1)
 
 
 def frechet_distance(
@@ -67,8 +82,9 @@ def output_drift(
     """Return the drift of the outputs beyond from those inside, each as two halves of the prompts.
 
     frechet: Frechet distance between the Gaussian of one half beyond and that of the other half inside, over the
-    variance inside, mean of both ways; noise_level: that between the two halves inside. norm_ratio: mean |o| beyond
-    over that inside.
+    variance inside, mean of both ways; noise_level: that between the two halves inside. mahalanobis: root mean square
+    Mahalanobis distance beyond over that inside (the root of the number of axes), along the principal axes inside.
+    norm_ratio: mean |o| beyond over that inside.
 
     A Frechet distance between samples grows as they shrink, and neighbouring positions of one prompt are similar: both
     distances compare as many prompts of one half with as many of the other, in all directions, so that without drift
@@ -77,7 +93,11 @@ def output_drift(
     Source: Han & Ji 2025 for the claim that outputs stay in their training distribution; these measures are ours.
     """
     inside, beyond = halves[0] + halves[1], beyond_halves[0] + beyond_halves[1]
-    variance = inside.cov.diagonal(dim1=-2, dim2=-1).sum(-1)
+    axes, along, n_axes = principal_axes(inside)
+    variance, away = inside.cov.diagonal(dim1=-2, dim2=-1).sum(-1), beyond.mean - inside.mean
+    square = beyond.cov + away[..., :, None] * away[..., None, :]
+    square_along = (axes.mT @ square @ axes).diagonal(dim1=-2, dim2=-1)
+    inverse = torch.where(along > 0, 1 / along, 0.0)
 
     def between(one: OutputMoments, other: OutputMoments) -> Float[Tensor, " head"]:
         return frechet_distance(one.mean, one.cov, other.mean, other.cov) / variance
@@ -85,8 +105,26 @@ def output_drift(
     return {
         "frechet": (between(halves[1], beyond_halves[0]) + between(halves[0], beyond_halves[1])) / 2,
         "noise_level": between(*halves),
+        "mahalanobis": ((square_along * inverse).sum(-1) / n_axes).sqrt(),
         "norm_ratio": (beyond.norm / beyond.n) / (inside.norm / inside.n),
     }
+
+
+def entropy_and_normaliser(
+    scores: Float[Tensor, "head query key"], pattern: Float[Tensor, "head query key"]
+) -> tuple[Float[Tensor, "head query"], Float[Tensor, "head query"]]:
+    """H_i = -sum_j p_ij ln p_ij in nats and Z_i = ln sum_j exp(score_ij), for a block of queries and all their keys.
+
+    Entries outside the mask are -inf in the scores and 0 in the pattern.
+
+    Example:
+        >>> entropy, normaliser = entropy_and_normaliser(torch.zeros(1, 1, 4), torch.full((1, 1, 4), 0.25))
+        >>> round(entropy.exp().item(), 6), round(normaliser.exp().item(), 6)
+        (4.0, 4.0)
+    """
+    entropy = torch.special.entr(pattern).sum(-1, dtype=DOUBLE)
+    # p = exp(score - Z), so Z = max score - ln max p needs no further exponential
+    return entropy, double(scores.amax(-1)) - double(pattern.amax(-1)).log()
 
 
 @dataclass(frozen=True)

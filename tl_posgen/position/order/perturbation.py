@@ -62,9 +62,9 @@ def _curves(result: Any) -> dict[str, list[tuple[str, str, dict[str, Any]]]]:
 class Perturbation(Measure):
     """change(rho) = loss disturbed - loss, on the same targets, with a share rho of the prompt out of order.
 
-    Loss after moving tokens in the text (T), positions of q and k (P), and rotated features (F), by the share of
-    tokens moved; 95 % intervals over prompts, each the mean over draws. Beside it the accuracy of a cloze made from
-    the text, with a share of its context moved; intervals over items.
+    The loss after tokens of the text (T), positions of q and k (P) or rotated features (F) were moved, by the share of
+    tokens that moved. 95 % intervals are over prompts, each the mean over draws. Beside it stands the accuracy in a
+    cloze made from the text, with a share of its context moved; its intervals are over items.
 
     Conditions: "tokens" and "words" (T: the text itself is swapped, targets move with it), "positions" (P: only the
     position index of queries and keys), "key_positions" (P on keys, which is also F: each key rotated as another

@@ -73,10 +73,11 @@ def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.DataArr
 class PlanePerturbation(Interventions):
     r"""rise = loss with RoPE planes of queries and keys perturbed - loss, in nats per token, prompt by prompt.
 
-    In the running model, before RoPE: magnitudes or phases of queries and keys shuffled over tokens, replaced by their
-    mean, or noisy, and positions shuffled while both stay; in all planes, in a third of them, and in one plane of one
-    layer at a time. Beside each a random rotation that changes as much energy; beside the map what share of position
-    and of content each plane carries. The first token stays as it is; 95 % intervals over prompts.
+    In the running model, before RoPE, magnitudes or phases of queries and keys are shuffled over tokens, replaced by
+    their mean, or made noisy, or positions are shuffled while both stay. This is done in all planes, in a third of
+    them, and in one plane of one layer at a time. The control is a random rotation that changes as much energy. The map
+    also has the share of position and of content that each plane carries. The first token stays as it is; 95 %
+    intervals are over prompts.
 
     The edits are those of `perturb_planes`: of all planes of all layers at every strength, in q, in k and in both; of
     each third of the planes (high, medium, low frequencies), and of one plane of one layer at a time (the map), at full
@@ -84,8 +85,8 @@ class PlanePerturbation(Interventions):
     pi. rho is Spearman's correlation over the map of the rise with what planes carry.
 
     Args:
-        edits: for all planes and thirds of them.
-        strengths: in (0, 1].
+        edits: what is done in all planes and in thirds of them.
+        strengths: how far edits go, in (0, 1].
         map_edits: for the map; none for no map. If left out, the three that shuffle, of models with up to 12 layers.
         map_by: "planes"; "bands": a third of a layer's planes at a time; "auto": planes up to 96 of them, else bands.
 

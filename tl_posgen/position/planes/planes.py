@@ -102,10 +102,9 @@ class Planes(Measure):
     r"""z^q_m, z^k_m, queries and keys of every head before RoPE as one complex number per plane m and token; and the
     plane's score s_m = scale E|q^m| E|k^m - kbar^m| max_d 2|sin(theta_m d / 2)|.
 
-    Queries and keys before RoPE, plane by plane: length, phase, concentration (1: always the same vector), and the
-    share of the head's position and content that each plane carries. A head is certified additive (position + content)
-    where in every plane the key is nearly constant, or query and key are too small to matter, or the plane hardly
-    turns.
+    For each plane of queries and keys before RoPE: length, phase, concentration (1: always the same vector), and the
+    share of the head's position and content that it carries. A head is certified additive (position + content) if in
+    every plane the key is nearly constant, or query and key are too small to matter, or the plane hardly turns.
 
     Position, content and interaction are those of `variance`, plane by plane. Sum_m s_m, in standard deviations of the
     scores, bounds what a split into position and content can miss: a small sum is sufficient for an additive head;

@@ -33,15 +33,12 @@ EXACT = "nothing rotates, so the position part is the same for every key, and th
 
 
 def _token_labels(data: xr.Dataset) -> list[str]:
-    """Return the label of each example: its head, the reason for its choice, and its correlations."""
-    found = []
-    for layer, head, why, r in zip(*(data[name].values for name in ("layer", "head", "why", "r")), strict=True):
-        position, content, both = (format_number(float(one), ".2f") for one in r)
-        found.append(
-            f"{head_name(layer, head)}: {why} (r within rows: position {position}, content {content}, both {both}); "
-            "attention without the first token"
-        )
-    return found
+    rows = zip(*(data[name].values for name in ("layer", "head", "why")), data["r"].values.tolist(), strict=True)
+    return [
+        f"{head_name(layer, head)}: {why} (r within rows: position {format_number(position, '.2f')}, content "
+        f"{format_number(content, '.2f')}, both {format_number(both, '.2f')}); attention without the first token"
+        for layer, head, why, (position, content, both) in rows
+    ]
 
 
 def _token_page(data: xr.Dataset, example: int) -> Any:
@@ -82,9 +79,9 @@ def _draw_maps(result: Any) -> go.Figure:
 class SplitExamples(Measure):
     r"""W_ij beside f(q_i, i - j) and g(q_i, k_j), within rows, for chosen heads: first prompt, first 64 tokens.
 
-    Scores beside the part that knows the query and the distance, and the part that knows the query and the key, for
-    the heads that correlate most and least with their position part; first 64 tokens of the first prompt. Token by
-    token: softmax of each.
+    A head's scores beside two parts of them: one knows the query and the distance, the other the query and the key.
+    Shown are the heads that correlate most and least with their position part, on the first 64 tokens of the first
+    prompt; token by token, the softmax of each.
 
     Random inits show the heads that the model itself chose. f takes the mean key and g the mean over distances of these
     tokens, first token left out, see `tl_posgen.position.substitution.numbers`. The rest, W - f - g, is
@@ -147,7 +144,7 @@ class SplitExamples(Measure):
         for example in own.data["example"].values.tolist():
             place, numbers = own.data.sel(example=example), [own("r", example=example, part=part) for part in PARTS]
             nulls = (in_brackets(f"random init {one.of_inits.plain:.2f}" if one.inits else "") for one in numbers)
-            position, content, both = (f"{one.plain:.2f}{null}" for one, null in zip(numbers, nulls, strict=True))
+            position, content, both = map("{:.2f}{}".format, (one.plain for one in numbers), nulls)
             lines.append(
                 f"{head_name(place['layer'], place['head'])}, {place['why'].item()}: within rows of one "
                 f"prompt scores correlate with their position part at {position}, with their content part at "

@@ -90,8 +90,8 @@ def _draw_correlation(result: Any) -> go.Figure:
 class Substitution(Interventions):
     r"""recovered = (L_uniform - L) / (L_uniform - L_unchanged): the loss L with all scores replaced, by condition.
 
-    All attention scores are replaced in the running model, and the loss is measured. Recovered: share of the way from
-    uniform attention (0) to the unchanged model (1). A high correlation alone would not tell.
+    All attention scores are replaced in the running model, and the loss is measured. Recovered is the share of the way
+    from uniform attention (0) to the unchanged model (1). A high correlation alone would not tell.
 
     NaN where attention is worth less than .01 nats, as at random init: a share of nothing is noise, and null models run
     no stand-in there.
@@ -105,8 +105,9 @@ class Substitution(Interventions):
     alone, at the first width.
 
     Args:
-        dummy_distances, widths: of the conditions.
-        near_widths: of the three-axis fit weighted to near distances.
+        dummy_distances, widths: distances d0 of the mean-key splits, and widths of the falling weights, that conditions
+            use.
+        near_widths: widths of the three-axis fits that weigh near distances more.
         mean_query_distances: how many distances the split of the mean query averages over.
         gamma, threshold, from_layer: replace only scores below this quantile of their "head", or of head 0's last row
             for the whole "layer", from this layer on; see `substitute`.
@@ -204,14 +205,9 @@ class Substitution(Interventions):
         return hooks
 
     def of_model(self, run: Run) -> xr.Dataset:
-        return super().of_model(run).merge(self.score_errors(run))
-
-    def score_errors(self, run: Run) -> xr.Dataset:
-        """Return attention KL and Pearson's r between each stand-in's and the model's scores, on the unchanged q and
-        k."""
         sums, stand_ins = run.sums(), self.stand_ins(run.tokens.shape[1])
 
-        def compare(capture: LayerCapture) -> None:
+        def compare(capture: LayerCapture) -> None:  # stand-ins and scores, of the unchanged q and k
             exact = capture.scores()
             visible = capture.geometry.visible(exact.shape[1], exact.device)
             how = {"gamma": self.gamma, "threshold": self.threshold}
@@ -220,9 +216,10 @@ class Substitution(Interventions):
             r = [pearson(exact[:, visible], scores[:, visible]) for scores in every]
             sums.add_layer(capture, {"attention_kl": torch.stack(kl), "r": torch.stack(r)})
 
+        data = super().of_model(run)
         replace(run, where={"heads": heads_from(run.model, self.from_layer, **run.where)}).capture(compare)
         coords = {"layer": range(run.model.cfg.n_layers), "head": range(run.model.cfg.n_heads)}
-        return sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins]).reindex(coords)
+        return data.merge(sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins]).reindex(coords))
 
     def worth(self, own: Numbers) -> Number:
         """Return the loss that uniform attention costs."""

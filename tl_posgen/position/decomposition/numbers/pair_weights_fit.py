@@ -75,22 +75,7 @@ def _fit_head(
     total = p.sum()
     mean = (p * w).sum() / total
     w -= mean
-    theta = _solve(p, w, ridge)
-    theta[0, pairs.width :] = 0
-    fitted = theta[0][distance.clamp_(min=0)] + theta[1][:, None] + theta[2]
-    tss = (p * w.square()).sum()
-    r = [torch.full_like(mean, torch.nan)] * 2
-    for number, dims in enumerate(() if pairs.saturated else ((0, 1), (1,))):
-        own = _centred(w, p, dims)
-        if (p * own.square()).sum() > rounding_of(tss, total, mean):
-            r[number] = _correlation(p, own, _centred(fitted, p, dims))
-    theta[1] = theta[1].flip(-1)
-    within = (p * _centred(w, p, (1,)).square()).sum() / total
-    return theta, torch.stack([*r, mean, tss, within.sqrt()])
-
-
-def _solve(p: Float[Tensor, "query key"], w: Float[Tensor, "query key"], ridge: float) -> Float[Tensor, "axis=3 size"]:
-    """(X'PX + ridge)^-1 X'P w: a, b and c of one head in the order of tokens, the distances eliminated."""
+    # (X'PX + ridge)^-1 X'P w: a, b and c in the order of tokens, the distances eliminated
     of_distances, mixed, tokens = normal_blocks(p)
     at_distance = (1 / (of_distances + ridge)).masked_fill(of_distances == 0, 0)
     means = at_distance[:, None] * mixed  # over the pairs at a distance
@@ -99,21 +84,26 @@ def _solve(p: Float[Tensor, "query key"], w: Float[Tensor, "query key"], ridge: 
     scale = tokens.diagonal().add(ridge).rsqrt()
     scaled = scale[:, None] * matrix * scale
     scaled.diagonal().add_(_SHIFT)
-    factor = torch.linalg.cholesky(scaled)
-    weighted = p * w
+    factor, weighted = torch.linalg.cholesky(scaled), p * w
     by_distance = sums_along_diagonals(weighted[None])[0]
     right = torch.cat([weighted.sum(1), weighted.sum(0)]) - means.T @ by_distance
     x = torch.zeros_like(right)
     for _ in range(2):  # the second step refines the first against the shift and rounding
         left = scale * (right - matrix @ x)
         x += scale * torch.cholesky_solve(left[:, None], factor)[:, 0]
-    return torch.stack([at_distance * by_distance - means @ x, *x.view(2, -1)])
+    theta = torch.stack([at_distance * by_distance - means @ x, *x.view(2, -1)])
+    theta[0, pairs.width :] = 0
+    fitted = theta[0][distance.clamp_(min=0)] + theta[1][:, None] + theta[2]
+    tss, r = (p * w.square()).sum(), [torch.full_like(mean, torch.nan)] * 2
+    for number, dims in enumerate(() if pairs.saturated else ((0, 1), (1,))):
+        own, fit = (_centred(one, p, dims) for one in (w, fitted))
+        shared, squares, of_fit = ((p * one * other).sum() for one, other in ((own, fit), (own, own), (fit, fit)))
+        if squares > rounding_of(tss, total, mean):
+            r[number] = (shared / (squares * of_fit).sqrt()).nan_to_num().clamp(-1, 1)
+    theta[1] = theta[1].flip(-1)
+    within = (p * _centred(w, p, (1,)).square()).sum() / total
+    return theta, torch.stack([*r, mean, tss, within.sqrt()])
 
 
 def _centred(x: Tensor, p: Tensor, dims: tuple[int, ...]) -> Tensor:
     return x - (p * x).sum(dims, keepdim=True) / p.sum(dims, keepdim=True)
-
-
-def _correlation(p: Tensor, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
-    shared, *squares = ((p * one * other).sum() for one, other in ((x, y), (x, x), (y, y)))
-    return (shared / (squares[0] * squares[1]).sqrt()).nan_to_num().clamp(-1, 1)
