@@ -30,7 +30,7 @@ def test_it_holds_the_users_object_and_what_is_known_of_it(llama, backend, famil
     assert session.backend.name == session.origin.backend == backend
     assert session.origin.directory == family_directory("llama")
     assert session.origin.seed is session.origin.revision is None
-    assert [layer.encoding for layer in session.geometry()] == ["rotary", "rotary"]
+    assert [layer.encoding for layer in geometry_of(llama)] == ["rotary", "rotary"]
     assert session.limit.tokens == (128 if backend == "hooked" else None)
 
 

@@ -10,7 +10,7 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Layers
+from tl_posgen.models.selection import Layers, check_indices
 from tl_posgen.models.session import Session, session_of
 
 
@@ -32,7 +32,8 @@ def geometry_of(model: Model | Session, layers: Layers = None) -> tuple[LayerGeo
         >>> first.encoding, first.error < 1e-4
         ('rotary', True)
     """
-    return session_of(model).geometry(layers)
+    session = session_of(model)
+    return tuple(session.layer(index).geometry for index in check_indices(layers, session.model.cfg.n_layers, "layer"))
 
 
 def check(model: Model | Session, *, printed: bool = True) -> pd.DataFrame:

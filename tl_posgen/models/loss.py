@@ -67,23 +67,15 @@ def judged(
 
 
 def prompts_of_one_length(
-    model: Model | Session,
-    prompts: Any,
-    length: int | None,
-    n_prompts: int | None,
-    *,
-    consecutive: bool = False,
-    beyond: bool = False,
+    model: Model | Session, prompts: Any, length: int | None, n_prompts: int | None, *, consecutive: bool = False
 ) -> Int[Tensor, "prompt pos"]:
-    """Return `to_prompts`, stacked; texts of different lengths need `length`, and only with `beyond` may prompts be
-    longer than the training context."""
+    """Return `to_prompts` within the training context, stacked; texts of different lengths need `length`."""
     session = session_of(model)
-    if length is not None and not beyond:
+    if length is not None:
         require_context(session, length)
     rows = to_prompts(session, prompts, length, n_prompts, consecutive=consecutive)
     require_one_length(rows)
-    if not beyond:
-        require_context(session, len(rows[0]))
+    require_context(session, len(rows[0]))
     return torch.stack(rows)
 
 

@@ -17,10 +17,9 @@ from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
 from tl_posgen.models.backends.hooked import Hooked
 from tl_posgen.models.geometry.probe import Found, Probed, probe_layers
-from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
+from tl_posgen.models.layers.geometry import ContextLimit
 from tl_posgen.models.layers.projections import Projections, projections_of
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Layers, check_indices
 
 KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBridge": Bridge}
 
@@ -282,9 +281,6 @@ class Session:
         if isinstance(found, UnsupportedModelError):
             raise UnsupportedModelError(*found.args)
         return found
-
-    def geometry(self, layers: Layers = None) -> tuple[LayerGeometry, ...]:
-        return tuple(self.layer(index).geometry for index in check_indices(layers, self.model.cfg.n_layers, "layer"))
 
     def attention(self, layer: int) -> Any:
         """Return the attention module of a layer."""

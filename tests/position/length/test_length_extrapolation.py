@@ -11,7 +11,7 @@ from tl_posgen.claims import PAPERS
 from tl_posgen.claims.running import analyses_of
 from tl_posgen.core.formatting import format_number
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.loss import prompts_of_one_length, token_losses
+from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, lm_infinite
 from tl_posgen.position.length.length_extrapolation import TOLERATED, WORDS, within_noise
@@ -140,7 +140,7 @@ def test_the_rise_of_the_loss_is_paired_by_prompt(mini, alice):
     """Against the losses of four prompts, taken one by one."""
     measure, inside = LengthExtrapolation(**OPTIONS, conditions=["lm_infinite"]), OPTIONS["inside"]
     result = measure(mini, alice, layers=[0], **{**QUIET, "n_prompts": 4})
-    rows = prompts_of_one_length(mini, alice, inside * OPTIONS["times"], 4, beyond=True)
+    rows = torch.stack(to_prompts(mini, alice, inside * OPTIONS["times"], 4))
     under, own = token_losses(mini, rows, lm_infinite(mini, inside, 2, layers=[0])), token_losses(mini, rows)
     segments = torch.stack([under[:, start : start + inside].mean(1) for start in range(inside, rows.shape[1], inside)])
     rise = (segments.mean(0) - own[:, :inside].mean(1)).double().numpy()

@@ -31,8 +31,16 @@ def fused_bridge(
 ) -> Iterator[None]:
     """While the block runs, the attention of every layer is computed by `attention_of(layer)`; a joint projection's
     only where its geometry is known."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(_IMPLEMENTATION, attention_function)
+    AttentionMaskInterface.register(_IMPLEMENTATION, mask_function)
+    name, modules = "_attn_implementation_internal", model.original_model.modules()
+    configs = {id(one): one for module in modules if hasattr(one := getattr(module, "config", None), name)}
     with ExitStack() as stack:
-        stack.enter_context(_implementation(model.original_model))
+        for config in configs.values():
+            stack.callback(setattr, config, name, getattr(config, name))
+            setattr(config, name, _IMPLEMENTATION)
         for layer, block in enumerate(model.blocks):
             component = getattr(block, "attn", None)
             if component is None or not hasattr(component, "hook_attn_scores"):
@@ -135,25 +143,6 @@ def attention_scale(hf_attn: Any, d_head: int) -> float:
 
 
 # What transformers calls
-
-
-@contextmanager
-def _implementation(hf_model: Any) -> Iterator[None]:
-    """While the block runs, the model's config names the implementation that is registered here."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(_IMPLEMENTATION, attention_function)
-    AttentionMaskInterface.register(_IMPLEMENTATION, mask_function)
-    name = "_attn_implementation_internal"
-    configs = {id(one): one for module in hf_model.modules() if hasattr(one := getattr(module, "config", None), name)}
-    held = {key: getattr(one, name) for key, one in configs.items()}
-    try:
-        for one in configs.values():
-            setattr(one, name, _IMPLEMENTATION)
-        yield
-    finally:
-        for key, one in configs.items():
-            setattr(one, name, held[key])
 
 
 def mask_function(

@@ -1,7 +1,8 @@
 """The capture of one layer on one prompt, which every measure is given."""
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -73,10 +74,11 @@ class LayerCapture:
 
     def of_heads(self, part: slice) -> "LayerCapture":
         """Return the capture of some of its heads."""
-        held: dict[str, Any] = {one.name: vars(self).get(one.name) for one in fields(LayerCapture) if one.init}
-        held |= {name: held[name][part] for name in PER_HEAD if held[name] is not None}
-        rotated = {name: x[part] for name, x in self._rotated.items()}
-        return LayerCapture(**held | {"heads": list(self.heads)[part], "_rotated": rotated})
+        held = {name: vars(self).get(name) for name in (*PER_HEAD, "sinks", "_used")}
+        some = copy.copy(self)
+        vars(some).update({name: x[part] for name, x in held.items() if x is not None}, heads=list(self.heads)[part])
+        some._rotated, some._shared = {name: x[part] for name, x in self._rotated.items()}, {}
+        return some
 
     def of_rows(self, start: int, stop: int) -> "LayerCapture":
         """Return q of the queries start .. stop - 1 and k of the keys that the last of them may see, as a step with a
@@ -163,9 +165,6 @@ class StreamedCapture(LayerCapture):
         for name in ("attn_scores", "pattern"):  # the properties stand in for them
             vars(self).pop(name, None)
 
-    def of_heads(self, part: slice) -> "StreamedCapture":
-        return StreamedCapture(super().of_heads(part), None if self.sinks is None else self.sinks[part])
-
     def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         return self.score_rows(start, stop)
 
@@ -202,9 +201,6 @@ class EditedCapture(LayerCapture):
     k: Any = property(_refuse)
     rotated_q: Any = property(_refuse)
     rotated_k: Any = property(_refuse)
-
-    def of_heads(self, part: slice) -> "EditedCapture":
-        return EditedCapture(super().of_heads(part), None if self._used is None else self._used[part], self.why)
 
     @property
     def bilinear(self) -> bool:

@@ -1,7 +1,6 @@
 """The null models of a model: random init, of the same shape, and shuffled weights, trained ones in random order."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -99,24 +98,22 @@ def shuffle(model: Model, seed: int, *, undo: bool = False) -> None:
     weights = dict(model.named_parameters())
     with torch.no_grad():
         for name, weight in weights.items():
-            if is_matrix(name, weight) and not _is_joint(weight, weights.values()):
+            memory = weight.untyped_storage()
+            # parts of its memory that are weights too (a bridge's joint q/k/v) are shuffled instead
+            is_joint = weight.nbytes == memory.nbytes() and any(
+                part.untyped_storage().data_ptr() == memory.data_ptr() and part.numel() < weight.numel()
+                for part in weights.values()
+            )
+            if is_matrix(name, weight) and not is_joint:
                 order = torch.randperm(weight.numel(), generator=generator, device="cpu").to(weight.device)
                 flat = weight.flatten()
                 shuffled = torch.empty_like(flat).index_copy_(0, order, flat) if undo else flat[order]
                 weight.copy_(shuffled.view_as(weight))
                 if weight.numel() > 2**20:  # a permutation takes four times as much as weights of two bytes
                     del order, flat, shuffled
-                    trim()
+                    trim(every=0.2)
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:
     """Tell matrices from biases, of which a HookedTransformer keeps one per head in b_Q [head, d_head]."""
     return weight.ndim > 1 and not name.rsplit(".", 1)[-1].lstrip("_").startswith("b_")
-
-
-def _is_joint(weight: Tensor, weights: Iterable[Tensor]) -> bool:
-    """Tell whether other weights are parts of its memory (a bridge's joint q/k/v); those are shuffled instead."""
-    memory = weight.untyped_storage()
-    whole = weight.numel() * weight.element_size() == memory.nbytes()
-    parts = [w for w in weights if w.untyped_storage().data_ptr() == memory.data_ptr() and w.numel() < weight.numel()]
-    return whole and bool(parts)

@@ -22,10 +22,11 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.loss import judged, prompts_of_one_length
+from tl_posgen.models.loss import judged
 from tl_posgen.models.memory import fits_pass
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import session_of
+from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
@@ -266,7 +267,7 @@ class LengthExtrapolation(Measure):
         n = inside * self.times
         session_of(model).require_length(n)
         wanted = N_PROMPTS if n_prompts is None and isinstance(prompts, str) else n_prompts
-        rows = list(prompts_of_one_length(model, prompts, n, wanted, consecutive=consecutive, beyond=True))
+        rows = to_prompts(model, prompts, n, wanted, consecutive=consecutive)
         if len(rows) < 2:
             raise InputError(f"{self.name}: the noise level needs two prompts at least, not n_prompts={len(rows)}")
         return rows
