@@ -225,8 +225,6 @@ def test_every_link_and_picture_exists(path):
             continue
         file, _, anchor = link.partition("#")
         target = path.parent / file if file else path
-        if target.parent.resolve() == DOCS / "notebooks":  # made from these when the site is built
-            target = ROOT / "examples" / f"{target.stem}.ipynb"
         assert target.is_file(), f"{of_page(path)}: {link}"
         if anchor:
             assert anchor in anchors(target.read_text(encoding="utf-8")), f"{of_page(path)}: {link}"
