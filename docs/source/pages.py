@@ -212,7 +212,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "claim_rows": claim_rows,
         "interval": interval,
         "told": shorter,
-        "measured_with": ", ".join(sorted({one["settings"]["version"] for one in numbers.values() if "results" in one})),
+        "measured_with": ", ".join(sorted({of["settings"]["version"] for of in numbers.values() if "results" in of})),
         "training_log": training_log(),
         "address": address(),
         "site": project().get("urls", {}).get("Documentation", "").removesuffix("/"),
