@@ -208,7 +208,8 @@ class Overview(Measure):
             course = f"lies between {found[low]:{form}} ({low}) and {found[high]:{form}} ({high}) over {what}"
             if found[low] == found[high]:
                 course = f"is {found[low]:{form}}" + (f" in all {what}" if n > 1 else f" ({low})")
-            last, sizes = _at_the_end(one)(own), np.log(own.data["parameters"])
+            last = _at_the_end(one)(own)
+            sizes: Any = np.log(own.data["parameters"])
             over = mean_over(last, [dim for dim in last.dims if dim not in (*KEPT, "model")])
             known = sizes.where(mean_of(at_init(over, TRAINED)).notnull()).dropna("model").values
             if len(known) >= _FEWEST and len(np.unique(known)) > 2:
