@@ -27,11 +27,10 @@ KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBrid
 @dataclass
 class _Streamed:
     """Streaming of a model: the `Stream` that stands in for its attention, while it does; why none can ("" if one can,
-    None before that was tried); hook points that do not fire meanwhile."""
+    None before that was tried)."""
 
     by: Any = None
     refusal: str | None = None
-    silent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

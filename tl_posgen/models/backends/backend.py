@@ -146,11 +146,11 @@ class Backend(ABC):
 
     def cached_difference(self) -> str:
         """Say how the last block's output at the last of a few random tokens differs where the tokens before it come
-        from the KV cache, the user's hooks left out; "" if it does not. Compared as in `logit_error`."""
+        from the KV cache, the user's hooks left out; "" if it does not. See `how_they_differ`."""
         model, tokens, outputs = self.model, self.some_tokens(_N_CACHED), list[Tensor]()
 
         def keep(_module: Any, _args: Any, output: Any) -> None:
-            outputs.append(first_output(output)[:, -1:])
+            outputs.append((output[0] if isinstance(output, tuple) else output)[:, -1:].detach().float())
 
         with torch.no_grad(), without_hooks(model):
             handle = model.blocks[-1].register_forward_hook(keep)
@@ -215,11 +215,6 @@ class Backend(ABC):
     @abstractmethod
     def copy(self, origin: Origin) -> Model:
         """Make a model with the same weights that shares nothing with this one, and without its hooks."""
-
-
-def first_output(output: Any) -> Tensor:
-    """Return a block's output, without what else it hands over."""
-    return (output[0] if isinstance(output, tuple) else output).detach().float()
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:

@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin, Read, first_output, split_heads
+from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin, Read, split_heads
 from tl_posgen.models.backends.fused_bridge import attention_scale, fused_bridge
 from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.conversion.hugging_face import quiet
@@ -138,23 +138,14 @@ class Bridge(Backend):
         if self.model.compatibility_mode:
             yield None
             return
-        replaced: list[tuple[Any, str, Any]] = []
-        modules, seen = [self.model.original_model], set()
+        modules = list(self.model.original_model.modules())
+        children = [(module, name, child) for module in modules for name, child in module._modules.items()]
         try:
-            while modules:
-                module = modules.pop()
-                for name, child in module._modules.items():
-                    inner = original(child)
-                    if inner is None or id(inner) in seen:
-                        continue
-                    seen.add(id(inner))
-                    modules.append(inner)
-                    if inner is not child:
-                        replaced.append((module, name, child))
-                        module._modules[name] = inner
+            for module, name, child in children:
+                module._modules[name] = original(child)
             yield self.model.original_model
         finally:
-            for module, name, child in replaced:
+            for module, name, child in children:
                 module._modules[name] = child
 
     def difference(self, origin: Origin) -> str:
@@ -181,34 +172,11 @@ class Bridge(Backend):
                 except RuntimeError as error:
                     return f"the Hugging Face model that it wraps cannot run ({first_line(error)})"
             differ = how_they_differ(centred(model(tokens)), expected, dtype)
-            if not differ:
-                return ""
-            parting = self._where_streams_part(tokens)
-        return (
-            f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: "
+        return differ and (
+            "this TransformerBridge computes something else than the Hugging Face model that it wraps: "
             f"logits {differ}. What it shows is not that model's attention; report the difference to TransformerLens."
             + rounding_remedy(dtype)
         )
-
-    def _where_streams_part(self, tokens: Int[Tensor, "1 pos"]) -> str:
-        """Name the first layer whose output differs from the plain model's; "" where that cannot be said."""
-        streams: list[list[Tensor]] = []
-        for is_plain in (False, True):
-            entering: list[Tensor] = []
-            keep = partial(lambda seen, _module, _args, out: seen.append(first_output(out)), entering)
-            with ExitStack() as stack:
-                run = stack.enter_context(self.plain()) if is_plain else self.model
-                for block in self.model.blocks:
-                    module = original(block) if is_plain else block
-                    stack.callback(module.register_forward_hook(keep).remove)
-                run(tokens)
-            streams.append(entering)
-        for layer, (own, expected) in enumerate(zip(*streams, strict=False)):
-            if own.shape != expected.shape:
-                return ""
-            if not float((own - expected).abs().max()) <= 1e-3 * float(expected.abs().max()):
-                return f"layer {layer}: the residual streams part here; "
-        return ""
 
     def fused(
         self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]

@@ -91,10 +91,9 @@ def require_whole(layer: int, n_queries: int, n_keys: int) -> None:
 
 
 def text_of_pass(
-    mask: Any, batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken, device: torch.device
-) -> tuple[Bool[Tensor, "batch pos"], list[slice]]:
-    """Return which tokens any query sees, and the text of every prompt: by the mask, else by the padding token, where
-    the ids are known.
+    mask: Any, batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken
+) -> list[slice]:
+    """Return the text of every prompt: by the mask, else by the padding token, where the ids are known.
 
     Padding behind the text changes nothing before it. Before the text it changes everything, so it is refused.
 
@@ -103,50 +102,37 @@ def text_of_pass(
             query, key], the `Mask` of a streamed pass, or None for all.
     """
     given = mask.padding if isinstance(mask, Mask) else mask
-    seen = torch.ones(batch, length, dtype=torch.bool, device=device)
     if given is not None:
         if given.ndim == 4:
             given = given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
             # MPT marks what is hidden, as future keys are
             given = (given ^ given[:1, :1, :1, -1:] if length > 1 else given)[:, 0].any(1)
-        seen = given[:, :length].bool().to(device).expand(batch, -1)
-    whole = [slice(0, length)] * batch
-    if mask is not None and (spans := spans_of_mask(seen)) != whole:
-        return seen, spans
+        if (spans := spans_of_mask(given[:, :length].bool().expand(batch, -1))) != [slice(0, length)] * batch:
+            return spans
     spans = spans_of_tokens(batch, length, tokens, pad)
     if before := next(((prompt, span.start) for prompt, span in enumerate(spans) if span.start), None):
         raise InputError(
             f"prompt {before[0]}: it begins with {before[1]} padding tokens that the model was not told to mask, so "
             f"its numbers are not those of the text; {REMEDY}"
         )
-    return seen, spans
+    return spans
 
 
-def mask_of_scores(
+def spans_of_scores(
     geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
-) -> tuple[Bool[Tensor, ""], Bool[Tensor, "batch pos"]]:
-    """Return, without waiting for the device, whether head 0 has numbers alone, over keys that the layer may see, and
-    which keys any of its queries sees: all heads have one mask."""
+) -> list[slice]:
+    """Find the text of every prompt by the keys that queries of head 0 see, as all heads have one mask."""
     scores = plain_scores(attn_scores[:, 0], dtype)
     require_whole(geometry.layer, *scores.shape[1:])
-    visible = scores != -torch.inf
-    extra = visible > geometry.visible(scores.shape[2], visible.device)
-    return ~(scores.isnan().any() | extra.any()), visible.any(1)
-
-
-def seen_by_scores(
-    geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
-) -> Bool[Tensor, "batch pos"]:
-    """Return which keys any query sees, by the mask that a layer's scores have; see `plain_scores`."""
-    fine, seen = mask_of_scores(geometry, attn_scores, dtype)
-    if fine:
-        return seen
-    if attn_scores[:, 0].isnan().any():
+    if scores.isnan().any():
         raise InputError(
             f"layer {geometry.layer}: scores are NaN: broken weights, or padding that this model does not mask "
             "cleanly; run prompts one at a time"
         )
-    raise _sees_too_much(geometry)
+    visible = scores != -torch.inf
+    if (visible > geometry.visible(scores.shape[2], visible.device)).any():
+        raise _sees_too_much(geometry)
+    return spans_of_mask(visible.any(1))
 
 
 def _sees_too_much(geometry: LayerGeometry) -> UnsupportedModelError:
