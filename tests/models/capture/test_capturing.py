@@ -3,7 +3,7 @@
 import pytest
 import torch
 from captures import EVERYTHING, assert_same_parts, captures_of, run
-from families import GROUPED, VOCAB, save_config, with_sizes
+from families import FAMILIES, GROUPED, VOCAB, save_config, with_sizes
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import capturing, run_capture
@@ -176,10 +176,10 @@ def test_heads_may_differ_from_layer_to_layer(llama):
                 assert torch.equal(getattr(capture, name), getattr(everything, name)[capture.heads]), (route, name)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3", "gemma3", "olmo2", "phi3"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3", "gemma3", "olmo2", "phi3", "llama4"])
 @pytest.mark.parametrize("route", [run, captures_of])
 def test_one_pass_gives_the_inputs_of_queries_and_keys_beside_the_rest(family_model, backend, name, route):
-    if backend == "hooked" and name in ("gemma3", "olmo2"):
+    if backend == "hooked" and not FAMILIES[name].hooked:
         pytest.skip("this family is a bridge's only")
     model, passes = family_model(name, backend), []
     handle = model.embed.register_forward_hook(lambda *_: passes.append(1))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.models.conversion.convert import PARAMETERS, build
@@ -114,13 +114,13 @@ class Backend(ABC):
         return nullcontext()
 
     @abstractmethod
-    def reader(self, layer: int, normed: bool, handed_on: bool) -> Read:
+    def reader(self, layer: int, *, normed: bool = False, norms: bool = False) -> Read:
         """Return what makes queries and keys before RoPE, after qk-norm, and values of what the layer's hooks carry, in
         the model's dtype.
 
         Args:
             normed: whether the hooks of queries and keys fire after their norm.
-            handed_on: whether its attention is left to Hugging Face.
+            norms: whether they fire before the norm that a bridge's attention has.
         """
 
     @abstractmethod
@@ -135,10 +135,6 @@ class Backend(ABC):
             rotates: whether any layer of the model is rotated by cos and sin that hooks see.
             handed_on: whether its attention is left to Hugging Face.
         """
-
-    def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
-        """Return queries or keys just projected, after qk-norm where the hooks that `reader` reads fire after it."""
-        return x
 
     def difference(self, origin: Origin) -> str:
         """Say how the logits differ from those of the Hugging Face model that it wraps; "" without one."""

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
@@ -74,7 +73,7 @@ class Bridge(Backend):
     def hf_attention(self, layer: int) -> Any:
         return self.model.blocks[layer].attn.original_component
 
-    def reader(self, layer: int, normed: bool, handed_on: bool) -> Read:
+    def reader(self, layer: int, *, normed: bool = False, norms: bool = False) -> Read:
         hf_attn = self.hf_attention(layer)
         d_head = int(getattr(hf_attn, "head_dim", None) or self.model.cfg.d_head)
         clip = getattr(getattr(hf_attn, "config", None), "clip_qkv", None)
@@ -82,10 +81,12 @@ class Bridge(Backend):
         def read(part: str, x: Tensor) -> Tensor:
             if part not in ("q", "k"):
                 return split_heads(x, d_head) if part == "v" else x
+            norm = _own_norm(hf_attn, part) if norms else None
+            if (weight := getattr(norm, "weight", None)) is not None and weight.numel() != d_head:
+                x, norm = norm(x.flatten(2)).detach(), None  # over all heads together
             # hook_q_normed is [batch, head, pos, d] where the norm is per head, flat where it is over all heads
             x = x if normed and x.ndim == 4 else split_heads(x, d_head)
-            if handed_on and (norm := _own_norm(hf_attn, part)) is not None:
-                x = norm(x)
+            x = x if norm is None else norm(x).detach()
             return x if clip is None else x.clamp(-clip, clip)
 
         return read
@@ -122,14 +123,6 @@ class Bridge(Backend):
             slopes = build_alibi_tensor(torch.ones(1, 2, device="cpu"), draft.n_heads, torch.float32)[:, 0, 1]
             return [replace(draft, encoding="alibi", alibi_slopes=slopes)]
         return [replace(draft, encoding="absolute" if positions == "standard" else "none")]
-
-    def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
-        if not geometry.qk_norm:
-            return x
-        norm = _own_norm(self.hf_attention(geometry.layer), part)
-        weight = getattr(norm, "weight", None)
-        per_head = weight is None or weight.numel() == x.shape[-1]
-        return norm(x.transpose(1, 2) if per_head else x.flatten(2)).detach()
 
     @contextmanager
     def plain(self) -> Iterator[Any]:

@@ -22,6 +22,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.padding import (
     NO_PADDING,
     REMEDY,
+    as_ids,
     ids_and_mask,
     pad_token,
     require_whole,
@@ -43,6 +44,7 @@ from tl_posgen.progress import count_pass
 
 Consumer = Callable[[LayerCapture], None]
 TRIMMED = 2.0  # seconds after which what layers left in the heap goes back to the system: half of the peak otherwise
+_NO_CACHE = ", or analyse the model itself (tl_posgen.analyze): an ActivationCache holds no more"
 _EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # where hooks may change scores
 
 
@@ -133,12 +135,12 @@ def run_capture(
     return predicted if "logits" in needs else None
 
 
-def _checked_needs(needs: Iterable[str], known: Sequence[str]) -> frozenset[str]:
+def _checked_needs(needs: Iterable[str], known: Sequence[str], remedy: str = "") -> frozenset[str]:
     """Return the parts of a capture that are asked for; InputError for one that is not among `known`."""
     if isinstance(needs, str):
         raise InputError(f"needs={needs!r}: give a set of names, such as needs={{{needs!r}}}")
     if unknown := sorted(map(str, set(needs) - set(known))):
-        raise InputError(f"cannot capture {', '.join(unknown)}; choose from {', '.join(known)}")
+        raise InputError(f"cannot capture {', '.join(unknown)}; choose from {', '.join(known)}{remedy}")
     return frozenset(needs)
 
 
@@ -343,7 +345,7 @@ def needed_names(model: Model | Session, needs: Iterable[str] = frozenset(), lay
         ['blocks.2.attn.hook_q', 'blocks.2.attn.hook_k', 'blocks.2.attn.hook_pattern']
     """
     session = session_of(model)
-    wanted = _needs_of_cache(needs) | {"q", "k"}
+    wanted = _checked_needs(needs, PARTS, _NO_CACHE) | {"q", "k"}
     indices = check_indices(layers, session.model.cfg.n_layers, "layer")
     return [session.layer(index).names[part] for index in indices for part in PARTS if part in wanted]
 
@@ -373,7 +375,7 @@ def captures_from_cache(
             padding that cannot be told from text; tokens of another shape than it; a need that no cache can hold; no
             numbers, on the device meta.
     """
-    session, needs = session_of(model), None if needs is None else _needs_of_cache(needs)
+    session, needs = session_of(model), None if needs is None else _checked_needs(needs, PARTS, _NO_CACHE)
     selected = select_heads(session.model, layers, heads)
     if not hasattr(cache, "keys"):
         raise InputError(f"the cache is a {type(cache).__name__}; give what model.run_with_cache(tokens) returned")
@@ -390,7 +392,8 @@ def captures_from_cache(
         )
     for one in probed:
         for name in held.intersection(one.names.values()):
-            _require_numbers(f"the cache's {name}", cache[name])
+            if cache[name].is_meta:
+                raise InputError(f"the cache's {name}: on the device meta, which holds no numbers; give those of a run")
         if one.handed_on and (name := one.names["attn_scores"]) in held and is_pattern(cache[name]):
             raise InputError(
                 f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
@@ -398,14 +401,11 @@ def captures_from_cache(
             )
 
     ids, mask = ids_and_mask(tokens)
-    if ids is not None:
-        try:
-            ids = torch.atleast_2d(torch.as_tensor(ids))
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise InputError(f"tokens: {ids!r} are no token ids; give those that were run, [batch, pos]") from error
-        if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
-            raise InputError(f"tokens of {ids.dtype} are no token ids; give those that were run, [batch, pos]")
-        _require_numbers("tokens", ids)
+    ids = (
+        None
+        if ids is None
+        else as_ids(ids, f"tokens: {ids!r} are no token ids; give those that were run, [batch, pos]")
+    )
 
     def read(one: Probed, parts: Iterable[str], prompts: slice) -> dict[str, Tensor]:
         """Return those of these parts that the cache holds, [prompt, ...], where the layer lies in the model."""
@@ -459,20 +459,3 @@ def _proved(capture: LayerCapture, parts: Mapping[str, Tensor], span: slice, **e
             f"a hook shows. {used.why} To have it masked, {REMEDY}"
         )
     return used
-
-
-def _require_numbers(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor on the device meta."""
-    if tensor.is_meta:
-        raise InputError(f"{name}: on the device meta, which holds no numbers; give those of a pass that was run")
-
-
-def _needs_of_cache(needs: Iterable[str]) -> frozenset[str]:
-    """Return the parts that are asked for; InputError for one that no cache can hold."""
-    needs = _checked_needs(needs, (*PARTS, "inputs", "logits"))
-    if unheld := needs & {"inputs", "logits"}:
-        raise InputError(
-            f"{' and '.join(sorted(unheld))}: an ActivationCache cannot give them; analyse the model itself instead "
-            "(tl_posgen.analyze, or tl_posgen.models.run_capture), which runs it"
-        )
-    return needs

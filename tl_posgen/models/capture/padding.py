@@ -7,10 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import row_ranges
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.geometry.proof import plain_scores
-from tl_posgen.models.layers import fused
 from tl_posgen.models.layers.fused import Mask
 from tl_posgen.models.layers.geometry import LayerGeometry
 
@@ -131,30 +129,11 @@ def spans_of_scores(
         )
     visible = scores != -torch.inf
     if (visible > geometry.visible(scores.shape[2], visible.device)).any():
-        raise _sees_too_much(geometry)
+        raise UnsupportedModelError(
+            f"layer {geometry.layer}: queries see keys that the causal mask, or the window that was probed "
+            f"(window {geometry.window}), should hide from them"
+        )
     return spans_of_mask(visible.any(1))
-
-
-def _sees_too_much(geometry: LayerGeometry) -> UnsupportedModelError:
-    """Return the error of a pass whose mask is wider than the layer's."""
-    return UnsupportedModelError(
-        f"layer {geometry.layer}: queries see keys that the causal mask, or the window that was probed "
-        f"(window {geometry.window}), should hide from them"
-    )
-
-
-def spans_of_rows(geometry: LayerGeometry, mask: Mask, n_prompts: int, n: int) -> list[slice]:
-    """Find the text of every prompt by the mask that a streamed pass uses, a block of rows at a time."""
-    if mask.causal and geometry.window is None:
-        return [slice(0, n)] * n_prompts
-    found = torch.zeros(n_prompts, n, dtype=torch.bool, device="cpu")
-    for start, stop in row_ranges(n, n, fused.SCORES_AT_ONCE):
-        seen = mask.rows(start, stop)[:, 0]
-        position = torch.arange(n, device=seen.device)
-        if (seen > geometry.sees(position[start:stop, None] - position)).any():
-            raise _sees_too_much(geometry)
-        found |= seen.any(1).cpu()
-    return spans_of_mask(found)
 
 
 def spans_of_tokens(batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken) -> list[slice]:
@@ -166,6 +145,21 @@ def spans_of_tokens(batch: int, length: int, tokens: Int[Tensor, "batch pos"] | 
             "or one prompt at a time"
         )
     return [slice(0, length)] * batch if tokens is None else texts_of(tokens.tolist(), pad)
+
+
+def as_ids(ids: Any, wrong: str) -> Int[Tensor, "batch pos"]:
+    """Return the token ids of one prompt or of several; InputError for what is none, `wrong` where it is no tensor."""
+    try:
+        found = torch.atleast_2d(torch.as_tensor(ids))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(wrong) from error
+    if found.ndim != 2 or found.numel() == 0:
+        raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(found.shape)}")
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise InputError(f"token ids must be integers, not {found.dtype}")
+    if found.is_meta:
+        raise InputError("token ids are on the device meta, which holds no numbers; give those that were read")
+    return found
 
 
 def ids_and_mask(prompts: Any) -> tuple[Any, Bool[Tensor, "batch pos"] | None]:
