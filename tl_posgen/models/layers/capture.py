@@ -137,6 +137,11 @@ class LayerCapture:
         assert self.pattern is not None, "the pattern was not asked for"
         return self.pattern[:, start:stop, :stop]
 
+    def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        """Return `attn_scores` of queries start .. stop - 1 over keys before `stop`; a streamed pass forms no more."""
+        assert self.attn_scores is not None, "the scores were not asked for"
+        return self.attn_scores[:, start:stop, :stop]
+
     def score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         """Return the scores that the pass used of queries start .. stop - 1 over keys before `stop`, -inf where
         invisible."""
@@ -159,6 +164,9 @@ class StreamedCapture(LayerCapture):
         vars(self).update({**vars(capture), "_shared": {}, "sinks": sinks})
         for name in ("attn_scores", "pattern"):  # the properties stand in for them
             vars(self).pop(name, None)
+
+    def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        return self.score_rows(start, stop)
 
     def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         scores = self.score_rows(start, stop)

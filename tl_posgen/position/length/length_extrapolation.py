@@ -318,7 +318,7 @@ class LengthExtrapolation(Measure):
                 blocks = []
                 for start, stop in ranges:
                     pattern = layer.pattern_rows(start, stop)
-                    attention = entropy_and_normaliser(layer.score_rows(start, stop), pattern)
+                    attention = entropy_and_normaliser(layer.attn_score_rows(start, stop), pattern)
                     blocks.append((pattern @ layer.v[:, :stop], *attention))
                 o, *by_query = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
                 if layer.layer in outputs:
@@ -334,7 +334,7 @@ class LengthExtrapolation(Measure):
             for number, row in enumerate(run.rows):
                 tokens = row[None].to(session.device)
                 with session.under(hooks[condition]):
-                    needs = frozenset({"v", "pattern", "logits"})
+                    needs = frozenset({"v", "attn_scores", "pattern", "logits"})
                     logits = run_capture(session, tokens, partial(add_layer, number), needs, **where)
                 assert logits is not None
                 losses.append(judged(session, logits, tokens)[0].cpu().numpy())
