@@ -9,7 +9,6 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.session import session_of
 
 
 def some_tokens(batch: int = 2, length: int = 20) -> torch.Tensor:
@@ -183,7 +182,7 @@ def test_one_pass_gives_the_inputs_of_queries_and_keys_beside_the_rest(family_mo
         pytest.skip("this family is a bridge's only")
     model, passes = family_model(name, backend), []
     handle = model.embed.register_forward_hook(lambda *_: passes.append(1))
-    session_of(model).found()
+    route(model, some_tokens())  # looked at for the first time, and streamed where it must be
     passes.clear()
     with torch.no_grad():
         captures = route(model, some_tokens(), EVERYTHING | {"inputs"})

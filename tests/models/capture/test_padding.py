@@ -180,6 +180,7 @@ def test_a_hook_that_hides_a_token_is_not_taken_for_padding(llama, what, layers)
     hooks = [(f"blocks.{layer}.attn.hook_attn_scores", hide(HIDDEN[what])) for layer in layers]
     for capture in captures_of(llama, torch.arange(2, 22)[None], hooks=hooks):
         assert capture.length == 20
+        assert not capture.pattern.isnan().any()  # of what hides keys, the pattern can be measured
         if capture.layer in layers:
             with pytest.raises(UnsupportedModelError, match="sees other keys than its mask gives"):
                 capture.scores()

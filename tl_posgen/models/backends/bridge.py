@@ -81,7 +81,7 @@ class Bridge(Backend):
         def read(part: str, x: Tensor) -> Tensor:
             if part not in ("q", "k"):
                 return split_heads(x, d_head) if part == "v" else x
-            norm = _own_norm(hf_attn, part) if norms else None
+            norm: Any = _own_norm(hf_attn, part) if norms else None
             if (weight := getattr(norm, "weight", None)) is not None and weight.numel() != d_head:
                 x, norm = norm(x.flatten(2)).detach(), None  # over all heads together
             # hook_q_normed is [batch, head, pos, d] where the norm is per head, flat where it is over all heads
