@@ -13,7 +13,7 @@ import xarray as xr
 
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import ALL, KEPT, SHUFFLED, TRAINED, Numbers, mean_over
+from tl_posgen.core.numbers import ALL, KEPT, SHUFFLED, TRAINED, Numbers, at_init, mean_of, mean_over
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
@@ -209,8 +209,9 @@ class Overview(Measure):
                 course = f"is {found[low]:{form}}" + (f" in all {what}" if n > 1 else f" ({low})")
             last = _at_the_end(one)(own)
             sizes: Any = np.log(own.data["parameters"])
-            if len(np.unique(sizes)) > 2 and own.data.sizes["model"] >= _FEWEST:
-                over = mean_over(last, [dim for dim in last.dims if dim not in (*KEPT, "model")])
+            over = mean_over(last, [dim for dim in last.dims if dim not in (*KEPT, "model")])
+            known = sizes.where(mean_of(at_init(over, TRAINED)).notnull()).dropna("model").values
+            if len(known) >= _FEWEST and len(np.unique(known)) > 2:
                 course += f"; with ln parameters r = {own.correlation(sizes, over, over=('model',)).plain:.2f}"
             sentences.append(f"{one.sentence} {course}{own.number(last).null_in_brackets:{form}}.")
         return sentences

@@ -182,7 +182,7 @@ class Study:
 
     Attributes:
         name: of the study.
-        models, texts, measures: models at their revisions, texts, and measures, those that they come after too.
+        models, texts, measures: models at their revisions, texts, and measures; those that they come after are added.
         length, n_prompts, consecutive, seed, null_seeds, shuffled_seeds: as in `analyze`.
         drop_cache: delete a revision's files from the Hub's cache once its jobs are done.
 
@@ -209,6 +209,7 @@ class Study:
         check_options(self, "study")
         if not re.fullmatch(r"[\w-]+", self.name):
             raise InputError(f"study: name = {self.name!r}; give letters, digits, _ and -")
+        registry.requested(self.measures)  # none twice
         check_seed(self.seed)
         check_seeds(self.null_seeds)
         if self.shuffled_seeds is not None:
@@ -259,7 +260,7 @@ class Study:
     @property
     def settings(self) -> dict[str, Any]:
         """All that every job depends on beside its model and text, JSON-ready; models and texts may be added."""
-        measures = {measure.name: measure.options() for measure in self.measures}
+        measures = {measure.name: measure.options() for measure in registry.requested(self.measures)}
         return {"study": self.name, "measures": measures, **self.cut, "versions": versions()}
 
 
@@ -330,7 +331,7 @@ def _parsed(written: Mapping[str, Any], folder: Path) -> Study:
             raise InputError(f"measures: {one!r}; give a name, or a table with a name and options")
         options = {key: value for key, value in table.items() if key != "name"}
         measures.append(registry.measure_from(table["name"], options))
-    given = {"models": models, "texts": texts, "measures": registry.requested(measures)}
+    given = {"models": models, "texts": texts, "measures": measures}
     return _made(Study, {**written, **given}, "study")
 
 

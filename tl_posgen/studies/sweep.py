@@ -14,6 +14,7 @@ from typing import Any
 from joblib import Parallel, delayed, parallel_config
 from tqdm.auto import tqdm
 
+from tl_posgen.core import registry
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.files import require_writable, write_files
 from tl_posgen.core.options import require
@@ -141,8 +142,8 @@ def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
             continue
         try:
             if len(jobs) > 1 and model is weights.pretrained:
-                model = model.load(precise=any(measure.precise for measure in study.measures))
-            several = len(study.measures) > 1
+                model = model.load(precise=any(measure.precise for measure in registry.requested(study.measures)))
+            several = len(study.measures) > 1  # a study of one measure fails where the model does not allow it
             how = {"measures": study.measures, "skip_unsupported": several, "progress": False}
             report = analyze(model, job.text.words, keep=parts, **how, **study.cut)
             of_job = {"job": list(job.place), "study": study.settings, "identity": job.identity}
