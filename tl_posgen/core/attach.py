@@ -97,6 +97,8 @@ class Attached:
         provenance = provenance_of(nulls.session, known, nulls.seeds, nulls.shuffled, self.seed)
         lengths = sorted(set(feed.lengths.values()))
         provenance |= {"prompts": len(rows), "length": lengths[0] if len(lengths) == 1 else lengths}
+        if len(known) < len(rows):
+            provenance["tokens_sha256"] = None
         results = {}
         for measure in prepared:
             of_measure = {init: side[measure.name] for init, side in sides.items()}

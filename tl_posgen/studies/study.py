@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import check_seeds
-from tl_posgen.core.options import Count, Within, check_options
+from tl_posgen.core.options import Count, Within, check_options, with_options
 from tl_posgen.core.store import in_file_name
 from tl_posgen.errors import InputError, PosgenError, check_seed
 from tl_posgen.models.conversion.files import first_line
@@ -340,12 +340,7 @@ def _made(kind: type[_Made], written: Any, where: str, short: str = "name") -> _
     written = {short: written} if isinstance(written, str) else written
     if not isinstance(written, Mapping):
         raise InputError(f"{where}: {written!r}; give a word or a table")
-    known: Any = {one.name: one for one in fields(kind)}  # pyright: ignore[reportArgumentType]
-    if unknown := [key for key in written if key not in known]:
-        raise InputError(f"{where}: no entry {unknown[0]!r}; there are {', '.join(known)}")
-    if missing := [name for name, one in known.items() if one.default is MISSING and name not in written]:
-        raise InputError(f"{where}: {dict(written)!r} lacks {missing[0]!r}")
-    return kind(**written)
+    return with_options(kind, written, where)
 
 
 def _located(name: str, folder: Path) -> str:
