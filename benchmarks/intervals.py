@@ -42,8 +42,8 @@ from tl_posgen.position.decomposition.numbers.variance_shares import Spread, Tri
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.decomposition.variance import moments_of
 from tl_posgen.position.substitution.hooks import by_constant, by_split, substitute
-from tl_posgen.position.substitution.numbers import triangle
 from tl_posgen.rope.planes import SecondMoments
+from tl_posgen.rope.splits import triangle
 from tl_posgen.slash.dominance import statistics_of
 from tl_posgen.stats.intervals import Bounds, jackknife_interval, mean_interval, prompts_per_group, t_975
 
