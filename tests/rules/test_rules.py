@@ -110,7 +110,7 @@ def test_rules_stand_between_drawn_and_the_best_keys(result):
     assert result.numbers("recall", rule="drawn").nulls[0] > 0.8  # almost any keys will do
 
 
-@pytest.mark.parametrize(("name", "backend"), family_cases("gpt2", without=["llama4"]))
+@pytest.mark.parametrize(("name", "backend"), family_cases("gpt2"))
 def test_every_encoding_has_rules(family_model, name, backend):
     model, tokens = family_model(name, backend), torch.randint(2, 60, (2, 20), generator=torch.manual_seed(0))
     found = Rules(budget=3)(model, tokens, null_seeds=(), progress=False)

@@ -47,7 +47,7 @@ def brute_shares(sides, geometry, side, term):
     return products / products.sum(0)
 
 
-@pytest.mark.parametrize(("name", "backend"), family_cases("neox", "gemma3", without=["llama4"]))
+@pytest.mark.parametrize(("name", "backend"), family_cases("neox", "gemma3"))
 def test_shares_are_those_of_every_query_key_and_distance(family_model, name, backend):
     model = family_model(name, backend)
     result = Sources(**EVERY, by="head")(model, TOKENS, **QUIET)

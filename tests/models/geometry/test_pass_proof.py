@@ -139,19 +139,6 @@ def test_a_cache_of_edited_scores_is_read_as_edited(llama):
         edited.scores()
 
 
-def test_hidden_keys_leave_the_pattern_alone_measurable(llama):
-    def hide(scores):
-        scores = scores.clone()
-        scores[:, :, 50:, 3] = -torch.inf
-        return scores
-
-    geometry_of(llama)
-    (capture,) = captures_of(llama, TOKENS, hooks=edit(0, "attn_scores", hide), layers=[0])
-    assert float(capture.pattern[0, 60, 3]) == 0
-    with pytest.raises(UnsupportedModelError, match="sees other keys than its mask gives"):
-        capture.scores()
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2", "neox", "qwen3"])
 @pytest.mark.parametrize("n", [2, 3, 64, 65, 120])
 def test_plain_passes_are_plain(family_model, backend, name, n):

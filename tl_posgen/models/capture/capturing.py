@@ -22,17 +22,16 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.padding import (
     NO_PADDING,
     REMEDY,
+    as_ids,
     ids_and_mask,
-    mask_of_scores,
     pad_token,
     require_whole,
-    seen_by_scores,
     spans_of_mask,
     spans_of_tokens,
     text_of_pass,
 )
 from tl_posgen.models.geometry.probe import Probed
-from tl_posgen.models.geometry.proof import as_streamed, cut, is_pattern, layer_capture, tolerance, verify_capture
+from tl_posgen.models.geometry.proof import as_streamed, is_pattern, layer_capture, tolerance, verify_capture
 from tl_posgen.models.layers.capture import FORMED, PARTS, EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import LayerAttention
 from tl_posgen.models.layers.projections import projection_weights, prove_projections
@@ -45,6 +44,7 @@ from tl_posgen.progress import count_pass
 
 Consumer = Callable[[LayerCapture], None]
 TRIMMED = 2.0  # seconds after which what layers left in the heap goes back to the system: half of the peak otherwise
+_NO_CACHE = ", or analyse the model itself (tl_posgen.analyze): an ActivationCache holds no more"
 _EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # where hooks may change scores
 
 
@@ -135,12 +135,12 @@ def run_capture(
     return predicted if "logits" in needs else None
 
 
-def _checked_needs(needs: Iterable[str], known: Sequence[str]) -> frozenset[str]:
+def _checked_needs(needs: Iterable[str], known: Sequence[str], remedy: str = "") -> frozenset[str]:
     """Return the parts of a capture that are asked for; InputError for one that is not among `known`."""
     if isinstance(needs, str):
         raise InputError(f"needs={needs!r}: give a set of names, such as needs={{{needs!r}}}")
     if unknown := sorted(map(str, set(needs) - set(known))):
-        raise InputError(f"cannot capture {', '.join(unknown)}; choose from {', '.join(known)}")
+        raise InputError(f"cannot capture {', '.join(unknown)}; choose from {', '.join(known)}{remedy}")
     return frozenset(needs)
 
 
@@ -169,9 +169,8 @@ class _PassCapture:
         self.pad = pad_token(session.model.tokenizer)
         self.parts: dict[str, Tensor] = {}
         self.last = "pattern" if "pattern" in self.needs else "attn_scores"  # to fire of what is captured of a layer
-        self.spans: list[slice] = []  # the text of each prompt
         self.mask: Any = None  # what the first layer's attention is given as one
-        self.seen: Tensor | None = None  # [batch, pos]: what that leaves of them
+        self.shape, self.spans = (0, 0), list[slice]()  # of the pass, and the text of each prompt
         self.fired: set[int] = set()  # layers that were handed over
         self.owner, self.stream = session.owner, session.streamed.by
         self.prompts_before = self.prompts_seen = 0
@@ -260,51 +259,39 @@ class _PassCapture:
         with torch.no_grad():  # norms of queries and keys have weights
             parts = {part: probed.read(part, value) for part, value in self.parts.items()}
         self.parts.clear()
-        layer, dtype, (batch, _, length, _) = probed.geometry.layer, parts["q"].dtype, parts["q"].shape
+        layer, (batch, _, length, _) = probed.geometry.layer, parts["q"].shape
+        if "attn_scores" in parts:
+            require_whole(layer, *parts["attn_scores"].shape[2:])
+            streamed = None
         tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
         if probed is self.layers[0]:
             self.session.require_evaluation()
             self.prompts_before, self.prompts_seen = self.prompts_seen, self.prompts_seen + batch
             mask, self.mask = self.mask, None
-            self.seen, self.spans = text_of_pass(mask, batch, length, tokens, self.pad, parts["q"].device)
-        if self.seen is None or self.seen.shape != (batch, length):
+            self.shape, self.spans = (batch, length), text_of_pass(mask, batch, length, tokens, self.pad)
+        if self.shape != (batch, length):
             raise InputError(f"layer {layer}: the pass skipped layer {self.layers[0].geometry.layer}, which begins it")
-        needs, compared = self.needs, dict[str, Any]()
-        if formed := "attn_scores" in parts:
-            fine, found = mask_of_scores(probed.geometry, parts["attn_scores"], dtype)
-            compared = {
-                "all_scores": any(self.is_hooked(layer, name) for name in _EDITED),
-                "all_patterns": self.is_hooked(layer, "pattern"),
-                "mask_holds": fine & (found == self.seen.to(found.device)).all(),
-            }
-        else:
-            needs -= set(FORMED)
+        edited = {
+            "all_scores": any(self.is_hooked(layer, name) for name in _EDITED),
+            "all_patterns": self.is_hooked(layer, "pattern"),
+        }
         captures = []
         for row, span in enumerate(self.spans):
-            own = cut({part: value[row] for part, value in parts.items()}, span)
-            ids = None if tokens is None else tokens[row, span]
-            capture = layer_capture(probed.geometry, own, self.heads[layer], needs, self.prompts_before + row, ids)
-            if formed or streamed is None:
-                used = verify_capture(capture, own.get("attn_scores"), own.get("pattern"), dtype, **compared)
-                captures.append(used)
+            own = {part: value[row] for part, value in parts.items()}
+            needs = self.needs & own.keys()
+            ids = None if tokens is None else tokens[row]
+            capture = layer_capture(
+                probed.geometry, own, self.heads[layer], needs, self.prompts_before + row, ids, span
+            )
+            if streamed is None:
+                capture = _proved(capture, own, span, **edited)
             else:
-                captures.append(as_streamed(capture, streamed, row, span, dtype))
-        if any(isinstance(capture, EditedCapture) for capture in captures):
-            found = seen_by_scores(probed.geometry, parts["attn_scores"], dtype)
-            if (differ := found != self.seen.to(found.device)).any():
-                prompt, token = differ.nonzero()[0].tolist()
-                if found[prompt, token]:
-                    raise InputError(
-                        f"prompt {prompt}: token {token} is padding by the mask, and queries see it; {REMEDY}"
-                    )
-                raise InputError(
-                    f"prompt {prompt}: token {token} is hidden from every query. If a hook hides it, let it leave the "
-                    f"token visible to itself; if it is padding, {REMEDY}"
-                )
+                capture = as_streamed(capture, streamed, row, span, own["q"].dtype)
+            captures.append(capture)
         projections = self.session.projections(layer) if "inputs" in self.needs else None
         for capture in captures:
             if projections is not None and capture.inputs is not None:
-                allowed = tolerance(dtype)
+                allowed = tolerance(parts["q"].dtype)
                 prove_projections(projections, capture.inputs, capture.q, capture.k, capture.heads, allowed)
                 capture.projections = projections
         self.fired.add(layer)
@@ -358,7 +345,7 @@ def needed_names(model: Model | Session, needs: Iterable[str] = frozenset(), lay
         ['blocks.2.attn.hook_q', 'blocks.2.attn.hook_k', 'blocks.2.attn.hook_pattern']
     """
     session = session_of(model)
-    wanted = _needs_of_cache(needs) | {"q", "k"}
+    wanted = _checked_needs(needs, PARTS, _NO_CACHE) | {"q", "k"}
     indices = check_indices(layers, session.model.cfg.n_layers, "layer")
     return [session.layer(index).names[part] for index in indices for part in PARTS if part in wanted]
 
@@ -388,7 +375,7 @@ def captures_from_cache(
             padding that cannot be told from text; tokens of another shape than it; a need that no cache can hold; no
             numbers, on the device meta.
     """
-    session, needs = session_of(model), None if needs is None else _needs_of_cache(needs)
+    session, needs = session_of(model), None if needs is None else _checked_needs(needs, PARTS, _NO_CACHE)
     selected = select_heads(session.model, layers, heads)
     if not hasattr(cache, "keys"):
         raise InputError(f"the cache is a {type(cache).__name__}; give what model.run_with_cache(tokens) returned")
@@ -405,44 +392,30 @@ def captures_from_cache(
         )
     for one in probed:
         for name in held.intersection(one.names.values()):
-            _require_numbers(f"the cache's {name}", cache[name])
+            if cache[name].is_meta:
+                raise InputError(f"the cache's {name}: on the device meta, which holds no numbers; give those of a run")
         if one.handed_on and (name := one.names["attn_scores"]) in held and is_pattern(cache[name]):
             raise InputError(
                 f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
                 "of this architecture to Hugging Face; make the cache inside `with tl_posgen.streaming(model):`"
             )
 
-    def read(probed: Probed, parts: Iterable[str], prompts: slice, device: torch.device | None) -> dict[str, Tensor]:
-        """Return those of these parts that the cache holds, [prompt, ...]."""
-        found = {part: cache[name] for part, name in probed.names.items() if part in parts and name in held}
+    ids, mask = ids_and_mask(tokens)
+    ids = (
+        None
+        if ids is None
+        else as_ids(ids, f"tokens: {ids!r} are no token ids; give those that were run, [batch, pos]")
+    )
+
+    def read(one: Probed, parts: Iterable[str], prompts: slice) -> dict[str, Tensor]:
+        """Return those of these parts that the cache holds, [prompt, ...], where the layer lies in the model."""
+        device = next(session.attention(one.geometry.layer).parameters()).device
+        found = {part: cache[name] for part, name in one.names.items() if part in parts and name in held}
         if not getattr(cache, "has_batch_dim", True):
             found = {part: x[None] for part, x in found.items()}
-        return {part: probed.read(part, x[prompts].to(device or x.device)) for part, x in found.items()}
+        return {part: one.read(part, x[prompts].to(device)) for part, x in found.items()}
 
-    def captures() -> Iterator[LayerCapture]:
-        wanted = PARTS if needs is None else {"q", "k", *FORMED} | needs
-        for prompt, span in enumerate(spans):
-            for one in probed:
-                layer = one.geometry.layer
-                device = next(session.attention(layer).parameters()).device
-                batch = read(one, wanted, slice(prompt, prompt + 1), device)
-                parts = cut({part: x[0] for part, x in batch.items()}, span)
-                of_prompt = None if ids is None else ids[prompt, span]
-                handed = parts if needs is None else needs
-                capture = layer_capture(one.geometry, parts, selected[layer], handed, prompt, of_prompt)
-                yield verify_capture(capture, parts.get("attn_scores"), parts.get("pattern"), parts["q"].dtype)
-
-    ids, mask = ids_and_mask(tokens)
-    if ids is not None:
-        try:
-            ids = torch.atleast_2d(torch.as_tensor(ids))
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise InputError(f"tokens: {ids!r} are no token ids; give those that were run, [batch, pos]") from error
-        if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
-            raise InputError(f"tokens of {ids.dtype} are no token ids; give those that were run, [batch, pos]")
-        _require_numbers("tokens", ids)
-    first = read(probed[0], ("q", "attn_scores"), slice(None), None)
-    batch, _, length, _ = first["q"].shape
+    batch, _, length, _ = read(probed[0], ["q"], slice(None))["q"].shape
     if ids is not None and (batch, length) != tuple(ids.shape):
         raise InputError(
             f"tokens {list(ids.shape)}: the cache holds {batch} prompts of {length} tokens; give the ids that were "
@@ -450,34 +423,39 @@ def captures_from_cache(
         )
     pad = pad_token(session.model.tokenizer)
     spans = spans_of_tokens(batch, length, ids, pad) if mask is None else spans_of_mask(mask)
-    seen = torch.ones(batch, length, dtype=torch.bool)
-    if known := "attn_scores" in first:
-        seen = seen_by_scores(probed[0].geometry, first["attn_scores"], first["q"].dtype).cpu()
-    for prompt, span in enumerate(spans):
-        unmasked = bool(seen[prompt].all())
-        if span.start and unmasked:
-            told = "its padding token is at" if mask is None else "its mask hides"
-            why = "the pass did not"
-            if not known:
-                why = "whether the pass did is not known; add hook_attn_scores to the cache"
-            raise InputError(f"prompt {prompt}: {told} {span.start} tokens before the text, and {why}")
-        if not unmasked and seen[prompt].nonzero()[:, 0].tolist() != list(range(length))[span]:
-            raise InputError(f"prompt {prompt}: the pass masked other tokens than its padding; {REMEDY}")
+    shown = all(one.names["attn_scores"] in held for one in probed)
+    if not shown and (padded := [(prompt, span.start) for prompt, span in enumerate(spans) if span.start]):
+        raise InputError(
+            f"prompt {padded[0][0]}: {padded[0][1]} tokens before its text are padding, and whether the pass masked "
+            "them is not known; add hook_attn_scores to the cache"
+        )
+
+    def captures() -> Iterator[LayerCapture]:
+        wanted = PARTS if needs is None else {"q", "k", *FORMED} | needs
+        for prompt, span in enumerate(spans):
+            for one in probed:
+                parts = {part: x[0] for part, x in read(one, wanted, slice(prompt, prompt + 1)).items()}
+                given, of_prompt = parts if needs is None else needs, None if ids is None else ids[prompt]
+                heads_there = selected[one.geometry.layer]
+                capture = layer_capture(one.geometry, parts, heads_there, given, prompt, of_prompt, span)
+                yield _proved(capture, parts, span)
+
     return captures()
 
 
-def _require_numbers(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor on the device meta."""
-    if tensor.is_meta:
-        raise InputError(f"{name}: on the device meta, which holds no numbers; give those of a pass that was run")
-
-
-def _needs_of_cache(needs: Iterable[str]) -> frozenset[str]:
-    """Return the parts that are asked for; InputError for one that no cache can hold."""
-    needs = _checked_needs(needs, (*PARTS, "inputs", "logits"))
-    if unheld := needs & {"inputs", "logits"}:
+def _proved(capture: LayerCapture, parts: Mapping[str, Tensor], span: slice, **edited: bool) -> LayerCapture:
+    """Return what `verify_capture` makes of a prompt's capture; InputError where scores are NaN, or padding before the
+    text is seen."""
+    scores = parts.get("attn_scores")
+    used = verify_capture(capture, scores, parts.get("pattern"), parts["q"].dtype, span, **edited)
+    if isinstance(used, EditedCapture) and scores is not None and scores[:, span].isnan().any():
         raise InputError(
-            f"{' and '.join(sorted(unheld))}: an ActivationCache cannot give them; analyse the model itself instead "
-            "(tl_posgen.analyze, or tl_posgen.models.run_capture), which runs it"
+            f"layer {capture.layer}: scores are NaN: broken weights, or padding that this model does not mask cleanly; "
+            "run prompts one at a time"
         )
-    return needs
+    if span.start and isinstance(used, EditedCapture) and used._used is None:
+        raise InputError(
+            f"prompt {capture.prompt}: {span.start} tokens before its text are padding, which the pass did not mask or "
+            f"a hook shows. {used.why} To have it masked, {REMEDY}"
+        )
+    return used

@@ -16,7 +16,7 @@ from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.conversion.hugging_face import quiet
 from tl_posgen.models.memory import is_released, release, trim
 from tl_posgen.models.model import Model
-from tl_posgen.models.same_logits import logit_error, random_tokens, rounding_remedy
+from tl_posgen.models.same_logits import how_they_differ, random_tokens, rounding_remedy
 
 PARAMETERS = "_tl_posgen_parameters"  # attribute of a model made here: the number of weights before conversion
 _N_TOKENS = 24
@@ -80,15 +80,14 @@ def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backe
 
 
 def _require_same(model: Model, tokens: Tensor, expected: Tensor, name: str) -> None:
-    """Refuse a conversion with other logits than the Hugging Face model's; see `logit_error`."""
+    """Refuse a conversion with other logits than the Hugging Face model's."""
     n = min(tokens.shape[1], model.cfg.n_ctx)
     with torch.no_grad():
         converted: Tensor = model(tokens[:, :n].to(model.cfg.device)).cpu().float()
-    same, error, allowed = logit_error(converted, expected[:, :n], model.cfg.dtype)
-    if not same:
+    if differ := how_they_differ(converted, expected[:, :n], model.cfg.dtype):
         raise UnsupportedModelError(
-            f"{name}: as a {type(model).__name__} its logits differ by {error:.2g} ({allowed:.2g} is allowed), "
-            "so TransformerLens computes something else." + rounding_remedy(model.cfg.dtype)
+            f"{name}: as a {type(model).__name__} its logits {differ}, so TransformerLens computes something else."
+            + rounding_remedy(model.cfg.dtype)
         )
 
 

@@ -77,7 +77,7 @@ def _probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rota
         normed = "q_normed" in fired and "k_normed" in fired
         if normed:
             names |= {part: f"{names[part]}_normed" for part in ("q", "k")}
-        read = backend.reader(layer, normed, handed_on)
+        read = backend.reader(layer, normed=normed, norms=handed_on)
         q, k = (summable(read(part, fired[f"{part}_normed" if normed else part])[0]) for part in ("q", "k"))
         plain = LayerGeometry(layer, "none", len(q), len(k), q.shape[-1], q.shape[-1] ** -0.5)
         drafts = backend.drafts(plain, fired, rotates, handed_on)
