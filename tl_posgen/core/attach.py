@@ -94,6 +94,8 @@ class Attached:
         provenance = provenance_of(nulls.session, known, nulls.seeds, nulls.shuffled, self.seed)
         lengths = sorted(set(feed.lengths.values()))
         provenance |= {"prompts": len(rows), "length": lengths[0] if len(lengths) == 1 else lengths}
+        if len(known) < len(rows):
+            provenance["tokens_sha256"] = None
         results = {}
         for measure in self.measures:
             require_prompts(measure, nulls.session, rows)
