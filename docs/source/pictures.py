@@ -71,7 +71,8 @@ def draw(names: Any = None) -> None:
             (DOCS / f"{name}.png").write_bytes(photograph(browser, figure, picture.width, picture.height))
             print(f"wrote docs/{name}.png")
         if not names or "page" in names:
-            photograph_page(browser, results_of(PAGE).html())
+            report: Any = results_of(PAGE)
+            photograph_page(browser, report.html())
         for name, result in results_of(PART).items() if not names or PART in names else ():
             if result.kinds:
                 (DOCS / "measures" / f"{name}.png").write_bytes(photograph(browser, result.plot(), 1160))
