@@ -36,7 +36,7 @@ PICTURES = {
     "slash_ablations": Picture("mini slash", "slash_ablation", "ablations", 1000),
     "slash_toy": Picture("toy all, 3", "slash_toy", "maps", 1120),
     "coupling": Picture("mini claims", "coupling", "map", 720),
-    "writers": Picture("mini writers", "sources", "graph", 860),
+    "writers": Picture("mini writers", "sources", "layers", 860),
     "places": Picture("atome_vanilla_1m places", "variance", "places", 1000),
 }
 
