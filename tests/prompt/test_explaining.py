@@ -238,7 +238,7 @@ def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_p
         ({"head": "7.1"}, "layer 7 does not exist"),
         ({"side": "value"}, "side 'value': choose key or query"),
         ({"prompt": ["one text", "another text"]}, "2 prompts: give one text"),
-        ({"other": "Down, down."}, r"other: \d+ tokens, and the prompt has \d+; give as many"),
+        ({"other": "Down, down."}, r"other= has \d+ tokens, and the prompt \d+; give as many"),
         ({"other": PROMPT, "parts": {"a": torch.zeros(1)}}, "parts are of one prompt"),
         ({"parts": {}}, "parts: give name -> tensor"),
         ({"parts": {"a": torch.zeros(3, 4)}}, r"part 'a': \[3, 4\]; the residual stream .* is \[\d+, 128\]"),
