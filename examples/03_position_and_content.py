@@ -38,7 +38,7 @@ replaced = Substitution()(model, text, **cut)
 replaced.table().round(3)
 
 # %% [markdown]
-# The same for the random init, whose loss does not depend on attention:
+# The same of the random init, whose loss no attention changes:
 
 # %%
 replaced.table("random init").round(3)
@@ -80,8 +80,7 @@ replaced.show()
 # %% [markdown]
 # ## Scores beside their two parts
 #
-# The picture has a few heads, each above the same head of the random init: scores within rows, their position part and their
-# content part.
+# A few heads, each above the same one of the random init: scores within rows, their position part, their content part.
 
 # %%
 examples = tl_posgen.analyze(model, text, measures=["three_axis", "split_examples"], **cut)

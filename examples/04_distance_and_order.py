@@ -31,8 +31,7 @@ tokens.shape
 # %% [markdown]
 # ## Control the distance
 #
-# Every pair of every head sees one distance, or no pair sees more than a limit. The last row is the null: all pairs see their own
-# distance.
+# Every pair of every head sees one distance; or no pair sees more than a limit. Last, the null: all pairs at their own distance.
 
 # %%
 for options in ({"distance": 0}, {"distance": 64}, {"beyond": 8}, {"distance": lambda d: d}):
@@ -59,7 +58,7 @@ controlled.plot("curves")
 # %% [markdown]
 # ## Disturb the order
 #
-# The same swaps are made of tokens, of the positions of queries and keys, or of the position part alone. `n_cloze` adds the accuracy in a
+# The same swaps of tokens, of the positions of queries and keys, or of the position part alone. `n_cloze` adds the accuracy in a
 # cloze made from the text.
 
 # %%
@@ -75,7 +74,7 @@ print(*disturbed.findings(), sep="\n")
 disturbed.plot()
 
 # %% [markdown]
-# For which tokens does the loss rise?
+# Token by token: whose loss rises?
 
 # %%
 disturbed.show()

@@ -96,7 +96,7 @@ for name, hooks in {"untouched": [], "LM-Infinite": lm_infinite(model, n_local=i
     print(repr(model.tokenizer.decode(written)), "\n")
 
 # %% [markdown]
-# The number of different tokens with which the text goes on:
+# The text goes on with as many different tokens as:
 
 # %%
 follows = book[3 * inside :]

@@ -13,7 +13,7 @@
 # %% [markdown]
 # # Why does this head attend there?
 #
-# This is about one prompt, one head, and one token that attends. Its attention scores are split into what the distance alone makes, what the
+# One prompt, one head, one token that attends. Its attention scores are split into what the distance alone makes, what the
 # key alone makes, what query and key make together, and what needs all three; then into RoPE planes, and into the
 # components of the model that wrote the key. All of them are exact sums: they add up to the model's own scores.
 
@@ -36,7 +36,7 @@ found.plot()
 
 # %% [markdown]
 # Position is what the query and the distance give, whatever the key. The mean key that it needs comes from another text, the
-# bundled book unless you give one: means of the prompt itself would contain the scores to be explained.
+# bundled book unless you give one: means of the prompt itself would hold what is to be explained.
 
 # %%
 print(found.data.attrs["reference"])
@@ -45,8 +45,8 @@ found.show()
 # %% [markdown]
 # ## Is it so?
 #
-# The sum is exact, but which of its terms matter? `check` deletes the largest terms in the running model, and, for
-# comparison, drawn terms with the same sum of absolute values.
+# The sum is exact, but which of its terms matter? `check` deletes the largest terms in the running model, and beside them drawn
+# terms of the same sum of absolute values.
 
 # %%
 found.check(n=10).round(3)
@@ -64,7 +64,7 @@ planes = found.frame(by=("term", "plane"))
 planes[planes["key"] == key].pivot(index="plane", columns="term", values="contribution").round(2).head(8)
 
 # %% [markdown]
-# The key is a sum too: the embedding, earlier heads and MLPs wrote its terms into the residual stream.
+# The key is a sum too: of what the embedding, earlier heads and MLPs wrote into the residual stream.
 
 # %%
 found.largest(8, key=key, by=("term", "source")).round(2)
@@ -110,7 +110,7 @@ for name, hooks in conditions.items():
 # ## Who writes the position, and what is left without it
 #
 # Position rests on a key that is nearly the same for all tokens. The measure `sources` says, over a text, which component writes
-# it: each row has the shares of a layer's position part, beside those of a randomly initialised model.
+# it: shares of the position part, a row a layer, beside a randomly initialised model.
 
 # %%
 from tl_posgen.models import bundled_text
