@@ -75,8 +75,9 @@ def mean_key_r(
     scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
     assert scores.without_first_token
     both = (scores, scores.without_first_token)
-    squares = torch.stack([torch.stack([one.tss, one.within_rows]) for one in both])  # [tokens, rows, head]
-    constant = torch.stack([torch.stack([one.is_constant(one.tss), one.is_constant(one.within_rows)]) for one in both])
+    squares, constant = (
+        torch.stack(some) for some in zip(*((one.squares, one.is_constant) for one in both), strict=True)
+    )
     shared, of_split = found
     r = (shared / (squares[:, :, None] * of_split).sqrt()).nan_to_num(0, 0, 0).clamp(-1, 1)
     over_all, within_rows = r.masked_fill(constant[:, :, None], torch.nan).unbind(1)
