@@ -80,8 +80,8 @@ class TripleMoments:
         first = 0 if first_token else 1
         if q.shape[1] <= first:
             raise InputError(f"no token is left of a prompt of {q.shape[1]}; give a longer one")
-        x = torch.stack([q, k])[:, :, first:]
-        return _triple_moments([x.shape[2]], *(one[None] for one in _mean_and_spread(x)), rope)[0]
+        mean, spread = _mean_and_spread(torch.stack([q, k])[:, :, first:])
+        return _triple_moments([q.shape[1] - first], mean[None], spread[None], rope)[0]
 
     @classmethod
     def with_and_without_first(
