@@ -7,7 +7,7 @@
     python docs/regenerate.py --pictures              # docs/*.png from what was measured
     python docs/regenerate.py --notebooks             # examples/*.ipynb from examples/*.py, run on the mini model
     python docs/regenerate.py --how-to                # what the pages of docs/how_to print and draw, on the mini model
-    python docs/regenerate.py --site                  # what the site needs beside its pages: notebooks, KaTeX
+    python docs/regenerate.py --site                  # build/docs, what the site is built from; needs npm
 
 Measuring keeps every finished part in build/numbers, so a second run goes on where the first one stopped. Parts whose
 model is not there keep the numbers that they have.
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument(
         "--how-to", nargs="*", metavar="NAME", help="run these pages of docs/how_to, or all; needs chromium"
     )
-    parser.add_argument("--site", action="store_true", help="write docs/notebooks and docs/katex; needs npm")
+    parser.add_argument("--site", action="store_true", help="write build/docs, with notebooks and KaTeX; needs npm")
     chosen = parser.parse_args()
     listed = (chosen.notebooks, chosen.how_to)
     if not (chosen.measure or chosen.pages or chosen.pictures or chosen.site or any(one is not None for one in listed)):

@@ -67,7 +67,7 @@ study = {
     "n_prompts": 4,
     "measures": ["three_axis", "variance", "loss"],
 }
-print(tl_posgen.sweep(study, out="runs", progress=False))
+tl_posgen.sweep(study, out="runs", progress=False)
 
 # %% [markdown]
 # One dataset with labelled dims; models and revisions that were not asked for together are NaN:

@@ -11,7 +11,7 @@ sys.path.insert(0, str(DOCS / "source"))
 import pages  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 FOLDERS = [DOCS, *(DOCS / name for name in ("how_to", "measures", "reference"))]
-OF_SITE = [path for place in FOLDERS for path in sorted(place.glob("*.md")) if path.name != "changelog.md"]  # a copy
+OF_SITE = [path for place in FOLDERS for path in sorted(place.glob("*.md"))]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *OF_SITE]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

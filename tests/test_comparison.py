@@ -226,6 +226,19 @@ def test_names_that_are_none_are_refused(intact, names):
         tl_posgen.compare(intact, intact, names=names)
 
 
+def test_passes_without_token_ids_are_not_taken_for_the_same_prompts(mini):
+    def attached(start):
+        prompts = mini.embed(torch.arange(start, start + 80).reshape(4, 20)).detach()
+        with tl_posgen.attach(mini, ["three_axis"]) as run:
+            for prompt in prompts:
+                mini(prompt[None], start_at_layer=0)
+        return run.report()
+
+    reports = attached(0), attached(400)
+    assert reports[0].provenance["tokens_sha256"] is None
+    assert not compared(*reports).own.attrs["paired"]
+
+
 def test_reports_that_share_nothing_are_refused(intact):
     other = tl_posgen.analyze("mini", bundled_text(), measures="loss", length=16, n_prompts=1, null_seeds=())
     with pytest.raises(InputError, match="no per-head number is in both reports"):

@@ -92,6 +92,13 @@ def test_numbers_are_written_in_one_way(form, value, digits, expected):
     assert pages.environment().filters[form](value, digits) == expected
 
 
+def test_readme_shows_lines_that_the_command_prints_in_its_order():
+    (block,) = (one for one in blocks(ROOT / "README.md", "text") if one.startswith("•"))
+    shown = [line for line in block.splitlines() if line.strip() not in ("", "...")]
+    printed = iter(numbers_file.read_numbers()["demo"]["printed"].splitlines())
+    assert [line for line in shown if line not in printed] == []
+
+
 @pytest.mark.parametrize("template", ["README.md.j2", "index.md.j2"])
 def test_the_torch_to_install_is_the_one_of_the_constraints(template):
     said = re.findall(r"pip install (torch==\S+)", (DOCS / "source" / template).read_text(encoding="utf-8"))
@@ -225,8 +232,6 @@ def test_every_link_and_picture_exists(path):
             continue
         file, _, anchor = link.partition("#")
         target = path.parent / file if file else path
-        if target.parent.resolve() == DOCS / "notebooks":  # made from these when the site is built
-            target = ROOT / "examples" / f"{target.stem}.ipynb"
         assert target.is_file(), f"{of_page(path)}: {link}"
         if anchor:
             assert anchor in anchors(target.read_text(encoding="utf-8")), f"{of_page(path)}: {link}"

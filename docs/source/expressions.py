@@ -120,11 +120,12 @@ def slash_planes(result: Any) -> Iterator[Entry]:
 
 
 def cone(result: Any) -> Iterator[Entry]:
-    """Yield means over slash-dominant heads and over the others."""
-    from tl_posgen.slash.dominance import GROUPS, group_mean
+    """Yield how many heads are slash-dominant, and means over these and over the others."""
+    from tl_posgen.slash import dominance
 
-    own = result.numbers
-    for group in GROUPS:
+    own, group_mean = result.numbers, dominance.group_mean
+    yield "n_dominant", {"tokens": "all"}, dominance.n_heads(own, "dominant")
+    for group in dominance.GROUPS:
         at = {"tokens": "all", "heads": group}
         yield "best_uniform", at, group_mean(own, "best_uniform", group)
         for name in ("r1", "gain"):

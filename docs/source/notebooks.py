@@ -19,7 +19,7 @@ from pictures import browser_of, photograph
 
 EXAMPLES = ROOT / "examples"
 SOURCES = sorted(EXAMPLES.glob("[0-9]*.py"))
-PAGES = ROOT / "docs" / "notebooks"
+SITE = ROOT / "build" / "docs"  # what the site is built from
 PLOTLY, PNG, HTML = "application/vnd.plotly.v1+json", "image/png", "text/html"
 NOWHERE = "http://127.0.0.1:9"  # a proxy that is not there: notebooks need no network
 OFFLINE = {"http_proxy": NOWHERE, "https_proxy": NOWHERE, "HF_HUB_OFFLINE": "1"}
@@ -119,18 +119,22 @@ def drawn(output: Any, browser: Any) -> None:
 
 
 def write_site() -> None:
-    """docs/notebooks/*.md and their pictures, and docs/changelog.md."""
-    PAGES.mkdir(exist_ok=True)
-    for old in PAGES.iterdir():
-        old.unlink()
+    """Write build/docs: the pages and pictures of docs/, the notebooks as pages, to which links to them now lead, and
+    the changelog."""
+    shutil.rmtree(SITE, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", SITE, ignore=shutil.ignore_patterns("source", "*.py", "*.json", "__pycache__"))
+    (SITE / "notebooks").mkdir()
+    for page in SITE.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(re.sub(r"\.\./examples/(\w+)\.ipynb", r"notebooks/\1.md", text), encoding="utf-8")
     for source in SOURCES:
         notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
         parts = list(parts_of(notebook, source.stem))
-        (PAGES / f"{source.stem}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    changes = (PAGES.parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+        (SITE / "notebooks" / f"{source.stem}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     changes = re.sub(r"\]\(examples/(\w+)\.ipynb\)", r"](notebooks/\1.md)", changes)
     changes = re.sub(r"\[([^\]]+)\]\(CONTRIBUTING\.md[^)]*\)", r"\1", changes).replace("](docs/", "](")
-    (PAGES.parent / "changelog.md").write_text(changes, encoding="utf-8")
+    (SITE / "changelog.md").write_text(changes, encoding="utf-8")
 
 
 def parts_of(notebook: Any, name: str) -> Iterator[str]:
@@ -147,7 +151,7 @@ def parts_of(notebook: Any, name: str) -> Iterator[str]:
             data = output.get("data", {})
             if PNG in data:
                 number += 1
-                (PAGES / f"{name}_{number}.png").write_bytes(base64.b64decode(data[PNG]))
+                (SITE / "notebooks" / f"{name}_{number}.png").write_bytes(base64.b64decode(data[PNG]))
                 yield f"![{cell.source.splitlines()[-1]}]({name}_{number}.png)"
             elif HTML in data:
                 table = re.sub(r"<style.*?</style>", "", data[HTML], flags=re.DOTALL)
@@ -160,7 +164,7 @@ def parts_of(notebook: Any, name: str) -> Iterator[str]:
 
 def fetch_katex() -> None:
     """Fetch KaTeX of package-lock.json with npm, and put its script, style and fonts where the site finds them."""
-    build, target = ROOT / "build" / "katex", ROOT / "docs" / "katex"
+    build, target = ROOT / "build" / "katex", SITE / "katex"
     if shutil.which("npm") is None:
         raise SystemExit("the site's formulas need npm; install it (Debian: apt-get install npm)")
     build.mkdir(parents=True, exist_ok=True)
@@ -168,7 +172,6 @@ def fetch_katex() -> None:
         shutil.copy(ROOT / "docs" / "source" / name, build)
     subprocess.run(["npm", "ci", "--ignore-scripts", "--silent"], cwd=build, check=True)
     dist = build / "node_modules" / "katex" / "dist"
-    shutil.rmtree(target, ignore_errors=True)
     (target / "fonts").mkdir(parents=True)
     for name in ("katex.min.js", "katex.min.css", *(f"fonts/{path.name}" for path in (dist / "fonts").glob("*.woff2"))):
         shutil.copy(dist / Path(name), target / name)

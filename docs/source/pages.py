@@ -22,7 +22,7 @@ from tl_posgen.core.number import Number, mean_of_nulls
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 HERE = Path(__file__).parent
 DOCS, ROOT = HERE.parent, HERE.parents[1]
@@ -148,12 +148,8 @@ def interval(low: float, high: float, digits: int = 3, form: str = "p") -> str:
 
 
 def excerpt(printed: str) -> str:
-    """Three findings, the ends of a table with a row a head, and its means, as a command printed them."""
+    """Three findings, and a table with its first and its last row a head and its means, as a command printed them."""
     lines = [line.rstrip() for line in printed.splitlines()]
-    top = next(number for number, line in enumerate(lines) if line.split()[:2] == ["L", "H"])
-    ends = [line for line in lines if line.split()[:1] in (["mean"], ["random"], ["shuffled"])]
-    table = lines[top : lines.index(ends[0])]
-    heads = [line for line in table if line.split()[:1] and line.split()[0].isdigit()]
     start = next(number for number, line in enumerate(lines) if line.startswith("•"))
     findings, count = [], 0
     for line in lines[start:]:
@@ -161,9 +157,10 @@ def excerpt(printed: str) -> str:
         if count > 3 or not line:
             break
         findings.append(line)
-    kept = [lines[top], heads[0], "   ...", heads[-1], "", *ends]
-    margin = min(len(line) - len(line.lstrip()) for line in kept[:4] if line)
-    return "\n".join([*findings, "", *(line[min(margin, 1) :] for line in kept)])
+    top = next(number for number, line in enumerate(lines) if line.split()[:2] == ["L", "H"])
+    heads = [line for line in lines[top:] if line.split()[:1] and line.split()[0].isdigit()]
+    ends = [line for line in lines if line.split()[:1] in (["mean"], ["random"], ["shuffled"])]
+    return "\n".join([*findings, "", *lines[top - 2 : top + 2], heads[0], "        ...", heads[-1], "", *ends])
 
 
 def quoted(text: str) -> str:
@@ -215,9 +212,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "claim_rows": claim_rows,
         "interval": interval,
         "told": shorter,
-        "measured_with": ", ".join(
-            dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
-        ),
+        "measured_with": ", ".join(sorted({of["settings"]["version"] for of in numbers.values() if "results" in of})),
         "training_log": training_log(),
         "address": address(),
         "site": project().get("urls", {}).get("Documentation", "").removesuffix("/"),

@@ -36,7 +36,7 @@ PICTURES = {
     "slash_ablations": Picture("mini slash", "slash_ablation", "ablations", 1000),
     "slash_toy": Picture("toy all, 3", "slash_toy", "maps", 1120),
     "coupling": Picture("mini claims", "coupling", "map", 720),
-    "writers": Picture("mini writers", "sources", "graph", 860),
+    "writers": Picture("mini writers", "sources", "layers", 860),
     "places": Picture("atome_vanilla_1m places", "variance", "places", 1000),
 }
 
@@ -71,7 +71,8 @@ def draw(names: Any = None) -> None:
             (DOCS / f"{name}.png").write_bytes(photograph(browser, figure, picture.width, picture.height))
             print(f"wrote docs/{name}.png")
         if not names or "page" in names:
-            photograph_page(browser, results_of(PAGE).html())
+            report: Any = results_of(PAGE)
+            photograph_page(browser, report.html())
         for name, result in results_of(PART).items() if not names or PART in names else ():
             if result.kinds:
                 (DOCS / "measures" / f"{name}.png").write_bytes(photograph(browser, result.plot(), 1160))

@@ -71,11 +71,13 @@ def of_planes(r=0.8, interaction=0.2):
     return dataset_of(variables, **groups).assign_coords(prompt_share=("group", [NAN, *[0.25] * 4]))
 
 
-def disturbed(few=0.1, many=0.2, index=0.5, features=0.5):
-    """Rises of the loss by words at 5 % and 20 %, of the index and of the features at 20 %, alike in four prompts."""
-    rises = np.array([[few, many], [0.1, index], [0.1, features]])[:, :, None, None, None].repeat(4, -1)
+def disturbed(few=0.1, many=0.2, index=0.5, features=0.5, above=None):
+    """Rises of the loss by words at 5 %, 20 %, and 10 % if given, of the index and of the features at 20 %, alike in
+    four prompts."""
+    at = {0.05: (few, 0.1, 0.1), **({} if above is None else {0.1: (above, 0.1, 0.1)}), 0.2: (many, index, features)}
+    rises = np.transpose([*at.values()])[:, :, None, None, None].repeat(4, -1)
     dims = ("condition", "ratio", "reach", "target", "prompt")
-    labels = {"condition": ["words", "positions", "position_part"], "ratio": [0.05, 0.2], "reach": ["uniform"]}
+    labels = {"condition": ["words", "positions", "position_part"], "ratio": [*at], "reach": ["uniform"]}
     return dataset_of({"change": (dims, rises)}, **labels, target=["all"])
 
 
@@ -189,9 +191,10 @@ def long_slashes(counts=(1, 3), n=128, window=128):
     return dataset_of(variables, tokens=["all", "without first"], distance=range(n))
 
 
-def coupled(low=0.28, high=0.32, chance=0.02, score=1.2, r2=0.95, states=5):
+def coupled(low=0.28, high=0.32, swapped=None, chance=0.02, score=1.2, r2=0.95, states=5):
     of_bases, of_versions = ("version", "bases", "end"), ("version",)
-    aligned = [[[0.3, low, high], around(0.1, 0)], [around(0.1, 0), around(0.1, 0)]]
+    own = [0.3, low, high]
+    aligned = [[own, own if swapped is None else around(swapped, 0)], [around(0.1, 0), around(0.1, 0)]]
     variables = {
         "coupling": (of_bases, aligned),
         "chance": (of_versions, [chance, 0.0]),
@@ -272,7 +275,14 @@ VERDICTS = [  # claim, numbers of the model beside those that hold, those of nul
     ("position 5", {"features": 0.375}, FAR, "held"),
     ("position 5", {"features": 0.3749}, FAR, "partly"),
     ("position 5", {"few": 0.1001, "features": 0.3}, FAR, "not held"),
-    ("position 5", {"index": 0.0, "features": 0.0}, FAR, "held"),  # neither costs anything: alike
+    ("position 5", {"index": 0.0, "features": 0.0}, FAR, "partly"),  # alike, as in the null: neither costs anything
+    ("position 5", {"few": 0.1001, "index": 0.0, "features": 0.0}, FAR, "not held"),
+    (
+        "position 5",
+        {"few": 0.1001, "index": 0.5, "features": 0.5},
+        [{"index": 0.5, "features": 0, "many": 0}],
+        "not held",
+    ),
     ("position 5", {"few": NAN, "features": 0.3}, FAR, "open"),
     ("position 5b", {"many": 0.79}, FAR, "partly"),
     ("position 5b", {"few": 0.75}, FAR, "not held"),
@@ -337,6 +347,8 @@ VERDICTS = [  # claim, numbers of the model beside those that hold, those of nul
     ("coupling 1", {"low": 0.0999}, FAR, "detectable"),
     ("coupling 1", {"low": 0.1, "chance": 0.1}, FAR, "not held"),
     ("coupling 1", {}, [{"high": 0.03}, {"high": 0.9}], "not held"),  # every random init has to be cleared
+    ("coupling 1", {"swapped": 0.1}, FAR, "partly"),  # left with right, too
+    ("coupling 1", {"swapped": 0.01}, FAR, "detectable"),  # one of both
     ("coupling 2", {"score": 1.25}, FAR, "held"),
     ("coupling 2", {"score": 1.2501}, FAR, "partly"),
     ("coupling 2", {"score": 2.1}, FAR, "not held"),
@@ -448,7 +460,29 @@ def test_a_margin_and_words_name_thresholds_nulls_and_sizes():
 
 def test_order_is_open_where_a_condition_was_not_run_and_says_its_rises():
     assert judged("position 5", change=lambda data: data.sel(condition=["words"])).verdict == "open"
-    assert judged("position 5").measured == "words at 5% 0.10 [0.10, 0.10], words at 20% 0.20 [0.20, 0.20]"
+    told = {"words at 5%": 0.1, "words at 20%": 0.2, "index at 20%": 0.5, "features at 20%": 0.5}
+    assert judged("position 5").measured == ", ".join(f"{name} {x:.2f} [{x:.2f}, {x:.2f}]" for name, x in told.items())
+
+
+@pytest.mark.parametrize(("above", "verdict"), [(0.1, "partly"), (0.1001, "held")])
+def test_words_at_ten_percent_have_to_matter_and_are_told(above, verdict):
+    measure = Perturbation(ratios=(0, 0.05, 0.1, 0.2))
+    found = judge(
+        CLAIMS["position 5"], {measure.name: result_of(measure, disturbed(above=above), disturbed(0, 0, 0, 0, 0))}
+    )
+    assert found.verdict == verdict
+    assert "words at 5% 0.10 [0.10, 0.10], words at 10% 0.10 [0.10, 0.10], words at 20%" in found.measured
+    assert "words at 10% 0.10; " in found.margin
+
+
+def test_both_estimators_of_a_narrower_sum_are_told_and_the_fit_alone_is_judged():
+    results = results_of("position 1b")
+    results["mean_key"] = result_of(MeanKey(), fitted(0.1), fitted(0.2))
+    found = judge(CLAIMS["position 1b"], results)
+    assert (found.verdict, found.measured) == (
+        "held",
+        "r 0.970 [0.960, 0.980]; mean-key split's r 0.100 [0.090, 0.110]",
+    )
 
 
 def test_without_a_cloze_downstream_scores_are_not_measured():

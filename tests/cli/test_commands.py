@@ -150,6 +150,7 @@ def test_claims_go_on_from_finished_parts(done, small, tmp_path, cut):
         ("--layers 'x': write --layers 0", "analyze", "--layers 'x': write --layers 0"),
         ("give length= to cut", "length", "give length= to cut"),  # it has no such option
         ("null_seeds", "nothing", "null_seeds"),
+        ("other= has 3 tokens, and the prompt 5", "explain", "--other has 3 tokens, and the prompt 5"),
     ],
 )
 def test_options_stand_in_the_place_of_the_librarys_keywords(message, command, said):

@@ -70,7 +70,8 @@ REFUSED = {
     ),
     "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "give --tokenizer"),
     "a model without a tokenizer": (["analyze", "--model", CHECKPOINT], "no tokenizer; give --tokenizer, a directory"),
-    "coupling between one token": (["token-coupling", "--tokens", "3"], "give two positions"),
+    "coupling between one token": (["token-coupling", "--tokens=-1"], "give two positions"),
+    "a token that stands twice": (["token-coupling", "--tokens", "3,3"], "--tokens [3, 3]: give a list of one at"),
 }
 
 
@@ -85,6 +86,7 @@ def test_bad_words_get_one_line_that_names_them(refused, cut, case):
     ("words", "said"),
     [
         ("toy --seeds 0", 'Invalid value "0" for --seeds. Must be >= 1.'),
+        ("toy --distance 2.5", "--distance 2.5: give a whole number"),
         ("analyze --consecutive false", "Unused Tokens: ['false']."),
         ("analyze more", "Unused Tokens: ['more']."),
         ("analyze --length", 'Command "analyze" parameter --length requires an argument.'),

@@ -6,7 +6,7 @@ import torch
 from families import family_cases
 
 import tl_posgen
-from tl_posgen.errors import InputError, OutputError, UnsupportedModelError
+from tl_posgen.errors import InputError, OutputError
 from tl_posgen.models import run_capture
 from tl_posgen.prompt import reference_of, residual_sources
 from tl_posgen.prompt.numbers import TERMS
@@ -14,7 +14,6 @@ from tl_posgen.prompt.numbers import TERMS
 TEXT = "it was the best of times, it was the worst of times. it was the age of wisdom."
 PROMPT = "Down, down, down. Would the fall never end? I wonder how many miles I have fallen by this time?"
 TOKENS = torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
-NOT_TRACED = {"llama4"}  # its queries are read behind RoPE, where they are normed
 
 
 def captured(model, tokens, layer):
@@ -38,7 +37,7 @@ def largest_gap(model, tokens, found, cap=None):
     return abs(total - (before_cap - base)).max()
 
 
-@pytest.mark.parametrize(("name", "backend"), family_cases("qwen3", "gemma2", "bloom", without=NOT_TRACED))
+@pytest.mark.parametrize(("name", "backend"), family_cases("qwen3", "gemma2", "bloom"))
 def test_terms_add_up_to_the_models_scores(family_model, name, backend):
     model = family_model(name, backend)
     cap, reference = 50.0 if name == "gemma2" else None, reference_of(model, TEXT, layers=[1])
@@ -239,7 +238,7 @@ def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_p
         ({"head": "7.1"}, "layer 7 does not exist"),
         ({"side": "value"}, "side 'value': choose key or query"),
         ({"prompt": ["one text", "another text"]}, "2 prompts: give one text"),
-        ({"other": "Down, down."}, r"other: \d+ tokens, and the prompt has \d+; give as many"),
+        ({"other": "Down, down."}, r"other= has \d+ tokens, and the prompt \d+; give as many"),
         ({"other": PROMPT, "parts": {"a": torch.zeros(1)}}, "parts are of one prompt"),
         ({"parts": {}}, "parts: give name -> tensor"),
         ({"parts": {"a": torch.zeros(3, 4)}}, r"part 'a': \[3, 4\]; the residual stream .* is \[\d+, 128\]"),
@@ -253,13 +252,6 @@ def test_what_cannot_be_explained_is_refused_before_any_work(mini, unchecked, op
 
     with mini.hooks(fwd_hooks=[("hook_embed", fail)]), pytest.raises(InputError, match=message):
         tl_posgen.explain(mini, **{"prompt": PROMPT, "head": "3.1", **options})
-
-
-def test_keys_that_cannot_be_traced_are_refused(family_model):
-    with pytest.raises(UnsupportedModelError, match="cannot be traced to the attention's input"):
-        tl_posgen.explain(family_model("llama4", "bridge"), TOKENS, 1, 0, reference=TEXT)
-    with pytest.raises(UnsupportedModelError, match=r"means alone: reference_of\(\.\.\., sources=False\)"):
-        reference_of(family_model("llama4", "bridge"), TEXT, layers=[1])
 
 
 def test_no_word_of_a_text_closes_a_script(mini, tmp_path):

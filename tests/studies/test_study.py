@@ -44,9 +44,9 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
         ({"measures": [{"name": "slash", "self": 1}]}, "slash has no option 'self'"),
         ({"models": []}, "models = []; give a list"),
         ({"models": "mini"}, "models = 'mini'; give a list"),
-        ({"models": [{"revisions": ["a"]}]}, "lacks 'name'"),
+        ({"models": [{"revisions": ["a"]}]}, "models needs the option 'name'"),
         ({"models": [""]}, "models: name = '': give a name"),
-        ({"models": [{"name": "mini", "size": 1}]}, "models: no entry 'size'; there are name, revisions"),
+        ({"models": [{"name": "mini", "size": 1}]}, "models has no option 'size'; it has name, revisions"),
         ({"models": [{"name": "mini", "revisions": "a"}]}, "models: revisions = 'a': give a list, each a word"),
         ({"models": [{"name": "mini", "dtype": "int8"}]}, "dtype='int8': give a floating-point one: auto"),
         ({"models": [{"name": "mini", "dtype": "half"}]}, "dtype='half': give a floating-point one: auto"),
@@ -69,7 +69,7 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
         ({"seed": -1}, "seed = -1"),
         ({"name": "a/b"}, "name = 'a/b'; give letters"),
         ({"name": None}, "name = None: give a word"),
-        ({"lenght": 8}, "no entry 'lenght'; there are "),
+        ({"lenght": 8}, "study has no option 'lenght'; it has "),
     ],
 )
 def test_what_cannot_be_used_is_one_line(change, said):
@@ -230,7 +230,7 @@ def test_revisions_stand_in_order_of_training(tmp_path):
 def test_what_is_finished_asks_nothing_of_the_network(tmp_path, no_network):
     study = Study.read(LEAST | {"models": ["someone/model"]})
     leave(study.jobs()[0], tmp_path)
-    assert sweep(study, out=tmp_path, progress=False).finished == ("someone/model/bundled",)
+    assert sweep(study, out=tmp_path, progress=False) == {"someone/model/bundled": "finished"}
 
 
 def test_a_measure_that_needs_more_digits_than_the_checkpoint_gets_them(family_directory, tmp_path, monkeypatch):

@@ -37,22 +37,28 @@ def study(family_directory, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_study_of_one_measure_fails_where_the_model_does_not_allow_it(family_directory, tmp_path):
+    """What the measure comes after is no result in its place; of two measures the other one is."""
+    study = {"name": "one", "models": [str(family_directory("gpt2"))], "length": 12, "n_prompts": 1, "null_seeds": []}
+    failed = sweep(study | {"measures": ["band_ablation"]}, out=tmp_path / "one", progress=False).failed
+    assert [error.partition(":")[0] for error in failed.values()] == ["UnsupportedModelError"]
+    done = sweep(study | {"measures": ["band_ablation", "three_axis"]}, out=tmp_path / "two", progress=False)
+    assert (len(done.finished), done.failed) == (1, {})
+
+
+@pytest.mark.slow
 def test_a_failing_model_is_one_line_and_is_tried_again_by_the_next_run(study, family_directory, tmp_path, capsys):
     out = tmp_path / "runs"
     first = sweep(study, out=out, progress=False)
     before = {path.name: path.stat().st_mtime_ns for path in (out / JOBS).glob("*.nc")}
-    assert first.finished == ("mini/bundled",)
     assert list(before) == ["mini-bundled.nc"]
-    assert list(first.failed) == ["tiny/bundled"]
-    assert first.failed["tiny/bundled"].startswith("ModelError: ")
+    assert first == states(study, out) == {"mini/bundled": "finished", "tiny/bundled": first["tiny/bundled"]}
+    assert first["tiny/bundled"].startswith("failed: ModelError: ")
     [line] = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
-    assert line == f"tiny/bundled failed: {first.failed['tiny/bundled']}"
-    failed = f"failed: {first.failed['tiny/bundled']}"
-    assert states(study, out) == {"mini/bundled": "finished", "tiny/bundled": failed}
+    assert line == f"tiny/bundled {first['tiny/bundled']}"
     study["models"][1]["tokenizer"] = str(family_directory("llama"))
-    assert sweep(study, out=out, progress=False).finished == ("mini/bundled", "tiny/bundled")
+    assert sweep(study, out=out, progress=False) == {"mini/bundled": "finished", "tiny/bundled": "finished"}
     assert {name: (out / JOBS / name).stat().st_mtime_ns for name in before} == before
-    assert set(states(study, out).values()) == {"finished"}
     assert sorted(path.name for path in out.rglob("*")) == [JOBS, "mini-bundled.nc", "tiny-bundled.nc"]
 
     data = open_study(out)
@@ -142,7 +148,7 @@ def test_an_interrupted_sweep_says_what_is_kept(tmp_path, monkeypatch, capsys):
     [part] = (tmp_path / "runs" / "parts" / "mini-text").iterdir()
     with monkeypatch.context() as patched:  # a part that is there is not measured
         patched.setattr("tl_posgen.core.engine.one_pass", lambda *_, **__: pytest.fail("measured again"))
-        assert len(sweep(study, out=tmp_path / "runs", progress=False).finished) == 2
+        assert [*sweep(study, out=tmp_path / "runs", progress=False).values()] == ["finished"] * 2
     assert not part.exists()
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [JOBS]
 
@@ -195,7 +201,7 @@ ON_RAY = """
 import sys, tl_posgen
 study = {"name": "two", "models": ["mini", {"name": "mini", "label": "again"}], "measures": ["loss"],
          "length": 8, "n_prompts": 1, "null_seeds": []}
-print(tl_posgen.sweep(study, out=sys.argv[1], ray="local", progress=False))
+print(*tl_posgen.sweep(study, out=sys.argv[1], ray="local", progress=False).values())
 """
 
 
@@ -207,7 +213,7 @@ def test_ray_takes_jobs_and_what_is_not_there_is_one_line(tmp_path, monkeypatch)
     beside = os.environ | {"RAY_TMPDIR": temporary, "RAY_ADDRESS": ""}
     done = subprocess.run([sys.executable, "-c", ON_RAY, str(tmp_path)], capture_output=True, text=True, env=beside)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "2 finished"
+    assert done.stdout.splitlines()[-1] == "finished finished"
     assert sorted(path.name for path in (tmp_path / JOBS).iterdir()) == ["again-bundled.nc", "mini-bundled.nc"]
 
 
@@ -233,9 +239,11 @@ def test_the_command_lists_runs_and_refuses(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "runs").exists()
     code, said = run(tmp_path / "study.toml")
     assert code == 0, said.err
-    assert "1 finished in" in said.out
+    assert "1 finished, 0 failed in" in said.out
     assert (tmp_path / "runs" / "report" / "index.html").exists()
-    code, said = run(tmp_path / "none.toml")
-    assert code == 2
-    assert said.err.startswith("error: ")
-    assert len(said.err.splitlines()) == 1
+    (tmp_path / "changed.toml").write_text((tmp_path / "study.toml").read_text().replace("= 8", "= 9"))
+    for words in (["none.toml"], ["changed.toml"], ["changed.toml", "--list"]):
+        code, said = run(tmp_path / words[0], *words[1:])
+        assert code == 2
+        assert said.err.startswith("error: ")
+        assert len(said.err.splitlines()) == 1

@@ -20,7 +20,7 @@ from tl_posgen.cli.options import (
     option,
     parse_heads,
     parse_indices,
-    parse_names,
+    parse_list,
 )
 from tl_posgen.errors import InputError, PosgenError
 
@@ -63,36 +63,26 @@ class _MeasureCommand:
 
 
 COMMANDS = {
-    "substitute": _MeasureCommand(
-        "Replace the scores by position + content: does the model run on the split?", ["substitution"]
-    ),
-    "distance": _MeasureCommand(
-        "Put every pair at a distance of your choosing: what stays of scores and loss?", ["dummy_distance"]
-    ),
-    "perturb": _MeasureCommand(
-        "Move tokens, positions or features: how much order does the model need?", ["perturbation"]
-    ),
+    "substitute": _MeasureCommand("Does the model run on position + content alone?", ["substitution"]),
+    "distance": _MeasureCommand("What stays of scores and loss with every pair at one distance?", ["dummy_distance"]),
+    "perturb": _MeasureCommand("How much order of tokens, positions, features does it need?", ["perturbation"]),
     "length": _MeasureCommand(
-        "Run beyond the training length: do attention outputs stay in their distribution, and at what loss?",
+        "Beyond the training length: what becomes of attention outputs, and of the loss?",
         ["length_extrapolation"],
         {"backend": "bridge", "length": None},
         without=("length",),
     ),
     "planes": _MeasureCommand("Magnitude and phase in RoPE's planes: can queries and keys entangle?", ["planes"]),
-    "perturb-planes": _MeasureCommand(
-        "Shuffle magnitudes, phases or positions in RoPE's planes: what does it cost?", ["plane_perturbation"]
-    ),
+    "perturb-planes": _MeasureCommand("What do magnitudes and phases in RoPE's planes carry?", ["plane_perturbation"]),
     "profiles": _MeasureCommand("One row a head over all subjects: what kind of head is it?", ["profiles"]),
-    "cut-keys": _MeasureCommand("Cut keys towards rank one: what becomes of interaction, slash and loss?", ["key_cut"]),
+    "cut-keys": _MeasureCommand("Keys cut towards rank one: what of interaction, slash and loss?", ["key_cut"]),
     "slash": _MeasureCommand(
         "Heads that attend a fixed distance back: which, on random tokens too, and why.",
         ["slash", "slash_planes", "cone", "slash_transfer", "slash_ablation", "band_ablation"],
         {"length": 512},
         lead="tl_posgen.slash.slash_heads:slash_heads",
     ),
-    "coupling": _MeasureCommand(
-        "Coupling of residual Jacobians across layers, linearity and growth.", ["coupling"], {"length": 64}
-    ),
+    "coupling": _MeasureCommand("Coupling of residual Jacobians, linearity, growth.", ["coupling"], {"length": 64}),
 }
 
 
@@ -219,7 +209,7 @@ def _analyze(
     from tl_posgen.core.engine import analyze
     from tl_posgen.report.terminal import print_report
 
-    how = {"measures": parse_names(measures), "streaming": streaming, **where}
+    how = {"measures": measures and parse_list(measures, "--measures"), "streaming": streaming, **where}
     setup.measure(analyze, setup.pretrained(), show=print_report, **how)
 
 
@@ -358,18 +348,18 @@ def _sweep(
     from tl_posgen.report.terminal import print_measures
     from tl_posgen.studies import overview, sweep
 
+    jobs = sweep.states(study, out) if list else sweep.sweep(study, out=out, workers=workers, ray=ray)
     if list:
-        known = sweep.states(study, out)
-        print(*(f"{job:{max(map(len, known))}}  {state}" for job, state in known.items()), sep="\n")
+        print(*(f"{job:{max(map(len, jobs))}}  {state}" for job, state in jobs.items()), sep="\n")
         return 0
-    swept = sweep.sweep(study, out=out, workers=workers, ray=ray)
-    if swept.finished:
+    finished = sum(state == "finished" for state in jobs.values())
+    if finished:
         report = overview.report_study(out)
         page = report.write(out / "report", force=True)
         print_measures(report, full=full)
         print(f"\nReport: {page}")
-    print(f"{swept} in {out}")
-    return int(bool(swept.failed))
+    print(f"{finished} finished, {len(jobs) - finished} failed in {out}")
+    return int(finished < len(jobs))
 
 
 @_command(without=("prompt", "null_device"))
@@ -385,5 +375,5 @@ def _claims(*, setup: Setup, papers: str = "position,slash,coupling", checkpoint
     from tl_posgen.claims import judge_claims
     from tl_posgen.report.terminal import print_claims
 
-    how = {"papers": parse_names(papers) or [], "checkpoints": checkpoints or []}
+    how = {"papers": parse_list(papers, "--papers"), "checkpoints": checkpoints or []}
     setup.measure(judge_claims, setup.pretrained(), show=print_claims, keep=setup.out, **how)

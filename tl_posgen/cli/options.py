@@ -2,15 +2,12 @@
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import partial, reduce
-from operator import or_
+from functools import partial
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -161,6 +158,7 @@ class Setup:
             parts: finished parts that it was made of, of no more use when it is saved.
         """
         from tl_posgen.core.files import write_files
+        from tl_posgen.core.formatting import counted
         from tl_posgen.core.report import Report
         from tl_posgen.report.terminal import print_measures
 
@@ -181,7 +179,9 @@ class Setup:
                 show(report)
             raise
         show(report)
-        print(f"\nReport: {Path(self.out) / 'index.html'}")
+        n, length, drawn = (report.provenance.get(name) for name in ("prompts", "length", "drawn"))
+        cut = f"{counted(n, 'prompt')} of {length} tokens{f', {drawn}' if drawn else ''}. " if n and length else ""
+        print(f"\n{cut}Report: {Path(self.out) / 'index.html'}")
 
 
 def as_command(
@@ -227,15 +227,13 @@ def as_command(
 def option(
     name: str, annotation: Any, default: Any, words: str, *, of_measure: bool = False, **more: Any
 ) -> inspect.Parameter:
-    """Return an option with its help; lists are written with commas, and a flag of a measure can be switched off."""
+    """Return an option with its help; one of a measure, or a number, is read by `_read`, a flag can be switched off."""
     shown = False if default is None or default == () or default is False else as_words
-    kinds = _alternatives(annotation)
-    if float in kinds:
-        # of int | float cyclopts would read 0.5 as the whole number 0
-        annotation = reduce(or_, [kind for kind in kinds if kind is not int])
-    elif int in kinds and "converter" not in more:
-        more["converter"] = _convert_whole
-    can_be_off = bool in kinds and (default is not False or of_measure)
+    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    is_flag = plain in (bool, bool | None)
+    if not is_flag and (of_measure or plain in (int, int | None)):  # cyclopts would round 0.5 to 0
+        more |= {"converter": partial(_read, annotation if of_measure else plain), "n_tokens": 1}
+    can_be_off = is_flag and (default is not False or of_measure)
     more["negative"] = f"--no-{name.replace('_', '-')}" if can_be_off else ()
     annotation = Annotated[annotation, Parameter(help=words, show_default=shown, **more)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -245,17 +243,11 @@ def measure_options(kind: Any) -> dict[str, inspect.Parameter]:
     """Return the options of a measure that words can give: not mappings."""
     from tl_posgen.core.options import annotations_of
 
-    words, found = argument_help(kind), {}
-    for one in fields(kind):
-        kinds, more = _alternatives(annotations_of(kind)[one.name]), {}
-        if any(_is_a(kind, Mapping) for kind in kinds):
-            continue
-        if lists := [kind for kind in kinds if _is_a(kind, Sequence)]:
-            more = {"converter": partial(_convert_list, kinds), "n_tokens": 1}
-            kinds = [Sequence[reduce(or_, _alternatives(get_args(kind)[0]))] for kind in lists]
-        told = words.get(one.name, "")
-        told, annotation = told[:1].upper() + told[1:], reduce(or_, kinds)
-        found[one.name] = option(one.name, annotation, one.default, told, of_measure=True, **more)
+    told, found = argument_help(kind), {}
+    for name, annotation in annotations_of(kind).items():
+        if "Mapping" not in str(annotation):
+            words, default = told.get(name, ""), kind.__dataclass_fields__[name].default
+            found[name] = option(name, annotation, default, words[:1].upper() + words[1:], of_measure=True)
     return found
 
 
@@ -269,46 +261,17 @@ def argument_help(described: Any) -> dict[str, str]:
     return found
 
 
-def _alternatives(annotation: Any) -> list[Any]:
-    """Return the types of a union without their constraints; of another annotation itself alone."""
-    if get_origin(annotation) is Annotated:
-        return _alternatives(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return [one for part in get_args(annotation) for one in _alternatives(part)]
-    return [annotation]
+def _read(annotation: Any, _: Any, tokens: Sequence[Any]) -> Any:
+    """Return the words of an option as a word, a list or a number: the first that its annotation allows."""
+    from tl_posgen.core.options import refusal
 
-
-def _is_a(annotation: Any, kind: type) -> bool:
-    origin = get_origin(annotation)
-    return isinstance(origin, type) and issubclass(origin, kind)
-
-
-def _convert_whole(_: Any, tokens: Sequence[Any]) -> int:
-    """Return the word of an option as a whole number, where cyclopts would round it."""
-    (token,) = tokens
-    try:
-        return int(token.value)
-    except ValueError:
-        raise InputError(f"{token.keyword} {token.value!r}: give a whole number") from None
-
-
-def _convert_list(kinds: Sequence[Any], _: Any, tokens: Sequence[Any]) -> Any:
-    """Return the words of an option as its types have them: a list, or a name that may stand in its place."""
-    words, name = tokens[-1].value, tokens[-1].keyword
-    if any(get_origin(kind) is Literal and words in get_args(kind) for kind in kinds):
-        return words
-    if not words.strip():
-        return []
-    entries = _alternatives(next(get_args(kind)[0] for kind in kinds if _is_a(kind, Sequence)))
-    if entries == [int]:
-        return parse_indices(words, name)
-    if float not in entries:
-        return parse_names(words)
-    try:
-        numbers = [float(word) for word in words.split(",")]
-    except ValueError:
-        raise InputError(f"{name} {words!r}: write numbers such as 0,0.05,0.5") from None
-    return [int(one) if abs(one) < sys.maxsize and one == int(one) else one for one in numbers]
+    words, name, wanted = tokens[-1].value, tokens[-1].keyword, ""
+    each = parse_list(words, name)
+    readings = [words, each, *(each if len(each) == 1 else ())]
+    for one in readings:
+        if not (wanted := refusal(one, annotation)):
+            return one
+    raise InputError(f"{name} {readings[-1] if each else words!r}: give {wanted}")
 
 
 def as_words(value: Any) -> str:
@@ -318,21 +281,32 @@ def as_words(value: Any) -> str:
     return ",".join(as_words(one) for one in value)
 
 
+def parse_list(words: str, name: str) -> list[Any]:
+    """'0,2-4' -> [0, 2, 3, 4], 'words, 0.5, -1' -> ['words', 0.5, -1], as written; whether one may stand twice, the
+    library says."""
+    found: list[Any] = []
+    for word in filter(None, map(str.strip, words.split(","))):
+        if span := re.fullmatch(r"(\d+)-(\d+)", word):
+            first, last = map(int, span.groups())
+            if first > last:
+                raise InputError(f"{name} {words!r}: a range counts up; write {last}-{first}")
+            if last - first > _MOST_INDICES:
+                raise InputError(f"{name} {words!r}: more than {_MOST_INDICES} indices; write a shorter range")
+            found += range(first, last + 1)
+            continue
+        for kind in (int, float, str):
+            with suppress(ValueError):
+                found.append(kind(word))
+                break
+    return found
+
+
 def parse_indices(words: str | None, name: str) -> list[int] | None:
-    """'0,2-4' -> [0, 2, 3, 4], as written; whether one may stand twice, the library says."""
-    if words is None:
-        return None
-    try:
-        spans = [[int(end) for end in part.split("-")] for part in words.split(",")]
-    except ValueError:
-        spans = []
-    if down := [span for span in spans if len(span) == 2 and span[0] > span[1]]:
-        raise InputError(f"{name} {words!r}: a range counts up; write {down[0][1]}-{down[0][0]}")
-    if not spans or any(len(span) > 2 for span in spans):
+    """'0,2-4' -> [0, 2, 3, 4]; nothing else than indices."""
+    found = None if words is None else parse_list(words, name)
+    if found is not None and not (found and all(isinstance(one, int) and one >= 0 for one in found)):
         raise InputError(f"{name} {words!r}: write indices and ranges such as 0,2-4")
-    if sum(span[-1] - span[0] for span in spans) > _MOST_INDICES:
-        raise InputError(f"{name} {words!r}: more than {_MOST_INDICES} indices; write a shorter range")
-    return [index for span in spans for index in range(span[0], span[-1] + 1)]
+    return found
 
 
 def parse_heads(words: str | None) -> list[Any] | None:
@@ -340,8 +314,3 @@ def parse_heads(words: str | None) -> list[Any] | None:
     if words is None or not re.search(r"[.hH(]", words):
         return parse_indices(words, "--heads")
     return [name.strip() for name in re.findall(r"\([^)]*\)|[^,]+", words)]
-
-
-def parse_names(words: str | None) -> list[str] | None:
-    """'planes, residual' -> ['planes', 'residual']."""
-    return None if words is None else [word.strip() for word in words.split(",") if word.strip()]

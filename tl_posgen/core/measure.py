@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.files import jsonable
-from tl_posgen.core.options import check_options
+from tl_posgen.core.options import check_options, with_options
 from tl_posgen.errors import InputError
 
 if TYPE_CHECKING:
@@ -174,21 +174,8 @@ class Measure:
 
     @classmethod
     def with_options(cls, options: Mapping[str, Any]) -> "Measure":
-        """Return the measure with these options.
-
-        Raises:
-            InputError: an option that it lacks, or one that is needed and not given.
-        """
-        known = [one.name for one in fields(cls)]
-        if unknown := [name for name in options if name not in known]:
-            raise InputError(
-                f"{cls.name} has no option {unknown[0]!r}; "
-                + (f"it has {', '.join(known)}" if known else "it has none")
-            )
-        needed = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
-        if missing := [name for name in needed if name not in options]:
-            raise InputError(f"{cls.name} needs the option {missing[0]!r}")
-        return cls(**options)
+        """Return the measure with these options, see `tl_posgen.core.options.with_options`."""
+        return with_options(cls, options, cls.name)
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         """Return the labels of its own dims, such as an option chooses; `tokens` and `side` have theirs already."""

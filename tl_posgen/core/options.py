@@ -6,10 +6,10 @@ Not by beartype: it looks at one random entry of a list, takes True for a whole 
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from tl_posgen.errors import InputError
 
 NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a word", type(None): "None"}
 NAMES |= {os.PathLike: "a path", pd.DataFrame: "a DataFrame"}
+_Made = TypeVar("_Made")
 _LARGEST = 2**63  # files hold no larger whole number
 
 
@@ -82,6 +83,21 @@ def check_options(owner: Any, name: str) -> None:
             raise InputError(f"{name}: {field} = {value!r}: give {wanted}")
 
 
+def with_options(kind: type[_Made], options: Mapping[str, Any], name: str) -> _Made:
+    """Return a dataclass of these fields.
+
+    Raises:
+        InputError: an option that it lacks, one that is needed and not given, or a value that it refuses.
+    """
+    known: Any = {one.name: one for one in fields(kind)}  # pyright: ignore[reportArgumentType]
+    if unknown := [one for one in options if one not in known]:
+        raise InputError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    needed = [key for key, one in known.items() if one.default is one.default_factory is MISSING]
+    if missing := [one for one in needed if one not in options]:
+        raise InputError(f"{name} needs the option {missing[0]!r}")
+    return kind(**options)
+
+
 def refusal(value: Any, annotation: Any) -> str:
     """Return what is allowed instead of a value, or "" where the value is allowed: numbers, words, Literals, sequences
     of them, unions of these, with the constraints of `Annotated`.
@@ -97,7 +113,11 @@ def refusal(value: Any, annotation: Any) -> str:
             return why if _listed(base) else constraints[0].words
         return next((one.words for one in constraints if not one(value)), "")
     if origin in (Union, UnionType):
-        is_allowed = any(fits(value, one) for one in inside)
+        why = {one: refusal(value, one) for one in inside}
+        is_allowed = "" in why.values()
+        told = [words for one, words in why.items() if one is not type(None)]
+        if not is_allowed and len(told) == 1:  # what is wrong with the list, not that None would do
+            return told[0]
     elif origin is Literal:
         is_allowed = isinstance(value, str | int) and not isinstance(value, bool) and value in inside
     elif _listed(annotation):

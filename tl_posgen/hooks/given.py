@@ -110,11 +110,9 @@ def _require_firing(session: Session, places: Sequence[Sequence[str]]) -> set[st
     session.found()
     tokens, fired = session.backend.some_tokens(N_TOKENS), set[int]()
     with torch.no_grad(), streaming_by_policy(session, N_TOKENS), ExitStack() as stack:
-        by = session.streamed.by
-        unseen = {id(points[name]) for name in (session.streamed.silent if by is not None else ())}
         stack.enter_context(session.exclusive("hooks"))
         stack.enter_context(without_hooks(session.model))
-        for point in {id(point): point for point in asked.values() if id(point) not in unseen}.values():
+        for point in {id(point): point for point in asked.values()}.values():
             stack.callback(point.register_forward_hook(lambda module, *_: fired.add(id(module))).remove)
         session.backend.model(tokens, return_type=None, **session.backend.options(tokens))
     silent = {name for name, point in asked.items() if id(point) not in fired}

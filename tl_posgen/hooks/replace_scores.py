@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.padding import WITHOUT_CACHE, seen_by_scores, spans_of_mask, spans_of_rows
+from tl_posgen.models.capture.padding import NO_PADDING, WITHOUT_CACHE, spans_of_scores, text_of_pass
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import layer_capture, plain_scores, verify_capture
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
@@ -148,15 +148,14 @@ class _LayerEdit:
 
         def spans_of_first_edit() -> list[slice]:
             if layer not in self.session.spans:
-                seen = seen_by_scores(self.probed.geometry, attn_scores, dtype)
-                self.session.spans[layer] = spans_of_mask(seen)
+                self.session.spans[layer] = spans_of_scores(self.probed.geometry, attn_scores, dtype)
             return self.session.spans[layer]
 
         return self.rows_of_pass(n_queries, n_keys, spans_of_first_edit)(attn_scores, n_keys)
 
     def of_rows(self, mask: Mask, n_queries: int, n_keys: int) -> "_PassEdit":
         """Return the edit of blocks of rows of a streamed pass."""
-        spans_of = partial(spans_of_rows, self.probed.geometry, mask, len(self.parts["q"]), n_keys)
+        spans_of = partial(text_of_pass, mask, len(self.parts["q"]), n_keys, None, NO_PADDING)
         return self.rows_of_pass(n_queries, n_keys, spans_of)
 
     def rows_of_pass(self, n_queries: int, n_keys: int, spans_of: Callable[[], list[slice]]) -> "_PassEdit":

@@ -88,15 +88,14 @@ def check(model: Model | Session, *, printed: bool = True) -> pd.DataFrame:
         print(f"{session.origin.name} as a {type(session.model).__name__}")
         telling = [name for name in table if name not in ("layer", "refusal") and any(row.get(name) for row in rows)]
         alike = [name for name in telling if table[name].nunique(dropna=False) == 1]
-        values = ((name, table[name][0]) for name in alike)
-        if told := [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in values]:
-            print(f"every layer: {', '.join(told)}")
+        shorter: Any = "{:.4g}".format
+        if alike:
+            print("every layer:", table[alike].iloc[0].to_string(float_format=shorter), sep="\n")
         differing = ["layer", *(name for name in telling if name not in alike)]
-        shorter: Any = "{:.3g}".format
         print(table[differing].to_string(index=False, na_rep="", float_format=shorter))
         print(
-            "wavelengths: tokens a turn, of planes that turn; scale: factor of q·k; window: tokens back that are seen; "
-            "proof_error: largest |recomputed - the model's own score|"
+            "wavelengths: tokens a turn, of planes that turn; scale: factor of q·k; window:\n"
+            "tokens back that are seen; proof_error: largest |recomputed - model's own score|"
         )
         refusals = [str(one) for one in found if not isinstance(one, Probed)]
         for refusal in {re.sub(r"^layer \d+", "", one): one for one in reversed(refusals)}.values():

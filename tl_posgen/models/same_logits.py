@@ -29,22 +29,15 @@ def centred(logits: Tensor) -> Float[Tensor, "batch pos vocabulary"]:
     return logits - logits.mean(-1, keepdim=True)
 
 
-def logit_error(
-    actual: Float[Tensor, "*batch pos vocabulary"], expected: Float[Tensor, "*batch pos vocabulary"], dtype: torch.dtype
-) -> tuple[bool, float, float]:
-    """max |actual - expected| <= max(1e-3, 32 units of rounding of dtype) max |expected|: whether that holds (never of
-    what is no number), the error, and what is allowed."""
-    error = float((actual - expected).abs().max())
-    allowed = max(1e-3, 32 * rounding_unit(dtype, actual.device)) * float(expected.abs().max())
-    return error <= allowed, error, allowed
-
-
 def how_they_differ(
     actual: Float[Tensor, "*batch pos width"], expected: Float[Tensor, "*batch pos width"], dtype: torch.dtype
 ) -> str:
-    """Say by how much two models' outputs differ; "" where `logit_error` finds them the same."""
-    same, error, _ = logit_error(actual, expected, dtype)
-    return "" if same else f"differ by {error:.2g}, the largest being {float(expected.abs().max()):.2g}"
+    """max |actual - expected| <= max(1e-3, 32 units of rounding of dtype) max |expected|: "" where that holds (never of
+    what is no number), else by how much two models' outputs differ."""
+    error, largest = float((actual - expected).abs().max()), float(expected.abs().max())
+    if error <= max(1e-3, 32 * rounding_unit(dtype, actual.device)) * largest:
+        return ""
+    return f"differ by {error:.2g}, the largest being {largest:.2g}"
 
 
 def rounding_remedy(dtype: torch.dtype) -> str:

@@ -27,11 +27,10 @@ KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBrid
 @dataclass
 class _Streamed:
     """Streaming of a model: the `Stream` that stands in for its attention, while it does; why none can ("" if one can,
-    None before that was tried); hook points that do not fire meanwhile."""
+    None before that was tried)."""
 
     by: Any = None
     refusal: str | None = None
-    silent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -293,13 +292,13 @@ class Session:
 
     def projections(self, layer: int) -> Projections:
         """Return W_Q and W_K of one layer with their biases, and what follows them; see `projections_of`."""
-        probed, attention = self.layer(layer), self.attention(layer)
+        geometry, attention = self.layer(layer).geometry, self.attention(layer)
+        read = self.backend.reader(layer, norms=geometry.qk_norm)
 
         def finish(part: str, x: Tensor) -> Tensor:
-            projected = x.transpose(0, 1)[None].to(attention.W_Q.device)
-            return summable(probed.read(part, self.backend.normed(probed.geometry, part, projected))[0])
+            return summable(read(part, x.transpose(0, 1)[None].to(attention.W_Q.device))[0])
 
-        return projections_of(attention, probed.geometry, finish)
+        return projections_of(attention, geometry, finish)
 
 
 def session_of(model: Model | Session) -> Session:

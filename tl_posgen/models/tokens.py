@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError, ModelError, check_whole
-from tl_posgen.models.capture.padding import ids_and_mask, pad_token, spans_of_mask, texts_of
+from tl_posgen.models.capture.padding import as_ids, ids_and_mask, pad_token, spans_of_mask, texts_of
 from tl_posgen.models.conversion.files import MINI
 from tl_posgen.models.conversion.hugging_face import load_tokenizer, quiet
 from tl_posgen.models.model import Model
@@ -167,23 +167,11 @@ def given_prompts(tokenizer: Any, prompts: Any) -> list[list[int]]:
 
 def given_ids(prompts: Any) -> list[list[list[int]]]:
     """Return the ids that the user gave: batches of prompts of one length, those of another length one by one."""
-    wrong = "prompts must be a text, a list of texts, or token ids [batch, pos]"
+    wrong = f"prompts must be a text, a list of texts, or token ids [batch, pos]; these are {type(prompts).__name__}"
     if not isinstance(prompts, Sequence | Tensor | np.ndarray) or isinstance(prompts, str | bytes):
-        raise InputError(f"{wrong}; these are {type(prompts).__name__}")
+        raise InputError(wrong)
     several = isinstance(prompts, Sequence) and len(prompts) and not isinstance(prompts[0], int | np.integer)
-    found = []
-    for one in prompts if several else [prompts]:
-        try:
-            ids = torch.as_tensor(one)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"{wrong}; these are {type(prompts).__name__}") from error
-        if ids.ndim not in (1, 2) or ids.numel() == 0:
-            raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(ids.shape)}")
-        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise InputError(f"token ids must be integers, not {ids.dtype}")
-        if ids.is_meta:
-            raise InputError("token ids are on the device meta, which holds no numbers; give those that were read")
-        found.append(torch.atleast_2d(ids).tolist())
+    found = [as_ids(one, wrong).tolist() for one in (prompts if several else [prompts])]
     rows = [row for batch in found for row in batch]
     return [rows] if len({len(row) for row in rows}) == 1 else found
 

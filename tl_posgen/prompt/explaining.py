@@ -98,7 +98,7 @@ def explain(
         )
     another = None if other is None else one_prompt(session, other)
     if another is not None and len(another) != n:
-        raise InputError(f"other: {len(another)} tokens, and the prompt has {n}; give as many")
+        raise InputError(f"other= has {len(another)} tokens, and the prompt {n}; give as many")
     if another is not None and parts is not None:
         raise InputError("parts are of one prompt; leave other= out, and compare two explanations by `minus`")
     if parts is not None and (not isinstance(parts, Mapping) or not parts):

@@ -1,4 +1,4 @@
-"""Data of the page's panel of one head: every head's numbers, and its curves in few bytes."""
+"""Data of the page's panel of one head: every head's numbers, and its curves at few places."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, Int16
 
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
@@ -17,7 +16,6 @@ from tl_posgen.report.tables import title
 
 _VALUES = 250_000  # of one curve over all heads
 LONGEST, _SHORTEST = 96, 24  # points of a head's curve
-_STEPS = 2**15 - 1  # either side of zero
 _LOGARITHMIC = ("distance", "d0")  # drawn over themselves + 1
 
 
@@ -88,7 +86,6 @@ def _curve_of(
     own = rows(result.own)
     by_place = dict(zip(own["unit"].values, own.values, strict=True))
     empty = np.full(own.shape[1], np.nan)
-    steps, low, high = quantised(np.stack([by_place.get(place, empty) for place in places]))
     variable = result.measure.variables.get(name)
     heading = ", ".join([variable.label if variable else name, *map(str, labels.values())])
     null = None if result.null is None else rows(result.null)
@@ -101,23 +98,6 @@ def _curve_of(
         "along": f"{along} + 1" if log else along,
         "log": log,
         "x": [float(x) + log for x in own[along].values],
-        "steps": base64.b64encode(steps.tobytes()).decode(),
-        "low": low,
-        "high": high,
+        "rows": [[_rounded(value) for value in by_place.get(place, empty)] for place in places],
         "null": span,
     }
-
-
-def quantised(values: Float[np.ndarray, "head point"]) -> tuple[Int16[np.ndarray, "head point"], float, float]:
-    """Return values as 16-bit steps between the lowest and the highest; -32768 stands for NaN.
-
-    Example:
-        >>> steps, low, high = quantised(np.array([[0.0, 0.5, 1.0, np.nan]]))
-        >>> steps.tolist(), low, high
-        ([[-32767, 0, 32767, -32768]], 0.0, 1.0)
-    """
-    finite = np.isfinite(values)
-    low, high = (float(values[finite].min()), float(values[finite].max())) if finite.any() else (0.0, 0.0)
-    share = (np.where(finite, values, low) - low) / ((high - low) or 1.0)
-    steps = np.where(finite, np.round(share * 2 * _STEPS) - _STEPS, -_STEPS - 1)
-    return steps.astype("<i2"), low, high

@@ -118,7 +118,7 @@ def lines(
 
 
 def bars(
-    panels: Mapping[str, Sequence[Curve]],
+    panels: Mapping[str, Sequence[Curve]] | Callable[[Any], Mapping[str, Sequence[Curve]]],
     along: str,
     *,
     title: str,
@@ -131,21 +131,21 @@ def bars(
     A function that gives an array at some of the labels gives bars of these alone.
 
     Args:
-        panels: title -> curves; a panel each.
-        subtitle: as in `lines`.
+        panels, subtitle: as in `lines`.
         form: how values are written on the bars.
         columns: of panels; all are beside each other if left out.
     """
 
     def figure(result: Any) -> go.Figure:
-        every = list(_drawn(result, panels, along))
-        names = [in_words(label, result.measure.words) for label in every[0].labels]
-        n_bars = max(sum(1 + len(one.nulls) for one in every if one.panel == panel) for panel in range(len(panels)))
-        height = 60 + len(names) * max(24, 14 * n_bars)
-        look: dict[str, Any] = {"columns": columns or len(panels), "shared_yaxes": True, "horizontal_spacing": 0.04}
-        drawn = Panels(list(panels), row_height=height, **look)
+        known = panels(result) if callable(panels) else panels
+        every = list(_drawn(result, known, along))
+        words = {label: in_words(label, result.measure.words) for one in every for label in one.labels}
+        n_bars = max(sum(1 + len(one.nulls) for one in every if one.panel == panel) for panel in range(len(known)))
+        height = 60 + len(words) * max(24, 14 * n_bars)
+        look: dict[str, Any] = {"columns": columns or len(known), "shared_yaxes": True, "horizontal_spacing": 0.04}
+        drawn = Panels(list(known), row_height=height, **look)
         for one in every:
-            value, low, high = one.ends
+            names, (value, low, high) = [words[label] for label in one.labels], one.ends
             written = ["" if np.isnan(number) else format(number, form) for number in value]
             bar = go.Bar(x=value, y=names, name=one.name, text=written, orientation="h", marker_color=one.colour)
             drawn.add(one.panel, bar.update(error_x=error_bars(value, low, high), **AT_START))

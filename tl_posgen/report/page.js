@@ -79,20 +79,6 @@ for (const table of document.querySelectorAll("#claims .short table")) { // a ce
   for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, place) => { cell.dataset.name = names[place]; });
 }
 
-// A curve of every head: 16-bit steps between its ends, -32768 for no value.
-function valuesOf(curve) {
-  if (!curve.values) {
-    const bytes = Uint8Array.from(atob(curve.steps), (letter) => letter.charCodeAt(0));
-    const steps = new Int16Array(bytes.buffer), width = (curve.high - curve.low) / 65534;
-    curve.values = Float32Array.from(steps, (step) => (step === -32768 ? NaN : curve.low + (step + 32767) * width));
-  }
-  return curve.values;
-}
-
-function rowOf(curve, index) {
-  return Array.from(valuesOf(curve).subarray(index * curve.x.length, (index + 1) * curve.x.length));
-}
-
 // Red to blue by rank, so that 64 heads are told apart by where they stand; the chosen one is thick.
 const hue = (rank, n) => `hsl(${n > 1 ? (230 * rank) / (n - 1) : 210}, 65%, ${night.matches ? 62 : 45}%)`;
 const mean = (row) => {
@@ -103,7 +89,7 @@ const mean = (row) => {
 function drawCurve(curve, chosen) {
   const layer = HEADS.names[chosen].split("H")[0];
   const rows = HEADS.names.flatMap((name, index) =>
-    name.split("H")[0] === layer ? [{ index, name, y: rowOf(curve, index) }] : []);
+    name.split("H")[0] === layer ? [{ index, name, y: curve.rows[index] }] : []);
   rows.sort((one, other) => (mean(other.y) || -Infinity) - (mean(one.y) || -Infinity));
   rows.forEach((row, rank) => { row.colour = hue(rank, rows.length); });
   rows.sort((one, other) => (one.index === chosen) - (other.index === chosen));

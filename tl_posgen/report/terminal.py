@@ -15,13 +15,12 @@ from rich.padding import Padding
 from rich.table import Table
 
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import NULL_SEEDS, Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
 from tl_posgen.report.figures import model_name
-from tl_posgen.report.tables import NO_NUMBER, as_text, cell, compact, head_means, title, with_whole_numbers
+from tl_posgen.report.tables import as_text, cell, compact, head_means, title
 
 _MOST_COLUMNS = 15  # of the table of all measures; with more columns each measure has its own table
 MOST_LINES = 38  # of the default output; the path of the page takes two more
@@ -114,19 +113,19 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
     known = {name: (heading, label) for name, (heading, label) in labelled if heading and name in frame}
     short_names = {"layer": "L", "head": "H"} | {name: heading for name, (heading, _) in known.items()}
     legend = "; ".join(f"{heading}: {label}" for heading, label in known.values() if heading != label)
-    records = [row | {name: int(row[name]) for name in HEAD} for row in with_whole_numbers(rows).to_dict("records")]
-    foot = {"mean": {"layer": "mean", "head": ""} | head_means(frame)}
+    table = as_text(rows)
+    foot = {"mean": frame}
     for kind, seeds in NULL_SEEDS.items():
         if report.provenance.get(seeds):
-            foot[kind] = {"layer": kind.split()[0], "head": ""} | head_means(report.frame(kind))
+            foot[kind] = report.frame(kind)
+    for kind, of_kind in foot.items():
+        means = {title(name): cell(value) for name, value in head_means(of_kind).items()}
+        table.loc[kind] = pd.Series({"layer": kind.split()[0], "head": ""} | means).reindex(
+            table.columns, fill_value=""
+        )
     styles = ["bold" if name == "mean" else "dim" for name in foot]
-    columns: dict[str, list[str]] = {}
-    for name in map(str, rows.columns):
-        values = [row.get(name, "") for row in (*records, *foot.values())]
-        short_name = short_names.get(name, title(name))
-        columns[title(name) if short_name in columns else short_name] = [
-            short(v) if isinstance(v, float) else f"{v}" for v in values
-        ]
+    new = {title(name): short_names.get(name, title(name)) for name in rows.columns}
+    columns = {new[name] if [*new.values()].count(new[name]) == 1 else name: [*table[name]] for name in table}
     left_out = _print_columns(console, columns, heading, 2, styles, legend, whole=most is None)
     return {"row": len(frame) - len(rows), "column": left_out}
 
@@ -276,12 +275,3 @@ def _widest(texts: Sequence[str]) -> int:
 def _empty_table(title: str, gap: int = 2) -> Table:
     """Return an empty table whose columns are `gap` spaces apart, and one space from either edge."""
     return Table(title=title, box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False)
-
-
-def short(value: float) -> str:
-    """Format with three decimals and no zero before the point: .917, -.500, but 10.250; "-" for none."""
-    text = cell(float(value))
-    if text == NO_NUMBER:
-        return text
-    sign, digits = ("-" if text.startswith("-") else ""), text.lstrip("-")
-    return sign + (digits[1:] if digits.startswith("0.") else digits)

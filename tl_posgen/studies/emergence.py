@@ -37,15 +37,13 @@ from tl_posgen.studies.curves import Followed, followed, numbers_of
 
 MEASURES = ("three_axis", "variance", "mean_key")
 _MOST_ROWS = 20  # of the short table
-_LOSS = Followed("loss", "loss")
+_LOSS, _SAME = Followed("loss", "loss"), "by step + 1, on the same prompts"
 
 
-def _means(result: Any) -> go.Figure:
-    """Draw a panel a number that is followed."""
+def _means(result: Any) -> dict[str, list[Any]]:
+    """Return a panel a number that is followed."""
     numbers = (_LOSS, *followed(result.dataset))
-    panels = {one.label: [(model_label(result.own), one.name, one.at)] for one in numbers}
-    how: dict[str, Any] = {"subtitle": "by step + 1, on the same prompts", "log_x": True, "columns": 4}
-    return lines(panels, "checkpoint", x="step", title="Emergence over training", **how)(result)
+    return {one.label: [(model_label(result.own), one.name, one.at)] for one in numbers}
 
 
 def _heads(result: Any) -> go.Figure:
@@ -60,7 +58,7 @@ def _heads(result: Any) -> go.Figure:
             y, colour = array.sel(layer=layer, head=head).values, COLOURS[layer % len(COLOURS)]
             panels.add(number, line(result.own["step"].values + 1, y, f"layer {layer}", colour, **look))
     title = f"Emergence over training, head by head · {model_label(result.own)}"
-    return panels.axes("step + 1", log_x=True).finish(title, "by step + 1, on the same prompts")
+    return panels.axes("step + 1", log_x=True).finish(title, _SAME)
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,12 @@ class Emergence(Measure):
         "loss": Variable("loss", "nats", "per token", ("checkpoint", "prompt")),
         "step": Variable("step", "", "the number in a checkpoint's name, or its place", ("checkpoint",)),
     }
-    figures = {"means": _means, "heads": _heads}
+    figures = {
+        "means": lines(
+            _means, "checkpoint", x="step", title="Emergence over training", subtitle=_SAME, log_x=True, columns=4
+        ),
+        "heads": _heads,
+    }
 
     @property
     def rows(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]

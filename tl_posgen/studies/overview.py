@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import ALL, KEPT, SHUFFLED, TRAINED, Numbers, mean_over
+from tl_posgen.core.numbers import ALL, KEPT, SHUFFLED, TRAINED, Numbers, at_init, mean_of, mean_over
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
@@ -146,27 +145,23 @@ def _at_the_end(one: Followed) -> Callable[[Numbers], xr.DataArray]:
     return array
 
 
-def _models(result: Any) -> go.Figure:
-    panels = {one.label: [("mean", _at_the_end(one))] for one in followed(result.dataset)}
-    how: dict[str, Any] = {"subtitle": "at the last revision; means over heads and texts", "columns": 3}
-    return bars(panels, "model", title="Models side by side", **how)(result)
+def _of_models(result: Any) -> dict[str, list[Any]]:
+    """Return a panel a followed number, at each model's last revision."""
+    return {one.label: [("mean", _at_the_end(one))] for one in followed(result.dataset)}
 
 
-def _revisions(result: Any) -> go.Figure:
-    """Draw a line for each model of several revisions."""
+def _of_revisions(result: Any) -> dict[str, list[Any]]:
+    """Return a panel a followed number, with a curve for each model of several revisions."""
     there = result.own["finished"].any("text").sum("revision") > 1
     models = there["model"].values[there.values].tolist()
-    panels = {
+    return {
         one.label: [(plain(name), lambda own, one=one, name=name: one.array(own).sel(model=name)) for name in models]
         for one in followed(result.dataset)
     }
-    return lines(panels, "revision", title="Over revisions", subtitle="means over heads and texts")(result)
 
 
-def _sizes(result: Any) -> go.Figure:
-    panels = {one.label: [("mean", _at_the_end(one))] for one in followed(result.dataset)}
-    how: dict[str, Any] = {"subtitle": "at the last revision; means over heads and texts", "log_x": True}
-    return lines(panels, "model", x="parameters", title="Against size", **how)(result)
+_MEANS = "means over heads and texts"
+_AT_LAST = f"at the last revision; {_MEANS}"
 
 
 @dataclass(frozen=True)
@@ -187,7 +182,11 @@ class Overview(Measure):
         "parameters": Variable("parameters", "", "numbers in the model's weights, as loaded", ("model",)),
         "step": Variable("step", "", "the number in a revision's name, or its place", ("model", "revision")),
     }
-    figures = {"models": _models, "revisions": _revisions, "size": _sizes}
+    figures = {
+        "models": bars(_of_models, "model", title="Models side by side", subtitle=_AT_LAST, columns=3),
+        "revisions": lines(_of_revisions, "revision", title="Over revisions", subtitle=_MEANS),
+        "size": lines(_of_models, "model", x="parameters", title="Against size", subtitle=_AT_LAST, log_x=True),
+    }
 
     def findings(self, own: Numbers) -> list[str]:
         """Return where each followed number is lowest and highest, beside the null models, and its correlation with the
@@ -210,8 +209,9 @@ class Overview(Measure):
                 course = f"is {found[low]:{form}}" + (f" in all {what}" if n > 1 else f" ({low})")
             last = _at_the_end(one)(own)
             sizes: Any = np.log(own.data["parameters"])
-            if len(np.unique(sizes)) > 2 and own.data.sizes["model"] >= _FEWEST:
-                over = mean_over(last, [dim for dim in last.dims if dim not in (*KEPT, "model")])
+            over = mean_over(last, [dim for dim in last.dims if dim not in (*KEPT, "model")])
+            known = sizes.where(mean_of(at_init(over, TRAINED)).notnull()).dropna("model").values
+            if len(known) >= _FEWEST and len(np.unique(known)) > 2:
                 course += f"; with ln parameters r = {own.correlation(sizes, over, over=('model',)).plain:.2f}"
             sentences.append(f"{one.sentence} {course}{own.number(last).null_in_brackets:{form}}.")
         return sentences

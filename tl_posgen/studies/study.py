@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import check_seeds
-from tl_posgen.core.options import Count, Within, check_options
+from tl_posgen.core.options import Count, Within, check_options, with_options
 from tl_posgen.core.store import in_file_name
 from tl_posgen.errors import InputError, PosgenError, check_seed
 from tl_posgen.models.conversion.files import first_line
@@ -182,7 +182,7 @@ class Study:
 
     Attributes:
         name: of the study.
-        models, texts, measures: models at their revisions, texts, and measures, those that they come after too.
+        models, texts, measures: models at their revisions, texts, and measures; those that they come after are added.
         length, n_prompts, consecutive, seed, null_seeds, shuffled_seeds: as in `analyze`.
         drop_cache: delete a revision's files from the Hub's cache once its jobs are done.
 
@@ -209,6 +209,7 @@ class Study:
         check_options(self, "study")
         if not re.fullmatch(r"[\w-]+", self.name):
             raise InputError(f"study: name = {self.name!r}; give letters, digits, _ and -")
+        registry.requested(self.measures)  # none twice
         check_seed(self.seed)
         check_seeds(self.null_seeds)
         if self.shuffled_seeds is not None:
@@ -259,7 +260,7 @@ class Study:
     @property
     def settings(self) -> dict[str, Any]:
         """All that every job depends on beside its model and text, JSON-ready; models and texts may be added."""
-        measures = {measure.name: measure.options() for measure in self.measures}
+        measures = {measure.name: measure.options() for measure in registry.requested(self.measures)}
         return {"study": self.name, "measures": measures, **self.cut, "versions": versions()}
 
 
@@ -330,7 +331,7 @@ def _parsed(written: Mapping[str, Any], folder: Path) -> Study:
             raise InputError(f"measures: {one!r}; give a name, or a table with a name and options")
         options = {key: value for key, value in table.items() if key != "name"}
         measures.append(registry.measure_from(table["name"], options))
-    given = {"models": models, "texts": texts, "measures": registry.requested(measures)}
+    given = {"models": models, "texts": texts, "measures": measures}
     return _made(Study, {**written, **given}, "study")
 
 
@@ -339,12 +340,7 @@ def _made(kind: type[_Made], written: Any, where: str, short: str = "name") -> _
     written = {short: written} if isinstance(written, str) else written
     if not isinstance(written, Mapping):
         raise InputError(f"{where}: {written!r}; give a word or a table")
-    known: Any = {one.name: one for one in fields(kind)}  # pyright: ignore[reportArgumentType]
-    if unknown := [key for key in written if key not in known]:
-        raise InputError(f"{where}: no entry {unknown[0]!r}; there are {', '.join(known)}")
-    if missing := [name for name, one in known.items() if one.default is MISSING and name not in written]:
-        raise InputError(f"{where}: {dict(written)!r} lacks {missing[0]!r}")
-    return kind(**written)
+    return with_options(kind, written, where)
 
 
 def _located(name: str, folder: Path) -> str:

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -15,6 +14,7 @@ from typing import Any
 from joblib import Parallel, delayed, parallel_config
 from tqdm.auto import tqdm
 
+from tl_posgen.core import registry
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.files import require_writable, write_files
 from tl_posgen.core.options import require
@@ -29,24 +29,6 @@ _FAILED = ".failed"  # suffix of a file with the error of a job, beside where it
 _STARTS = 4  # a local Ray gives itself 30 s, in which a busy machine has not even loaded it
 
 
-@dataclass(frozen=True)
-class Swept:
-    """Outcome of a run of a study.
-
-    Attributes:
-        out: the directory.
-        finished: names of the jobs whose file is there.
-        failed: name -> error of the others; the next run tries them again.
-    """
-
-    out: Path
-    finished: tuple[str, ...]
-    failed: Mapping[str, str]
-
-    def __str__(self) -> str:
-        return f"{len(self.finished)} finished" + (f", {len(self.failed)} failed" if self.failed else "")
-
-
 def sweep(
     study: Study | Mapping[str, Any] | str | os.PathLike,
     *,
@@ -54,11 +36,11 @@ def sweep(
     workers: int = 1,
     ray: str | None = None,
     progress: bool = True,
-) -> Swept:
+) -> dict[str, str]:
     """Measure models x revisions x texts into a directory that `open_study` reads: a call of `analyze` and a file each.
 
     A job that fails is said in one line, and the others go on. A run that is stopped goes on from its finished jobs,
-    and in the others from what `analyze(keep=...)` has kept of them.
+    and in the others from what `analyze(keep=...)` has kept of them. Returned is what became of each job, see `states`.
 
     Args:
         study: the path of a TOML file, what such a file holds, or a `Study`.
@@ -77,8 +59,8 @@ def sweep(
         >>> import tl_posgen
         >>> study = {"name": "small", "models": ["mini"], "length": 16, "n_prompts": 1, "null_seeds": []}
         >>> with tempfile.TemporaryDirectory() as out:
-        ...     print(tl_posgen.sweep(study, out=out, progress=False))
-        1 finished
+        ...     tl_posgen.sweep(study, out=out, progress=False)
+        {'mini/bundled': 'finished'}
     """
     study = Study.read(study)
     require("workers", workers, int)
@@ -92,7 +74,7 @@ def sweep(
     _ = [job.text.words for job in to_do]  # read now, by this process alone
     require_writable(out)
     groups = [list(group) for _, group in groupby(to_do, key=attrgetter("weights"))]
-    files, failed = {job.name: out / JOBS / job.file for job in jobs}, dict[str, str]()
+    files = {job.name: out / JOBS / job.file for job in jobs}
     with (
         _executor(workers, ray if groups else None) as how,
         tqdm(total=len(groups), desc=study.name, unit="model", disable=not progress) as bar,
@@ -100,11 +82,8 @@ def sweep(
         try:
             for name, error in _outcomes(groups, partial(_measure, out=out), how, bar):
                 if not files[name].is_file():
-                    failed[name] = error
-                    write_files(
-                        files[name].parent,
-                        {files[name].with_suffix(_FAILED).name: error.encode(errors="backslashreplace")},
-                    )
+                    failed = files[name].with_suffix(_FAILED).name
+                    write_files(out / JOBS, {failed: error.encode(errors="backslashreplace")})
                     bar.write(f"{name} failed: {error}", file=sys.stderr)
         except (KeyboardInterrupt, SystemExit):
             n = sum(path.is_file() for path in files.values())
@@ -115,7 +94,7 @@ def sweep(
             raise
     with suppress(OSError):
         (out / "parts").rmdir()
-    return Swept(out, tuple(job.name for job in jobs if job.name not in failed), failed)
+    return states(study, out)
 
 
 def _outcomes(
@@ -163,8 +142,8 @@ def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
             continue
         try:
             if len(jobs) > 1 and model is weights.pretrained:
-                model = model.load(precise=any(measure.precise for measure in study.measures))
-            several = len(study.measures) > 1
+                model = model.load(precise=any(measure.precise for measure in registry.requested(study.measures)))
+            several = len(study.measures) > 1  # a study of one measure fails where the model does not allow it
             how = {"measures": study.measures, "skip_unsupported": several, "progress": False}
             report = analyze(model, job.text.words, keep=parts, **how, **study.cut)
             of_job = {"job": list(job.place), "study": study.settings, "identity": job.identity}
@@ -214,13 +193,13 @@ def _executor(workers: int, ray: str | None) -> Iterator[dict[str, Any]]:
 
 def states(study: Study | Mapping[str, Any] | str | os.PathLike, out: str | os.PathLike) -> dict[str, str]:
     """Return "finished", "failed: ..." (the next run tries it again) or "to do" of every job of a study; asks no
-    network, loads nothing."""
-    found = {}
-    for job in Study.read(study).jobs():
-        path = Path(out, JOBS, job.file)
-        failed = path.with_suffix(_FAILED)
+    network, loads nothing. Errors as in `sweep`."""
+    jobs, found = Study.read(study).jobs(), dict[str, str]()
+    done = finished_jobs(Path(out), jobs)
+    for job in jobs:
+        failed = Path(out, JOBS, job.file).with_suffix(_FAILED)
         error = failed.read_text(encoding="utf-8", errors="replace") if failed.is_file() else ""
-        found[job.name] = "finished" if path.is_file() else f"failed: {error}" if error else "to do"
+        found[job.name] = "finished" if job.place in done else f"failed: {error}" if error else "to do"
     return found
 
 

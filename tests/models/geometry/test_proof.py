@@ -181,7 +181,7 @@ def test_a_bridge_that_computes_another_rotation_is_refused(tmp_path):
     if int(version("transformer-lens").split(".")[0]) >= 4:
         assert geometry_of(load_model(directory, "bridge"))[0].rope.pairing == "adjacent"
     else:
-        with pytest.raises(UnsupportedModelError, match="layer 0: the residual streams part here"):
+        with pytest.raises(UnsupportedModelError, match="this TransformerBridge computes something else"):
             load_model(directory, "bridge")
 
 

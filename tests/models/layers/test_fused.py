@@ -98,6 +98,10 @@ def test_masks_of_other_makers_are_taken_as_they_are():
     floats = torch.zeros(wider.shape).masked_fill(~wider, torch.finfo(torch.float32).min)
     for mask in (None, Mask.of_window(N, before=3), seen, wider, floats, floats.masked_fill(~wider, -torch.inf)):
         assert torch.equal(as_mask(mask, q, k).rows(2, 9), expected)
+    padding = torch.tensor([False] * 4 + [True] * (N - 4))
+    padded = Mask.of_window(N, None, padding[None]).rows(0, N)
+    assert torch.equal(as_mask(padded, q, k[:, :, :N]).padding, padding.expand(2, -1))
+    assert as_mask(seen[..., 3:], q, k[:, :, :N]).padding is None
 
 
 def test_a_method_is_replaced_once_and_put_back():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.session import session_of
 
@@ -31,9 +31,3 @@ def test_an_input_split_by_head_is_refused(family_model):
             run_capture(model, TOKENS, lambda capture: None, {"inputs"})
     finally:
         model.set_use_split_qkv_input(False)
-
-
-@pytest.mark.slow
-def test_queries_that_are_normed_after_rope_are_refused(family_model):
-    with pytest.raises(UnsupportedModelError, match="cannot be traced"):
-        run_capture(family_model("llama4", "bridge"), TOKENS, lambda capture: None, {"inputs"})

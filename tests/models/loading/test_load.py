@@ -358,11 +358,3 @@ def test_the_other_backend_is_a_remedy_only_where_it_works(tmp_path, name):
             load_model(directory, backend)
         assert "use backend" not in str(error.value)
         assert len(str(error.value)) < 600
-
-
-def test_pickled_weights_are_never_read(copied):
-    weights = load_file(copied / "model.safetensors")
-    (copied / "model.safetensors").unlink()
-    torch.save(weights, copied / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"only pickled weights \(pytorch_model.bin\)"):
-        load_model(copied)

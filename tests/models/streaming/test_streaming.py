@@ -201,22 +201,6 @@ def test_settings_that_change_the_steps_of_attention_are_refused(family_model):
         pass
 
 
-def test_hooks_that_would_not_fire_are_refused(family_model):
-    model = family_model("llama", "bridge")
-    with streaming(model):
-        silent = session_of(model).streamed.silent
-        try:
-            session_of(model).streamed.silent = frozenset({"blocks.0.attn.hook_rot_q"})
-            with pytest.raises(InputError, match=r"blocks\.0\.attn\.hook_rot_q does not fire"):
-                model.run_with_hooks(
-                    torch.arange(9)[None], fwd_hooks=[("blocks.0.attn.hook_rot_q", lambda value, hook: value)]
-                )
-        finally:
-            session_of(model).streamed.silent = silent
-            model.reset_hooks()
-    assert not silent
-
-
 def test_losses_of_long_prompts_are_streamed_and_the_same(mini_bridge):
     tokens = torch.randint(mini_bridge.cfg.d_vocab, (1, LONG + 20), generator=torch.Generator().manual_seed(6))
     forms: list[int] = []

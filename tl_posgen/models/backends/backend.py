@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.models.conversion.convert import PARAMETERS, build
@@ -22,7 +22,6 @@ from tl_posgen.progress import count_pass
 
 BackendName = Literal["hooked", "bridge"]
 Read: TypeAlias = Callable[[str, Tensor], Tensor]  # (part of a capture, what its hook carries) -> [batch, head, pos, d]
-_N_CACHED = 24
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,9 @@ class Backend(ABC):
     def limit(self) -> ContextLimit:
         """Return the longest prompt that the model takes, or for which its geometry holds."""
 
-    def some_tokens(self, n: int) -> Int[Tensor, "1 pos"]:
-        """Return n random tokens, or as many as the model takes, on its device."""
+    def some_tokens(self, n: int = 48) -> Int[Tensor, "1 pos"]:
+        """Return n random tokens, or as many as the model takes, on its device: enough to leave a small window, few
+        enough to cost nothing."""
         return random_tokens(self.model.cfg.d_vocab, self.limit().cut(n), next(self.model.parameters()).device)
 
     def n_parameters(self) -> int:
@@ -114,13 +114,13 @@ class Backend(ABC):
         return nullcontext()
 
     @abstractmethod
-    def reader(self, layer: int, normed: bool, handed_on: bool) -> Read:
+    def reader(self, layer: int, *, normed: bool = False, norms: bool = False) -> Read:
         """Return what makes queries and keys before RoPE, after qk-norm, and values of what the layer's hooks carry, in
         the model's dtype.
 
         Args:
             normed: whether the hooks of queries and keys fire after their norm.
-            handed_on: whether its attention is left to Hugging Face.
+            norms: whether they fire before the norm that a bridge's attention has.
         """
 
     @abstractmethod
@@ -136,21 +136,17 @@ class Backend(ABC):
             handed_on: whether its attention is left to Hugging Face.
         """
 
-    def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
-        """Return queries or keys just projected, after qk-norm where the hooks that `reader` reads fire after it."""
-        return x
-
     def difference(self, origin: Origin) -> str:
         """Say how the logits differ from those of the Hugging Face model that it wraps; "" without one."""
         return ""
 
     def cached_difference(self) -> str:
         """Say how the last block's output at the last of a few random tokens differs where the tokens before it come
-        from the KV cache, the user's hooks left out; "" if it does not. Compared as in `logit_error`."""
-        model, tokens, outputs = self.model, self.some_tokens(_N_CACHED), list[Tensor]()
+        from the KV cache, the user's hooks left out; "" if it does not. See `how_they_differ`."""
+        model, tokens, outputs = self.model, self.some_tokens(), list[Tensor]()
 
         def keep(_module: Any, _args: Any, output: Any) -> None:
-            outputs.append(first_output(output)[:, -1:])
+            outputs.append((output[0] if isinstance(output, tuple) else output)[:, -1:].detach().float())
 
         with torch.no_grad(), without_hooks(model):
             handle = model.blocks[-1].register_forward_hook(keep)
@@ -215,11 +211,6 @@ class Backend(ABC):
     @abstractmethod
     def copy(self, origin: Origin) -> Model:
         """Make a model with the same weights that shares nothing with this one, and without its hooks."""
-
-
-def first_output(output: Any) -> Tensor:
-    """Return a block's output, without what else it hands over."""
-    return (output[0] if isinstance(output, tuple) else output).detach().float()
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:

@@ -13,12 +13,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin, Read, first_output, split_heads
+from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin, Read, split_heads
 from tl_posgen.models.backends.fused_bridge import attention_scale, fused_bridge
 from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.conversion.hugging_face import quiet
@@ -29,7 +28,6 @@ from tl_posgen.models.same_logits import centred, how_they_differ, rounding_reme
 from tl_posgen.rope.rotation import Pairing, Rope
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
-_N_COMPARED = 48
 
 
 class Bridge(Backend):
@@ -74,7 +72,7 @@ class Bridge(Backend):
     def hf_attention(self, layer: int) -> Any:
         return self.model.blocks[layer].attn.original_component
 
-    def reader(self, layer: int, normed: bool, handed_on: bool) -> Read:
+    def reader(self, layer: int, *, normed: bool = False, norms: bool = False) -> Read:
         hf_attn = self.hf_attention(layer)
         d_head = int(getattr(hf_attn, "head_dim", None) or self.model.cfg.d_head)
         clip = getattr(getattr(hf_attn, "config", None), "clip_qkv", None)
@@ -82,10 +80,12 @@ class Bridge(Backend):
         def read(part: str, x: Tensor) -> Tensor:
             if part not in ("q", "k"):
                 return split_heads(x, d_head) if part == "v" else x
+            norm: Any = _own_norm(hf_attn, part) if norms else None
+            if (weight := getattr(norm, "weight", None)) is not None and weight.numel() != d_head:
+                x, norm = norm(x.flatten(2)).detach(), None  # over all heads together
             # hook_q_normed is [batch, head, pos, d] where the norm is per head, flat where it is over all heads
             x = x if normed and x.ndim == 4 else split_heads(x, d_head)
-            if handed_on and (norm := _own_norm(hf_attn, part)) is not None:
-                x = norm(x)
+            x = x if norm is None else norm(x).detach()
             return x if clip is None else x.clamp(-clip, clip)
 
         return read
@@ -123,14 +123,6 @@ class Bridge(Backend):
             return [replace(draft, encoding="alibi", alibi_slopes=slopes)]
         return [replace(draft, encoding="absolute" if positions == "standard" else "none")]
 
-    def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
-        if not geometry.qk_norm:
-            return x
-        norm = _own_norm(self.hf_attention(geometry.layer), part)
-        weight = getattr(norm, "weight", None)
-        per_head = weight is None or weight.numel() == x.shape[-1]
-        return norm(x.transpose(1, 2) if per_head else x.flatten(2)).detach()
-
     @contextmanager
     def plain(self) -> Iterator[Any]:
         """While the block runs, the Hugging Face model without TransformerLens' computations; None with processed
@@ -138,23 +130,14 @@ class Bridge(Backend):
         if self.model.compatibility_mode:
             yield None
             return
-        replaced: list[tuple[Any, str, Any]] = []
-        modules, seen = [self.model.original_model], set()
+        modules = list(self.model.original_model.modules())
+        children = [(module, name, child) for module in modules for name, child in module._modules.items()]
         try:
-            while modules:
-                module = modules.pop()
-                for name, child in module._modules.items():
-                    inner = original(child)
-                    if inner is None or id(inner) in seen:
-                        continue
-                    seen.add(id(inner))
-                    modules.append(inner)
-                    if inner is not child:
-                        replaced.append((module, name, child))
-                        module._modules[name] = inner
+            for module, name, child in children:
+                module._modules[name] = original(child)
             yield self.model.original_model
         finally:
-            for module, name, child in replaced:
+            for module, name, child in children:
                 module._modules[name] = child
 
     def difference(self, origin: Origin) -> str:
@@ -170,7 +153,7 @@ class Bridge(Backend):
     def compare_with_hf(self) -> str | None:
         """Say how logits of a few random tokens differ from the plain Hugging Face model's, the user's hooks left out;
         "" if they do not, None where the plain model no longer has the same weights."""
-        model, tokens = self.model, self.some_tokens(_N_COMPARED)
+        model, tokens = self.model, self.some_tokens()
         dtype = next(model.parameters()).dtype
         with torch.no_grad(), without_hooks(model):
             with self.plain() as plain:
@@ -181,34 +164,11 @@ class Bridge(Backend):
                 except RuntimeError as error:
                     return f"the Hugging Face model that it wraps cannot run ({first_line(error)})"
             differ = how_they_differ(centred(model(tokens)), expected, dtype)
-            if not differ:
-                return ""
-            parting = self._where_streams_part(tokens)
-        return (
-            f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: "
+        return differ and (
+            "this TransformerBridge computes something else than the Hugging Face model that it wraps: "
             f"logits {differ}. What it shows is not that model's attention; report the difference to TransformerLens."
             + rounding_remedy(dtype)
         )
-
-    def _where_streams_part(self, tokens: Int[Tensor, "1 pos"]) -> str:
-        """Name the first layer whose output differs from the plain model's; "" where that cannot be said."""
-        streams: list[list[Tensor]] = []
-        for is_plain in (False, True):
-            entering: list[Tensor] = []
-            keep = partial(lambda seen, _module, _args, out: seen.append(first_output(out)), entering)
-            with ExitStack() as stack:
-                run = stack.enter_context(self.plain()) if is_plain else self.model
-                for block in self.model.blocks:
-                    module = original(block) if is_plain else block
-                    stack.callback(module.register_forward_hook(keep).remove)
-                run(tokens)
-            streams.append(entering)
-        for layer, (own, expected) in enumerate(zip(*streams, strict=False)):
-            if own.shape != expected.shape:
-                return ""
-            if not float((own - expected).abs().max()) <= 1e-3 * float(expected.abs().max()):
-                return f"layer {layer}: the residual streams part here; "
-        return ""
 
     def fused(
         self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]

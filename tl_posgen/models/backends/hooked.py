@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.errors import UnsupportedModelError
@@ -56,8 +57,8 @@ class Hooked(Backend):
         left = tokenizer is not None and tokenizer.padding_side == "left"
         return {"attention_mask": torch.ones_like(tokens)} if left else {}
 
-    def reader(self, layer: int, normed: bool, handed_on: bool) -> Read:
-        # hook_q and hook_k fire before qk-norm, so the norm is applied here
+    def reader(self, layer: int, *, normed: bool = False, norms: bool = False) -> Read:
+        # hook_q and hook_k fire before qk-norm always
         attn, d_head, clip = self.model.blocks[layer].attn, self.model.cfg.d_head, self.model.cfg.clip_qkv
 
         def read(part: str, x: Tensor) -> Tensor:
@@ -145,10 +146,9 @@ def _rms_norm(x: Tensor, norm: Any) -> Tensor:
 
     The norm is over d_head (Qwen3, Gemma 3) or over all heads together (OLMo 2), as its weight's length says.
     """
-    heads_together = norm.w.numel() != x.shape[-1]
-    y = (x.flatten(2) if heads_together else x).float()
-    y = (y / (y.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt()).to(x.dtype) * norm.w.detach().to(x.device)
-    return y.view_as(x)
+    weight = norm.w.detach().to(x.device)
+    y = x if weight.numel() == x.shape[-1] else x.flatten(2)
+    return (rms_norm(y.float(), weight.shape, eps=norm.eps).to(x.dtype) * weight).view_as(x)
 
 
 def _hooked_rope(attn: Any) -> Rope:

@@ -1,11 +1,9 @@
-"""Capture: q, k and what else is needed of a forward pass, handed to a consumer layer by layer, or of a cache.
+"""Capture: q, k and what else is needed of a forward pass, handed to a consumer layer by layer.
 
 with capturing(model, consumer):        # every pass inside the block, with whatever hooks are at work
     model(tokens)
 
 run_capture(model, tokens, consumer)    # one pass, no further than the last layer asked for
-
-captures_from_cache(cache, model)       # what model.run_with_cache(tokens) returned
 """
 
 import threading
@@ -19,26 +17,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.padding import (
-    NO_PADDING,
-    REMEDY,
-    ids_and_mask,
-    mask_of_scores,
-    pad_token,
-    require_whole,
-    seen_by_scores,
-    spans_of_mask,
-    spans_of_tokens,
-    text_of_pass,
-)
+from tl_posgen.models.capture.padding import NO_PADDING, REMEDY, pad_token, require_whole, text_of_pass
 from tl_posgen.models.geometry.probe import Probed
-from tl_posgen.models.geometry.proof import as_streamed, cut, is_pattern, layer_capture, tolerance, verify_capture
+from tl_posgen.models.geometry.proof import as_streamed, layer_capture, tolerance, verify_capture
 from tl_posgen.models.layers.capture import FORMED, PARTS, EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import LayerAttention
 from tl_posgen.models.layers.projections import projection_weights, prove_projections
 from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
+from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits, streaming, streaming_by_policy
 from tl_posgen.progress import count_pass
@@ -113,7 +100,7 @@ def run_capture(
         >>> torch.equal(logits, model(tokens))
         True
     """
-    session, needs = session_of(model), _checked_needs(needs, (*PARTS, "inputs", "logits"))
+    session, needs = session_of(model), checked_needs(needs, (*PARTS, "inputs", "logits"))
     tokens = tokens.to(session.device)
     require_fits(session, tokens.shape[1])
     with streaming_by_policy(session, tokens.shape[1]):
@@ -135,12 +122,12 @@ def run_capture(
     return predicted if "logits" in needs else None
 
 
-def _checked_needs(needs: Iterable[str], known: Sequence[str]) -> frozenset[str]:
+def checked_needs(needs: Iterable[str], known: Sequence[str], remedy: str = "") -> frozenset[str]:
     """Return the parts of a capture that are asked for; InputError for one that is not among `known`."""
     if isinstance(needs, str):
         raise InputError(f"needs={needs!r}: give a set of names, such as needs={{{needs!r}}}")
     if unknown := sorted(map(str, set(needs) - set(known))):
-        raise InputError(f"cannot capture {', '.join(unknown)}; choose from {', '.join(known)}")
+        raise InputError(f"cannot capture {', '.join(unknown)}; choose from {', '.join(known)}{remedy}")
     return frozenset(needs)
 
 
@@ -160,7 +147,7 @@ class _PassCapture:
         heads: Heads,
         tokens: Int[Tensor, "batch pos"] | None = None,
     ):
-        self.session, self.consumer, self.needs = session, consumer, _checked_needs(needs, (*PARTS, "inputs"))
+        self.session, self.consumer, self.needs = session, consumer, checked_needs(needs, (*PARTS, "inputs"))
         session.require_evaluation()
         self.heads = select_heads(session.model, layers, heads)
         self.layers = [session.layer(index) for index in self.heads]
@@ -169,9 +156,8 @@ class _PassCapture:
         self.pad = pad_token(session.model.tokenizer)
         self.parts: dict[str, Tensor] = {}
         self.last = "pattern" if "pattern" in self.needs else "attn_scores"  # to fire of what is captured of a layer
-        self.spans: list[slice] = []  # the text of each prompt
         self.mask: Any = None  # what the first layer's attention is given as one
-        self.seen: Tensor | None = None  # [batch, pos]: what that leaves of them
+        self.shape, self.spans = (0, 0), list[slice]()  # of the pass, and the text of each prompt
         self.fired: set[int] = set()  # layers that were handed over
         self.owner, self.stream = session.owner, session.streamed.by
         self.prompts_before = self.prompts_seen = 0
@@ -260,51 +246,39 @@ class _PassCapture:
         with torch.no_grad():  # norms of queries and keys have weights
             parts = {part: probed.read(part, value) for part, value in self.parts.items()}
         self.parts.clear()
-        layer, dtype, (batch, _, length, _) = probed.geometry.layer, parts["q"].dtype, parts["q"].shape
+        layer, (batch, _, length, _) = probed.geometry.layer, parts["q"].shape
+        if "attn_scores" in parts:
+            require_whole(layer, *parts["attn_scores"].shape[2:])
+            streamed = None
         tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
         if probed is self.layers[0]:
             self.session.require_evaluation()
             self.prompts_before, self.prompts_seen = self.prompts_seen, self.prompts_seen + batch
             mask, self.mask = self.mask, None
-            self.seen, self.spans = text_of_pass(mask, batch, length, tokens, self.pad, parts["q"].device)
-        if self.seen is None or self.seen.shape != (batch, length):
+            self.shape, self.spans = (batch, length), text_of_pass(mask, batch, length, tokens, self.pad)
+        if self.shape != (batch, length):
             raise InputError(f"layer {layer}: the pass skipped layer {self.layers[0].geometry.layer}, which begins it")
-        needs, compared = self.needs, dict[str, Any]()
-        if formed := "attn_scores" in parts:
-            fine, found = mask_of_scores(probed.geometry, parts["attn_scores"], dtype)
-            compared = {
-                "all_scores": any(self.is_hooked(layer, name) for name in _EDITED),
-                "all_patterns": self.is_hooked(layer, "pattern"),
-                "mask_holds": fine & (found == self.seen.to(found.device)).all(),
-            }
-        else:
-            needs -= set(FORMED)
+        edited = {
+            "all_scores": any(self.is_hooked(layer, name) for name in _EDITED),
+            "all_patterns": self.is_hooked(layer, "pattern"),
+        }
         captures = []
         for row, span in enumerate(self.spans):
-            own = cut({part: value[row] for part, value in parts.items()}, span)
-            ids = None if tokens is None else tokens[row, span]
-            capture = layer_capture(probed.geometry, own, self.heads[layer], needs, self.prompts_before + row, ids)
-            if formed or streamed is None:
-                used = verify_capture(capture, own.get("attn_scores"), own.get("pattern"), dtype, **compared)
-                captures.append(used)
+            own = {part: value[row] for part, value in parts.items()}
+            needs = self.needs & own.keys()
+            ids = None if tokens is None else tokens[row]
+            capture = layer_capture(
+                probed.geometry, own, self.heads[layer], needs, self.prompts_before + row, ids, span
+            )
+            if streamed is None:
+                capture = proved_capture(capture, own, span, **edited)
             else:
-                captures.append(as_streamed(capture, streamed, row, span, dtype))
-        if any(isinstance(capture, EditedCapture) for capture in captures):
-            found = seen_by_scores(probed.geometry, parts["attn_scores"], dtype)
-            if (differ := found != self.seen.to(found.device)).any():
-                prompt, token = differ.nonzero()[0].tolist()
-                if found[prompt, token]:
-                    raise InputError(
-                        f"prompt {prompt}: token {token} is padding by the mask, and queries see it; {REMEDY}"
-                    )
-                raise InputError(
-                    f"prompt {prompt}: token {token} is hidden from every query. If a hook hides it, let it leave the "
-                    f"token visible to itself; if it is padding, {REMEDY}"
-                )
+                capture = as_streamed(capture, streamed, row, span, own["q"].dtype)
+            captures.append(capture)
         projections = self.session.projections(layer) if "inputs" in self.needs else None
         for capture in captures:
             if projections is not None and capture.inputs is not None:
-                allowed = tolerance(dtype)
+                allowed = tolerance(parts["q"].dtype)
                 prove_projections(projections, capture.inputs, capture.q, capture.k, capture.heads, allowed)
                 capture.projections = projections
         self.fired.add(layer)
@@ -316,6 +290,24 @@ class _PassCapture:
         """Tell whether a hook point of attention has hooks besides this capture's own."""
         name = f"blocks.{layer}.attn.hook_{name}"
         return name in self.points and len(self.points[name]._forward_hooks) > (name in self.receivers)
+
+
+def proved_capture(capture: LayerCapture, parts: Mapping[str, Tensor], span: slice, **edited: bool) -> LayerCapture:
+    """Return what `verify_capture` makes of a prompt's capture; InputError where scores are NaN, or padding before the
+    text is seen."""
+    scores = parts.get("attn_scores")
+    used = verify_capture(capture, scores, parts.get("pattern"), parts["q"].dtype, span, **edited)
+    if isinstance(used, EditedCapture) and scores is not None and scores[:, span].isnan().any():
+        raise InputError(
+            f"layer {capture.layer}: scores are NaN: broken weights, or padding that this model does not mask cleanly; "
+            "run prompts one at a time"
+        )
+    if span.start and isinstance(used, EditedCapture) and used._used is None:
+        raise InputError(
+            f"prompt {capture.prompt}: {span.start} tokens before its text are padding, which the pass did not mask or "
+            f"a hook shows. {used.why} To have it masked, {REMEDY}"
+        )
+    return used
 
 
 @contextmanager
@@ -339,145 +331,3 @@ def watching(model: Model, receivers: Mapping[str, Callable[[Tensor], None]]) ->
             stack.callback(handle.remove)
             stack.callback(point.register_forward_pre_hook(partial(move_last, handle.id)).remove)
         yield
-
-
-# Caches
-
-
-def needed_names(model: Model | Session, needs: Iterable[str] = frozenset(), layers: Layers = None) -> list[str]:
-    """Return the names to ask run_with_cache for: `model.run_with_cache(tokens, names_filter=needed_names(model))`.
-
-    q and k take 2 n d numbers per head. Scores (needs={"attn_scores"}) take n^2, and are recomputed exactly without.
-
-    Raises:
-        InputError: a need that no cache can hold.
-
-    Example:
-        >>> from tl_posgen import load_model
-        >>> needed_names(load_model("mini"), needs={"pattern"}, layers=[2])
-        ['blocks.2.attn.hook_q', 'blocks.2.attn.hook_k', 'blocks.2.attn.hook_pattern']
-    """
-    session = session_of(model)
-    wanted = _needs_of_cache(needs) | {"q", "k"}
-    indices = check_indices(layers, session.model.cfg.n_layers, "layer")
-    return [session.layer(index).names[part] for index in indices for part in PARTS if part in wanted]
-
-
-def captures_from_cache(
-    cache: Any,
-    model: Model | Session,
-    layers: Layers = None,
-    heads: Heads = None,
-    tokens: Any = None,
-    needs: Iterable[str] | None = None,
-) -> Iterator[LayerCapture]:
-    """Yield one LayerCapture per prompt and layer, prompt after prompt, each cut to its text.
-
-    Args:
-        cache: the ActivationCache (or dict) of `model.run_with_cache`, with or without its batch dimension.
-        layers, heads: which, as in `capturing`; all if left out.
-        tokens: the ids that were run [batch, pos], or what the tokenizer returned, with input_ids and attention_mask;
-            of a single prompt they may be left out.
-        needs: what it must hold beyond q and k, of {"v", "attn_scores", "pattern", "resid"}, and is handed over; if
-            left out, whatever it holds.
-
-    Cache and tokens may lie on any devices: a layer is moved to where it is in the model.
-
-    Raises:
-        InputError: the cache lacks something (the message says how to ask for it); several prompts without `tokens`;
-            padding that cannot be told from text; tokens of another shape than it; a need that no cache can hold; no
-            numbers, on the device meta.
-    """
-    session, needs = session_of(model), None if needs is None else _needs_of_cache(needs)
-    selected = select_heads(session.model, layers, heads)
-    if not hasattr(cache, "keys"):
-        raise InputError(f"the cache is a {type(cache).__name__}; give what model.run_with_cache(tokens) returned")
-    held, probed = set(cache.keys()), [session.layer(layer) for layer in selected]
-    required = [part for part in PARTS if part in (needs or frozenset()) | {"q", "k"}]
-    missing = [(one, part) for one in probed for part in required if one.names[part] not in held]
-    if missing:
-        one, part = missing[0]
-        asked = f", needs={{{', '.join(map(repr, sorted(needs)))}}}" if needs else ""
-        raise InputError(
-            f"the cache has no {one.names[part]} ({len(missing)} names are missing), the {part} of layer "
-            f"{one.geometry.layer}; make it with "
-            f"model.run_with_cache(tokens, names_filter=tl_posgen.models.needed_names(model{asked}))"
-        )
-    for one in probed:
-        for name in held.intersection(one.names.values()):
-            _require_numbers(f"the cache's {name}", cache[name])
-        if one.handed_on and (name := one.names["attn_scores"]) in held and is_pattern(cache[name]):
-            raise InputError(
-                f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
-                "of this architecture to Hugging Face; make the cache inside `with tl_posgen.streaming(model):`"
-            )
-
-    def read(probed: Probed, parts: Iterable[str], prompts: slice, device: torch.device | None) -> dict[str, Tensor]:
-        """Return those of these parts that the cache holds, [prompt, ...]."""
-        found = {part: cache[name] for part, name in probed.names.items() if part in parts and name in held}
-        if not getattr(cache, "has_batch_dim", True):
-            found = {part: x[None] for part, x in found.items()}
-        return {part: probed.read(part, x[prompts].to(device or x.device)) for part, x in found.items()}
-
-    def captures() -> Iterator[LayerCapture]:
-        wanted = PARTS if needs is None else {"q", "k", *FORMED} | needs
-        for prompt, span in enumerate(spans):
-            for one in probed:
-                layer = one.geometry.layer
-                device = next(session.attention(layer).parameters()).device
-                batch = read(one, wanted, slice(prompt, prompt + 1), device)
-                parts = cut({part: x[0] for part, x in batch.items()}, span)
-                of_prompt = None if ids is None else ids[prompt, span]
-                handed = parts if needs is None else needs
-                capture = layer_capture(one.geometry, parts, selected[layer], handed, prompt, of_prompt)
-                yield verify_capture(capture, parts.get("attn_scores"), parts.get("pattern"), parts["q"].dtype)
-
-    ids, mask = ids_and_mask(tokens)
-    if ids is not None:
-        try:
-            ids = torch.atleast_2d(torch.as_tensor(ids))
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise InputError(f"tokens: {ids!r} are no token ids; give those that were run, [batch, pos]") from error
-        if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
-            raise InputError(f"tokens of {ids.dtype} are no token ids; give those that were run, [batch, pos]")
-        _require_numbers("tokens", ids)
-    first = read(probed[0], ("q", "attn_scores"), slice(None), None)
-    batch, _, length, _ = first["q"].shape
-    if ids is not None and (batch, length) != tuple(ids.shape):
-        raise InputError(
-            f"tokens {list(ids.shape)}: the cache holds {batch} prompts of {length} tokens; give the ids that were "
-            "run, [batch, pos]"
-        )
-    pad = pad_token(session.model.tokenizer)
-    spans = spans_of_tokens(batch, length, ids, pad) if mask is None else spans_of_mask(mask)
-    seen = torch.ones(batch, length, dtype=torch.bool)
-    if known := "attn_scores" in first:
-        seen = seen_by_scores(probed[0].geometry, first["attn_scores"], first["q"].dtype).cpu()
-    for prompt, span in enumerate(spans):
-        unmasked = bool(seen[prompt].all())
-        if span.start and unmasked:
-            told = "its padding token is at" if mask is None else "its mask hides"
-            why = "the pass did not"
-            if not known:
-                why = "whether the pass did is not known; add hook_attn_scores to the cache"
-            raise InputError(f"prompt {prompt}: {told} {span.start} tokens before the text, and {why}")
-        if not unmasked and seen[prompt].nonzero()[:, 0].tolist() != list(range(length))[span]:
-            raise InputError(f"prompt {prompt}: the pass masked other tokens than its padding; {REMEDY}")
-    return captures()
-
-
-def _require_numbers(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor on the device meta."""
-    if tensor.is_meta:
-        raise InputError(f"{name}: on the device meta, which holds no numbers; give those of a pass that was run")
-
-
-def _needs_of_cache(needs: Iterable[str]) -> frozenset[str]:
-    """Return the parts that are asked for; InputError for one that no cache can hold."""
-    needs = _checked_needs(needs, (*PARTS, "inputs", "logits"))
-    if unheld := needs & {"inputs", "logits"}:
-        raise InputError(
-            f"{' and '.join(sorted(unheld))}: an ActivationCache cannot give them; analyse the model itself instead "
-            "(tl_posgen.analyze, or tl_posgen.models.run_capture), which runs it"
-        )
-    return needs

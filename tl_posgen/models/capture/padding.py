@@ -7,10 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import row_ranges
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.geometry.proof import plain_scores
-from tl_posgen.models.layers import fused
 from tl_posgen.models.layers.fused import Mask
 from tl_posgen.models.layers.geometry import LayerGeometry
 
@@ -91,10 +89,9 @@ def require_whole(layer: int, n_queries: int, n_keys: int) -> None:
 
 
 def text_of_pass(
-    mask: Any, batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken, device: torch.device
-) -> tuple[Bool[Tensor, "batch pos"], list[slice]]:
-    """Return which tokens any query sees, and the text of every prompt: by the mask, else by the padding token, where
-    the ids are known.
+    mask: Any, batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken
+) -> list[slice]:
+    """Return the text of every prompt: by the mask, else by the padding token, where the ids are known.
 
     Padding behind the text changes nothing before it. Before the text it changes everything, so it is refused.
 
@@ -103,72 +100,40 @@ def text_of_pass(
             query, key], the `Mask` of a streamed pass, or None for all.
     """
     given = mask.padding if isinstance(mask, Mask) else mask
-    seen = torch.ones(batch, length, dtype=torch.bool, device=device)
     if given is not None:
         if given.ndim == 4:
             given = given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
             # MPT marks what is hidden, as future keys are
             given = (given ^ given[:1, :1, :1, -1:] if length > 1 else given)[:, 0].any(1)
-        seen = given[:, :length].bool().to(device).expand(batch, -1)
-    whole = [slice(0, length)] * batch
-    if mask is not None and (spans := spans_of_mask(seen)) != whole:
-        return seen, spans
+        if (spans := spans_of_mask(given[:, :length].bool().expand(batch, -1))) != [slice(0, length)] * batch:
+            return spans
     spans = spans_of_tokens(batch, length, tokens, pad)
     if before := next(((prompt, span.start) for prompt, span in enumerate(spans) if span.start), None):
         raise InputError(
             f"prompt {before[0]}: it begins with {before[1]} padding tokens that the model was not told to mask, so "
             f"its numbers are not those of the text; {REMEDY}"
         )
-    return seen, spans
+    return spans
 
 
-def mask_of_scores(
+def spans_of_scores(
     geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
-) -> tuple[Bool[Tensor, ""], Bool[Tensor, "batch pos"]]:
-    """Return, without waiting for the device, whether head 0 has numbers alone, over keys that the layer may see, and
-    which keys any of its queries sees: all heads have one mask."""
+) -> list[slice]:
+    """Find the text of every prompt by the keys that queries of head 0 see, as all heads have one mask."""
     scores = plain_scores(attn_scores[:, 0], dtype)
     require_whole(geometry.layer, *scores.shape[1:])
-    visible = scores != -torch.inf
-    extra = visible > geometry.visible(scores.shape[2], visible.device)
-    return ~(scores.isnan().any() | extra.any()), visible.any(1)
-
-
-def seen_by_scores(
-    geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
-) -> Bool[Tensor, "batch pos"]:
-    """Return which keys any query sees, by the mask that a layer's scores have; see `plain_scores`."""
-    fine, seen = mask_of_scores(geometry, attn_scores, dtype)
-    if fine:
-        return seen
-    if attn_scores[:, 0].isnan().any():
+    if scores.isnan().any():
         raise InputError(
             f"layer {geometry.layer}: scores are NaN: broken weights, or padding that this model does not mask "
             "cleanly; run prompts one at a time"
         )
-    raise _sees_too_much(geometry)
-
-
-def _sees_too_much(geometry: LayerGeometry) -> UnsupportedModelError:
-    """Return the error of a pass whose mask is wider than the layer's."""
-    return UnsupportedModelError(
-        f"layer {geometry.layer}: queries see keys that the causal mask, or the window that was probed "
-        f"(window {geometry.window}), should hide from them"
-    )
-
-
-def spans_of_rows(geometry: LayerGeometry, mask: Mask, n_prompts: int, n: int) -> list[slice]:
-    """Find the text of every prompt by the mask that a streamed pass uses, a block of rows at a time."""
-    if mask.causal and geometry.window is None:
-        return [slice(0, n)] * n_prompts
-    found = torch.zeros(n_prompts, n, dtype=torch.bool, device="cpu")
-    for start, stop in row_ranges(n, n, fused.SCORES_AT_ONCE):
-        seen = mask.rows(start, stop)[:, 0]
-        position = torch.arange(n, device=seen.device)
-        if (seen > geometry.sees(position[start:stop, None] - position)).any():
-            raise _sees_too_much(geometry)
-        found |= seen.any(1).cpu()
-    return spans_of_mask(found)
+    visible = scores != -torch.inf
+    if (visible > geometry.visible(scores.shape[2], visible.device)).any():
+        raise UnsupportedModelError(
+            f"layer {geometry.layer}: queries see keys that the causal mask, or the window that was probed "
+            f"(window {geometry.window}), should hide from them"
+        )
+    return spans_of_mask(visible.any(1))
 
 
 def spans_of_tokens(batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken) -> list[slice]:
@@ -180,6 +145,21 @@ def spans_of_tokens(batch: int, length: int, tokens: Int[Tensor, "batch pos"] | 
             "or one prompt at a time"
         )
     return [slice(0, length)] * batch if tokens is None else texts_of(tokens.tolist(), pad)
+
+
+def as_ids(ids: Any, wrong: str) -> Int[Tensor, "batch pos"]:
+    """Return the token ids of one prompt or of several; InputError for what is none, `wrong` where it is no tensor."""
+    try:
+        found = torch.atleast_2d(torch.as_tensor(ids))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(wrong) from error
+    if found.ndim != 2 or found.numel() == 0:
+        raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(found.shape)}")
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise InputError(f"token ids must be integers, not {found.dtype}")
+    if found.is_meta:
+        raise InputError("token ids are on the device meta, which holds no numbers; give those that were read")
+    return found
 
 
 def ids_and_mask(prompts: Any) -> tuple[Any, Bool[Tensor, "batch pos"] | None]:

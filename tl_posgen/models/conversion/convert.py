@@ -16,7 +16,7 @@ from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.conversion.hugging_face import quiet
 from tl_posgen.models.memory import is_released, release, trim
 from tl_posgen.models.model import Model
-from tl_posgen.models.same_logits import logit_error, random_tokens, rounding_remedy
+from tl_posgen.models.same_logits import how_they_differ, random_tokens, rounding_remedy
 
 PARAMETERS = "_tl_posgen_parameters"  # attribute of a model made here: the number of weights before conversion
 _N_TOKENS = 24
@@ -80,15 +80,14 @@ def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backe
 
 
 def _require_same(model: Model, tokens: Tensor, expected: Tensor, name: str) -> None:
-    """Refuse a conversion with other logits than the Hugging Face model's; see `logit_error`."""
+    """Refuse a conversion with other logits than the Hugging Face model's."""
     n = min(tokens.shape[1], model.cfg.n_ctx)
     with torch.no_grad():
         converted: Tensor = model(tokens[:, :n].to(model.cfg.device)).cpu().float()
-    same, error, allowed = logit_error(converted, expected[:, :n], model.cfg.dtype)
-    if not same:
+    if differ := how_they_differ(converted, expected[:, :n], model.cfg.dtype):
         raise UnsupportedModelError(
-            f"{name}: as a {type(model).__name__} its logits differ by {error:.2g} ({allowed:.2g} is allowed), "
-            "so TransformerLens computes something else." + rounding_remedy(model.cfg.dtype)
+            f"{name}: as a {type(model).__name__} its logits {differ}, so TransformerLens computes something else."
+            + rounding_remedy(model.cfg.dtype)
         )
 
 
@@ -187,7 +186,8 @@ def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
         backend: "auto", "hooked" or "bridge", as in `load_model`.
 
     Raises:
-        InputError: no such model, no tokenizer, weights that are not here (offloaded or sharded).
+        InputError: no such model, no tokenizer.
+        ModelError: weights that are not here (offloaded or sharded), or not those of its config.
         UnsupportedModelError: the architecture cannot be had with that backend.
 
     Example:
@@ -206,10 +206,6 @@ def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
         raise InputError(f"{type(inner).__name__} is no model of transformers; of adapters, give the merged model")
     if tokenizer is None:
         raise InputError(f"{type(inner).__name__}: give its tokenizer, which tokenises prompts and names tokens")
-    if name := next((name for name, one in inner.named_parameters() if one.is_meta), None):
-        raise InputError(
-            f"{name} is on the device meta, which holds no numbers; measure a model whose weights are here"
-        )
     weight, name = next(inner.parameters()), inner.config.name_or_path or type(inner).__name__
 
     def make() -> Any:
@@ -218,7 +214,7 @@ def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
         try:
             made.load_state_dict(inner.state_dict())
         except RuntimeError as error:
-            whole = "its weights are sharded, or no longer those of its config"
+            whole = "its weights are sharded, offloaded, or no longer those of its config"
             raise ModelError(f"{name}: no copy can be made; {whole}") from error
         return made.to(weight.device).eval()
 

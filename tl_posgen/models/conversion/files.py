@@ -2,7 +2,10 @@
 
 import os
 import re
+import runpy
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tl_posgen.errors import InputError, ModelError
 
@@ -57,9 +60,9 @@ def find_files(
 
 def _official_name(name: str) -> str:
     """Return the Hub's name of what TransformerLens calls by a short one: "gpt2" of "gpt2-small"."""
-    from transformer_lens.supported_models import MODEL_ALIASES
-
-    return next((full for full, aliases in MODEL_ALIASES.items() if name in aliases), name)
+    place: Any = find_spec("transformer_lens")  # which takes ten seconds to import
+    known = runpy.run_path(str(Path(place.origin).with_name("supported_models.py")))["MODEL_ALIASES"]
+    return next((full for full, aliases in known.items() if name in aliases), name)
 
 
 def _download(name: str, revision: str | None) -> Path:

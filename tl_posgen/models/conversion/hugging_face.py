@@ -36,18 +36,12 @@ def quiet(seed: int | None = None, device: str = "cpu") -> Iterator[None]:
     """Suppress prints, warnings, log lines and progress bars; make new tensors on this device, whatever torch's default
     is. Afterwards everything is as before, the random states of the CPU and of this device too, which begin as after
     torch.manual_seed(seed)."""
-    from transformers.utils import logging as hf_logging
-
-    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    disabled = logging.root.manager.disable
+    disabled, silent, place = logging.root.manager.disable, io.StringIO(), torch.device(device)
+    also = [] if place.type == "cpu" else [place]
     try:
-        hf_logging.set_verbosity_error()
-        hf_logging.disable_progress_bar()
         logging.disable(logging.WARNING)
-        silent = redirect_stdout(io.StringIO()), warnings.catch_warnings()
-        place = torch.device(device)
-        also = [] if place.type == "cpu" else [place]
-        with torch.random.fork_rng(devices=also), place, silent[0], silent[1]:
+        hushed = redirect_stdout(silent), redirect_stderr(silent), warnings.catch_warnings()
+        with torch.random.fork_rng(devices=also), place, hushed[0], hushed[1], hushed[2]:
             warnings.simplefilter("ignore")
             if seed is not None:
                 torch.default_generator.manual_seed(seed)
@@ -57,9 +51,6 @@ def quiet(seed: int | None = None, device: str = "cpu") -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-        hf_logging.set_verbosity(verbosity)
-        if bars:
-            hf_logging.enable_progress_bar()
 
 
 def _from_place(place: Path) -> tuple[Path, dict[str, Any]]:
@@ -138,8 +129,7 @@ def load_hf_model(place: Path, config: Any, **more: Any) -> Any:
 
     if is_gguf(place) and hasattr(transformers, "GgufConfig"):  # else a GPU may get the blocks as they are
         more["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    with redirect_stderr(io.StringIO()):  # a progress bar that no setting of transformers silences
-        hf_model = _from_pretrained(place, config, **more)
+    hf_model = _from_pretrained(place, config, **more)
     for name, weight in hf_model.named_parameters():
         if not weight.is_meta and weight.numel():
             low, high = weight.detach().aminmax()  # NaN is the least and the largest

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import rounding_unit, summable
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.layers.capture import FORMED, EditedCapture, LayerCapture, StreamedCapture, scores_from
+from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture, scores_from
 from tl_posgen.models.layers.fused import LayerAttention
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.same_logits import rounding_remedy
@@ -161,16 +161,6 @@ def is_pattern(attn_scores: Float[Tensor, "*batch head query key"]) -> bool:
 # Of every pass
 
 
-def cut(parts: Mapping[str, Tensor], span: slice) -> dict[str, Tensor]:
-    """Return the parts of one prompt, each [head, pos, d] as `Probed.read` gives it, without its padding."""
-    return {
-        part: x
-        if span.indices(n := x.shape[-2])[:2] == (0, n)
-        else x[..., span, span if part in FORMED else slice(None)]
-        for part, x in parts.items()
-    }
-
-
 def layer_capture(
     geometry: LayerGeometry,
     parts: Mapping[str, Tensor],
@@ -178,22 +168,24 @@ def layer_capture(
     needs: Container[str],
     prompt: int,
     tokens: Int[Tensor, " pos"] | None,
+    span: slice = slice(None),
 ) -> LayerCapture:
-    """Make a LayerCapture of the parts of one prompt, see `cut`.
+    """Make a LayerCapture of the parts of one prompt, each [head, pos, d] as `Probed.read` gives it, without its
+    padding.
 
     Its tensors lie where sums can be formed in float64, see `tl_posgen.arithmetic`.
     """
     given: dict[str, Any] = {}
     for part in ("q", "k", *(part for part in ("v", "pattern") if part in needs)):
         x = parts[part]
+        x = x[:, span, span] if part == "pattern" else x[:, span]
         rows = [head // (geometry.n_heads // len(x)) for head in heads]  # a key head has several query heads, or one
         # all heads as they are need no copy: of a pattern it would cost more than the softmax that made it
         given[part] = at_least_float32(summable(x if rows == list(range(len(x))) else x[rows]))
-    given |= {part: at_least_float32(summable(parts[part])) for part in ("resid", "inputs") if part in needs}
-    tokens = None if tokens is None else summable(tokens)
-    capture = LayerCapture(geometry, heads, prompt, tokens, **given)
+    given |= {part: at_least_float32(summable(parts[part][span])) for part in ("resid", "inputs") if part in needs}
+    capture = LayerCapture(geometry, heads, prompt, None if tokens is None else summable(tokens[span]), **given)
     if "attn_scores" in needs:
-        plain = plain_scores(summable(parts["attn_scores"][list(heads)]), parts["q"].dtype)
+        plain = plain_scores(summable(parts["attn_scores"][list(heads), span, span]), parts["q"].dtype)
         capture.attn_scores = without_row_offsets(plain, capture.q, capture.k, geometry)
     return capture
 
@@ -208,46 +200,48 @@ def verify_capture(
     attn_scores: Float[Tensor, "model_head query key"] | None,
     pattern: Float[Tensor, "model_head query key"] | None,
     dtype: torch.dtype,
+    span: slice = slice(None),
     *,
     all_scores: bool = True,
     all_patterns: bool = True,
-    mask_holds: Bool[Tensor, ""] | None = None,
 ) -> LayerCapture:
     """Return the capture, or an `EditedCapture` where the pass used other scores than its q and k give, by what is
     known of it: its scores, else its pattern, else nothing to compare with.
 
     Compared are 64 rows of every chosen head, or all, and which keys they see. ALiBi is compared up to a constant per
-    row. `dtype` is the model's. Where `mask_holds` is false, which is looked at together with the scores, an
-    `EditedCapture` comes too. The host waits once.
+    row. The host waits once.
 
     Args:
+        attn_scores, pattern: of the whole prompt, padding included.
+        dtype: the model's.
+        span: the text, among all tokens of the prompt.
         all_scores, all_patterns: whether hooks may have edited any row, so that all are compared.
     """
     heads, geometry = torch.as_tensor(list(capture.heads), device="cpu"), capture.geometry
     if attn_scores is None:
         if pattern is None:
             capture.proved = False
-        elif not is_softmax(capture.scores(), summable(pattern[heads]), dtype, sinks=geometry.sinks):
+        elif not is_softmax(capture.scores(), summable(pattern[heads, span, span]), dtype, sinks=geometry.sinks):
             why = (
                 f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k "
                 "give (edited by a hook, or of another model?); add hook_attn_scores to the cache to measure those."
             )
             return EditedCapture(capture, None, why)
         return capture
-    n, of_heads = capture.q.shape[1], heads.to(attn_scores.device)
+    n, before, of_heads = capture.q.shape[1], span.start or 0, heads.to(attn_scores.device)
     rows = checked_rows(n, n if all_scores else ROWS)
-    used = plain_scores(attn_scores[of_heads[:, None], rows.to(of_heads.device)].to(capture.device), dtype)
-    why, masked = _difference(capture, used, rows, dtype, mask_holds)
+    used = plain_scores(attn_scores[of_heads[:, None], (before + rows).to(of_heads.device)].to(capture.device), dtype)
+    why, masked = _difference(capture, used, rows, dtype, span)
     if why:
         whole = None
         if not masked:
-            whole = plain_scores(attn_scores[of_heads].to(capture.device), dtype)
+            whole = plain_scores(attn_scores[of_heads, span, span].to(capture.device), dtype)
             whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry)
         capture = EditedCapture(capture, whole, why)
     if pattern is not None:
-        some = heads[:, None], checked_rows(n, n if all_patterns else ROWS)
-        own = plain_scores(summable(attn_scores[some]), dtype)
-        capture.edited_pattern = not is_softmax(own, summable(pattern[some]), pattern.dtype, sinks=geometry.sinks)
+        some = heads[:, None], before + checked_rows(n, n if all_patterns else ROWS)
+        own, found = plain_scores(summable(attn_scores[some]), dtype), summable(pattern[some])
+        capture.edited_pattern = not is_softmax(own, found, pattern.dtype, sinks=geometry.sinks)
     return capture
 
 
@@ -276,20 +270,21 @@ def _difference(
     used: Float[Tensor, "head row key"],
     rows: Int[Tensor, " row"],
     dtype: torch.dtype,
-    mask_holds: Bool[Tensor, ""] | None = None,
+    span: slice = slice(None),
 ) -> tuple[str, bool]:
     """Say how scores that a pass used in some rows differ from those of its q and k, and whether it is in the keys that
-    are seen; "" where |recomputed - used| <= `allowed_error`, entry by entry. Sets `capture.finite`."""
+    are seen, those outside of the text among them; "" where |recomputed - used| <= `allowed_error`, entry by entry.
+    Sets `capture.finite`."""
     rows = rows.to(capture.q.device)
     positions, geometry = capture.query_positions[rows], capture.geometry
     q, k = capture.rotated_q[:, rows], capture.rotated_k
     recomputed = scores_from(q, k, geometry, capture.heads, positions)
+    n_seen, used = (used != -torch.inf).sum(), used[..., span]
     seen = used != -torch.inf
-    masked = seen != (recomputed != -torch.inf)
+    masked = (seen != (recomputed != -torch.inf)) | (n_seen > seen.sum())
     used = without_row_offsets(used, q, k, geometry, positions)
     error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
     fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
-    fine = fine if mask_holds is None else fine & mask_holds.to(fine.device)
     # scale max |q| max |k| d_head < 1e15: no score is NaN, and its square is far from float32's largest number
     largest = capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1]
     finite = largest * max(1.0, geometry.scale) < _SURELY_FINITE

@@ -33,7 +33,7 @@ class Mask:
 
     Attributes:
         causal: whether that is every key up to their own, and nothing else.
-        padding: True for text; None where all of the batch is text, or where `rows` alone knows.
+        padding: True for text; None where all of the batch is text, or keys of earlier passes stand before it.
     """
 
     rows: Rows
@@ -174,11 +174,13 @@ def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
     """Return the `Mask` of what transformers hands over: nothing, a `Mask`, or a tensor of the architecture's own."""
     if isinstance(mask, Mask):
         return mask
-    n, before = q.shape[2], k.shape[2] - q.shape[2]
+    n, n_keys = q.shape[2], k.shape[2]
     if mask is None:
-        return Mask.of_window(n, before=before, device=q.device)
+        return Mask.of_window(n, before=n_keys - n, device=q.device)
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return Mask(lambda start, stop: seen[:, :, start:stop, : k.shape[2]])
+    padding = None if n < n_keys else seen[:, 0, :, :n].any(1).expand(len(q), -1)  # what no query sees is none of text
+    whole = padding is None or bool(padding.all())
+    return Mask(lambda start, stop: seen[:, :, start:stop, :n_keys], padding=None if whole else padding)
 
 
 def finish_of(geometry: LayerGeometry) -> Finish | None:

@@ -43,13 +43,7 @@ class Projections:
 
     def _made(self, part: str, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x = inputs.to(weight.dtype) @ weight
-        found = self.finish(part, x if bias is None else x + bias[:, None])
-        if found.shape != x.shape:
-            raise UnsupportedModelError(
-                f"layer {self.layer}: its {part} is read behind RoPE, where this architecture norms it, so it cannot "
-                "be traced to the attention's input"
-            )
-        return found
+        return self.finish(part, x if bias is None else x + bias[:, None])
 
     def per_query_head(self, x: Float[Tensor, "key_head *rest"]) -> Float[Tensor, "head *rest"]:
         """Repeat what belongs to a key head for each of its query heads."""

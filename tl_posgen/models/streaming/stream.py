@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import rounding_unit
@@ -33,7 +33,6 @@ from tl_posgen.models.session import Session, session_of
 
 LONG = 1024  # tokens: longer prompts are streamed unless told otherwise
 ROWS = 4  # query rows of every pass whose output is proved, the last among them
-N_TOKENS = 48
 # under which TransformerLens computes attention in other steps
 _OTHER_STEPS = ("use_attn_result", "use_split_qkv_input", "use_attn_in", "ungroup_grouped_query_attention")
 
@@ -54,7 +53,6 @@ def streaming(model: Model | Session) -> Iterator[None]:
     Raises:
         UnsupportedModelError: attention that cannot be replaced, or does something else then; later, in a pass: a layer
             whose output is not what its geometry gives, by how much and where.
-        InputError: hooks at points that do not fire meanwhile.
 
     Source: asked for by users of TransformerLens since 2023 (issue 378); the proofs are ours.
 
@@ -128,7 +126,7 @@ class _Stream:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        handle = self.session.embedding.register_forward_pre_hook(self.refuse_silent)
+        handle = self.session.embedding.register_forward_pre_hook(lambda *_: self.row_edits.clear())
         try:
             self.begin()
             yield
@@ -163,17 +161,6 @@ class _Stream:
         if len(scores._forward_hooks) != len(self.row_edits[layer]) or pattern._forward_hooks:
             return True
         return any(point._forward_pre_hooks or point._backward_hooks for point in (scores, pattern))
-
-    def refuse_silent(self, *_: Any) -> None:
-        if self.session.streamed.by is None:
-            return
-        self.row_edits.clear()
-        points = self.session.backend.model.hook_dict
-        for name in self.session.streamed.silent:
-            if points[name]._forward_hooks or points[name]._backward_hooks:
-                raise InputError(
-                    f"{name} does not fire while attention is streamed; remove its hooks, or do not stream"
-                )
 
     def attention(
         self,
@@ -248,45 +235,24 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
 def _difference(session: Session, stream: _Stream) -> str:
     """Say how streamed logits of a few random tokens differ from the model's own; "" if they do not.
 
-    They are compared by `logit_error`. Finds out, too, which hook points do not fire.
+    They are compared by `how_they_differ`.
     """
     model = session.backend.model
-    n = session.limit.cut(N_TOKENS)
-    tokens = session.backend.some_tokens(n - (n in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None))))
-    seen: set[int] = set()
+    tokens = session.backend.some_tokens()
+    if tokens.shape[1] in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None)):  # see `fire_normed`
+        tokens = tokens[:, 1:]
+    options, seen = session.backend.options(tokens), set[int]()
     with torch.no_grad(), without_hooks(model), session.exclusive("streaming"):
-        expected, fired = _logits_and_fired(session, tokens)
+        expected = centred(model(tokens, **options))
         stream.listeners.append(lambda layer, _done: seen.add(layer))
         try:
             with stream.at_work():
-                actual, still = _logits_and_fired(session, tokens)
+                actual = centred(model(tokens, **options))
         except FAILURES as error:
             return f"attention of this model cannot be streamed: {first_line(error)}"
         finally:
             stream.listeners.clear()
     if left := sorted(set(stream.geometries) - seen):
         return f"layer {left[0]}: its architecture computes attention in a way of its own, which cannot be streamed"
-    if differ := how_they_differ(actual, expected, session.dtype):
-        return f"attention of this model cannot be streamed: logits {differ}"
-    session.streamed.silent = frozenset(fired - still)
-    return ""
-
-
-def _logits_and_fired(session: Session, tokens: Int[Tensor, "1 pos"]) -> tuple[Tensor, set[str]]:
-    """Return the centred logits, and the names of the hook points that fired."""
-    model = session.backend.model
-    names = {id(point): name for name, point in model.hook_dict.items()}
-    fired: set[str] = set()
-    # hooks on scores and patterns make a layer form them, so these points need not fire without
-    scores = {
-        id(getattr(getattr(block, "attn", None), name, None))
-        for block in model.blocks
-        for name in ("hook_attn_scores", "hook_pattern")
-    }
-    with ExitStack() as stack:
-        for point in {id(point): point for point in model.hook_dict.values()}.values():
-            if id(point) not in scores:
-                see = lambda module, _args, _out: fired.add(names[id(module)])  # noqa: E731
-                stack.callback(point.register_forward_hook(see).remove)
-        logits = model(tokens, **session.backend.options(tokens))
-    return centred(logits), fired
+    differ = how_they_differ(actual, expected, session.dtype)
+    return differ and f"attention of this model cannot be streamed: logits {differ}"
