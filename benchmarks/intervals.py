@@ -42,8 +42,8 @@ from tl_posgen.position.decomposition.numbers.variance_shares import Spread, Tri
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.decomposition.variance import moments_of
 from tl_posgen.position.substitution.hooks import by_constant, by_split, substitute
-from tl_posgen.position.substitution.numbers import triangle
 from tl_posgen.rope.planes import SecondMoments
+from tl_posgen.rope.splits import triangle
 from tl_posgen.slash.dominance import statistics_of
 from tl_posgen.stats.intervals import Bounds, jackknife_interval, mean_interval, prompts_per_group, t_975
 
@@ -162,13 +162,15 @@ def uncorrected(value: np.ndarray, without: np.ndarray, share: np.ndarray) -> tu
     return value - half, value + half
 
 
-def transformed(value: np.ndarray, without: np.ndarray, share: np.ndarray, bounds: Bounds | None):
+def transformed(
+    value: np.ndarray, without: np.ndarray, share: np.ndarray, bounds: Bounds | None
+) -> tuple[np.ndarray, np.ndarray]:
     """The jackknife on the scale of -log(highest - x) + log(x - lowest), of the bounds that there are."""
     lowest, highest = bounds or (-np.inf, np.inf)
 
     def there(x: np.ndarray) -> np.ndarray:
         above = np.log(x - lowest) if np.isfinite(lowest) else 0.0
-        return (above - np.log(highest - x) if np.isfinite(highest) else above) if bounds else x
+        return np.asarray((above - np.log(highest - x) if np.isfinite(highest) else above) if bounds else x)
 
     def back(y: np.ndarray) -> np.ndarray:
         if bounds is None:
@@ -177,7 +179,8 @@ def transformed(value: np.ndarray, without: np.ndarray, share: np.ndarray, bound
             return highest - np.exp(-y)
         return lowest + (np.exp(y) if not np.isfinite(highest) else (highest - lowest) / (1 + np.exp(-y)))
 
-    return (back(end) for end in jackknife_interval(there(value), there(without), share))
+    low, high = jackknife_interval(there(value), there(without), share)
+    return back(low), back(high)
 
 
 def groupings(n: int) -> dict[str, np.ndarray]:

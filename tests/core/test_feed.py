@@ -1,5 +1,6 @@
 """Passes that go wrong half way, and measures that reuse their tensors, while every layer goes to every measure."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import tl_posgen
 from tl_posgen import Measure, Variable
 from tl_posgen.errors import InputError
+from tl_posgen.progress import Passes
 
 TOKENS = torch.arange(5, 25)[None]
 
@@ -99,3 +101,13 @@ def test_values_of_another_shape_than_declared_are_refused_by_name(mini, of, mes
         Shaped(of=of)(mini, TOKENS, null_seeds=(), progress=False)
     for fine in ("head", "pair"):
         assert Shaped(of=fine)(mini, TOKENS, null_seeds=(), progress=False).name == "shaped"
+
+
+@pytest.mark.parametrize(("n", "done"), [(2, 0), (3, 1)])
+def test_prompts_that_an_attached_measure_cannot_take_are_refused_before_null_models_run(mini, n, done):
+    with tl_posgen.attach(mini, ["planes"]) as run:
+        mini(torch.arange(5, 5 + n)[None])
+    refused = nullcontext() if done else pytest.raises(InputError, match="give 3 tokens at least")
+    with Passes.counted(shown=True) as passes, refused:
+        run.report(null_seeds=[0])
+    assert passes.now.done == done

@@ -23,9 +23,8 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
-from tl_posgen.position.substitution.numbers import point_mass, triangle
 from tl_posgen.rope.rotation import rotate
-from tl_posgen.rope.splits import DistanceDistribution
+from tl_posgen.rope.splits import DistanceDistribution, point_mass, triangle
 from tl_posgen.slash import ablate_bands
 
 SOME = [("llama", "hooked"), ("llama_yarn", "bridge"), ("bloom", "bridge"), ("gptj", "bridge"), ("gpt2", "hooked")]

@@ -124,14 +124,3 @@ def test_a_block_of_different_tokens_stands_twice_and_prompts_differ():
     assert not torch.equal(found[0], found[1])
     assert torch.equal(found, repeated_prompts(torch.tensor([3]), 20, 40, 3, seed=1))
     assert not torch.equal(found, repeated_prompts(torch.tensor([3]), 20, 40, 3, seed=2))
-
-
-def test_a_head_of_each_kind_has_its_score_alone():
-    n, period = 12, 6
-    patterns = torch.zeros(3, n, n)
-    for i in range(n):
-        for head, back in enumerate((1, period, period - 1)):
-            patterns[head, i, max(i - back, 0)] = 1
-    found = torch.stack([*repeated_scores(patterns, 0, period).values()])
-    assert found.diagonal().tolist() == pytest.approx([1, 1, 1])
-    assert float((found - torch.diag(found.diagonal())).abs().max()) < 0.2

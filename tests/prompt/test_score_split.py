@@ -10,7 +10,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.position.substitution.numbers import split_maps
 from tl_posgen.prompt import position_part, reference_of
-from tl_posgen.residual.reference import BUNDLED, distance_weights
+from tl_posgen.residual.reference import BUNDLED
 
 TEXT = "it was the best of times, it was the worst of times. it was the age of wisdom."
 PROMPT = "Down, down, down. Would the fall never end?"
@@ -97,11 +97,6 @@ def test_a_reference_is_the_mean_of_its_prompts_without_the_first_token(mini, al
     weights = sum(one.pattern[:, 1:, 1:].double().sum((1, 2)) for one in found)
     torch.testing.assert_close(own.mean_turn, expected / weights[:, None])
     assert (reference.n_prompts, reference.length) == (3, 40)
-
-
-def test_distances_are_weighted_as_asked():
-    assert distance_weights(4, "uniform").weights.tolist() == [0.25] * 4
-    assert (distance_weights(4, "causal").weights * 10).tolist() == pytest.approx([4, 3, 2, 1])
 
 
 @pytest.mark.parametrize("name", ["mini", "mini_bridge"])

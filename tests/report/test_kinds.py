@@ -74,6 +74,15 @@ def test_bars_are_means_over_prompts_with_intervals_beside_both_nulls(result):
     assert "of 3; 95 % intervals over prompts" in figure.layout.title.text
 
 
+def test_bars_of_some_labels_stand_at_their_own_names(result):
+    some = {"of some": [("means", lambda own: own.array("loss", condition=None).sel(condition=["means"]))]}
+    figure = bars({**some, "of all": [("loss", "loss")]}, "condition", title="T")(result)
+    by_name = {bar.name: dict(zip(bar.y, bar.x, strict=True)) for bar in figure.data}
+    assert list(by_name["means"]) == ["means"]
+    assert by_name["means"]["means"] == by_name["loss"]["means"]
+    assert list(by_name["loss"]) == ["unchanged", "RoPE removed", "means"]
+
+
 def test_lines_are_means_over_heads_and_functions_stand_for_variables(result):
     curves = [("score", "score"), ("twice", lambda own: 2 * own.array("score"))]
     figure = lines({"one": curves}, title="T")(result)

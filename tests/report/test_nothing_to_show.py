@@ -8,7 +8,7 @@ import tl_posgen
 from tl_posgen.models import bundled_text
 from tl_posgen.report.figures import NOTHING, Panels
 
-CUT = {"length": 18, "n_prompts": 1, "null_seeds": (0,), "progress": False}
+CUT = {"length": 18, "n_prompts": 1, "null_seeds": (), "progress": False}
 EDITS = {
     "W_Q of the layer": lambda model: model.blocks[0].attn.W_Q,
     "the embedding": lambda model: model.embed.weight if hasattr(model.embed, "weight") else model.embed.W_E,
@@ -26,7 +26,8 @@ def test_a_layer_whose_scores_are_all_zero_is_drawn_and_has_its_page(small, zero
         EDITS[zero](model).zero_()
     report = tl_posgen.analyze(model, bundled_text(), measures=DRAWN, layers=[0], **CUT)
     assert report.page_files()
-    assert NOTHING in [one.text for one in report["planes"].plot("phases").layout.annotations]
+    drawn = [result.plot(kind) for result in report.values() for kind in result.kinds]
+    assert NOTHING in [one.text for figure in drawn for one in figure.layout.annotations]
 
 
 @pytest.mark.parametrize(("y", "said"), [([float("nan")] * 2, True), ([float("nan"), 1.0], False)])

@@ -194,19 +194,3 @@ def test_bad_prompts_are_refused_before_work(mini, rows):
     for prompts, message in ((rows[:1], "give two at least"), ([row[:7] for row in rows], "a budget of 5")):
         with pytest.raises(InputError, match=message):
             Rules(budget=BUDGET)(mini, prompts, null_seeds=(), progress=False)
-
-
-def test_a_rule_that_recalls_no_more_than_in_a_random_init_is_said_to(result):
-    recall = result.numbers("recall", rule="position_and_content")
-    assert recall.value <= recall.inits[0]
-    said = result.findings()[0]
-    assert (
-        f"position + content recalls {recall.with_interval:.3f} (random init {recall.inits[0]:.3f}; not above" in said
-    )
-    assert said.count("not above random init") == 1  # of drawn keys nobody expects it
-
-
-def test_the_table_shows_every_rule(result):
-    table = result.table().set_index("condition")
-    assert table.index.tolist() == ["unchanged", *CHOSEN, "drawn", "oracle"]
-    assert table["recall"]["window"] == pytest.approx(float(result.numbers("recall", rule="window")))

@@ -9,7 +9,7 @@ from tl_posgen.core.measure import stacked
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.sums import Sums
 from tl_posgen.models import run_capture
-from tl_posgen.slash import BandAblation, SlashAblation, slash_toy
+from tl_posgen.slash import BandAblation, SlashAblation
 
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
 MEASURES = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
@@ -28,11 +28,6 @@ def report(mini, alice):
 def single(mini, alice):
     """Cone and planes on one prompt of 80 tokens, with one random init."""
     return tl_posgen.analyze(mini, alice, measures=["slash", "slash_planes", "cone"], **SINGLE)
-
-
-@pytest.fixture(scope="session")
-def toy():
-    return slash_toy(steps=4, batch=4, every=2, seeds=(0, 1), n_tokens=12, snapshots=(0, 4), progress=False)
 
 
 @pytest.fixture(scope="session")

@@ -30,25 +30,6 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
         np.testing.assert_allclose(result.own.loss.sel(condition=condition), expected, rtol=1e-5)
 
 
-def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(family_model, alice):
-    few = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
-    model, measure = family_model("llama"), BandAblation(schemes=["thirds"])
-    result = measure(model, alice, **few)
-    band, own = result.measure, result.numbers
-    for condition in ("no_rope", "drop high, thirds"):
-        loss = result.own["loss"]
-        change = loss.sel(condition=condition) - loss.sel(condition="unchanged")
-        half = 3.1824 * float(change.std(ddof=1)) / 2
-        found = band.rises(own)[condition]
-        assert [found.low, found.high] == pytest.approx(
-            [float(change.mean()) + side * half for side in (-1, 1)], rel=1e-4
-        )
-        score = band.slash_score(own, condition)
-        assert score.low < score.value < score.high
-    one = measure(model, alice, **{**few, "n_prompts": 1})
-    assert np.isnan(band.slash_score(one.numbers).low)
-
-
 def test_scores_are_those_of_slash_and_of_slash_ablation_until_what_went_before_shows(report, result):
     data, slash, ablated = result.own, report["slash"].own, report["slash_ablation"].own
     unchanged, running = data.sel(condition="unchanged"), data.score.mean("prompt")

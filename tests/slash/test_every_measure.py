@@ -61,6 +61,14 @@ def test_scores_are_those_of_the_measure_slash_in_the_model_and_in_its_random_in
             np.testing.assert_array_equal(whole["best_distance"], slash["best_distance"])
 
 
+def test_a_report_has_each_score_of_a_head_once(small):
+    report = small()
+    frame = report.frame()
+    assert [name for name in frame if "slash_score" in name] == ["slash_score", "random_slash_score"]
+    random = report["slash_transfer"].own["best_score"].sel(tokens="all", source="random")
+    np.testing.assert_allclose(frame["random_slash_score"], random.values.ravel())
+
+
 @pytest.mark.parametrize(("name", "words"), [("cone", "nothing can be asked of the axis"), ("slash_planes", "no band")])
 def test_the_sentences_say_so_where_no_head_is_dominant(single, name, words):
     """The null as if it were the model."""

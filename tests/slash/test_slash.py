@@ -1,5 +1,7 @@
 """Slash scores on real models."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,13 @@ def result(report):
 def data(result):
     """Of all tokens."""
     return result.sel(tokens="all")
+
+
+def test_maps_are_of_different_numbers_on_a_scale_of_their_own(result, data):
+    maps = result.plot("map")
+    values = [np.asarray(one.z, float) for one in maps.data]
+    assert not any(np.array_equal(one, other) for one, other in pairwise(values))
+    assert maps.layout.coloraxis.cmax == max(map(np.nanmax, values)) < 1
 
 
 @pytest.fixture(scope="module")

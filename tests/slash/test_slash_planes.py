@@ -73,18 +73,6 @@ def test_a_model_of_absolute_positions_turns_nothing(of_family):
     np.testing.assert_allclose(*xr.broadcast(data["predicted"], data["uniform"]))
 
 
-def test_the_prediction_is_compared_with_its_own_profile_and_with_those_of_the_other_heads(result):
-    data = result.own.sel(tokens="all").isel(distance=slice(N // 2))
-    above = [
-        (data[name] - data["uniform"]).transpose("layer", "head", "distance").values.reshape(16, -1)
-        for name in ("predicted", "score")
-    ]
-    between = np.corrcoef(*above)[:16, 16:]
-    np.testing.assert_allclose(data["correlation"].values.ravel(), between.diagonal(), atol=1e-6)
-    others = (between.sum(1) - between.diagonal()) / 15
-    np.testing.assert_allclose(data["chance_correlation"].values.ravel(), others, atol=1e-6)
-
-
 def test_the_lift_is_said_beside_the_largest_of_each_kind_of_null_models(result):
     most = abs(result.dataset["bands"].sel(tokens="all", at="best").mean(["layer", "head"])).max("band")
     [told] = [sentence for sentence in result.findings() if "above the mean logit" in sentence]

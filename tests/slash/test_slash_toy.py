@@ -117,12 +117,3 @@ def test_prediction_is_the_attended_mean_of_the_labels_shown(prompts):
 def test_settings_that_make_no_task_are_refused_before_training(unchecked, options, message):
     with pytest.raises(InputError, match=message):
         slash_toy(progress=False, **options)
-
-
-def test_maps_and_table_show_the_numbers(toy):
-    maps = toy.plot("maps").data
-    assert len(maps) == 4
-    np.testing.assert_array_equal(maps[1].z, toy.own["pattern"].sel(features="trained", snapshot=4, seed=0))
-    table = toy.table()
-    assert table["seed"].tolist() == [0, 1]
-    np.testing.assert_array_equal(table["loss at end"], toy.own["loss"].isel(step=-1))

@@ -16,7 +16,8 @@ from tl_posgen.core.report import Report
 from tl_posgen.core.result import result_of
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.hooks.given import every_hook_firing
-from tl_posgen.models.capture.capturing import captures_from_cache, capturing
+from tl_posgen.models.capture.cache import captures_from_cache
+from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import session_of
@@ -87,20 +88,22 @@ class Attached:
             raise InputError(
                 "null_seeds, shuffled_seeds: some forward passes were not given token ids; run the null yourself"
             )
-        for init, (title, other) in zip(nulls, nulls.models(), strict=True):
-            sides[init] = one_pass(session_of(other), known, self.measures, **self.where, label=title, seed=self.seed)
         # a prompt whose token ids are not known has its length
         rows = [torch.zeros(feed.lengths[n]).long() if ids is None else ids for n, ids in feed.prompts.items()]
+        for measure in self.measures:
+            require_prompts(measure, nulls.session, rows)
+        prepared = [measure.prepare(nulls.session, rows) for measure in self.measures]
+        for init, (title, other) in zip(nulls, nulls.models(), strict=True):
+            sides[init] = one_pass(session_of(other), known, self.measures, **self.where, label=title, seed=self.seed)
         provenance = provenance_of(nulls.session, known, nulls.seeds, nulls.shuffled, self.seed)
         lengths = sorted(set(feed.lengths.values()))
         provenance |= {"prompts": len(rows), "length": lengths[0] if len(lengths) == 1 else lengths}
         if len(known) < len(rows):
             provenance["tokens_sha256"] = None
         results = {}
-        for measure in self.measures:
-            require_prompts(measure, nulls.session, rows)
+        for measure in prepared:
             of_measure = {init: side[measure.name] for init, side in sides.items()}
-            results[measure.name] = result_of(measure.prepare(nulls.session, rows), of_measure, provenance)
+            results[measure.name] = result_of(measure, of_measure, provenance)
         return Report(results, provenance)
 
 

@@ -145,7 +145,7 @@ class CouplingScores(Measure):
             columns = [torch.tensor(mean_of(at_init(one, init)).values.astype(float)) for one in given]
             columns = [x.log() if name in SIZES else x for name, x in zip(names, columns, strict=True)]
             known = len(columns[0]) >= least and all(bool(x.isfinite().all()) for x in columns)
-            found.append(of(*columns).ends if known else (np.nan, np.nan, np.nan))
+            found.append(of(*columns) if known else (np.nan, np.nan, np.nan))
         (value, low, high), *nulls = found
         values, n = tuple(one[0] for one in nulls), len(own.inits)
         return Number(value, low, high, values[:n], shuffled=values[n:])
@@ -161,7 +161,7 @@ class CouplingScores(Measure):
         def partial(x: Tensor, y: Tensor, *controls: Tensor) -> Correlation:
             stacked = torch.stack(controls, 1)
             varied = bool((stacked != stacked[0]).any())
-            return partial_correlation(x, y, stacked) if varied else Correlation(np.nan, np.nan, np.nan, len(x))
+            return partial_correlation(x, y, stacked) if varied else Correlation(np.nan, np.nan, np.nan)
 
         return self._over_models(own, partial, name, "score", *_CONTROLS, least=_FEWEST + len(_CONTROLS))
 
@@ -169,8 +169,7 @@ class CouplingScores(Measure):
         """Return |r| of coupling less |r| of ln size, both with the score, with Zou's interval."""
 
         def more(x: Tensor, z: Tensor, y: Tensor) -> Correlation:
-            ends = correlation_excess(correlation(x, y), correlation(z, y), float(pearson(x, z)))
-            return Correlation(*ends, len(x))
+            return correlation_excess(correlation(x, y), correlation(z, y), float(pearson(x, z)))
 
         return self._over_models(own, more, "coupling", size, "score")
 

@@ -11,7 +11,7 @@ import pandas as pd
 import xarray as xr
 from torch import Tensor
 
-from tl_posgen.core.formatting import in_brackets
+from tl_posgen.core.formatting import counted, in_brackets
 from tl_posgen.core.measure import Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
@@ -158,8 +158,8 @@ class TokenCoupling(JacobianMeasure):
         unknown = own.data["chance"].isnull()
         if n_layers := int(unknown.any([dim for dim in unknown.dims if dim != "layer"]).sum()):
             sentences.append(
-                f"In {n_layers} layers some tokens get no attention of others, by a window or as it underflowed to 0, "
-                "and their Jacobian is zero: those pairs are left out."
+                f"In {counted(n_layers, 'layer')} some tokens get no attention of others, by a window or as it "
+                "underflowed to 0, and their Jacobian is zero: those pairs are left out."
             )
         return sentences
 

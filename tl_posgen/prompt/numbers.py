@@ -6,7 +6,9 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.rope.planes import turning_factors
-from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
+from tl_posgen.rope.rotation import Rope, complex_planes
+from tl_posgen.rope.scores_at import scores_at_positions
+from tl_posgen.rope.splits import split_scores
 
 TERMS = ("position", "key_part", "query_key", "interaction")
 
@@ -43,19 +45,16 @@ def split_terms(
         >>> rope, one = Rope(torch.tensor([0.5], dtype=torch.float64)), torch.ones(1, 1) + 0j
         >>> q, k = torch.randn(2, 1, 4, 2, generator=torch.Generator().manual_seed(0))
         >>> terms = split_terms(q, k, q[:, 0], k[:, 0], one, rope, 1.0)
-        >>> positions = torch.arange(4)
-        >>> torch.allclose(sum(terms.values()), (rotate(q, positions, rope) @ rotate(k, positions, rope).mT).double())
+        >>> torch.allclose(sum(terms.values()), scores_at_positions(q, k, rope, 1.0, *2 * [torch.arange(4)]).double())
         True
     """
-    q, k, mean_query, mean_key = double(q), double(k), double(mean_query)[:, None], double(mean_key)[:, None]
+    q, k, mean_query, mean_key = double(q), double(k), double(mean_query)[:, None], double(mean_key)
     positions = torch.arange(k.shape[1], device=k.device)
-    rotated = scale * rotate(q, positions[-q.shape[1] :], rope)
-    mean_turned = scale * mean_turn[:, None]
-    of_query, of_mean = (real_coordinates(complex_planes(x, rope) * mean_turned) for x in (q, mean_query))
-    own = real_coordinates(complex_planes(k - mean_key, rope)).mT
-    content, key_part = of_query @ own, (of_mean @ own).expand(-1, q.shape[1], -1)
-    position, deviations = (rotated @ rotate(x, positions, rope).mT for x in (mean_key, k - mean_key))
-    return dict(zip(TERMS, (position, key_part, content - key_part, deviations - content), strict=True))
+    scores = scores_at_positions(q, k, rope, scale, positions[-q.shape[1] :], positions)
+    of_query, of_mean = (split_scores(x, k, rope, scale, mean_turn, mean_key) for x in (q, mean_query))
+    key_part = of_mean.content.expand(-1, q.shape[1], -1)
+    terms = of_query.position, key_part, of_query.content - key_part, scores - of_query.scores
+    return dict(zip(TERMS, terms, strict=True))
 
 
 def source_terms(

@@ -139,13 +139,13 @@ def bars(
     def figure(result: Any) -> go.Figure:
         known = panels(result) if callable(panels) else panels
         every = list(_drawn(result, known, along))
-        names = [in_words(label, result.measure.words) for label in every[0].labels]
+        words = {label: in_words(label, result.measure.words) for one in every for label in one.labels}
         n_bars = max(sum(1 + len(one.nulls) for one in every if one.panel == panel) for panel in range(len(known)))
-        height = 60 + len(names) * max(24, 14 * n_bars)
+        height = 60 + len(words) * max(24, 14 * n_bars)
         look: dict[str, Any] = {"columns": columns or len(known), "shared_yaxes": True, "horizontal_spacing": 0.04}
         drawn = Panels(list(known), row_height=height, **look)
         for one in every:
-            value, low, high = one.ends
+            names, (value, low, high) = [words[label] for label in one.labels], one.ends
             written = ["" if np.isnan(number) else format(number, form) for number in value]
             bar = go.Bar(x=value, y=names, name=one.name, text=written, orientation="h", marker_color=one.colour)
             drawn.add(one.panel, bar.update(error_x=error_bars(value, low, high), **AT_START))

@@ -9,7 +9,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tl_posgen.arithmetic import DOUBLE, double, full_precision
+from tl_posgen.arithmetic import double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import open_model
@@ -19,7 +19,7 @@ from tl_posgen.models.tokens import bundled_text, spread, text_ids, to_prompts
 from tl_posgen.residual.numbers import SourceSums
 from tl_posgen.residual.residual_sources import Side, SourceVectors, read_prompts
 from tl_posgen.rope.bilinear_sums import sums_along_diagonals
-from tl_posgen.rope.splits import DistanceDistribution
+from tl_posgen.rope.splits import DistanceDistribution, triangle, uniform
 
 SIDES: tuple[Side, Side] = ("q", "k")
 Distances = Literal["uniform", "causal", "attention"]
@@ -85,21 +85,6 @@ class Reference:
                 f"this model has {shape}; make the reference by the model that is explained"
             )
         return found
-
-
-def distance_weights(n: int, kind: str, profile: Any = None) -> DistanceDistribution:
-    """p(d) on the distances 0 .. n - 1: 1 / n, or proportional to n - d as in a text, or to a profile [head, distance].
-
-    Example:
-        >>> distance_weights(2, "causal").weights.mul(3).tolist()
-        [2.0, 1.0]
-    """
-    if kind == "attention":
-        profile = double(profile)[:, :n]
-        return DistanceDistribution(torch.arange(profile.shape[1]), profile / profile.sum(-1, keepdim=True))
-    weights = torch.ones(n, dtype=DOUBLE)
-    weights = weights if kind == "uniform" else weights.cumsum(0).flip(0)
-    return DistanceDistribution(torch.arange(n), weights / weights.sum())
 
 
 @full_precision()
@@ -169,7 +154,11 @@ def reference_of(
     means = {}
     for layer, one in sums.items():
         geometry, n = geometries[layer], one["n"]
-        p = distance_weights(min(longest, geometry.window or longest), distances, one.get("profile"))
+        reach = min(longest, geometry.window or longest)
+        p = uniform(reach) if distances == "uniform" else triangle(reach)
+        if distances == "attention":
+            profile = double(one["profile"])[:, :reach]
+            p = DistanceDistribution(torch.arange(reach), profile / profile.sum(-1, keepdim=True))
         turn = p.mean_turn(geometry.rope, geometry.d_head).to(one["k"].device).expand(geometry.n_heads, -1)
         by_source: dict[Side, SourceSums] = {side: one[f"{side} by source"] for side in SIDES if sources}
         means[layer] = LayerReference(one["q"] / n, one["k"] / n, turn, by_source)

@@ -1,5 +1,6 @@
 """Splits of scores into position and content, f(q_i, i - j) + g(q_i, k_j), by a distribution of distances."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -7,8 +8,12 @@ from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.errors import InputError, check_whole, is_number
+from tl_posgen.rope.bilinear_sums import sums_along_diagonals
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates
+
+WIDEST = 2**24  # tokens: no prompt is longer
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,44 @@ class Split:
         return self.position + self.content
 
 
+def point_mass(distance: int | float) -> DistanceDistribution:
+    """p(d0) = 1 at one dummy distance d0: the mean-key estimator."""
+    if not is_number(distance):
+        raise InputError(f"dummy distance {distance!r}: distances must be 0 or more")
+    return DistanceDistribution(torch.tensor([float(distance)]), torch.ones(1, dtype=DOUBLE))
+
+
+def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution:
+    """p(d) proportional to max(width - d, 0) on whole distances; width 1 is the point mass at 0.
+
+    Args:
+        width: one for all heads, or one per head.
+
+    Example:
+        >>> triangle(2).weights.mul(3).round().tolist()
+        [2.0, 1.0]
+    """
+    known = isinstance(width, Tensor) and width.numel() and not width.is_complex()
+    widths = torch.as_tensor(width if known else float(width) if is_number(width) else 0, dtype=DOUBLE)
+    if not bool(((widths > 0) & (widths <= WIDEST)).all()):
+        raise InputError(f"triangle width {width!r}: widths must be numbers above 0, of tokens, {WIDEST:,} at most")
+    distances = torch.arange(math.ceil(widths.max()), device=widths.device)
+    weights = (widths[..., None] - distances).clamp(min=0)
+    return DistanceDistribution(distances, weights / weights.sum(-1, keepdim=True))
+
+
+def uniform(n: int) -> DistanceDistribution:
+    """p(d) = 1 / n on the distances 0 .. n - 1."""
+    check_whole("uniform distribution of distances", 1, n=n)
+    return DistanceDistribution(torch.arange(n), torch.full((n,), 1 / n, dtype=DOUBLE))
+
+
 def attention_profile(pattern: Float[Tensor, "head query key"]) -> DistanceDistribution:
     """p_h(d) = share of head h's attention that goes d tokens back, over all queries: a row per head."""
-    n = pattern.shape[-1]
-    query, key = torch.tril_indices(n, n, device=pattern.device)
-    profile = pattern.new_zeros(len(pattern), n, dtype=DOUBLE)
-    profile = profile.index_add(1, query - key, double(pattern[:, query, key]))
-    return DistanceDistribution(torch.arange(n, device=pattern.device), profile / profile.sum(-1, keepdim=True))
+    profile = sums_along_diagonals(double(pattern))
+    return DistanceDistribution(
+        torch.arange(pattern.shape[-1], device=pattern.device), profile / profile.sum(-1, keepdim=True)
+    )
 
 
 def split_scores(

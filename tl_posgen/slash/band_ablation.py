@@ -188,7 +188,7 @@ class BandAblation(Dominance, Interventions):
         ]
         return [
             f"Slash-dominant: {counted(heads.value, 'head')}{in_brackets(heads.null_range)}, mean score "
-            f"{score().with_interval:.3f} (loss {own('loss').plain:.3f}); in the running model this becomes: "
+            f"{score():.3f}, loss {own('loss').plain:.3f}; in the running model this becomes: "
             f"{', '.join(parts)}."
         ]
 

@@ -16,12 +16,11 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, Threshold, Whole
 from tl_posgen.errors import InputError
-from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.slash.numbers.slash_scores import (
     SHORT_DISTANCES,
     SHORT_KAPPA,
     SlashStatistics,
-    slash_statistics_from_qk,
     slash_statistics_of_rows,
 )
 
@@ -81,16 +80,12 @@ def statistics_from_qk(
     layer: LayerCapture, q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"]
 ) -> SlashStatistics:
     """Return slash statistics of other q and k, already rotated, in this layer; without entropies."""
-    geometry, slopes = layer.geometry, layer.geometry.alibi_slopes
-    return slash_statistics_from_qk(
-        q,
-        k,
-        geometry.scale,
-        window=geometry.window,
-        soft_cap=geometry.soft_cap,
-        alibi_slopes=None if slopes is None else slopes[list(layer.heads)],
-        entropy=False,
-    )
+
+    def rows_of(heads: slice, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        some, at = layer.heads[heads], layer.positions[start:stop]
+        return scores_from(q[heads, start:stop], k[heads, :stop], layer.geometry, some, at).softmax(-1)
+
+    return slash_statistics_of_rows(rows_of, len(q), q.shape[1], layer.geometry.window, False, q.device)
 
 
 def starts_of(layer: LayerCapture) -> tuple[int, int]:
@@ -138,11 +133,6 @@ def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
     measured = score.notnull()
     measured = measured.any("distance") if "distance" in measured.dims else measured
     return values if measured.all() else values.where(measured)
-
-
-def strongest(score: xr.DataArray, most: int) -> list[tuple[int, int]]:
-    """Return (layer, head) of the highest scores, highest first."""
-    return score.transpose(*HEAD).to_series().dropna().nlargest(most).index.to_list()
 
 
 # Slash-dominant heads beside the others, and beside those of the null models

@@ -94,9 +94,10 @@ class Slash(Dominance):
     }
     figures = {
         "map": head_map(
-            *("best_score", ("score", {"distance": 1}), "first_token"),
+            *("best_score", "first_token"),
             title="Slash scores",
             subtitle="slash score: mean attention along the D-th sub-diagonal; highest over D below half the prompt",
+            limits=None,
         ),
         "profiles": partial(
             layer_curves,

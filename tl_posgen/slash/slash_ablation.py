@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Literal, get_args
 
-import plotly.graph_objects as go
 import torch
 import xarray as xr
 from jaxtyping import Bool
@@ -16,11 +16,10 @@ from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.selection import head_name
-from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
+from tl_posgen.report.kinds import bars
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.slash.dominance import at_distance, best_distance, statistics_from_qk, statistics_of, strongest
+from tl_posgen.slash.dominance import at_distance, best_distance, statistics_from_qk, statistics_of
 from tl_posgen.slash.numbers.ablations import ablate
 
 Scheme = Literal["thirds", "wavelength"]
@@ -33,7 +32,6 @@ WHOLE_KINDS = {
 }
 _WITHOUT_PLANES = ["unchanged", "rank_one", "means"]
 _ROWS = ("condition", *HEAD)
-_N_HEADS = 8  # the strongest heads, drawn one by one
 
 
 def ablations(schemes: Sequence[str], n: int = 0) -> dict[str, tuple[str, Callable[[Rope], Bool[Tensor, " plane"]]]]:
@@ -56,26 +54,14 @@ def ablations(schemes: Sequence[str], n: int = 0) -> dict[str, tuple[str, Callab
     return {"unchanged": found.pop("unchanged"), **banded, **found}
 
 
-def _strongest_heads(result: Any) -> go.Figure:
-    """Draw the strongest heads at their best distance as bars, under each ablation, and a mark at uniform attention."""
-    both = sides(result)
-    panels = Panels([side for side, _, _ in both], columns=1, row_height=270)
-    by_thirds = {f"drop {band}, thirds": f"{band} planes dropped" for band in BANDS}
-    names = {"unchanged": "unchanged", **WHOLE_KINDS, **by_thirds}
-    kinds = [kind for kind in names if kind in result.own["condition"]]
-    for number, (_, data, _) in enumerate(both):
-        best = strongest(data["best_score"].sel(condition="unchanged", drop=True), _N_HEADS)
-        at = {head_name(layer, head): data.sel(layer=layer, head=head) for layer, head in best}
-        heads = {f"{name}, D = {int(one['best_distance'])}": one for name, one in at.items()}
-        for kind, colour in zip(kinds, COLOURS, strict=False):
-            scores = [float(one["best_score"].sel(condition=kind)) for one in heads.values()]
-            panels.add(number, go.Bar(x=[*heads], y=scores, name=names[kind], marker_color=colour))
-        uniform = [float(one["best_uniform"]) for one in heads.values()]
-        marker = {"symbol": "line-ew-open", "size": 40, "color": "black"}
-        panels.add(number, go.Scatter(x=[*heads], y=uniform, mode="markers", marker=marker, name="uniform attention"))
-    panels.axes("", "slash score").figure.update_layout(barmode="group")
-    subtitle = "the strongest heads, each at its best distance on text; q and k changed, softmax taken anew"
-    return panels.finish(f"What makes the slash · {model_label(result.own)}", subtitle)
+def _shown(own: Numbers, of: str) -> xr.DataArray:
+    """Return the scores without each third of the planes and under each ablation of all, of the head that is strongest
+    unchanged, each model's own, or the mean over heads."""
+    score = own.array("best_score", condition=None).stack(place=HEAD)
+    strongest = score.sel(condition="unchanged", drop=True).fillna(-1).argmax("place")
+    kinds = ["unchanged", *(f"drop {band}, thirds" for band in BANDS), *WHOLE_KINDS]
+    score = score.sel(condition=[kind for kind in kinds if kind in score["condition"]])
+    return score.mean("place") if of == "mean over heads" else score.isel(place=strongest)
 
 
 @dataclass(frozen=True)
@@ -116,7 +102,14 @@ class SlashAblation(Measure):
         "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2"),
         "best_uniform": Variable("slash score of uniform attention", "", "at the best distance"),
     }
-    figures = {"ablations": _strongest_heads}
+    figures = {
+        "ablations": bars(
+            {of: [("slash score", partial(_shown, of=of))] for of in ("strongest head", "mean over heads")},
+            "condition",
+            title="What makes the slash",
+            subtitle="slash score, each head at its best distance on text; q and k changed, softmax taken anew",
+        )
+    }
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"condition": list(ablations(self.schemes))}

@@ -65,7 +65,10 @@ class SlashTransfer(Dominance):
     question = "Do slash heads belong to the model or to the text?"
     after = (Slash,)
     variables = {
-        "best_score": Variable("slash score", "", "at the head's best distance on text", ("tokens", "source", *HEAD)),
+        "best_score": Variable(
+            *("slash score on random tokens", "", "at the head's best distance on text, of either source"),
+            *(("tokens", "source", *HEAD), "random_slash_score", "random"),
+        ),
         "score": Variable("slash score", dims=("tokens", "source", *HEAD, "distance")),
         "best_distance": Variable("best distance on text", "tokens", "over D < N/2"),
         "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
@@ -92,7 +95,7 @@ class SlashTransfer(Dominance):
         return {"source": list(SOURCES)}
 
     def usual(self) -> Mapping[str, Any]:
-        return {"source": "natural"}
+        return {"source": "random"}  # those on text are in the measure slash
 
     def of_model(self, run: Run) -> xr.Dataset:
         natural, sums = run.found(Slash), Sums(Slash.variables)
@@ -128,12 +131,13 @@ class SlashTransfer(Dominance):
     def findings(self, own: Numbers) -> list[str]:
         at = max(self.reached(own.data), key=lambda distance: self.n_dominant(own, distance, "natural").value)
         r, rest = (self.correlation(own, at, tokens) for tokens in TOKENS)
-        n, n_random = (self.n_dominant(own, at, source).plain for source in SOURCES)
+        n, n_random = (self.n_dominant(own, at, source) for source in SOURCES)
         beside = in_brackets(f"{r.null:.3f}", f"without the first token {rest.with_interval:.3f}")
         return [
             f"At D = {at} slash scores on random tokens follow those on text over heads with r = "
-            f"{r.with_interval:.3f}{beside}. Dominant at this distance alone: {n:.0f} heads on text, "
-            f"{n_random:.0f} on random tokens, overlap (Jaccard) {self.jaccard(own, at).plain:.2f}."
+            f"{r.with_interval:.3f}{beside}. Dominant at this distance alone: {n.plain:.0f} heads on "
+            f"text{in_brackets(n.null_range)}, {n_random.plain:.0f} on random tokens, overlap (Jaccard) "
+            f"{self.jaccard(own, at).plain:.2f}."
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:

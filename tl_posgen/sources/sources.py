@@ -28,18 +28,18 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     turning,
     weighted_spread,
 )
-from tl_posgen.position.decomposition.variance import moments_with_and_without_first
+from tl_posgen.position.decomposition.variance import moments_of
 from tl_posgen.report.kinds import heat_maps
 from tl_posgen.residual.numbers import REST, SourceSums, sorted_sources
 from tl_posgen.residual.residual_sources import By, Side, SourceVectors, read_prompts
 from tl_posgen.rope.planes import SecondMoments
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.slash.dominance import statistics_from_qk
-from tl_posgen.sources.graph import SIDE_WORDS, draw_graph
 from tl_posgen.sources.numbers import TERMS, source_form, source_weights
-from tl_posgen.stats.correlations import rank_correlation
+from tl_posgen.stats.correlations import spearman
 
 TermName = Literal["position", "content", "interaction", "key"]
+SIDE_WORDS = {"k": "keys", "q": "queries"}
 WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key part"}
 DIMS = ("tokens", "side", "term", *HEAD)
 OF_SOURCE = (*HEAD, "source")
@@ -62,7 +62,6 @@ class Sources(Measure):
     out unless tokens="all" is asked for. Parts of w_qkd = s Re sum_m z^q_m conj(z^k_m) u_m(d), with kbar and ubar the
     means and v = u - ubar: position, of kbar and v; content, of k - kbar and ubar; interaction, of k - kbar and v; key,
     of E q, k - kbar and ubar. Their E w^2 is the variance that `variance` gives d + qd, k + qk, kd + qkd, and k.
-    Heads chosen with heads=report.heads("slash") are those of the graph.
 
     Position on the key side needs the mean of each source alone, from one pass; what needs second moments takes a
     second pass, and intervals of its shares hold the weights of all prompts fixed. One hop only: the first MLP may
@@ -130,7 +129,6 @@ class Sources(Measure):
             subtitle="shares sum to 1 along a row; negative where a source works against the others",
             limits=(-1.0, 1.0),
         ),
-        "graph": draw_graph,
     }
     whole_rows = True
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
@@ -172,7 +170,7 @@ class Sources(Measure):
 
         for capture, reader in read_prompts(run.session, run.rows, self.by, **run.where):
             written = reader.of_capture(capture)
-            both = zip(TOKENS, moments_with_and_without_first(capture), strict=True)
+            both = zip(TOKENS, capture.once(moments_of), strict=True)
             found: dict[str, Any] = {f"moments {tokens}": moments for tokens, moments in both}
             for side in self.sides:
                 vectors = SourceVectors.of_capture(run.session, capture, written, side)
@@ -317,6 +315,7 @@ def _checked(sums: Sums, share: xr.DataArray) -> xr.Dataset:
         found.append(xr.Dataset(arrays, labels))
     data = sums.join_layers(found).reindex(source=share["source"]).transpose(*OF_SOURCE)
     columns = [share, data["constant_energy"], data["fall"].where(share.notnull().sum("source") > 1)]
-    *predictors, fall = (torch.tensor(one.transpose(*OF_SOURCE).values.ravel(), dtype=DOUBLE) for one in columns)
-    rho = [rank_correlation(one, fall).r for one in predictors]
+    *predictors, fall = torch.from_numpy(np.stack([one.transpose(*OF_SOURCE).values.ravel() for one in columns]))
+    both = [torch.stack([one, fall]) for one in predictors]
+    rho = [float(spearman(*one[:, one.isfinite().all(0)])) for one in both]
     return data.assign(rho=xr.DataArray(rho, {"predictor": list(PREDICTORS)}))

@@ -1,12 +1,12 @@
 """Correlation of two columns: of values, of ranks, with other columns held fixed, and the difference of two of them."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import pad
 
 from tl_posgen.arithmetic import DOUBLE, double
 
@@ -14,27 +14,17 @@ EQUAL = 1e-12  # relative difference of what is equal but for rounding
 ROUNDING = 1e-10  # of a column's spread: less than this is left of one that controls explain
 
 
-@dataclass(frozen=True)
-class Correlation:
+class Correlation(NamedTuple):
     """A correlation of two columns, with further columns held fixed, and its 95% interval.
 
     Attributes:
         r: in [-1, 1]; NaN where a column is constant or fully explained by the controls.
         low, high: 95% interval of r.
-        n: number of rows.
-        controls: number of columns held fixed.
     """
 
     r: float
     low: float
     high: float
-    n: int
-    controls: int = 0
-
-    @property
-    def ends(self) -> tuple[float, float, float]:
-        """(r, low, high)."""
-        return self.r, self.low, self.high
 
 
 def pearson(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
@@ -125,41 +115,10 @@ def partial_correlation(
     defined = bool((varied & (lengths > ROUNDING * spread)).all())
     r = max(-1.0, min(1.0, float(left[:, 0] @ left[:, 1] / lengths.prod()))) if defined else math.nan
     low, high = fisher_interval(torch.tensor(r, dtype=DOUBLE), n - c)
-    return Correlation(r, float(low), float(high), n, c)
+    return Correlation(r, float(low), float(high))
 
 
-def rank_correlation(
-    x: Float[Tensor, " n"], y: Float[Tensor, " n"], group: Int[Tensor, " n"] | None = None
-) -> Correlation:
-    r"""Return Spearman's rho, with the interval tanh(artanh rho -+ 1.96 sqrt((1 + rho^2 / 2) / (n - c - 3))).
-
-    Rows where x or y is not finite are left out. With groups, rho is Pearson's r of the ranks (over all rows) after
-    each group's mean rank is subtracted: the correlation within groups. c is the number of groups less one. The
-    interval assumes independent rows; heads of a layer share their input, so it is rather too narrow.
-
-    NaN where fewer than c + 4 rows are left, or a column is constant (within every group).
-
-    Source: Bonett & Wright 2000 for the interval, with Fisher's n - c as for a partial correlation.
-
-    Example:
-        >>> x, layer = torch.tensor([1.0, 2.0, 3.0, 11.0, 12.0, 13.0]), torch.tensor([0, 0, 0, 1, 1, 1])
-        >>> y = torch.tensor([3.0, 2.0, 1.0, 13.0, 12.0, 11.0])
-        >>> [round(rank_correlation(x, y, group).r, 2) for group in (None, layer)]
-        [0.54, -1.0]
-    """
-    known = x.isfinite() & y.isfinite()
-    groups = torch.zeros_like(known, dtype=torch.int64) if group is None else group
-    _, which = groups[known].unique(return_inverse=True)
-    controls = double(one_hot(which)[:, 1:]) if len(which) else double(torch.zeros(0, 0))
-    n, c = controls.shape
-    if n < c + 4:
-        return Correlation(torch.nan, torch.nan, torch.nan, n, c)
-    r = partial_correlation(ranks(x[known]), ranks(y[known]), controls).r
-    z, reach = torch.atanh(torch.tensor(r, dtype=DOUBLE)), 1.96 * ((1 + r**2 / 2) / (n - c - 3)) ** 0.5
-    return Correlation(r, float(torch.tanh(z - reach)), float(torch.tanh(z + reach)), n, c)
-
-
-def correlation_excess(first: Correlation, second: Correlation, between: float) -> tuple[float, float, float]:
+def correlation_excess(first: Correlation, second: Correlation, between: float) -> Correlation:
     r"""|r_xy| - |r_zy|, and the ends of its 95% interval, of two columns x and z against one y over the same rows.
 
     With x and z turned so that a = r_xy and b = r_zy are not negative, and [l, u] the interval of each, the ends are
@@ -168,24 +127,24 @@ def correlation_excess(first: Correlation, second: Correlation, between: float) 
     ((r_xz - a b / 2) (1 - a^2 - b^2 - r_xz^2) + r_xz^3) / ((1 - a^2) (1 - b^2)).
 
     Args:
-        first: of x and y, with its interval; of their ranks, that of ranks.
+        first: of x and y, with its interval.
         second: of z and y.
         between: r_xz.
 
     Returns:
         Difference, lower and upper end, cut at -1 and 1; NaN where a correlation or its interval is.
 
-    Source: Zou 2007 (Psychological Methods 12) for the ends; absolute values, and the use for ranks, are ours.
+    Source: Zou 2007 (Psychological Methods 12) for the ends; absolute values are ours.
 
     Example:
-        >>> one, other = Correlation(0.6, 0.4, 0.75, 50), Correlation(-0.5, -0.68, -0.25, 50)
+        >>> one, other = Correlation(0.6, 0.4, 0.75), Correlation(-0.5, -0.68, -0.25)
         >>> [round(end, 2) for end in correlation_excess(one, other, -0.3)]
         [0.1, -0.15, 0.37]
     """
     if math.isnan(first.low + second.low + between):
-        return math.nan, math.nan, math.nan
+        return Correlation(math.nan, math.nan, math.nan)
     (a, low_a, high_a), (b, low_b, high_b) = (
-        (-one.r, -one.high, -one.low) if one.r < 0 else one.ends for one in (first, second)
+        (-one.r, -one.high, -one.low) if one.r < 0 else one for one in (first, second)
     )
     r = between * math.copysign(1, first.r) * math.copysign(1, second.r)
     scale = (1 - a**2) * (1 - b**2)
@@ -194,4 +153,4 @@ def correlation_excess(first: Correlation, second: Correlation, between: float) 
     below, above = (
         math.sqrt(max(0.0, x**2 + z**2 - 2 * c * x * z)) for x, z in ((a - low_a, high_b - b), (high_a - a, b - low_b))
     )
-    return a - b, max(-1.0, a - b - below), min(1.0, a - b + above)
+    return Correlation(a - b, max(-1.0, a - b - below), min(1.0, a - b + above))

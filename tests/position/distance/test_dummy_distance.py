@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from rotated_heads import captures_of
 
 from tl_posgen.core.engine import analyze
-from tl_posgen.core.measure import HEAD
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.session import session_of
@@ -96,26 +95,6 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result, of_one_
     tokens = torch.stack(to_prompts(mini, alice, length=40, n_prompts=2))
     expected = token_losses(mini, tokens, at_dummy_distance(mini, 3, layers=[1], heads=[2])).mean(-1)
     np.testing.assert_allclose(data["loss"].sel(condition="at 3"), expected)
-
-
-def test_the_short_table_has_a_row_per_distance_and_limit(result):
-    table = result.table().set_index("condition")
-    assert table.index.tolist() == ["unchanged", "at 0", "at 64", "at 7", "beyond 1", "beyond 40"]
-    assert table.loc["at 64", "refit_r"] == pytest.approx(float(result.own["refit_r"].sel(d0=64, **OUT).mean()))
-
-
-def test_every_picture_can_be_drawn(result):
-    for kind in result.kinds:
-        assert result.plot(kind).data
-    np.testing.assert_allclose(
-        result.plot("agreement").data[0].z, result.own["key_agreement"].sel(tokens="all").mean(HEAD)
-    )
-
-
-@pytest.mark.parametrize("wrong", [{"length": 1}, {"length": 9999}], ids=str)
-def test_bad_prompts_are_refused(mini, alice, wrong):
-    with pytest.raises(InputError):
-        DummyDistance()(mini, alice, **{**CUT, **wrong})
 
 
 def test_distances_beyond_fixed_frequencies_are_refused(family_model):

@@ -9,7 +9,6 @@ from scipy.stats import t
 
 from tl_posgen.claims import PAPERS
 from tl_posgen.claims.running import analyses_of
-from tl_posgen.core.formatting import format_number
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
@@ -115,27 +114,6 @@ def test_heads_without_a_number_do_not_count_within_the_noise_level(result):
     assert float(within_noise(one["frechet"], xr.full_like(frechet, float(one["frechet"].median()) - TOLERATED))) == 0.5
 
 
-def test_the_sentences_say_loss_rise_and_medians_over_heads(result):
-    *lines, last = result.findings()
-    assert len(lines) == len(WORDS)
-    at = {"condition": "vanilla", "segment": 0}
-    inside = float(result.own["segment_loss"].sel(**at).mean())
-    for condition, sentence in zip(WORDS, lines, strict=True):
-        own, *nulls = (one.sel(condition=condition).isel(segment=slice(1, None)) for one in (result.own, *result.nulls))
-        loss, losses = float(own["segment_loss"].mean()), [float(null["segment_loss"].mean()) for null in nulls]
-        frechet = own["frechet"].mean("segment")
-        share = float((frechet - own["noise_level"] <= TOLERATED).mean())
-        assert result.measure.beyond(result.numbers, condition)["within_noise"].value == share
-        assert f", {WORDS[condition]}: the loss is {loss:.2f}, {loss - inside:+.2f} (random init " in sentence
-        rises = np.array(losses) - [float(null["segment_loss"].sel(**at).mean()) for null in result.nulls]
-        of_inits = f"{format_number(rises.mean(), '+.2f')} ± {rises.std(ddof=1):.2f}"
-        assert f"random init {of_inits}) against the unchanged model's" in sentence
-        assert f"the outputs of {share:.0%} (random init " in sentence
-    noise, *nulls = (float(one["noise_level"].median()) for one in (result.own, *result.nulls))
-    assert f"{noise:.2f} (random init {np.mean(nulls):.2f} ± " in last
-    assert last.endswith(f"loss inside is {inside:.2f}.")
-
-
 def test_the_rise_of_the_loss_is_paired_by_prompt(mini, alice):
     """Against the losses of four prompts, taken one by one."""
     measure, inside = LengthExtrapolation(**OPTIONS, conditions=["lm_infinite"]), OPTIONS["inside"]
@@ -168,36 +146,6 @@ def test_prompts_of_several_training_lengths_are_run_where_they_fit_into_memory(
     assert bool(analyses) == (inside == 512)  # prompts inside the training length say nothing on the claim
     assert bool(reasons) == (inside < 512)
     assert LengthExtrapolation(inside=16).inside_for(mini) == 16
-
-
-def test_sentences_and_titles_say_what_was_measured(result):
-    assert result.findings()[0].startswith("Beyond 16 tokens (trained on 512), unchanged: the loss is")
-    assert "inside: 16 tokens (trained on 512)" in result.plot("loss").layout.title.text
-
-
-def test_pictures_have_a_curve_a_condition_and_a_panel_a_layer_and_condition(result):
-    assert [trace.name for trace in result.plot("loss").data][::2] == list(WORDS.values())
-    np.testing.assert_allclose(
-        result.plot("loss").data[0].y, result.own["loss"].sel(condition="vanilla").mean("prompt")
-    )
-    ratio = (result.own["frechet"] / result.own["noise_level"]).median(HEAD).sel(condition="vanilla")
-    np.testing.assert_allclose(result.plot("drift").data[0].y, ratio)
-    entropy = result.own["entropy"].sel(condition="vanilla").mean(HEAD)
-    np.testing.assert_allclose(result.plot("attention").data[0].y, entropy)
-    panels = result.plot("outputs").data[::2]  # points, then the ring
-    assert len(panels) == 2 * 3 * len(WORDS)
-    one = result.own["plane_coordinates"].sel(condition="vanilla", shown_layer=0)
-    np.testing.assert_array_equal(np.stack([panels[0].x, panels[0].y], -1), one.values[:, ::2].reshape(-1, 2))
-
-
-def test_the_short_table_has_a_row_per_condition_and_segment(result):
-    table = result.table()
-    assert table.shape == (len(WORDS) * 3, 8)
-    assert table.notnull().all(axis=None)
-    last = table.query("condition == 'lm_infinite'").iloc[-1]
-    data = result.own.sel(condition="lm_infinite", segment=2)
-    assert last["within_noise"] == float((data["frechet"] - data["noise_level"] <= TOLERATED).mean())
-    assert last["entropy"] == pytest.approx(float(data["entropy"].sel(bin=[32, 36, 40, 44]).mean()))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from rotated_heads import captures_of
 from scipy import stats
 
 from tl_posgen.core.engine import analyze
-from tl_posgen.errors import InputError
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.planes import PlanePerturbation, perturb_planes, plane_perturbation
@@ -148,29 +147,3 @@ def test_layers_of_other_planes_or_none_partial_rotary_and_windows(family_model,
     assert float(found.own["share"].sel(part="position").sum()) == pytest.approx(1)
     for kind in found.kinds:
         found.plot(kind)
-
-
-def test_sentences_and_table_show_the_numbers(result):
-    own, measure, table = result.numbers, result.measure, result.table().set_index("condition")
-    for edit in EDITS:
-        rise, gap = measure.rises(own)[edit], measure.less_control(own, edit)
-        words = measure.words[edit]
-        assert f"{words} {rise.with_interval:+.3f}, {gap.with_interval:+.3f} more" in result.findings()[0]
-        assert table.loc[edit, "rise"] == rise.value
-        assert table.loc[edit, "rise"] - table.loc[edit, "control"] == pytest.approx(gap.value)
-    assert f"phases shuffled {measure.rho(own, 'shuffle_phases'):.2f}" in result.findings()[1]
-    maps, rise = result.plot("map").data, result.own["map_rise"].mean("prompt")
-    np.testing.assert_array_equal(maps[0].z, rise.sel(map_edit=MAPPED[0], cost="edit"))
-
-
-def test_the_bars_are_of_the_edits_that_the_sentence_names_and_the_table_has_the_rest(result):
-    own, measure, bars = result.numbers, result.measure, [one for one in result.plot("rise").data if len(one.y) == 2]
-    assert len(bars) == len(result.plot("rise").data) == 4  # edit and control, each with the random init
-    assert list(bars[0].y) == [measure.words[edit] for edit in EDITS]
-    np.testing.assert_allclose(bars[0].x, [measure.rises(own)[edit].value for edit in EDITS])
-    assert len(result.table()) == own.data.sizes["condition"] == 1 + 2 * (2 * 3 + len(BANDS))
-
-
-def test_prompts_of_two_lengths_are_refused(mini):
-    with pytest.raises(InputError, match="prompts of 8 to 10 tokens"):
-        PlanePerturbation()(mini, [list(range(5, 13)), list(range(5, 15))], progress=False)

@@ -17,16 +17,20 @@ from tl_posgen.position.substitution.numbers import (
     add_residual,
     attention_kl,
     below_quantile,
-    point_mass,
     positional_profile,
     running_mean_key,
     split_maps,
-    triangle,
-    uniform,
 )
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at_positions
-from tl_posgen.rope.splits import DistanceDistribution, attention_profile, split_scores
+from tl_posgen.rope.splits import (
+    DistanceDistribution,
+    attention_profile,
+    point_mass,
+    split_scores,
+    triangle,
+    uniform,
+)
 
 SCALE, N, D_HEAD = 0.3, 9, 8
 DISTRIBUTIONS = {

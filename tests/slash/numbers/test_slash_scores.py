@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
 from tl_posgen.slash.numbers import slash_scores
-from tl_posgen.slash.numbers.slash_scores import slash_statistics, slash_statistics_from_qk
+from tl_posgen.slash.numbers.slash_scores import slash_statistics
 
 
 def random_scores(n_heads, n, seed=0, sharpness=2.0):
@@ -110,29 +110,6 @@ def test_uniform_is_the_slash_score_of_uniform_attention(n, window):
     torch.testing.assert_close(found.uniform[0], diagonals(pattern)[0])
     expected = diagonals(without_first_column(pattern))[0] if window != 1 else found.score[1, 0, :-1]
     torch.testing.assert_close(found.uniform[1, :-1], expected)
-
-
-@settings(deadline=None, max_examples=12)
-@given(
-    n=st.integers(2, 200),
-    seed=st.integers(0, 99),
-    window=st.none() | st.integers(2, 40),
-    soft_cap=st.none() | st.just(1.5),
-    alibi=st.booleans(),
-)
-def test_from_queries_and_keys_equals_from_the_pattern(n, seed, window, soft_cap, alibi):
-    q, k = torch.randn(2, 3, n, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    scores, slopes = 0.7 * q @ k.mT, torch.tensor([0.5, 0.25, 0.125])
-    if alibi:
-        scores = scores - slopes[:, None, None] * (torch.arange(n)[:, None] - torch.arange(n))
-    if soft_cap:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    expected = slash_statistics(softmax_of(scores, window), window=window)
-    found = slash_statistics_from_qk(
-        q, k, 0.7, window=window, soft_cap=soft_cap, alibi_slopes=slopes if alibi else None
-    )
-    for name, value in vars(expected).items():
-        torch.testing.assert_close(getattr(found, name), value, msg=name, equal_nan=True)
 
 
 @pytest.mark.parametrize(

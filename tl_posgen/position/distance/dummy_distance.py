@@ -222,8 +222,7 @@ class DummyDistance(Interventions):
             f"away, the key part correlates with it at {r.with_interval:.3f}{r.null_in_brackets:.3f}.",
             "Fitted again with every pair at one distance, the key part correlates with that at the true distances, "
             f"linear trends left out: {refitted}.",
-            f"The model's loss of {own('loss'):.3f} rises by {at[best].with_interval:.3f} at least with every pair "
-            f"{best}.",
+            f"The model's loss of {own('loss'):.3f} rises by {at[best]:.3f} at least with every pair {best}.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:

@@ -403,7 +403,7 @@ class LengthExtrapolation(Measure):
             *said,
             "Outputs of a head stay in their distribution where their Frechet distance to the unchanged model's inside "
             f"is at most {TOLERATED} above that between two halves of the prompts there, {noise:.2f} in the median "
-            f"head. The unchanged model's loss inside is {inside.plain:.2f}.",
+            f"head. The unchanged model's loss inside is {inside:.2f}.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:

@@ -9,14 +9,14 @@ from torch import Tensor
 from tl_posgen.core.options import require
 from tl_posgen.errors import InputError, UnsupportedModelError, check_choice, check_seed, check_share, is_number
 from tl_posgen.hooks.draws import generator_at
-from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
+from tl_posgen.hooks.replace_scores import HookList, replace_scores, scores_with
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.position.planes.numbers.plane_edits import EDITS, Draw, Edit, edit_planes
 from tl_posgen.rope.frequency_bands import Band, band_of
-from tl_posgen.rope.rotation import from_planes, rotate, to_planes
+from tl_posgen.rope.rotation import from_planes, to_planes
 
 _SIDES = ("q", "k")
 
@@ -108,8 +108,7 @@ def perturb_planes(
             how = (edit, float(strength), theta, draw_of(capture, side, first, seed), planes[capture.layer])
             edited = edit_planes(z[:, first:], *how, control=control)
             x[side] = from_planes(torch.cat([z[:, :first], edited], 1), x[side][..., rope.rotary_dim :], rope)
-        q, k = (rotate(x[side], capture.positions, rope) for side in _SIDES)
-        return finished(capture.geometry.scale * q @ k.mT, capture)
+        return scores_with(capture, **x)
 
     rotating = [(one.layer, head) for one in geometries for head in selected[one.layer]]
     return replace_scores(model, scores_of, heads=rotating)

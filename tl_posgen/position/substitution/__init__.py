@@ -11,10 +11,9 @@ from tl_posgen.position.substitution.hooks import (
     query_profile,
     substitute,
 )
-from tl_posgen.position.substitution.numbers import point_mass, triangle, uniform
 from tl_posgen.position.substitution.split_examples import SplitExamples
 from tl_posgen.position.substitution.substitution import Substitution
-from tl_posgen.rope.splits import DistanceDistribution, attention_profile
+from tl_posgen.rope.splits import DistanceDistribution, attention_profile, point_mass, triangle, uniform
 
 __all__ = [
     "DistanceDistribution",

@@ -24,12 +24,10 @@ from tl_posgen.position.substitution.numbers import (
     Threshold,
     add_residual,
     below_quantile,
-    point_mass,
     positional_profile,
     running_mean_key,
-    uniform,
 )
-from tl_posgen.rope.splits import DistanceDistribution, attention_profile, split_scores
+from tl_posgen.rope.splits import DistanceDistribution, attention_profile, point_mass, split_scores, uniform
 
 Part = Literal["both", "position", "content"]
 Query = Literal["own", "mean"]

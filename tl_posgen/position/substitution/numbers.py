@@ -1,55 +1,21 @@
-"""Distributions of distances for splits of scores, mean keys per query, and what a split leaves or replaces."""
+"""Profiles and mean keys of each query for splits of scores, and what a split leaves or replaces."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.errors import InputError, check_share, check_whole, is_number
+from tl_posgen.arithmetic import double
+from tl_posgen.errors import check_share
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates
-from tl_posgen.rope.splits import DistanceDistribution, split_scores
+from tl_posgen.rope.splits import DistanceDistribution, split_scores, uniform
 
-WIDEST = 2**24  # tokens: no prompt is longer
 NOTHING = 1e-20  # energy within rows below this share of the energy is rounding
 Threshold = Literal["head", "layer"]
-
-
-def point_mass(distance: int | float) -> DistanceDistribution:
-    """p(d0) = 1 at one dummy distance d0: the mean-key estimator."""
-    if not is_number(distance):
-        raise InputError(f"dummy distance {distance!r}: distances must be 0 or more")
-    return DistanceDistribution(torch.tensor([float(distance)]), torch.ones(1, dtype=DOUBLE))
-
-
-def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution:
-    """p(d) proportional to max(width - d, 0) on whole distances; width 1 is the point mass at 0.
-
-    Args:
-        width: one for all heads, or one per head.
-
-    Example:
-        >>> triangle(2).weights.mul(3).round().tolist()
-        [2.0, 1.0]
-    """
-    known = isinstance(width, Tensor) and width.numel() and not width.is_complex()
-    widths = torch.as_tensor(width if known else float(width) if is_number(width) else 0, dtype=DOUBLE)
-    if not bool(((widths > 0) & (widths <= WIDEST)).all()):
-        raise InputError(f"triangle width {width!r}: widths must be numbers above 0, of tokens, {WIDEST:,} at most")
-    distances = torch.arange(math.ceil(widths.max()), device=widths.device)
-    weights = (widths[..., None] - distances).clamp(min=0)
-    return DistanceDistribution(distances, weights / weights.sum(-1, keepdim=True))
-
-
-def uniform(n: int) -> DistanceDistribution:
-    """p(d) = 1 / n on the distances 0 .. n - 1."""
-    check_whole("uniform distribution of distances", 1, n=n)
-    return DistanceDistribution(torch.arange(n), torch.full((n,), 1 / n, dtype=DOUBLE))
 
 
 def positional_profile(

@@ -34,9 +34,10 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
-from tl_posgen.position.substitution.numbers import Threshold, attention_kl, point_mass, triangle, uniform
+from tl_posgen.position.substitution.numbers import Threshold, attention_kl
 from tl_posgen.report.figures import finish, model_label, named_points, sides
 from tl_posgen.report.kinds import bars
+from tl_posgen.rope.splits import point_mass, triangle, uniform
 from tl_posgen.stats.correlations import pearson
 
 UNIFORM = "uniform_attention"
@@ -252,7 +253,7 @@ class Substitution(Interventions):
             f"{share['query_profile'].with_interval:.1%}, and {profile:.1%} of the KL that uniform attention has from "
             "the unchanged model's predictions.",
             f"The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
-            f"{own('r', condition='three_axis').plain:.3f}; in their place it recovers "
+            f"{own('r', condition='three_axis'):.3f}; in their place it recovers "
             f"{share['three_axis'].with_interval:.1%} of the loss with all pairs weighted alike. Over "
             f"{len(share) - len(NO_STAND_IN)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
             f"that of the attention KL is {kl:.2f}.",

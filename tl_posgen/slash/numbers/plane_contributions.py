@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.rope.planes import mean_curves
 from tl_posgen.rope.rotation import Rope, complex_planes, rotate
 from tl_posgen.rope.spectra import top_direction
 
@@ -49,9 +50,8 @@ def rank_one_logit(
     """
     v_q, v_k = top_direction(q), top_direction(k)
     constant_q, constant_k = ((double(x).mean(1) * v).sum(-1, keepdim=True) * v for x, v in ((q, v_q), (k, v_k)))
-    distance = torch.arange(q.shape[1], device=q.device)
-    rotated_q, rotated_k = rotate(constant_q[:, None], distance, rope), rotate(constant_k[:, None], distance[:1], rope)
-    return scale * (rotated_q @ rotated_k.mT)[..., 0]
+    products = complex_planes(constant_q, rope) * complex_planes(constant_k, rope).conj()
+    return scale * mean_curves(products, rope, q.shape[1], q.shape[-1])
 
 
 def score_of_profile(

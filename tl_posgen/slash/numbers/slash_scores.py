@@ -76,32 +76,6 @@ def slash_statistics(
     return slash_statistics_of_rows(rows_of, len(pattern), n, window, entropy, pattern.device)
 
 
-def slash_statistics_from_qk(
-    rotated_q: Float[Tensor, "head pos d_head"],
-    rotated_k: Float[Tensor, "head pos d_head"],
-    scale: float,
-    *,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Float[Tensor, " head"] | None = None,
-    entropy: bool = True,
-) -> SlashStatistics:
-    """Return `slash_statistics` of S = softmax_j(cap(scale <q_i, k_j> - slope (i-j))), without the N x N matrix."""
-    n_heads, n, _ = rotated_q.shape
-    scaled_q, position = scale * rotated_q, torch.arange(n, device=rotated_q.device)
-
-    def rows_of(heads: slice, start: int, stop: int) -> Tensor:
-        scores = scaled_q[heads, start:stop] @ rotated_k[heads, :stop].mT
-        distance = position[start:stop, None] - position[:stop]
-        if alibi_slopes is not None:
-            scores -= alibi_slopes[heads, None, None].to(scores) * distance
-        if soft_cap is not None:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        return scores.masked_fill_((distance < 0) | (distance >= (window or n)), -torch.inf).softmax(-1)
-
-    return slash_statistics_of_rows(rows_of, n_heads, n, window, entropy, rotated_q.device)
-
-
 def slash_statistics_of_rows(
     rows_of: Callable[[slice, int, int], Tensor],
     n_heads: int,

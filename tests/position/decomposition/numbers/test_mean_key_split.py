@@ -10,9 +10,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers import mean_key_split
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
-from tl_posgen.position.substitution.numbers import point_mass
 from tl_posgen.rope.rotation import Rope, rotate
-from tl_posgen.rope.splits import split_scores
+from tl_posgen.rope.splits import point_mass, split_scores
 
 HALF = ROTATING["half"]
 
