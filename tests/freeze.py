@@ -171,7 +171,12 @@ def freeze(model: str) -> None:
 @cache
 def frozen(model: str) -> xr.DataTree:
     """Return the frozen numbers of a model: a node a measure, and the prompts."""
-    return xr.open_datatree(BytesIO(lzma.decompress(frozen_file(model).read_bytes())), engine="h5netcdf").load()
+    held = BytesIO(lzma.decompress(frozen_file(model).read_bytes()))
+    groups = xr.open_groups(held, engine="h5netcdf")
+    loaded = {name: group.load().copy(deep=True) for name, group in groups.items()}
+    for group in groups.values():  # what HDF5 closes when Python has ended ends in a segmentation fault
+        group.close()
+    return xr.DataTree.from_dict(loaded)
 
 
 if __name__ == "__main__":
