@@ -16,7 +16,8 @@ from tl_posgen.core.report import Report
 from tl_posgen.core.result import result_of
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.hooks.given import every_hook_firing
-from tl_posgen.models.capture.capturing import captures_from_cache, capturing
+from tl_posgen.models.capture.cache import captures_from_cache
+from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import session_of

@@ -3,7 +3,8 @@
 Nothing here imports TransformerLens or transformers before it is used.
 """
 
-from tl_posgen.models.capture.capturing import captures_from_cache, capturing, needed_names, run_capture
+from tl_posgen.models.capture.cache import captures_from_cache, needed_names
+from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layer_table import check, geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry

@@ -12,7 +12,8 @@ from torch import Tensor
 from tl_posgen.arithmetic import double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
-from tl_posgen.models.capture.capturing import captures_from_cache, run_capture
+from tl_posgen.models.capture.cache import captures_from_cache
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.geometry.proof import allowed_error
 from tl_posgen.models.layers.capture import LayerCapture, finished_scores
 from tl_posgen.models.layers.geometry import soft_capped

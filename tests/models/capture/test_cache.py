@@ -6,7 +6,7 @@ from captures import EVERYTHING, assert_same_parts, run
 from families import VOCAB
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.capturing import captures_from_cache, needed_names
+from tl_posgen.models.capture.cache import captures_from_cache, needed_names
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from captures import EVERYTHING, assert_same_parts, captures_of, run
 from families import FAMILIES
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.capturing import captures_from_cache, capturing, needed_names
+from tl_posgen.models.capture.cache import captures_from_cache, needed_names
+from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.capture.padding import NO_PADDING, texts_of
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.streaming.stream import streaming

@@ -7,7 +7,8 @@ from families import VOCAB
 
 import tl_posgen
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.capture.capturing import captures_from_cache, capturing, needed_names
+from tl_posgen.models.capture.cache import captures_from_cache, needed_names
+from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.geometry.proof import checked_rows
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import EditedCapture

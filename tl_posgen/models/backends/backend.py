@@ -22,7 +22,6 @@ from tl_posgen.progress import count_pass
 
 BackendName = Literal["hooked", "bridge"]
 Read: TypeAlias = Callable[[str, Tensor], Tensor]  # (part of a capture, what its hook carries) -> [batch, head, pos, d]
-_N_CACHED = 24
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,9 @@ class Backend(ABC):
     def limit(self) -> ContextLimit:
         """Return the longest prompt that the model takes, or for which its geometry holds."""
 
-    def some_tokens(self, n: int) -> Int[Tensor, "1 pos"]:
-        """Return n random tokens, or as many as the model takes, on its device."""
+    def some_tokens(self, n: int = 48) -> Int[Tensor, "1 pos"]:
+        """Return n random tokens, or as many as the model takes, on its device: enough to leave a small window, few
+        enough to cost nothing."""
         return random_tokens(self.model.cfg.d_vocab, self.limit().cut(n), next(self.model.parameters()).device)
 
     def n_parameters(self) -> int:
@@ -143,7 +143,7 @@ class Backend(ABC):
     def cached_difference(self) -> str:
         """Say how the last block's output at the last of a few random tokens differs where the tokens before it come
         from the KV cache, the user's hooks left out; "" if it does not. See `how_they_differ`."""
-        model, tokens, outputs = self.model, self.some_tokens(_N_CACHED), list[Tensor]()
+        model, tokens, outputs = self.model, self.some_tokens(), list[Tensor]()
 
         def keep(_module: Any, _args: Any, output: Any) -> None:
             outputs.append((output[0] if isinstance(output, tuple) else output)[:, -1:].detach().float())

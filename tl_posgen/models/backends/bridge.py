@@ -28,7 +28,6 @@ from tl_posgen.models.same_logits import centred, how_they_differ, rounding_reme
 from tl_posgen.rope.rotation import Pairing, Rope
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
-_N_COMPARED = 48
 
 
 class Bridge(Backend):
@@ -154,7 +153,7 @@ class Bridge(Backend):
     def compare_with_hf(self) -> str | None:
         """Say how logits of a few random tokens differ from the plain Hugging Face model's, the user's hooks left out;
         "" if they do not, None where the plain model no longer has the same weights."""
-        model, tokens = self.model, self.some_tokens(_N_COMPARED)
+        model, tokens = self.model, self.some_tokens()
         dtype = next(model.parameters()).dtype
         with torch.no_grad(), without_hooks(model):
             with self.plain() as plain:

@@ -1,11 +1,9 @@
-"""Capture: q, k and what else is needed of a forward pass, handed to a consumer layer by layer, or of a cache.
+"""Capture: q, k and what else is needed of a forward pass, handed to a consumer layer by layer.
 
 with capturing(model, consumer):        # every pass inside the block, with whatever hooks are at work
     model(tokens)
 
 run_capture(model, tokens, consumer)    # one pass, no further than the last layer asked for
-
-captures_from_cache(cache, model)       # what model.run_with_cache(tokens) returned
 """
 
 import threading
@@ -19,32 +17,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.padding import (
-    NO_PADDING,
-    REMEDY,
-    as_ids,
-    ids_and_mask,
-    pad_token,
-    require_whole,
-    spans_of_mask,
-    spans_of_tokens,
-    text_of_pass,
-)
+from tl_posgen.models.capture.padding import NO_PADDING, REMEDY, pad_token, require_whole, text_of_pass
 from tl_posgen.models.geometry.probe import Probed
-from tl_posgen.models.geometry.proof import as_streamed, is_pattern, layer_capture, tolerance, verify_capture
+from tl_posgen.models.geometry.proof import as_streamed, layer_capture, tolerance, verify_capture
 from tl_posgen.models.layers.capture import FORMED, PARTS, EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import LayerAttention
 from tl_posgen.models.layers.projections import projection_weights, prove_projections
 from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
+from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits, streaming, streaming_by_policy
 from tl_posgen.progress import count_pass
 
 Consumer = Callable[[LayerCapture], None]
 TRIMMED = 2.0  # seconds after which what layers left in the heap goes back to the system: half of the peak otherwise
-_NO_CACHE = ", or analyse the model itself (tl_posgen.analyze): an ActivationCache holds no more"
 _EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # where hooks may change scores
 
 
@@ -113,7 +100,7 @@ def run_capture(
         >>> torch.equal(logits, model(tokens))
         True
     """
-    session, needs = session_of(model), _checked_needs(needs, (*PARTS, "inputs", "logits"))
+    session, needs = session_of(model), checked_needs(needs, (*PARTS, "inputs", "logits"))
     tokens = tokens.to(session.device)
     require_fits(session, tokens.shape[1])
     with streaming_by_policy(session, tokens.shape[1]):
@@ -135,7 +122,7 @@ def run_capture(
     return predicted if "logits" in needs else None
 
 
-def _checked_needs(needs: Iterable[str], known: Sequence[str], remedy: str = "") -> frozenset[str]:
+def checked_needs(needs: Iterable[str], known: Sequence[str], remedy: str = "") -> frozenset[str]:
     """Return the parts of a capture that are asked for; InputError for one that is not among `known`."""
     if isinstance(needs, str):
         raise InputError(f"needs={needs!r}: give a set of names, such as needs={{{needs!r}}}")
@@ -160,7 +147,7 @@ class _PassCapture:
         heads: Heads,
         tokens: Int[Tensor, "batch pos"] | None = None,
     ):
-        self.session, self.consumer, self.needs = session, consumer, _checked_needs(needs, (*PARTS, "inputs"))
+        self.session, self.consumer, self.needs = session, consumer, checked_needs(needs, (*PARTS, "inputs"))
         session.require_evaluation()
         self.heads = select_heads(session.model, layers, heads)
         self.layers = [session.layer(index) for index in self.heads]
@@ -284,7 +271,7 @@ class _PassCapture:
                 probed.geometry, own, self.heads[layer], needs, self.prompts_before + row, ids, span
             )
             if streamed is None:
-                capture = _proved(capture, own, span, **edited)
+                capture = proved_capture(capture, own, span, **edited)
             else:
                 capture = as_streamed(capture, streamed, row, span, own["q"].dtype)
             captures.append(capture)
@@ -303,6 +290,24 @@ class _PassCapture:
         """Tell whether a hook point of attention has hooks besides this capture's own."""
         name = f"blocks.{layer}.attn.hook_{name}"
         return name in self.points and len(self.points[name]._forward_hooks) > (name in self.receivers)
+
+
+def proved_capture(capture: LayerCapture, parts: Mapping[str, Tensor], span: slice, **edited: bool) -> LayerCapture:
+    """Return what `verify_capture` makes of a prompt's capture; InputError where scores are NaN, or padding before the
+    text is seen."""
+    scores = parts.get("attn_scores")
+    used = verify_capture(capture, scores, parts.get("pattern"), parts["q"].dtype, span, **edited)
+    if isinstance(used, EditedCapture) and scores is not None and scores[:, span].isnan().any():
+        raise InputError(
+            f"layer {capture.layer}: scores are NaN: broken weights, or padding that this model does not mask cleanly; "
+            "run prompts one at a time"
+        )
+    if span.start and isinstance(used, EditedCapture) and used._used is None:
+        raise InputError(
+            f"prompt {capture.prompt}: {span.start} tokens before its text are padding, which the pass did not mask or "
+            f"a hook shows. {used.why} To have it masked, {REMEDY}"
+        )
+    return used
 
 
 @contextmanager
@@ -326,136 +331,3 @@ def watching(model: Model, receivers: Mapping[str, Callable[[Tensor], None]]) ->
             stack.callback(handle.remove)
             stack.callback(point.register_forward_pre_hook(partial(move_last, handle.id)).remove)
         yield
-
-
-# Caches
-
-
-def needed_names(model: Model | Session, needs: Iterable[str] = frozenset(), layers: Layers = None) -> list[str]:
-    """Return the names to ask run_with_cache for: `model.run_with_cache(tokens, names_filter=needed_names(model))`.
-
-    q and k take 2 n d numbers per head. Scores (needs={"attn_scores"}) take n^2, and are recomputed exactly without.
-
-    Raises:
-        InputError: a need that no cache can hold.
-
-    Example:
-        >>> from tl_posgen import load_model
-        >>> needed_names(load_model("mini"), needs={"pattern"}, layers=[2])
-        ['blocks.2.attn.hook_q', 'blocks.2.attn.hook_k', 'blocks.2.attn.hook_pattern']
-    """
-    session = session_of(model)
-    wanted = _checked_needs(needs, PARTS, _NO_CACHE) | {"q", "k"}
-    indices = check_indices(layers, session.model.cfg.n_layers, "layer")
-    return [session.layer(index).names[part] for index in indices for part in PARTS if part in wanted]
-
-
-def captures_from_cache(
-    cache: Any,
-    model: Model | Session,
-    layers: Layers = None,
-    heads: Heads = None,
-    tokens: Any = None,
-    needs: Iterable[str] | None = None,
-) -> Iterator[LayerCapture]:
-    """Yield one LayerCapture per prompt and layer, prompt after prompt, each cut to its text.
-
-    Args:
-        cache: the ActivationCache (or dict) of `model.run_with_cache`, with or without its batch dimension.
-        layers, heads: which, as in `capturing`; all if left out.
-        tokens: the ids that were run [batch, pos], or what the tokenizer returned, with input_ids and attention_mask;
-            of a single prompt they may be left out.
-        needs: what it must hold beyond q and k, of {"v", "attn_scores", "pattern", "resid"}, and is handed over; if
-            left out, whatever it holds.
-
-    Cache and tokens may lie on any devices: a layer is moved to where it is in the model.
-
-    Raises:
-        InputError: the cache lacks something (the message says how to ask for it); several prompts without `tokens`;
-            padding that cannot be told from text; tokens of another shape than it; a need that no cache can hold; no
-            numbers, on the device meta.
-    """
-    session, needs = session_of(model), None if needs is None else _checked_needs(needs, PARTS, _NO_CACHE)
-    selected = select_heads(session.model, layers, heads)
-    if not hasattr(cache, "keys"):
-        raise InputError(f"the cache is a {type(cache).__name__}; give what model.run_with_cache(tokens) returned")
-    held, probed = set(cache.keys()), [session.layer(layer) for layer in selected]
-    required = [part for part in PARTS if part in (needs or frozenset()) | {"q", "k"}]
-    missing = [(one, part) for one in probed for part in required if one.names[part] not in held]
-    if missing:
-        one, part = missing[0]
-        asked = f", needs={{{', '.join(map(repr, sorted(needs)))}}}" if needs else ""
-        raise InputError(
-            f"the cache has no {one.names[part]} ({len(missing)} names are missing), the {part} of layer "
-            f"{one.geometry.layer}; make it with "
-            f"model.run_with_cache(tokens, names_filter=tl_posgen.models.needed_names(model{asked}))"
-        )
-    for one in probed:
-        for name in held.intersection(one.names.values()):
-            if cache[name].is_meta:
-                raise InputError(f"the cache's {name}: on the device meta, which holds no numbers; give those of a run")
-        if one.handed_on and (name := one.names["attn_scores"]) in held and is_pattern(cache[name]):
-            raise InputError(
-                f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
-                "of this architecture to Hugging Face; make the cache inside `with tl_posgen.streaming(model):`"
-            )
-
-    ids, mask = ids_and_mask(tokens)
-    ids = (
-        None
-        if ids is None
-        else as_ids(ids, f"tokens: {ids!r} are no token ids; give those that were run, [batch, pos]")
-    )
-
-    def read(one: Probed, parts: Iterable[str], prompts: slice) -> dict[str, Tensor]:
-        """Return those of these parts that the cache holds, [prompt, ...], where the layer lies in the model."""
-        device = next(session.attention(one.geometry.layer).parameters()).device
-        found = {part: cache[name] for part, name in one.names.items() if part in parts and name in held}
-        if not getattr(cache, "has_batch_dim", True):
-            found = {part: x[None] for part, x in found.items()}
-        return {part: one.read(part, x[prompts].to(device)) for part, x in found.items()}
-
-    batch, _, length, _ = read(probed[0], ["q"], slice(None))["q"].shape
-    if ids is not None and (batch, length) != tuple(ids.shape):
-        raise InputError(
-            f"tokens {list(ids.shape)}: the cache holds {batch} prompts of {length} tokens; give the ids that were "
-            "run, [batch, pos]"
-        )
-    pad = pad_token(session.model.tokenizer)
-    spans = spans_of_tokens(batch, length, ids, pad) if mask is None else spans_of_mask(mask)
-    shown = all(one.names["attn_scores"] in held for one in probed)
-    if not shown and (padded := [(prompt, span.start) for prompt, span in enumerate(spans) if span.start]):
-        raise InputError(
-            f"prompt {padded[0][0]}: {padded[0][1]} tokens before its text are padding, and whether the pass masked "
-            "them is not known; add hook_attn_scores to the cache"
-        )
-
-    def captures() -> Iterator[LayerCapture]:
-        wanted = PARTS if needs is None else {"q", "k", *FORMED} | needs
-        for prompt, span in enumerate(spans):
-            for one in probed:
-                parts = {part: x[0] for part, x in read(one, wanted, slice(prompt, prompt + 1)).items()}
-                given, of_prompt = parts if needs is None else needs, None if ids is None else ids[prompt]
-                heads_there = selected[one.geometry.layer]
-                capture = layer_capture(one.geometry, parts, heads_there, given, prompt, of_prompt, span)
-                yield _proved(capture, parts, span)
-
-    return captures()
-
-
-def _proved(capture: LayerCapture, parts: Mapping[str, Tensor], span: slice, **edited: bool) -> LayerCapture:
-    """Return what `verify_capture` makes of a prompt's capture; InputError where scores are NaN, or padding before the
-    text is seen."""
-    scores = parts.get("attn_scores")
-    used = verify_capture(capture, scores, parts.get("pattern"), parts["q"].dtype, span, **edited)
-    if isinstance(used, EditedCapture) and scores is not None and scores[:, span].isnan().any():
-        raise InputError(
-            f"layer {capture.layer}: scores are NaN: broken weights, or padding that this model does not mask cleanly; "
-            "run prompts one at a time"
-        )
-    if span.start and isinstance(used, EditedCapture) and used._used is None:
-        raise InputError(
-            f"prompt {capture.prompt}: {span.start} tokens before its text are padding, which the pass did not mask or "
-            f"a hook shows. {used.why} To have it masked, {REMEDY}"
-        )
-    return used

@@ -186,7 +186,8 @@ def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
         backend: "auto", "hooked" or "bridge", as in `load_model`.
 
     Raises:
-        InputError: no such model, no tokenizer, weights that are not here (offloaded or sharded).
+        InputError: no such model, no tokenizer.
+        ModelError: weights that are not here (offloaded or sharded), or not those of its config.
         UnsupportedModelError: the architecture cannot be had with that backend.
 
     Example:
@@ -205,10 +206,6 @@ def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
         raise InputError(f"{type(inner).__name__} is no model of transformers; of adapters, give the merged model")
     if tokenizer is None:
         raise InputError(f"{type(inner).__name__}: give its tokenizer, which tokenises prompts and names tokens")
-    if name := next((name for name, one in inner.named_parameters() if one.is_meta), None):
-        raise InputError(
-            f"{name} is on the device meta, which holds no numbers; measure a model whose weights are here"
-        )
     weight, name = next(inner.parameters()), inner.config.name_or_path or type(inner).__name__
 
     def make() -> Any:
@@ -217,7 +214,7 @@ def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
         try:
             made.load_state_dict(inner.state_dict())
         except RuntimeError as error:
-            whole = "its weights are sharded, or no longer those of its config"
+            whole = "its weights are sharded, offloaded, or no longer those of its config"
             raise ModelError(f"{name}: no copy can be made; {whole}") from error
         return made.to(weight.device).eval()
 

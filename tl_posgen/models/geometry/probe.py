@@ -19,7 +19,6 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 
 SINK = 0.05  # of a row is more than rounding to bfloat16 takes, and less than a sink does at some query
-_PROBE_TOKENS = 48  # enough to leave a small window, few enough to cost nothing
 HOOKS = ("q", "k", "attn_scores", "pattern", "q_normed", "k_normed", "cos", "sin")
 
 
@@ -91,7 +90,7 @@ def _probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rota
 
 def _probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:
     """Return layer -> hook -> what it carried while the model read a few random tokens."""
-    tokens = backend.some_tokens(_PROBE_TOKENS)
+    tokens = backend.some_tokens()
     fired: dict[int, dict[str, Tensor]] = defaultdict(dict)
     known = model.hook_dict
     places = {

@@ -216,7 +216,6 @@ def verify_capture(
         dtype: the model's.
         span: the text, among all tokens of the prompt.
         all_scores, all_patterns: whether hooks may have edited any row, so that all are compared.
-
     """
     heads, geometry = torch.as_tensor(list(capture.heads), device="cpu"), capture.geometry
     if attn_scores is None:

@@ -33,7 +33,7 @@ class Mask:
 
     Attributes:
         causal: whether that is every key up to their own, and nothing else.
-        padding: True for text; None where all of the batch is text, or where `rows` alone knows.
+        padding: True for text; None where all of the batch is text, or keys of earlier passes stand before it.
     """
 
     rows: Rows

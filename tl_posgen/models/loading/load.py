@@ -215,7 +215,7 @@ def without_context_limit(model: Model | Session) -> Model:
         return session.model
     trust, name = origin.trust_remote_code, origin.directory or origin.name
     other = load_model(name, backend, session.dtype, str(session.device), trust_remote_code=trust)
-    tokens = session.backend.some_tokens(24)
+    tokens = session.backend.some_tokens()
     with torch.no_grad():
         if how_they_differ(centred(other(tokens)), centred(session.model(tokens)), session.dtype):
             raise ModelError(

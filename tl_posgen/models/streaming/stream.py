@@ -33,7 +33,6 @@ from tl_posgen.models.session import Session, session_of
 
 LONG = 1024  # tokens: longer prompts are streamed unless told otherwise
 ROWS = 4  # query rows of every pass whose output is proved, the last among them
-N_TOKENS = 48
 # under which TransformerLens computes attention in other steps
 _OTHER_STEPS = ("use_attn_result", "use_split_qkv_input", "use_attn_in", "ungroup_grouped_query_attention")
 
@@ -239,8 +238,9 @@ def _difference(session: Session, stream: _Stream) -> str:
     They are compared by `how_they_differ`.
     """
     model = session.backend.model
-    n = session.limit.cut(N_TOKENS)
-    tokens = session.backend.some_tokens(n - (n in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None))))
+    tokens = session.backend.some_tokens()
+    if tokens.shape[1] in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None)):  # see `fire_normed`
+        tokens = tokens[:, 1:]
     options, seen = session.backend.options(tokens), set[int]()
     with torch.no_grad(), without_hooks(model), session.exclusive("streaming"):
         expected = centred(model(tokens, **options))
