@@ -64,7 +64,7 @@ compared.plot()
 # %% [markdown]
 # ## From a cache you already have
 #
-# It must hold what `needed_names` lists.
+# The cache has to hold the hook points that `needed_names` lists.
 
 # %%
 from tl_posgen.models import needed_names
@@ -75,7 +75,8 @@ tl_posgen.analyze_cache(model, cache, tokens=tokens, measures="three_axis")["thr
 # %% [markdown]
 # ## Interventions add up
 #
-# Lists of hooks, on different heads; a function of a layer's capture is an intervention too. The loss says what each costs.
+# Interventions are lists of hooks, here on different heads; a function of a layer's capture makes one too. The loss says what
+# each costs.
 
 # %%
 from tl_posgen.hooks.replace_scores import replace_scores

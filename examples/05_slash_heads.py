@@ -28,7 +28,7 @@ model.cfg.n_layers, model.cfg.n_heads
 # %% [markdown]
 # ## Find them
 #
-# Score: mean attention along the D-th sub-diagonal; ratio: over that of uniform attention.
+# `score` is the mean attention along the D-th sub-diagonal, `ratio` the score over that of uniform attention.
 
 # %%
 tl_posgen.find_slash_heads(model, text, kappa=0.1, distances=range(5), **cut).round(3)
@@ -36,8 +36,8 @@ tl_posgen.find_slash_heads(model, text, kappa=0.1, distances=range(5), **cut).ro
 # %% [markdown]
 # ## Everything about them, in one pass
 #
-# Scores, the same heads on random tokens, their queries and keys ablated, why they are of rank one: each prompt goes through
-# the model once for all that one pass can give.
+# The measures are scores, the same heads on random tokens, their queries and keys ablated, and why they are of rank one. Each
+# prompt goes through the model once for all that one pass can give.
 
 # %%
 from tl_posgen.slash import BandAblation, SlashTransfer
@@ -94,8 +94,8 @@ for name, heads in {"5 strongest": ranked.head(5), "5 weakest": ranked.tail(5)}.
 # %% [markdown]
 # ## Does gradient descent make one?
 #
-# A shallow transformer with RoPE learns to attend 3 tokens back, from data that can be explained in no other way; seeds beside
-# each other, features that it never saw as the test, and step 0 as the null.
+# A shallow transformer with RoPE learns to attend 3 tokens back, from data that can be explained in no other way. Seeds stand
+# beside each other, features that it never saw are the test, and step 0 is the null.
 
 # %%
 from tl_posgen.slash import slash_toy

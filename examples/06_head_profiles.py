@@ -13,7 +13,7 @@
 # %% [markdown]
 # # Head profiles: what kind of head is it?
 #
-# One table over position generalisation and slash-dominant heads: a row a head. You read it, set two of its columns against each
+# One table covers position generalisation and slash-dominant heads, with a row for each head. You read it, set two of its columns against each
 # other beside random init, and cut keys towards rank one in the running model.
 
 # %%
@@ -28,7 +28,7 @@ model.cfg.n_layers, model.cfg.n_heads
 # %% [markdown]
 # ## The table
 #
-# Rank and constancy of Q and K, interaction, slash; attention on repeated random tokens.
+# The columns are rank and constancy of Q and K, interaction, slash score, and attention on repeated random tokens.
 
 # %%
 report = tl_posgen.analyze(model, text, measures=["profiles"], **cut)

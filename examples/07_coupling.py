@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Do the blocks of a model act along the same directions?
 #
-# Residual Jacobians of every block at the last token: how far their top singular vectors agree, how straight tokens move
-# through the model, and how their norms grow. Always beside random bases and a randomly initialised model.
+# Residual Jacobians of every block at the last token say how far their top singular vectors agree. You also see how straight
+# tokens move through the model, and how their norms grow, beside random bases and a randomly initialised model.
 
 # %%
 import tl_posgen
@@ -40,7 +40,7 @@ result.plot("growth")
 # %% [markdown]
 # ## The numbers by themselves
 #
-# Jacobians are plain objects; so are the numbers, which know no model.
+# Jacobians and their numbers are plain objects, which need no model.
 
 # %%
 from tl_posgen.coupling.jacobians import residual_jacobians

@@ -14,7 +14,7 @@
 # # Over training, and over many models
 #
 # When does position appear? You measure every checkpoint of the mini model's training, then write a study of models, texts and
-# measures, run it, and open what came of it as one xarray Dataset.
+# measures, run it, and open its results as one xarray Dataset.
 
 # %%
 from pathlib import Path
@@ -30,7 +30,7 @@ print(*(path.name for path in checkpoints))
 # %% [markdown]
 # ## Measures over training
 #
-# Of a Hub model: `emergence(["step0", "step512", "step143000"], text, model="EleutherAI/pythia-70m", ...)`.
+# For a model on the Hub: `emergence(["step0", "step512", "step143000"], text, model="EleutherAI/pythia-70m", ...)`.
 
 # %%
 cut = {"length": 64, "n_prompts": 4, "progress": False}
@@ -39,7 +39,7 @@ emerged = tl_posgen.emergence(checkpoints, text, tokenizer="mini", measures=meas
 print(*emerged.findings(), sep="\n")
 
 # %% [markdown]
-# Step 0 should measure as the random init, which the dotted lines are:
+# Step 0 should give the numbers of the random init, which are the dotted lines:
 
 # %%
 emerged.plot("means")
@@ -53,8 +53,8 @@ emerged.frame()[["checkpoint", "layer", "head", "three_axis_r_within_rows", "var
 # %% [markdown]
 # ## A study
 #
-# Models x revisions x texts x measures; a job is one model at one revision on one text, and a file. A sweep that was stopped
-# goes on where it was; the same dictionary may stand in a TOML file for `tl-posgen sweep`.
+# A study is models x revisions x texts x measures. A job is one model at one revision on one text, and has one file. A sweep that
+# was stopped resumes; the same dictionary may stand in a TOML file for `tl-posgen sweep`.
 
 # %%
 study = {
@@ -78,7 +78,7 @@ r = data["three_axis_r_within_rows"].sel(group="all", tokens="all").mean(("layer
 r.sel(init="trained").to_series().dropna().round(3)
 
 # %% [markdown]
-# The same of the random inits, by their seeds:
+# The same for the random inits, by their seeds:
 
 # %%
 r.sel(init="0").to_series().dropna().round(3)

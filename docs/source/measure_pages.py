@@ -84,7 +84,7 @@ def definition(measure: type[Measure]) -> tuple[str, str]:
         if len(" ".join([*kept, paragraph]).split()) > MOST_WORDS:  # all are on the page of the reference
             break
         kept.append(paragraph)
-    return formula.strip(), as_markdown("\n\n".join(kept))
+    return re.sub(r"\s+", " ", formula).strip(), as_markdown("\n\n".join(kept))
 
 
 def as_markdown(text: str) -> str:
@@ -115,7 +115,7 @@ def options(measure: type[Measure]) -> list[SimpleNamespace]:
 
 
 def in_words(value: Any) -> str:
-    """Return a default as a command line would give it; "" for None."""
+    """Return a default as a command line would give it, several names with room to break a line; "" for None."""
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ",".join(map(in_words, value))
+        return (", " if value and isinstance(value[0], str) else ",").join(map(in_words, value))
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

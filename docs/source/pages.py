@@ -64,53 +64,6 @@ def unknown(value: Any) -> bool:
     return value is None or math.isnan(float(value))
 
 
-SHORTER = {  # what claims say, as the table of real models says it
-    "first token left out, table of distance and key: ": "",
-    ", first token left out; with it,": "; with the first token",
-    ", first token left out": "",
-    "first token left out, ": "",
-    "standard deviation within rows, in logits:": "std in logits:",
-    "sum of plane scores against interaction share over heads, r": "plane scores, r",
-    "; any function of distance is possible (error 6e-15)": "",
-    "the distance part has": "distance has",
-    "without that the key part's r is": "key part's r",
-    "c fitted again with all pairs at one distance against c, r": "c refitted, r",
-    "slash score of all heads, none dominant, in the running model": "slash score",
-    "slash score in the running model": "slash score",
-    "above uniform, the axis alone makes": "above uniform the axis makes",
-    " of the words swapped": "",
-    ", mean over layers": "",
-    " at 50 tokens or further, without the first token": " with D of 50 or more",
-    "cosine of the inputs with their axis": "cosine",
-    "slash score of dominant heads": "slash score",
-    "so there is nothing to recover": "nothing to recover",
-    "cloze of 800 items (random init 200): ": "",
-    "R² of ln |x| against depth": "R²",
-    "line-shape score": "line shape",
-    "the fit leaves ": "left ",
-    " of the variance within rows, ": " of the variance, ",
-    "weights shuffled here": "shuffled",
-    ", mean over heads": "",
-    "|": "\\|",
-}
-
-
-CLAUSES = {"position 3": slice(1, 2), "slash 1": slice(2), "slash 4": slice(3)}  # of a claim; of others the first
-
-
-def shorter(row: Mapping[str, Any], side: str) -> str:
-    """Return what decides a claim, "measured" or of its "null" models, for a cell of a table."""
-    kinds = re.split(r"(?:^|; )(random init|weights shuffled here|shuffled): ", row[side])
-    clauses = CLAUSES.get(row["claim"], slice(1)) if side == "measured" or row["claim"] != "slash 4" else slice(1)
-    cut = ["; ".join(said.split("; ")[clauses]) for said in kinds[::2]]
-    text = "; ".join([*cut[:1], *map(": ".join, zip(kinds[1::2], cut[1:], strict=True))]).removeprefix("; ")
-    text = re.sub(r" of \d+ heads none is slash-dominant", " no dominant head", text)
-    text = re.sub(r" over \d+ layers| in \d+ heads, none slash-dominant", "", text)
-    for long, short in SHORTER.items():
-        text = text.replace(long, short)
-    return text
-
-
 FORMS = {"p": point, "pc": percent, "dec": decimal, "signed": signed}
 
 
@@ -184,7 +137,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
     )
     made.filters |= {**FORMS, "quoted": quoted, "excerpt": excerpt, "nulls": nulls}
     made.filters |= {"beside": beside, "with_interval": with_interval, "beside_with_interval": beside_with_interval}
-    made.filters["cell"] = measure_pages.in_table
+    made.filters |= {"cell": measure_pages.in_table, "unbroken": lambda text: text.replace(" ", "&nbsp;")}
     made.filters["interval_of_percent"] = interval_of_percent
 
     def result(part: str, name: str) -> Measured:
@@ -211,7 +164,6 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),
         "claim_rows": claim_rows,
         "interval": interval,
-        "told": shorter,
         "measured_with": ", ".join(sorted({of["settings"]["version"] for of in numbers.values() if "results" in of})),
         "training_log": training_log(),
         "address": address(),

@@ -12,6 +12,7 @@ from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
 from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
 ROPE = Rope(inverse_frequencies(64, 10_000.0))
+KERNELS = 600  # of a layer and prompt, its forward pass among them
 CUT = {"length": 24, "null_seeds": (), "progress": False}
 
 
@@ -22,18 +23,20 @@ def model(models, device):
     return models("hooked")[0]
 
 
-def test_a_forward_pass_of_the_default_measures_is_waited_for_once_a_layer_and_for_its_tokens(model, device):
+def test_a_forward_pass_of_the_default_measures_starts_few_kernels_and_is_waited_for_once_a_layer(model, device):
     if device.name == "gpu":
         pytest.skip("only a simulated device counts its waits")
     from devices import simulated
 
     tl_posgen.analyze(model, bundled_text(), n_prompts=1, **CUT)  # finds out what the layers are
-    waits = []
+    waits, launches = [], []
     for n_prompts in (2, 6):
         with simulated.events() as seen:
             tl_posgen.analyze(model, bundled_text(), n_prompts=n_prompts, **CUT)
         waits.append(seen.waits)
-    assert 0 < waits[1] - waits[0] <= 4 * (model.cfg.n_layers + 1), seen.at.most_common()
+        launches.append(seen.launches)
+    assert 0 < waits[1] - waits[0] <= 4 * (model.cfg.n_layers + 1), seen.at.most_common()  # one more for its tokens
+    assert 0 < launches[1] - launches[0] <= 4 * KERNELS * model.cfg.n_layers
 
 
 def test_finished_prompts_leave_nothing_on_the_device(model, device):

@@ -1,13 +1,15 @@
 """Sums over RoPE planes: the factor by which each plane rotates with distance, and mean squares of such sums."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
-from jaxtyping import Complex, Float, Real
+from jaxtyping import Complex, Float, Int, Real
 from torch import Tensor
+from torch.nn.functional import pad
 
-from tl_posgen.arithmetic import double
-from tl_posgen.rope.rotation import Rope, complex_frequencies, real_coordinates
+from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.rope.rotation import Pairing, Rope, complex_frequencies, complex_planes, real_coordinates
 
 
 def turning_factors(
@@ -48,8 +50,20 @@ class SecondMoments:
     @classmethod
     def from_samples(cls, x: Complex[Tensor, "*batch sample plane"]) -> "SecondMoments":
         parts = real_coordinates(x)  # one real product for two complex ones
-        gram = (parts.mT @ parts / x.shape[-2]).unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))
-        (real, cross), (crossed, imag) = gram.movedim((-3, -1), (0, 1))
+        return cls._from_parts(parts.mT @ parts / x.shape[-2])
+
+    @classmethod
+    def from_gram(cls, gram: Float[Tensor, "*batch d_head d_head"], rope: Rope) -> "SecondMoments":
+        """Return the moments of `rotation.complex_planes` of real vectors x from E[x x^T]."""
+        d_head = gram.shape[-1]
+        places = _places_in_planes(d_head, rope.rotary_dim, rope.pairing, gram.device)
+        odd = d_head % 2
+        return cls._from_parts((pad(gram, (0, odd, 0, odd)) if odd else gram)[..., places[:, None], places])
+
+    @classmethod
+    def _from_parts(cls, gram: Float[Tensor, "*batch two_planes two_planes"]) -> "SecondMoments":
+        """Return the moments from those of real and imaginary parts."""
+        (real, cross), (crossed, imag) = gram.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).movedim((-3, -1), (0, 1))
         return cls(torch.complex(real - imag, cross + crossed), torch.complex(real + imag, crossed - cross))
 
     def __add__(self, other: "SecondMoments") -> "SecondMoments":
@@ -76,3 +90,14 @@ class SecondMoments:
         plain = ((z @ self.plain) * z).sum(-1)
         conjugate = ((z @ self.conjugate) * z.conj()).sum(-1)
         return ((plain + conjugate).real / 2).clamp(min=0)
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def _places_in_planes(
+    d_head: int, rotary_dim: int, pairing: Pairing, device: torch.device
+) -> Int[Tensor, " two_planes"]:
+    """Return which coordinate each real and imaginary part is; d_head for the one that an odd d_head lacks."""
+    numbered = torch.arange(1.0, d_head + 1, dtype=DOUBLE)
+    of_parts = real_coordinates(complex_planes(numbered, Rope(torch.zeros(rotary_dim // 2), pairing))).long()
+    return ((of_parts - 1) % (d_head + 1)).to(device)

@@ -234,7 +234,7 @@ class Variance(Measure):
         return {**OUT, "of": "scores"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        both = moments_with_and_without_first(layer)
+        both = layer.once(moments_of)
         places = {
             f"places of {side}": PlaceSums(1, x.clone(), [getattr(one, side).about_mean for one in both])
             for side, x in (("q", layer.q), ("k", layer.k))
@@ -304,15 +304,10 @@ class Variance(Measure):
         return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
 
 
-def moments_with_and_without_first(layer: LayerCapture) -> tuple[TripleMoments, TripleMoments]:
-    """Return the moments of q and k of all tokens, and without the first, as `TOKENS` has them."""
-    rest = layer.once(moments_of)
-    return TripleMoments.from_qk(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope) + rest, rest
-
-
-def moments_of(layer: LayerCapture) -> TripleMoments:
-    """Return the moments of q and k, the first token left out; ask for them by `layer.once`."""
-    return TripleMoments.from_qk(layer.q, layer.k, layer.geometry.rope, first_token=False)
+def moments_of(layer: LayerCapture) -> list[TripleMoments]:
+    """Return the moments of q and k of all tokens, and without the first, as `TOKENS` has them; ask for them by
+    `layer.once`."""
+    return TripleMoments.with_and_without_first(layer.q, layer.k, layer.geometry.rope)
 
 
 def shares_of(

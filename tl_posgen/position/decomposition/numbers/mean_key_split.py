@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tl_posgen.arithmetic import DOUBLE, double, elements_at_once
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import QUERIES_AT_ONCE, PairMoments, pair_moments
-from tl_posgen.rope.bilinear_sums import Form, products_over_band
+from tl_posgen.rope.bilinear_sums import products_over_band
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
 
@@ -67,140 +69,108 @@ def mean_key_r(
     at_once = max(1, elements_at_once(q.device, QUERIES_AT_ONCE) // q[0].numel())
     mean, mean_of_rest = (x.mean(1, keepdim=True, dtype=DOUBLE).to(dtype) for x in (k, k[:, 1:]))
     turned_means = rotate(torch.stack([mean, mean_of_rest]), positions, rope)
-    heads = (q, k - mean_of_rest, mean - mean_of_rest, turned_q, turned_k, *turned_means)
+    heads = (q, mean - mean_of_rest, turned_q, turned_k, *turned_means, k - mean_of_rest)
     groups = zip(*(x.split(at_once) for x in heads), strict=True)
-    found = torch.cat([_products(*group, turns=turns, pairs=pairs) for group in groups], -1) * scale**2
+    found = torch.cat([_products(*group, turns=turns, pairs=pairs) for group in groups], -2).mT * scale**2
     scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
     assert scores.without_first_token
     both = (scores, scores.without_first_token)
-    squares = torch.stack([torch.stack([one.tss, one.within_rows]) for one in both])  # [tokens, rows, head]
-    constant = torch.stack([torch.stack([one.is_constant(one.tss), one.is_constant(one.within_rows)]) for one in both])
-    shared, of_split = found.unbind(2)
+    squares, constant = (
+        torch.stack(some) for some in zip(*((one.squares, one.is_constant) for one in both), strict=True)
+    )
+    shared, of_split = found
     r = (shared / (squares[:, :, None] * of_split).sqrt()).nan_to_num(0, 0, 0).clamp(-1, 1)
     over_all, within_rows = r.masked_fill(constant[:, :, None], torch.nan).unbind(1)
     return over_all, within_rows
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Row means and centred sums of W and S = f + g, without the scale.
-
-    Attributes:
-        counts: number of pairs of each row.
-        w, split: row means of W and of S.
-        within: sums of (W - row mean) (S - row mean) and of (S - row mean)^2.
-    """
-
-    counts: Float[Tensor, " row"]
-    w: Float[Tensor, "head row"]
-    split: Float[Tensor, "distance head row"]
-    within: Float[Tensor, "with=2 distance head"]
-
-    def with_first_key(self, w: Float[Tensor, "head row"], split: Tensor, width: int) -> "_Rows":
-        """Return the rows with token 0 added, from the scores of its key for every query and its own query."""
-        seen = double(torch.arange(1, w.shape[-1], device=w.device) < width)
-        w_apart, split_apart = w[..., 1:] - self.w, split[..., 1:] - self.split
-        share = seen / (self.counts + 1)
-        return _Rows(
-            torch.cat([torch.ones_like(seen[:1]), self.counts + seen]),
-            torch.cat([w[..., :1], self.w + share * w_apart], -1),
-            torch.cat([split[..., :1], self.split + share * split_apart], -1),
-            self.within + _sums(share * self.counts, w_apart, split_apart),
-        )
-
-    def products(self) -> Float[Tensor, "rows=2 with=2 distance head"]:
-        """Return centred sums of W S and of S^2, over all pairs and within rows."""
-        w, split = (x - (self.counts * x).sum(-1, keepdim=True) / self.counts.sum() for x in (self.w, self.split))
-        return torch.stack([self.within + _sums(self.counts, w, split), self.within])
-
-
-def _sums(weights: Tensor, w: Tensor, split: Tensor) -> Float[Tensor, "with=2 distance head"]:
-    return torch.stack([(weights * w * split).sum(-1), (weights * split.square()).sum(-1)])
-
-
 def _products(
-    q: Tensor, content: Tensor, moved: Tensor, turned_q: Tensor, *turned_keys: Tensor, turns: Tensor, pairs: CausalPairs
-) -> Float[Tensor, "first_token=2 rows=2 with=2 distance head"]:
-    """Return the centred sums of (f + g) W and of (f + g)^2 for a few heads, with token 0 and without it.
+    q: Tensor, moved: Tensor, turned_q: Tensor, *keys: Tensor, turns: Tensor, pairs: CausalPairs
+) -> Float[Tensor, "with=2 first_token=2 rows=2 head distance"]:
+    """Return the centred sums of W S and of S^2 with S = f + g, for a few heads, with token 0 and without it.
 
     Args:
-        content: keys before RoPE less the mean of all but the first; `moved`: that mean with token 0 less without it.
-        turned_keys: k, the mean key, and the mean of all but the first, after RoPE.
+        moved: the mean key with token 0 less that without it.
+        keys: k, the mean key and the mean of all but the first after RoPE; k before RoPE less that mean.
     """
-    at_distances = [q @ turn for turn in turns]
-    forms = [*((turned_q, k) for k in turned_keys), *((x, content) for x in at_distances)]
-    w, f, f_of_rest, *contents = range(len(forms))
-    which = [(one, g) for one in (w, f, f_of_rest) for g in contents] + [(g, g) for g in contents]
-    which += [(w, f), (w, f_of_rest), (f, f), (f_of_rest, f_of_rest)]
-    rest = replace(pairs, first_token=False)
-    counts = rest.counts(q.device)[1, 0].flip(0)
-    means, products = _within_rows(forms, which, counts, rest.width)
-    within = dict(zip(which, products, strict=True))
+    sums, counts, gained, weights = _tables(pairs, len(turns), q.device)
+    queries, of_keys = [turned_q, *(q @ turn for turn in turns)], torch.stack(keys)
+    # the mean of the keys is subtracted, and its row means are added back, so that no digits cancel
+    centre = of_keys[:, :, 1:].mean(2, keepdim=True)
+    vectors = torch.cat([centre, of_keys[:, :, :1], moved[None]])[:, :, 0].movedim(0, -1)
+    at_vectors = double(torch.stack([one @ vectors for one in queries])).movedim(-1, 0)
+    at_centre, first, (by_moved,) = at_vectors.split([4, 4, 1])
+    means, gram = _within_rows([one[:, 1:] for one in queries], of_keys[:, :, 1:].sub_(centre), counts, pairs.width)
 
-    def rows(f: int) -> _Rows:
-        with_w = [within[w, f] + within[w, g] for g in contents]
-        squares = [within[f, f] + 2 * within[f, g] + within[g, g] for g in contents]
-        split = torch.stack([means[f] + means[g] for g in contents])
-        return _Rows(counts, means[w], split, torch.stack([*with_w, *squares]).unflatten(0, (2, -1)))
+    # from forms to W and S: rows without token 0, with its column, and both again about the mean of all pairs
+    rows = torch.tensordot(sums, means + _of_forms(at_centre)[..., 1:], 1)
+    within = sums[:, None] @ gram @ sums[:, None].mT
+    first = torch.tensordot(sums[0], _of_forms(first), 1)
+    apart = first[..., 1:] - rows[0]
+    within[0] += torch.einsum("fhi,ghi->hfg", gained * counts * apart, apart)
+    with_first = torch.cat([first[..., :1], torch.addcmul(rows[0], gained, apart)], -1)
+    with_first[1:] -= by_moved[1:]
+    about = torch.stack([with_first, pad(rows[1], (1, 0))])
+    about -= (weights * about).sum(-1, keepdim=True) / weights.sum(-1, keepdim=True)
+    between = torch.einsum("tfhi,tghi->thfg", weights * about, about)
+    products = torch.stack([within + between, within], 1)
+    return torch.stack([products[..., 0, 1:], products.diagonal(dim1=-2, dim2=-1)[..., 1:]])
 
-    first = [double((q @ k[:, :1].mT)[..., 0]) for q, k in forms]
-    every = rows(f).with_first_key(first[w], torch.stack([first[f] + first[g] for g in contents]), pairs.width)
-    by_mean = torch.stack([double((x @ moved.mT)[..., 0]) for x in at_distances])
-    return torch.stack([replace(every, split=every.split - by_mean).products(), rows(f_of_rest).products()])
+
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)
+def _tables(pairs: CausalPairs, n_distances: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return the forms that W and S consist of, of all tokens and without the first [first_token=2, 1 + distance,
+    form]; pairs of each row without token 0; the share of token 0 in each of these rows; pairs of each row, of all
+    tokens and without the first [first_token=2, 1, 1, row]."""
+    sums = torch.zeros(2, 1 + n_distances, 3 + n_distances, dtype=DOUBLE)
+    sums[:, 0, 0] = sums[0, 1:, 1] = sums[1, 1:, 2] = 1
+    sums[:, 1:, 3:] = torch.eye(n_distances)
+    counts = replace(pairs, first_token=False).counts()[1, 0].flip(0)
+    seen = double(torch.arange(1, pairs.n_tokens) < pairs.width)
+    weights = torch.stack([pad(counts + seen, (1, 0), value=1), pad(counts, (1, 0))])[:, None, None]
+    return tuple(x.to(device) for x in (sums, counts, seen / (counts + 1), weights))
+
+
+def _of_forms(x: Float[Tensor, "key=4 query ..."]) -> Float[Tensor, "form ..."]:
+    """Return what W, f, f without token 0, and g at each distance are of: q with three keys, three queries with one."""
+    return torch.cat([x[:3, 0], x[3, 1:]])
 
 
 def _within_rows(
-    forms: Sequence[Form], which: Sequence[tuple[int, int]], counts: Float[Tensor, " row"], width: int
-) -> tuple[list[Float[Tensor, "head row"]], list[Float[Tensor, " head"]]]:
-    """Return row means of each w_ij = <q_i, k_j>, and sums of products of pairs of such scores about them.
-
-    Token 0 is left out. The mean key is subtracted first and its row means are added back, so that no digits cancel.
-    """
-    queries, keys = {id(q): q[:, 1:] for q, _ in forms}, dict[int, tuple[Tensor, Tensor]]()
-    for one in {id(k): k for _, k in forms}.values():
-        mean = one[:, 1:].mean(-2, keepdim=True)
-        keys[id(one)] = mean, one[:, 1:] - mean
-    centred = [(queries[id(q)], keys[id(k)][1]) for q, k in forms]
-    if len(counts) <= (FORMED if counts.device.type == "cpu" else FORMED_ON_ACCELERATOR):
-        seen_means, gram = _formed(centred, counts, width)
-        found = [gram[:, one, other] for one, other in which]
-    else:
-        seen = {id(k): k.cumsum(-2) for _, k in centred}  # sums over the keys that each query sees
-        for one in seen.values():
-            one[..., width:, :] -= one[..., :-width, :].clone()
-        seen_means = torch.stack([double(torch.linalg.vecdot(q, seen[id(k)])) for q, k in centred]) / counts
-        products = products_over_band(centred, which, width)
-        found = [
-            product - (counts * seen_means[one] * seen_means[other]).sum(-1)
-            for (one, other), product in zip(which, products, strict=True)
-        ]
-    means = [
-        row + double((queries[id(q)] @ keys[id(k)][0].mT)[..., 0])
-        for row, (q, k) in zip(seen_means, forms, strict=True)
-    ]
-    return means, found
-
-
-def _formed(
-    forms: Sequence[Form], counts: Float[Tensor, " row"], width: int
+    queries: Sequence[Float[Tensor, "head row d_head"]],
+    keys: Float[Tensor, "key=4 head row d_head"],
+    counts: Float[Tensor, " row"],
+    width: int,
 ) -> tuple[Float[Tensor, "form head row"], Float[Tensor, "head form form"]]:
-    """Return row means of scores <q_i, k_j>, and sums of products of two about them, from the scores of all forms."""
-    (heads, n, _), n_forms, device = forms[0][0].shape, len(forms), counts.device
-    step = max(1, elements_at_once(device, SCORES_AT_ONCE) // (n_forms * heads * n))
-    sums = forms[0][0].new_empty(n_forms, heads, n)
-    buffer = sums.new_empty(n_forms * heads * min(step, n) * n)
-    gram = torch.zeros(heads, n_forms, n_forms, dtype=DOUBLE, device=device)
-    for start in range(0, n, step):
-        stop, first = min(start + step, n), max(0, start - width + 1)
-        shape = n_forms, heads, stop - start, stop - first
-        scores = buffer[: math.prod(shape)].view(shape)
-        for one, (q, k) in zip(scores, forms, strict=True):
-            torch.matmul(q[:, start:stop], k[:, first:stop].mT, out=one)
-        scores[..., start - first :].tril_()
-        if width < n:
-            scores.triu_(start - first - width + 1)
-        torch.sum(scores, -1, out=sums[..., start:stop])
-        by_row = scores.permute(1, 2, 0, 3)
-        gram += (by_row @ by_row.mT).sum(1, dtype=DOUBLE)
+    """Return row means of all forms, and sums of products of two about them; of long texts those that r is made of."""
+    heads, n, _ = queries[0].shape
+    w, f, f_of_rest, content = keys
+    forms = [*((queries[0], k) for k in (w, f, f_of_rest)), *((q, content) for q in queries[1:])]
+    gram = torch.zeros(heads, len(forms), len(forms), dtype=DOUBLE, device=counts.device)
+    if n <= (FORMED if counts.device.type == "cpu" else FORMED_ON_ACCELERATOR):
+        sums = w.new_empty(len(forms), heads, n)
+        step = max(1, elements_at_once(counts.device, SCORES_AT_ONCE) // sums.numel())
+        buffer = w.new_empty(sums.numel() * min(step, n))
+        for start in range(0, n, step):
+            stop, first = min(start + step, n), max(0, start - width + 1)
+            shape = len(forms), heads, stop - start, stop - first
+            scores = buffer[: math.prod(shape)].view(shape)
+            for one, (q, k) in zip(scores, forms, strict=True):
+                torch.matmul(q[:, start:stop], k[:, first:stop].mT, out=one)
+            scores[..., start - first :].tril_()
+            if width < n:
+                scores.triu_(start - first - width + 1)
+            torch.sum(scores, -1, out=sums[..., start:stop])
+            by_row = scores.permute(1, 2, 0, 3)
+            gram += (by_row @ by_row.mT).sum(1, dtype=DOUBLE)
+    else:
+        seen = keys.cumsum(-2)  # sums over the keys that each query sees
+        seen[..., width:, :] -= seen[..., :-width, :].clone()
+        sums = torch.stack([torch.linalg.vecdot(q, seen[min(form, 3)]) for form, (q, _) in enumerate(forms)])
+        which = [(one, one) for one in range(1, len(forms))] + [(0, 1), (0, 2)]
+        which += [(one, g) for one in range(3) for g in range(3, len(forms))]
+        for (one, other), products in zip(which, products_over_band(forms, which, width), strict=True):
+            gram[:, one, other] = gram[:, other, one] = products
     means = double(sums) / counts
     return means, gram - torch.einsum("fhi,ghi->hfg", means * counts, means)

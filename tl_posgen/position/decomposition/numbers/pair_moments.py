@@ -45,15 +45,21 @@ class PairMoments:
         return self.sums[2].sum(-1) / self.pairs.total
 
     @cached_property
-    def tss(self) -> Float[Tensor, " head"]:
-        """sum_ij w_{i-j} (W_ij - mean)^2."""
+    def squares(self) -> Float[Tensor, "rows=2 head"]:
+        """sum_ij w_{i-j} (W_ij - mean)^2 about the mean of all pairs, and about that of each row."""
         counts = self.pairs.counts(self.sums.device)[1]
         between = counts * (self.sums[1] / counts - self.mean[:, None]).square()
-        return self.within_rows + between.sum(-1)
+        return torch.stack([self.within_rows + between.sum(-1), self.within_rows])
 
-    def is_constant(self, squares: Float[Tensor, " head"]) -> Bool[Tensor, " head"]:
-        """Return whether a sum of squares of these scores, `tss` or `within_rows`, is only rounding error."""
-        return squares <= rounding_of(self.tss, self.pairs.total, self.mean)
+    @property
+    def tss(self) -> Float[Tensor, " head"]:
+        """sum_ij w_{i-j} (W_ij - mean)^2."""
+        return self.squares[0]
+
+    @cached_property
+    def is_constant(self) -> Bool[Tensor, "rows=2 head"]:
+        """Whether `squares` are only rounding error."""
+        return self.squares <= rounding_of(self.tss, self.pairs.total, self.mean)
 
 
 def rounding_of(tss: Tensor, total: float | Tensor, mean: Tensor) -> Tensor:
@@ -195,11 +201,12 @@ def _of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> list[Te
     q, k, query_part, key_part = (x[:, 1:] for x in (q, k, query_part, key_part))
     counts = rest.counts(q.device)
     distance, query, key, squares = weighted_sums_over_band(q, k, rest.own_weights, rest.width)
-    none, sums = torch.zeros_like(key_part), torch.stack([distance, query.flip(-1), key])
-    sums += rest.normal(torch.stack([none, none, key_part]), counts)
     squares = squares + (key_part * (2 * key + counts[2] * key_part)).sum(-1)
-    within = (squares - (sums[1].square() / counts[1]).sum(-1)).clamp(min=0)
-    return [first_key, sums + rest.normal(torch.stack([none, query_part.flip(-1), none]), counts), within[:, None]]
+    by_row = (query + rest.over_band(key_part)).flip(-1)  # a query part adds nothing within rows
+    within = (squares - (by_row.square() / counts[1]).sum(-1)).clamp(min=0)
+    parts = torch.stack([torch.zeros_like(key_part), query_part.flip(-1), key_part])
+    sums = torch.stack([distance, query.flip(-1), key]) + rest.normal(parts, counts)
+    return [first_key, sums, within[:, None]]
 
 
 def _with_first_key(rest: Sequence[Tensor], first_key: Tensor, pairs: CausalPairs) -> PairMoments:

@@ -108,21 +108,13 @@ def fit_three_axis(
         theta = solve(pairs, counts, centred, ridge, tolerance, rounding)
         fit_sums = pairs.normal(theta, counts)
     # Pearson's r between W and its fit, over all pairs and within rows, from sums of products and of squares
-    shared, fit_squares = (theta * centred).sum((0, 2)), (theta * fit_sums).sum((0, 2))
-    fit_rows = fit_sums[1] / counts[1]
-    over_all = shared, moments.tss, fit_squares - fit_sums[1].sum(-1).square() / pairs.total
-    of_rows = (
-        shared - (centred[1] * fit_rows).sum(-1),
-        moments.within_rows,
-        fit_squares - (fit_sums[1] * fit_rows).sum(-1),
-    )
-    r, within = (
-        (product / (squares * of_fit).sqrt())
-        .nan_to_num()  # 0 where the fit is constant
-        .clamp(max=1)
-        .masked_fill(moments.is_constant(squares) | pairs.saturated, torch.nan)
-        for product, squares, of_fit in (over_all, of_rows)
-    )
+    sums, row_means = torch.stack([centred, fit_sums]), fit_sums[1] / counts[1]
+    shared, of_fit = products = (theta * sums).sum((1, 3))
+    within_rows = products - (sums[:, 1] * row_means).sum(-1)
+    over_all = torch.stack([shared, of_fit - fit_sums[1].sum(-1).square() / pairs.total])
+    shared, of_fit = torch.stack([over_all, within_rows], 1)
+    r = (shared / (moments.squares * of_fit).sqrt()).nan_to_num().clamp(max=1)  # 0 where the fit is constant
+    r, within = r.masked_fill(moments.is_constant | pairs.saturated, torch.nan)
     curves = pairs.spread(in_gauge(theta, pairs, mean, gauge))
     chance = torch.full_like(r, iid_r(pairs))
     std = (moments.within_rows / pairs.total).sqrt()
@@ -292,20 +284,22 @@ def _sum_over_pairs(x: Tensor) -> Tensor:
 
 def in_gauge(theta: Tensor, pairs: CausalPairs, mean: Tensor, gauge: str) -> Float[Tensor, "axis=3 head size"]:
     """Move along the three free directions until the gauge holds; the mean of W is added to a."""
-    t = torch.arange(pairs.size, dtype=theta.dtype, device=theta.device)
-    theta = theta.clone()
-    distance, query, key = theta[0, :, : pairs.width], theta[1], theta[2]
-    # adding t to all three axes at index t adds n - 1 everywhere: the straight line that no data can place
-    flat = {"flat_distance": distance, "flat_queries": query, "flat_keys": key}[gauge]
-    away = t[: flat.shape[-1]] - t[: flat.shape[-1]].mean()  # slope of the least-squares line through each row
-    slope = (flat @ away / away.square().sum().clamp(min=0.5)).unsqueeze(-1)
-    distance -= slope * t[: pairs.width]
-    query -= slope * t
-    key -= slope * t
-    level = slope * (pairs.size - 1) + mean[:, None]
-    for axis in (query, key):
-        axis_mean = axis.mean(-1, keepdim=True)
-        axis -= axis_mean
-        level = level + axis_mean
-    distance += level
+    line, trend = _gauge_tables(pairs.size, pairs.width, theta.device)
+    axis = ("flat_distance", "flat_queries", "flat_keys").index(gauge)
+    levels = theta[1:].mean(-1, keepdim=True)
+    theta = torch.addcmul(theta, (theta[axis] @ trend[axis])[:, None], line, value=-1)
+    theta[1:] -= levels
+    theta[0] += levels.sum(0) + mean[:, None]
     return theta
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def _gauge_tables(n: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the straight line that no data can place, t on all three axes at index t less n - 1 in all, with mean 0
+    over queries and over keys; and by what an axis is multiplied for the slope of its least-squares line."""
+    t = torch.arange(n, dtype=DOUBLE, device="cpu")
+    of_tokens = t - t.mean()
+    of_distances = (t - t[:width].mean()).masked_fill(t >= width, 0)
+    trend = torch.stack([x / x.square().sum().clamp(min=0.5) for x in (of_distances, of_tokens, of_tokens)])
+    return torch.stack([t, of_tokens, of_tokens])[:, None].to(device), trend.to(device)

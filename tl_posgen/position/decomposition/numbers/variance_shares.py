@@ -1,22 +1,25 @@
 """Variance of a head's score over every triple (query, key, distance), split among query, key and distance."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
-from tl_posgen.arithmetic import DOUBLE, MOST_DISTANCES, double
+from tl_posgen.arithmetic import DOUBLE, MOST_DISTANCES, double, summable
 from tl_posgen.errors import InputError
 from tl_posgen.rope.planes import SecondMoments, along_distances, turning_factors
-from tl_posgen.rope.rotation import Rope, complex_planes
+from tl_posgen.rope.rotation import Rope, at_least_float32, complex_planes
 
 COMPONENTS = ("q", "k", "d", "qk", "qd", "kd", "qkd")
 PARTS = {"position": ("d", "qd"), "content": ("k", "qk"), "interaction": ("kd", "qkd")}  # of what softmax can see
 
 DistanceWeights = Literal["uniform", "causal"]
 
+BLOCK = 64  # tokens whose products are added in the dtype of q and k
 NOTHING = 1e-24  # variance below this share of the squared mean is rounding: no shares
 
 
@@ -27,11 +30,6 @@ class Spread:
     n: int
     mean: Complex[Tensor, "head plane"]
     about_mean: SecondMoments
-
-    @classmethod
-    def from_samples(cls, z: Complex[Tensor, "head sample plane"]) -> "Spread":
-        mean = z.mean(1)
-        return cls(z.shape[1], mean, SecondMoments.from_samples(z - mean[:, None]))
 
     @property
     def energy(self) -> Float[Tensor, "head plane"]:
@@ -82,11 +80,50 @@ class TripleMoments:
         first = 0 if first_token else 1
         if q.shape[1] <= first:
             raise InputError(f"no token is left of a prompt of {q.shape[1]}; give a longer one")
-        zq, zk = (complex_planes(double(x[:, first:]), rope) for x in (q, k))
-        return cls(Spread.from_samples(zq), Spread.from_samples(zk))
+        mean, spread = _mean_and_spread(torch.stack([q, k])[:, :, first:])
+        return _triple_moments([q.shape[1] - first], mean[None], spread[None], rope)[0]
+
+    @classmethod
+    def with_and_without_first(
+        cls, q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], rope: Rope
+    ) -> "list[TripleMoments]":
+        """Return the moments of one prompt of two tokens or more, of all tokens and without token 0."""
+        x, n = torch.stack([q, k]), q.shape[1]
+        mean, spread = _mean_and_spread(x[:, :, 1:])
+        step = double(x[:, :, 0]) - mean
+        of_all = (1 - 1 / n) * torch.addcmul(spread, step[..., None], step[..., None, :], value=1 / n)
+        means, spreads = torch.stack([mean + step / n, mean]), torch.stack([of_all, spread])
+        return _triple_moments([n, n - 1], means, spreads, rope)
 
     def __add__(self, other: "TripleMoments") -> "TripleMoments":
         return TripleMoments(self.q + other.q, self.k + other.k)
+
+
+def _mean_and_spread(
+    x: Float[Tensor, "side=2 head pos d_head"],
+) -> tuple[Float[Tensor, "side=2 head d_head"], Float[Tensor, "side=2 head d_head d_head"]]:
+    """Return mean and covariance over tokens, float64: products of float32 numbers, added in float64 block by block."""
+    x = at_least_float32(summable(x))
+    mean = x.mean(2, dtype=DOUBLE)
+    near = mean.to(x.dtype)
+    blocks = pad(x - near[:, :, None], (0, 0, 0, -x.shape[2] % BLOCK)).unflatten(2, (-1, BLOCK))
+    about_near = (blocks.mT @ blocks).sum(2, dtype=DOUBLE) / x.shape[2]
+    off = mean - near
+    return mean, torch.addcmul(about_near, off[..., None], off[..., None, :], value=-1)
+
+
+def _triple_moments(
+    n: Sequence[int],
+    mean: Float[Tensor, "tokens side=2 head d_head"],
+    spread: Float[Tensor, "tokens side=2 head d_head d_head"],
+    rope: Rope,
+) -> list[TripleMoments]:
+    moments = SecondMoments.from_gram(spread, rope)
+    each = zip(complex_planes(mean, rope), moments.plain, moments.conjugate, strict=True)
+    return [
+        TripleMoments(*(Spread(size, one, SecondMoments(*both)) for one, *both in zip(*sides, strict=True)))
+        for size, sides in zip(n, each, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
