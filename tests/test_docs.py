@@ -151,6 +151,7 @@ def test_the_python_blocks_run(path, small):
         small(block)
 
 
+@pytest.mark.longer
 def test_the_measure_of_contributing_is_short_and_has_all_parts():
     """An option, a null, an interval, a sentence and a figure, in thirty lines of code."""
     block, _ = python_blocks(ROOT / "CONTRIBUTING.md")
@@ -169,6 +170,7 @@ def test_the_measure_of_contributing_is_short_and_has_all_parts():
     assert result.plot().data
 
 
+@pytest.mark.longer
 def test_the_intervention_of_contributing_takes_ten_lines_and_tells_rises_beside_their_null():
     _, block = python_blocks(ROOT / "CONTRIBUTING.md")
     assert len([line for line in block.splitlines() if line.strip()]) <= 10

@@ -17,6 +17,7 @@ def batch():
     return torch.randint(1, 64, (3, 21), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("encoding", ["rope", "plain"])
 def test_the_penalty_is_the_interaction_of_variance(encoding, batch):
     model = train.new_model(64, encoding, seed=0)

@@ -27,6 +27,7 @@ def expected(model, tokens):
     return share.repeat_interleave(model.cfg.n_heads // share.shape[1], dim=1)
 
 
+@pytest.mark.longer
 def test_analyze_takes_it_by_name_beside_ours(mini, alice):
     report = tl_posgen.analyze(mini, alice, measures=["figures", "slash"], **CUT)
     tokens = torch.stack(tl_posgen.models.tokens.to_prompts(mini, alice, length=24, n_prompts=2))
@@ -56,6 +57,7 @@ def test_attach_takes_it_and_its_options(mini):
     assert float(run.report()["figures"].own["share"][0, 0]) == pytest.approx(float(share), rel=1e-5)
 
 
+@pytest.mark.longer
 def test_the_command_line_takes_it_and_its_page_shows_its_picture(command, tmp_path, alice):
     text = tmp_path / "text.txt"
     text.write_text(alice[:4000])
@@ -70,6 +72,7 @@ def test_the_command_line_takes_it_and_its_page_shows_its_picture(command, tmp_p
     assert "<h3>layer 0</h3>" in page
 
 
+@pytest.mark.longer
 def test_saved_and_loaded_it_draws_its_own_figure_again(mini, alice, tmp_path):
     result = tl_posgen.analyze(mini, alice, measures="figures", **CUT)["figures"]
     again = tl_posgen.load(result.save(tmp_path / "figures.nc"))["figures"]

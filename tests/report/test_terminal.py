@@ -73,6 +73,7 @@ def report(mini, alice):
     return tl_posgen.analyze(mini, alice, measures=measures, length=24, n_prompts=2, progress=False)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_number_of_the_table_of_heads_is_printed_whole(capsys, monkeypatch, width, report):
     one = tl_posgen.Report({name: report[name] for name in ("three_axis", "variance", "mean_key")}, report.provenance)
@@ -86,6 +87,7 @@ def test_every_number_of_the_table_of_heads_is_printed_whole(capsys, monkeypatch
     assert parts == [1] * 4
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("most", [5, 16])
 def test_heads_stand_in_the_order_of_layers_also_where_some_are_left_out(capsys, monkeypatch, report, most):
     one = tl_posgen.Report({"three_axis": report["three_axis"]}, report.provenance)
@@ -96,6 +98,7 @@ def test_heads_stand_in_the_order_of_layers_also_where_some_are_left_out(capsys,
     assert (", the 5 of highest " in " ".join(text.split())) == (most == 5)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("full", [False, True])
 def test_the_table_is_shown_where_a_measures_sentences_fail(capsys, report, full):
     class Broken(type(report["mean_key"].measure)):
@@ -110,6 +113,7 @@ def test_the_table_is_shown_where_a_measures_sentences_fail(capsys, report, full
         assert {cell(number)} & set(capsys.readouterr().out.split())
 
 
+@pytest.mark.longer
 def test_by_default_a_report_takes_40_lines_and_says_what_is_left_out(capsys, monkeypatch, report):
     show = partial(print_measures, lead=slash_heads(report) if "slash" in report else None)
     for width in WIDTHS:
@@ -122,6 +126,7 @@ def test_by_default_a_report_takes_40_lines_and_says_what_is_left_out(capsys, mo
     assert not [sentence for sentence in report.findings() if sentence.split()[-1] not in whole]
 
 
+@pytest.mark.longer
 def test_many_heads_by_default_are_those_of_the_highest_headline(capsys, monkeypatch, report):
     data = report["three_axis"].dataset
     many = xr.concat([data.assign_coords(layer=data["layer"] + 4 * n) for n in range(24)], "layer", data_vars="minimal")
@@ -157,6 +162,7 @@ def test_claims_take_a_line_each_by_default(capsys, monkeypatch, width):
     assert len(printed(capsys, monkeypatch, width, partial(print_claims, full=True), report).splitlines()) > MOST_LINES
 
 
+@pytest.mark.longer
 def test_two_columns_of_one_short_heading_are_both_shown(capsys, monkeypatch, report):
     class Own(Measure):
         variables = {"share": Variable("share", headline="own_share", short="r")}

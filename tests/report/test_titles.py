@@ -37,6 +37,7 @@ def test_a_page_of_one_subject_has_its_question(names, is_first):
     assert question_of(*(kind() for kind in kinds)) == (kinds[0].question if is_first else QUESTION)
 
 
+@pytest.mark.longer
 def test_names_that_users_give_are_no_markup(alice):
     name = "<b>x</b> &lt; a_b*c*"
     options = {"measures": ["three_axis", "mean_key", "loss"], "length": 24, "n_prompts": 2, "null_seeds": (0,)}
@@ -67,6 +68,7 @@ def test_a_click_on_a_map_is_spoken_of_where_a_map_is_seen(place, is_said):
     assert ("A click on a head in a map" in page) == is_said
 
 
+@pytest.mark.longer
 def test_a_page_says_every_sentence_once_and_carries_each_script_once(alice):
     measures = ["variance", "three_axis", "mean_key", "attention_examples"]
     report = tl_posgen.analyze("mini", alice, measures=measures, length=24, n_prompts=2, progress=False)
@@ -77,6 +79,7 @@ def test_a_page_says_every_sentence_once_and_carries_each_script_once(alice):
     assert page.count("var CircuitsVis=") == page.count("plotly.js v") == 1
 
 
+@pytest.mark.longer
 def test_a_table_of_many_heads_is_whole_and_numbers_of_two_measures_stand_once(alice):
     report = tl_posgen.analyze(
         "mini", alice, measures=["variance"], length=16, n_prompts=1, null_seeds=(), progress=False
@@ -100,6 +103,7 @@ def test_a_table_of_many_heads_is_whole_and_numbers_of_two_measures_stand_once(a
     assert "again" not in both
 
 
+@pytest.mark.longer
 def test_no_column_is_lost_that_agrees_by_chance(alice):
     cut = {"length": 40, "n_prompts": 2, "null_seeds": (), "progress": False}
     for heads in (["L0H0", "L1H1", "L2H2"], ["L0H1", "L1H0"]):  # there slash_distance is 0, 1

@@ -13,6 +13,8 @@ N = 80
 LAYER = 3
 QUIET = {"null_seeds": (), "progress": False}
 
+pytestmark = pytest.mark.longer
+
 
 @pytest.fixture(scope="module")
 def result(single):

@@ -9,6 +9,8 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import Slash
 from tl_posgen.slash.slash_transfer import random_prompts
 
+pytestmark = pytest.mark.longer
+
 CUT = {"length": 64, "n_prompts": 2}
 
 

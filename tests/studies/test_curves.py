@@ -50,6 +50,7 @@ def test_every_curve_is_a_variable_of_a_registered_measure(measure):
         assert set(curve.at) <= set(variable.dims)
 
 
+@pytest.mark.longer
 def test_a_study_keeps_numbers_of_every_head_and_means_of_others(mini, alice):
     """Curves that every head has are left out; numbers by prompt and by group stay as they are."""
     result = ThreeAxis()(mini, alice, length=24, n_prompts=4, progress=False)

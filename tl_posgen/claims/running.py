@@ -74,7 +74,7 @@ def judge_claims(
     Example:
         >>> import tempfile
         >>> from tl_posgen.models.tokens import bundled_text
-        >>> short = {"papers": ["coupling"], "length": 16, "n_prompts": 1, "progress": False}
+        >>> short = {"papers": ["coupling"], "length": 12, "n_prompts": 1, "null_seeds": (), "progress": False}
         >>> with tempfile.TemporaryDirectory() as keep:
         ...     report = judge_claims("mini", bundled_text(), keep=keep, **short)
         >>> [name.removeprefix("coupling ") for name in report["claims"].frame()["claim"]]
