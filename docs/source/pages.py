@@ -146,18 +146,8 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
     def claim_rows(part: str, paper: str) -> list[Mapping[str, Any]]:
         return [row for row in result(part, "claims").rows if row["claim"].startswith(paper)]
 
-    def claim_says(part: str, claim: str, pattern: str) -> str:
-        """Return what a pattern finds in the numbers of a claim, or behind them in those of its null models."""
-        (row,) = [row for row in claim_rows(part, claim) if row["claim"] == claim]
-        said = f"{row['measured']}; {row['null']}"
-        found = re.search(pattern, said)
-        if found is None:
-            raise ValueError(f"{part}, {claim}: {pattern!r} is not in {said!r}")
-        return found[1]
-
     made.globals |= {
         "result": result,
-        "claim_says": claim_says,
         "part": lambda name: numbers[name],
         "real": REAL,
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],

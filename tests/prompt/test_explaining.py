@@ -6,7 +6,7 @@ import torch
 from families import family_cases
 
 import tl_posgen
-from tl_posgen.errors import InputError, OutputError
+from tl_posgen.errors import InputError, OutputError, UnsupportedModelError
 from tl_posgen.models import run_capture
 from tl_posgen.prompt import reference_of, residual_sources
 from tl_posgen.prompt.numbers import TERMS
@@ -252,6 +252,17 @@ def test_what_cannot_be_explained_is_refused_before_any_work(mini, unchecked, op
 
     with mini.hooks(fwd_hooks=[("hook_embed", fail)]), pytest.raises(InputError, match=message):
         tl_posgen.explain(mini, **{"prompt": PROMPT, "head": "3.1", **options})
+
+
+def test_keys_that_cannot_be_traced_are_refused(family_model):
+    model, traced = family_model("llama", "bridge"), "cannot be traced to what earlier layers wrote"
+    with model.hooks(fwd_hooks=[("blocks.1.ln1.hook_out", lambda x, hook: x.flip(-1))]):
+        with pytest.raises(UnsupportedModelError, match=traced):
+            tl_posgen.explain(model, TOKENS, 1, 0, reference=TEXT)
+        with pytest.raises(
+            UnsupportedModelError, match=rf"{traced}; means alone: reference_of\(\.\.\., sources=False\)"
+        ):
+            reference_of(model, TEXT, layers=[1])
 
 
 def test_no_word_of_a_text_closes_a_script(mini, tmp_path):

@@ -128,5 +128,7 @@ def test_of_a_model_that_rotates_nothing_no_source_writes_a_position(family_mode
 
 
 def test_what_cannot_be_traced_is_refused(family_model):
-    with pytest.raises(UnsupportedModelError, match="cannot be traced"):
-        Sources()(family_model("llama4", "bridge"), TOKENS, **QUIET)
+    model = family_model("llama", "bridge")
+    hooks = model.hooks(fwd_hooks=[("blocks.1.ln1.hook_out", lambda x, hook: x.flip(-1))])
+    with hooks, pytest.raises(UnsupportedModelError, match="cannot be traced"):
+        Sources()(model, TOKENS, **QUIET)

@@ -180,22 +180,29 @@ class Backend(ABC):
         """Return the device of each module, where accelerate has spread the model over devices."""
         return None
 
-    def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
+    def random_init(self, origin: Origin, *, moved: bool = False, drawn: bool = True) -> tuple[Model, str]:
         """Make a model of the same config with new weights from the CPU's random state, by transformers' own rule, and
         name that rule; in the dtype and on the devices of this one.
 
         Args:
             moved: every weight is moved off its initial value, so that a forgotten norm or bias shows.
+            drawn: False for zeros, in whose place other weights are put afterwards.
         """
         from transformers import AutoModelForCausalLM
+        from transformers.initialization import no_init_weights
 
         weight, rules = next(self.model.parameters()), []
 
         def make() -> Any:
             options = {"attn_implementation": "eager", "trust_remote_code": origin.trust_remote_code}
-            hf_model = AutoModelForCausalLM.from_config(copy.deepcopy(origin.config), **options).eval()
+            with nullcontext() if drawn else no_init_weights():
+                hf_model = AutoModelForCausalLM.from_config(copy.deepcopy(origin.config), **options).eval()
+            if not drawn:
+                hf_model.tie_weights()  # which transformers does as it draws them
             rules.append(f"transformers, {type(hf_model).__name__}")
             with torch.no_grad():
+                for one in () if drawn else hf_model.parameters():
+                    one.zero_()
                 for one in hf_model.parameters() if moved else ():
                     noise = torch.randn_like(one)
                     one.add_(0.3 * noise if one.ndim == 1 else noise * one.shape[-1] ** -0.5)

@@ -187,16 +187,16 @@ class Bridge(Backend):
     def attention_kernel(self) -> str | None:
         return getattr(self.model.original_model.config, "_attn_implementation", None)
 
-    def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
+    def random_init(self, origin: Origin, *, moved: bool = False, drawn: bool = True) -> tuple[Model, str]:
         config = origin.config or self.model.original_model.config
-        return super().random_init(replace(origin, config=config), moved=moved)
+        return super().random_init(replace(origin, config=config), moved=moved, drawn=drawn)
 
     def device_map(self) -> dict[str, Any] | None:
         return getattr(self.model.original_model, "hf_device_map", None)
 
     def copy(self, origin: Origin) -> Model:
         # a deep copy of a bridge can go on using the original's weights: adapters replace methods by closures over them
-        made, _ = self.random_init(origin)
+        made, _ = self.random_init(origin, drawn=False)
         made.cfg.default_prepend_bos = self.model.cfg.default_prepend_bos
         weights, own = dict(self.model.named_parameters()), dict(made.named_parameters())
         if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in own.items()}:

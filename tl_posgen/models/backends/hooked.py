@@ -118,9 +118,9 @@ class Hooked(Backend):
 
         return KeyValueContext(read, cache.entries, ("past_keys", "past_values"))
 
-    def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
+    def random_init(self, origin: Origin, *, moved: bool = False, drawn: bool = True) -> tuple[Model, str]:
         if origin.config is not None:
-            return super().random_init(origin, moved=moved)
+            return super().random_init(origin, moved=moved, drawn=drawn)
         made = self._anew(init_weights=True)
         return made, f"HookedTransformer, init_mode {made.cfg.init_mode}"
 

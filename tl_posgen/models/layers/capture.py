@@ -238,7 +238,7 @@ def scores_from(
     keys = torch.arange(rotated_k.shape[1], device=rotated_k.device)
     away = (keys if rows is None else rows)[:, None] - keys
     scores = finished_scores(geometry.scale * rotated_q @ rotated_k.mT, geometry, heads, away)
-    return scores.masked_fill(~geometry.sees(away), -torch.inf)
+    return scores.masked_fill_(~geometry.sees(away), -torch.inf)  # made here
 
 
 def finished_scores(

@@ -107,7 +107,7 @@ def shuffle(model: Model, seed: int, *, undo: bool = False) -> None:
             if is_matrix(name, weight) and not is_joint:
                 order = torch.randperm(weight.numel(), generator=generator, device="cpu").to(weight.device)
                 flat = weight.flatten()
-                shuffled = torch.empty_like(flat).index_copy_(0, order, flat) if undo else flat[order]
+                shuffled = torch.empty_like(flat).index_copy_(0, order, flat) if undo else flat.index_select(0, order)
                 weight.copy_(shuffled.view_as(weight))
                 if weight.numel() > 2**20:  # a permutation takes four times as much as weights of two bytes
                     del order, flat, shuffled
