@@ -105,11 +105,14 @@ def shuffle(model: Model, seed: int, *, undo: bool = False) -> None:
                 for part in weights.values()
             )
             if is_matrix(name, weight) and not is_joint:
-                order = torch.randperm(weight.numel(), generator=generator, device="cpu").to(weight.device)
-                flat = weight.flatten()
-                shuffled = torch.empty_like(flat).index_copy_(0, order, flat) if undo else flat.index_select(0, order)
+                n, flat = weight.numel(), weight.flatten()
+                indices = torch.int32 if n < 2**31 else torch.int64  # both give the same permutation
+                order = torch.randperm(n, generator=generator, dtype=indices, device="cpu").to(weight.device)
+                shuffled = torch.empty_like(flat) if undo else flat.index_select(0, order)
+                if undo:
+                    shuffled[order] = flat
                 weight.copy_(shuffled.view_as(weight))
-                if weight.numel() > 2**20:  # a permutation takes four times as much as weights of two bytes
+                if n > 2**20:  # a permutation takes twice as much as weights of two bytes
                     del order, flat, shuffled
                     trim(every=0.2)
 
