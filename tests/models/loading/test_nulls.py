@@ -13,7 +13,7 @@ from families import VOCAB
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.conversion.convert import hooked_parts
+from tl_posgen.models.conversion.convert import hooked_parts, snapshot
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.nulls import is_matrix, random_like, shuffled_like
 from tl_posgen.models.provenance import fingerprint
@@ -208,3 +208,22 @@ def test_a_deep_copy_has_the_null_of_its_original(backend):
     same = copy.deepcopy(model)
     assert session_of(same).origin == session_of(model).origin
     assert fingerprint(session_of(random_like(same, 0))) == fingerprint(session_of(random_like(model, 0)))
+
+
+@pytest.mark.parametrize("make", [random_like, shuffled_like])
+def test_null_models_of_narrow_weights_turn_by_the_same_frequencies(family_directory, make):
+    model = load_model(family_directory("llama"), "bridge", "bfloat16")
+    null = make(model, seed=0)
+    assert next(null.parameters()).dtype == torch.bfloat16
+    own, other = (dict(one.named_buffers()) for one in (model, null))
+    assert any("inv_freq" in name for name in own)
+    assert all(torch.equal(own[name], other[name]) for name in own)
+
+
+def test_a_model_in_training_of_narrow_weights_is_copied_with_its_frequencies(family_directory):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place = family_directory("llama")
+    training = AutoModelForCausalLM.from_pretrained(place, dtype=torch.bfloat16)
+    copied = snapshot(training, AutoTokenizer.from_pretrained(place), "bridge")
+    assert torch.equal(session_of(copied).layer(0).geometry.rope.inv_freq.float(), training.model.rotary_emb.inv_freq)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tl_posgen.models.conversion.convert import PARAMETERS, build
+from tl_posgen.models.conversion.convert import PARAMETERS, build, weights_in
 from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.layers.fused import FAILURES, Attention
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
@@ -206,7 +206,7 @@ class Backend(ABC):
                 for one in hf_model.parameters() if moved else ():
                     noise = torch.randn_like(one)
                     one.add_(0.3 * noise if one.ndim == 1 else noise * one.shape[-1] ** -0.5)
-            hf_model = hf_model.to(weight.dtype)
+            hf_model = weights_in(weight.dtype, hf_model)
             if spread := self.device_map():
                 from accelerate import dispatch_model
 

@@ -19,6 +19,7 @@ from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin, Read, split_heads
 from tl_posgen.models.backends.fused_bridge import attention_scale, fused_bridge
+from tl_posgen.models.conversion.convert import copy_tables
 from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.conversion.hugging_face import quiet
 from tl_posgen.models.layers.fused import Attention
@@ -206,6 +207,7 @@ class Bridge(Backend):
         with torch.no_grad():
             for name, weight in weights.items():
                 own[name].copy_(weight)
+        copy_tables(self.model, made)
         return made
 
 

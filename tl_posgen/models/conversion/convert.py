@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -77,6 +78,24 @@ def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backe
     model.cfg.default_prepend_bos = len(ids) > len(plain) and ids[0] == tokenizer.bos_token_id
     vars(model)[PARAMETERS] = n_parameters
     return model
+
+
+def weights_in(dtype: torch.dtype, hf_model: Any) -> Any:
+    """Return the model with its weights in a dtype; tables that it computes for itself, such as the frequencies of
+    RoPE, stay as they are, as where transformers reads a model in that dtype."""
+    saved = set(hf_model.state_dict())
+    for name, one in chain(hf_model.named_parameters(), hf_model.named_buffers()):
+        if name in saved and one.is_floating_point():
+            one.data = one.data.to(dtype)
+    return hf_model
+
+
+def copy_tables(model: Any, copied: Any) -> None:
+    """Give a copy of a model the tables that are not saved with its weights, such as the frequencies of RoPE."""
+    own = dict(copied.named_buffers())
+    for name, table in model.named_buffers():
+        if name in own and own[name].shape == table.shape:
+            own[name].data = table.detach().to(own[name].device, copy=True)
 
 
 def _require_same(model: Model, tokens: Tensor, expected: Tensor, name: str) -> None:
@@ -210,12 +229,13 @@ def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
 
     def make() -> Any:
         config = copy.deepcopy(inner.config)
-        made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(weight.dtype)
+        made = weights_in(weight.dtype, AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
         try:
             made.load_state_dict(inner.state_dict())
         except RuntimeError as error:
             whole = "its weights are sharded, offloaded, or no longer those of its config"
             raise ModelError(f"{name}: no copy can be made; {whole}") from error
+        copy_tables(inner, made)
         return made.to(weight.device).eval()
 
     with quiet(seed=0), torch.autocast(weight.device.type, enabled=False):
