@@ -227,3 +227,11 @@ def test_a_model_in_training_of_narrow_weights_is_copied_with_its_frequencies(fa
     training = AutoModelForCausalLM.from_pretrained(place, dtype=torch.bfloat16)
     copied = snapshot(training, AutoTokenizer.from_pretrained(place), "bridge")
     assert torch.equal(session_of(copied).layer(0).geometry.rope.inv_freq.float(), training.model.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_a_model_read_twice_has_the_same_weights_throughout(family_directory, family_model, backend, name):
+    first = fingerprint(session_of(family_model(name, backend)))
+    junk = torch.full((2048, 32), 7.0)  # memory that weights left as they are found would have
+    del junk
+    assert fingerprint(session_of(load_model(family_directory(name), backend))) == first

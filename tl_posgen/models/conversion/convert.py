@@ -163,6 +163,8 @@ def _as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
                 if freed > 2**22:  # each `trim` takes 5 ms and more
                     trim()
                     freed = 0
+            if cfg.positional_embedding_type == "alibi":
+                model.pos_embed.W_pos.zero_()  # unused memory, which TransformerLens leaves as it finds it
         trim()
     except _REFUSALS as error:
         raise UnsupportedModelError(
