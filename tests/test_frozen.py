@@ -201,7 +201,8 @@ def test_a_measure_finds_its_frozen_numbers(model, measure):
             continue
         if (measure, str(name)) in RENAMED:
             both = RENAMED[measure, str(name)](before, now)
-            rounded = 20 if measure == "token_coupling" else 10  # of stored numbers; of sums in another order
+            # of stored numbers; token_coupling sums in another order, recovered has ends far from its values
+            rounded = 20 if measure in ("token_coupling", "substitution") else 10
             require_equal(str(name), *both, rounded * tolerance)
             continue
         assert name in now, f"{measure} has no {name}"
