@@ -98,6 +98,7 @@ def _places_in_planes(
     d_head: int, rotary_dim: int, pairing: Pairing, device: torch.device
 ) -> Int[Tensor, " two_planes"]:
     """Return which coordinate each real and imaginary part is; d_head for the one that an odd d_head lacks."""
-    numbered = torch.arange(1.0, d_head + 1, dtype=DOUBLE)
-    of_parts = real_coordinates(complex_planes(numbered, Rope(torch.zeros(rotary_dim // 2), pairing))).long()
+    numbered = torch.arange(1.0, d_head + 1, dtype=DOUBLE, device="cpu")
+    rope = Rope(torch.zeros(rotary_dim // 2, device="cpu"), pairing)
+    of_parts = real_coordinates(complex_planes(numbered, rope)).long()
     return ((of_parts - 1) % (d_head + 1)).to(device)

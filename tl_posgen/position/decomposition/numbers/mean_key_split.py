@@ -123,11 +123,11 @@ def _tables(pairs: CausalPairs, n_distances: int, device: torch.device) -> tuple
     """Return the forms that W and S consist of, of all tokens and without the first [first_token=2, 1 + distance,
     form]; pairs of each row without token 0; the share of token 0 in each of these rows; pairs of each row, of all
     tokens and without the first [first_token=2, 1, 1, row]."""
-    sums = torch.zeros(2, 1 + n_distances, 3 + n_distances, dtype=DOUBLE)
+    sums = torch.zeros(2, 1 + n_distances, 3 + n_distances, dtype=DOUBLE, device="cpu")
     sums[:, 0, 0] = sums[0, 1:, 1] = sums[1, 1:, 2] = 1
-    sums[:, 1:, 3:] = torch.eye(n_distances)
+    sums[:, 1:, 3:] = torch.eye(n_distances, device="cpu")
     counts = replace(pairs, first_token=False).counts()[1, 0].flip(0)
-    seen = double(torch.arange(1, pairs.n_tokens) < pairs.width)
+    seen = double(torch.arange(1, pairs.n_tokens, device="cpu") < pairs.width)
     weights = torch.stack([pad(counts + seen, (1, 0), value=1), pad(counts, (1, 0))])[:, None, None]
     return tuple(x.to(device) for x in (sums, counts, seen / (counts + 1), weights))
 
