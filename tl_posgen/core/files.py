@@ -2,11 +2,12 @@
 
 import hashlib
 import io
+import json
 import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ _REPORT = ("index.html", "results.nc", "summary.json")  # the files of a report
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _TRAILER = re.compile(rb"\ntl_posgen sha256 ([0-9a-f]{64})\n")
 _TRAILER_SIZE = len("\ntl_posgen sha256 \n") + 64
-_UNHELD = re.compile("[\0\ud800-\udfff]")
+_AS_JSON = "tl_posgen json "  # before a string that HDF5 cannot hold, written as JSON
+_UNHELD = re.compile(f"[\0\ud800-\udfff]|^{_AS_JSON}")  # NUL, half of a surrogate pair, what would be read as JSON
 
 # Writing
 
@@ -124,13 +126,7 @@ def netcdf_bytes(groups: Mapping[str, xr.Dataset]) -> bytes:
     memory = io.BytesIO()  # HDF5 that cannot finish writing to a full disk takes the process down
     with h5netcdf.File(memory, "w") as file:
         for group, dataset in groups.items():
-            arrays = {
-                name: xr.Variable(one.dims, _held(one.values), _held(one.attrs))
-                for name, one in dataset.variables.items()
-            }
-            labels = {name: arrays.pop(name) for name in dataset.coords}
-            held = xr.Dataset(arrays, labels, _held(dataset.attrs))
-            held.dump_to_store(H5NetCDFStore(file, group=group, mode="a"))
+            _with_strings(dataset, _held_string).dump_to_store(H5NetCDFStore(file, group=group, mode="a"))
     return memory.getvalue() + b"\ntl_posgen sha256 %s\n" % hashlib.sha256(memory.getvalue()).hexdigest().encode()
 
 
@@ -143,7 +139,7 @@ def read_netcdf(path: Path) -> dict[str, xr.Dataset]:
     _require_undamaged(path)
     groups = xr.open_groups(path, engine="h5netcdf")
     try:
-        return {name: group.load() for name, group in groups.items()}
+        return {name: _with_strings(group.load(), _given_string) for name, group in groups.items()}
     finally:
         for group in groups.values():
             group.close()
@@ -153,7 +149,7 @@ def read_attributes(path: Path) -> dict[str, Any]:
     """Return the attributes of a file of `netcdf_bytes` without reading arrays; errors as in `read_netcdf`."""
     _require_undamaged(path)
     with h5netcdf.File(path, "r") as file:
-        return dict(file.attrs)
+        return {name: _changed_strings(value, _given_string) for name, value in file.attrs.items()}
 
 
 def _require_undamaged(path: Path) -> None:
@@ -180,24 +176,47 @@ def readable(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be read ({reason}); give a .nc file that .save() wrote") from error
 
 
-def _held(value: Any) -> Any:
-    """Return a string, also in a collection or an array, as HDF5 can hold it, which takes no NUL and no half of a
-    surrogate pair: the number in the letter's place, as pages show it.
+def _held_string(text: str) -> str:
+    """Return a string as HDF5 can hold it, which takes no NUL and no half of a surrogate pair.
 
     Example:
-        >>> _held("a"), _held(["a\\0", 1])
-        ('a', ['a\\\\u0000', 1])
+        >>> _held_string("a"), _held_string("a\\0"), _given_string(_held_string("a\\0")) == "a\\0"
+        ('a', 'tl_posgen json "a\\\\u0000"', True)
     """
+    return _AS_JSON + json.dumps(text) if _UNHELD.search(text) else text
+
+
+def _given_string(text: str) -> str:
+    """Return the string that `_held_string` was given."""
+    return json.loads(text.removeprefix(_AS_JSON)) if text.startswith(_AS_JSON) else text
+
+
+def _with_strings(data: xr.Dataset, change: Callable[[str], str]) -> xr.Dataset:
+    """Return the dataset with every string in arrays, labels and attributes changed."""
+    arrays = {
+        name: xr.Variable(one.dims, _changed_strings(one.values, change), _changed_strings(one.attrs, change))
+        for name, one in data.variables.items()
+    }
+    labels = {name: arrays.pop(name) for name in data.coords}
+    return xr.Dataset(arrays, labels, _changed_strings(data.attrs, change))
+
+
+def _changed_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a string, or a collection of them, changed; anything else as it is."""
     if isinstance(value, str):
-        return _UNHELD.sub(lambda letter: f"\\u{ord(letter[0]):04x}", value)
+        return change(value)
     if isinstance(value, Mapping):
-        return {name: _held(one) for name, one in value.items()}
+        return {name: _changed_strings(one, change) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(_held, value))
-    if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
-        found = [_held(one) for one in value.ravel().tolist()]
-        return value if found == value.ravel().tolist() else np.array(found, dtype=object).reshape(value.shape)
-    return value
+        return type(value)(_changed_strings(one, change) for one in value)
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "OU":
+        return value
+    found = [_changed_strings(one, change) for one in value.ravel().tolist()]
+    if found == value.ravel().tolist():
+        return value
+    # numpy's own strings lose a NUL at the end, pandas' objects refuse halves of pairs
+    kind = str if any("\ud800" <= letter <= "\udfff" for one in found for letter in str(one)) else object
+    return np.array(found, dtype=kind).reshape(value.shape)
 
 
 # JSON
