@@ -110,3 +110,19 @@ def test_the_first_token_is_in_no_path_and_the_growth_line_is_fitted_to_the_mean
 def test_bad_choices_are_refused_before_the_model_runs(tiny, prompts, options, cut, message):
     with pytest.raises(InputError, match=message):
         Coupling(**{"k": (2,), **options})(tiny, prompts, **WHOLE, **cut)
+
+
+def test_matrix_free_and_dense_routes_give_the_same_map(tiny, prompts):
+    free, dense = (Coupling(k=(4,), dense_up_to=size)(tiny, prompts[:1], **WHOLE).own for size in (0, 64))
+    np.testing.assert_allclose(free["coupling"], dense["coupling"], atol=1e-3)
+    np.testing.assert_allclose(free["chance"], dense["chance"], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_hooked_model_and_a_bridge_have_the_same_coupling(mini, mini_bridge, alice):
+    hooked, bridge = (Coupling()(one, alice, length=32, n_prompts=1, progress=False) for one in (mini, mini_bridge))
+    if hooked.provenance["backend"] != "hooked":
+        pytest.skip("this TransformerLens has no HookedTransformer")
+    for one, other in ((hooked.own, bridge.own), (hooked.null, bridge.null)):
+        for name in ("coupling", "line_shape_score", "linearisation"):
+            np.testing.assert_allclose(one[name], other[name], atol=2e-3, err_msg=name)

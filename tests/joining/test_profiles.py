@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from families import FAMILIES
+from scipy import stats
 
 import tl_posgen
 from tl_posgen.errors import InputError
@@ -19,6 +20,9 @@ from tl_posgen.rope.rotation import to_planes
 pytestmark = pytest.mark.slow
 
 CUT = {"length": 48, "n_prompts": 4, "progress": False}
+
+LITERATURE = [f"{name}, {side}" for name in ("massive", "concentration", "slow_mean") for side in "qk"]
+LITERATURE += ["frequency_entropy", "sink_rate", "positional", "symbolic"]
 
 
 @pytest.fixture(scope="module")
@@ -122,5 +126,25 @@ def test_sink_rates_and_slow_means_are_those_of_brute_force(mini):
 
 
 def test_a_column_that_the_table_lacks_is_refused(result):
+    with pytest.raises(InputError, match="no column 'r1'; it has 'previous_token'"):
+        scatter(result, "r1")
+
+
+def test_metrics_of_other_papers_are_columns_where_asked_for(mini, alice):
+    cut = {"length": 32, "n_prompts": 2, "null_seeds": (), "progress": False}
+    own, plain = (Profiles(metrics=metrics)(mini, alice, **cut) for metrics in ("literature", "own"))
+    assert set(own.frame()) - set(plain.frame()) == set(LITERATURE)
+    np.testing.assert_array_equal(own.frame()[plain.frame().columns], plain.frame())
+
+
+def test_any_two_columns_are_drawn_against_each_other(result):
+    figure = scatter(result, "interaction", "r1, k")
+    own, null = figure.data[:2]
+    table = result.frame()
+    np.testing.assert_array_equal(own.x, table["interaction"])
+    np.testing.assert_array_equal(own.y, table["r1, k"])
+    np.testing.assert_array_equal(null.x, result.frame(init=result.numbers.inits[0])["interaction"])
+    rho = stats.spearmanr(table["interaction"], table["r1, k"]).statistic
+    assert f"Spearman's rho over heads {rho:.2f} [" in figure.layout.meta["subtitle"]
     with pytest.raises(InputError, match="no column 'r1'; it has 'previous_token'"):
         scatter(result, "r1")

@@ -55,3 +55,22 @@ def test_a_model_without_rope_is_refused_before_anything_runs(family_model, monk
     monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(UnsupportedModelError, match="no layer of this model has rotary planes"):
         BandAblation()(family_model("gpt2", "bridge"), torch.arange(40)[None] + 2, progress=False)
+
+
+def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(family_model, alice):
+    few = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
+    model, measure = family_model("llama"), BandAblation(schemes=["thirds"])
+    result = measure(model, alice, **few)
+    band, own = result.measure, result.numbers
+    for condition in ("no_rope", "drop high, thirds"):
+        loss = result.own["loss"]
+        change = loss.sel(condition=condition) - loss.sel(condition="unchanged")
+        half = 3.1824 * float(change.std(ddof=1)) / 2
+        found = band.rises(own)[condition]
+        assert [found.low, found.high] == pytest.approx(
+            [float(change.mean()) + side * half for side in (-1, 1)], rel=1e-4
+        )
+        score = band.slash_score(own, condition)
+        assert score.low < score.value < score.high
+    one = measure(model, alice, **{**few, "n_prompts": 1})
+    assert np.isnan(band.slash_score(one.numbers).low)

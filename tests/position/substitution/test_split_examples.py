@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from rotated_heads import captures_of
+from rotated_heads import attention_of, captures_of
 
 from tl_posgen.models.loading.nulls import random_like
-from tl_posgen.models.tokens import to_prompts
+from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.position import SplitExamples
 from tl_posgen.position.substitution.numbers import split_maps
 from tl_posgen.position.substitution.split_examples import MAPS, PARTS
@@ -79,3 +79,20 @@ def test_of_alibi_the_position_part_is_the_slope(family_model):
     assert np.nanmin(steps) > 0
     np.testing.assert_allclose(steps[~np.isnan(steps)], np.nanmean(steps), rtol=1e-4)
     assert found.findings()[-1] == found.caveat
+
+
+def test_the_page_of_a_head_shows_softmax_of_each_map(mini, alice, result):
+    props = attention_of(result.show(example=1).local_src)
+    assert props["attentionHeadNames"] == ["true", "position", "content"]
+    tokens = to_prompts(mini, alice, length=80, n_prompts=1)[0]
+    assert result.own["token"].values.tolist() == token_strings(mini, tokens[:64])
+    one = result.own.isel(example=1)
+    (capture,) = captures_of(mini, tokens[None, :64], "pattern", layers=[int(one["layer"])])
+    pattern = capture.pattern[int(one["head"]), 1:, 1:]
+    true, position, content = np.array(props["attention"])
+    np.testing.assert_allclose(true[1:, 1:], pattern / pattern.sum(-1, keepdim=True), atol=2e-4)
+    assert not true[0].any()
+    assert not true[:, 0].any()
+    for part, name in ((position, "position"), (content, "content")):
+        expected = torch.from_numpy(one[name].values[1:, 1:]).nan_to_num(-torch.inf).softmax(-1)
+        np.testing.assert_allclose(part[1:, 1:], expected, atol=1e-4)

@@ -8,7 +8,9 @@ import torch
 from made_up import dataset_of, result_of
 
 from tl_posgen.errors import InputError
+from tl_posgen.models.loading.nulls import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
+from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
 from tl_posgen.position.substitution import (
     Substitution,
@@ -18,6 +20,7 @@ from tl_posgen.position.substitution import (
     substitute,
     triangle,
 )
+from tl_posgen.position.substitution.hooks import by_constant, query_profile
 from tl_posgen.position.substitution.substitution import NO_STAND_IN
 
 pytestmark = pytest.mark.slow
@@ -174,3 +177,38 @@ def test_random_inits_of_worthless_attention_run_only_what_tells_so(result, mini
 def test_a_layer_too_deep_is_refused(mini, alice):
     with pytest.raises(InputError, match="from_layer 9"):
         Substitution(from_layer=9)(mini, alice, length=24, n_prompts=2, progress=False)
+
+
+def test_tokens_are_coloured_by_the_change_of_their_loss(result, mini, alice):
+    data = result.own
+    assert [line.split(":")[0] for line in result.token_labels()[:2]] == [
+        "uniform attention",
+        "three-axis fit, all pairs",
+    ]
+    tokens = to_prompts(mini, alice, length=data.sizes["shown_target"] + 1, n_prompts=1)[0][None]
+    changed = token_losses(mini, tokens, substitute(mini, by_constant)) - token_losses(mini, tokens)
+    shown = data["token_change"].sel(condition="uniform_attention").values
+    np.testing.assert_allclose(shown, changed[0].numpy(), atol=1e-5)
+    assert f"{shown[5]:.4f}".rstrip("0") in result.show(0).local_src
+
+
+def test_the_kl_of_predictions_is_that_of_logits_by_hand(result, mini, alice):
+    tokens = prompts_of_one_length(mini, alice, 24, 4)
+    own = mini(tokens).double().log_softmax(-1)
+    hooks = substitute(mini, by_split(query_profile))
+    other = mini.run_with_hooks(tokens, fwd_hooks=hooks).double().log_softmax(-1)
+    expected = (own.exp() * (own - other)).sum(-1).mean(1)
+    found = result.own["kl"].sel(condition="query_profile")
+    np.testing.assert_allclose(found, expected.detach(), rtol=1e-3, atol=1e-7)
+    assert (result.own["kl"].sel(condition="unchanged") == 0).all()
+
+
+def test_random_inits_have_no_share_and_are_a_mean_with_its_spread(result, mini, alice):
+    worth = result.measure.worth(result.numbers).inits
+    assert all(abs(one) < 0.01 for one in worth)
+    shares = result.measure.recovered(result.numbers).values()
+    assert all(one and np.isnan(one.inits).all() for one in shares)
+    expected = token_losses(random_like(mini, 1), prompts_of_one_length(mini, alice, 24, 4)).mean(1)
+    np.testing.assert_allclose(result.nulls[1]["loss"].sel(condition="unchanged"), expected)
+    assert f"(random init {np.mean(worth):.4f} ± {np.std(worth, ddof=1):.4f} nats)" in result.findings()[0]
+    assert len(result.findings()) == 2
