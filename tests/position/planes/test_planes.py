@@ -150,3 +150,11 @@ def test_only_layers_without_rope_are_refused(family_model, measure):
 def test_prompts_of_which_nothing_can_vary_are_refused(mini, n, message):
     with pytest.raises(InputError, match=message):
         Planes()(mini, [list(range(5, 5 + n))] * 2, null_seeds=(), progress=False)
+
+
+@pytest.mark.parametrize("name", ["neox", "gemma3", "smollm3"])
+def test_every_kind_can_be_drawn_of_unusual_layers(family_model, name):
+    result = Planes()(family_model(name, "bridge"), PROMPTS, null_seeds=(), progress=False)
+    for kind in result.kinds:
+        drawn = [np.asarray(trace["r" if kind == "phases" else "y"], float) for trace in result.plot(kind).data]
+        assert any(np.isfinite(values).any() for values in drawn)

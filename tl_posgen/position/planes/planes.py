@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
+import numpy as np
+import plotly.graph_objects as go
 import torch
 import xarray as xr
 from torch import Tensor
@@ -17,6 +20,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
+from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import session_of
 from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
@@ -26,10 +30,12 @@ from tl_posgen.position.planes.numbers.plane_patterns import (
     side_patterns,
     sufficiency,
 )
+from tl_posgen.report.figures import MARKS, Panels, model_label, sides
 from tl_posgen.report.kinds import lines, points
 from tl_posgen.rope.rotation import complex_frequencies
 
 _SIDES = {"q": "queries", "k": "keys"}
+_SYMBOLS = {"q": "circle", "k": "diamond-open"}
 _BOTH, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
 _SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 _INTERACTION = {"part": "interaction", **OUT}
@@ -44,6 +50,51 @@ def require_rope(self: Measure, model: Model) -> None:
             f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes and "
             "plane_perturbation out (three_axis and variance work)"
         )
+
+
+def _draw_phases(result: Any) -> go.Figure:
+    """Draw the heads with the largest share of each part, one marker per plane, its angle the mean phase."""
+    highest = {part: result.numbers.extreme("share", part=part) for part in PARTS}
+    chosen = {part: (one.layer, one.head) for part, one in highest.items() if one.number}
+    both = [(side, data.sel(OUT)) for side, data, _ in sides(result)]
+    places = [*product(both, chosen.items())]
+    titles = [f"{f'most {part}: ' * (side == both[0][0])}{head_name(*at)} · {side}" for (side, _), (part, at) in places]
+    polar = [[{"type": "polar"}] * len(chosen)] * len(both)
+    panels = Panels(titles, columns=len(chosen), row_height=320, specs=polar, vertical_spacing=0.14)
+    for number, ((_, data), (_, (layer, head))) in enumerate(places):
+        one = data.sel(layer=layer, head=head)
+        one = one.isel(plane=np.isfinite(one["wavelength"].values))  # the unrotated rest has no phase
+        for side, name in _SIDES.items():
+            marker = {
+                "color": np.log10(one["wavelength"].values),
+                "coloraxis": "coloraxis",
+                "symbol": _SYMBOLS[side],
+                "size": 9,
+            }
+            markers = go.Scatterpolar(
+                r=one["concentration"].sel(side=side).values,
+                theta=np.degrees(one["phase"].sel(side=side).values),
+                mode="markers",
+                marker=marker | {"line": {"width": 0 if side == "q" else 2}},
+                text=[f"{name}, wavelength {wavelength:.4g}" for wavelength in one["wavelength"].values],
+                hovertemplate="%{text}<br>concentration %{r:.3f}, %{theta:.0f}°<extra></extra>",
+                name=name,
+            )
+            panels.add(number, markers)
+    angles = {"thetaunit": "radians", "dtick": np.pi / 2}
+    panels.figure.update_polars(angularaxis=angles, radialaxis={"nticks": 4, "angle": 45, "range": [0, 1.03]})
+    finite = np.log10(result.own["wavelength"].values[np.isfinite(result.own["wavelength"].values)])
+    ticks = np.arange(np.floor(finite.min()), np.ceil(finite.max()) + 1)
+    bar = {"title": "wavelength", "thickness": 12, "tickvals": ticks, "ticktext": [f"{10**t:,.0f}" for t in ticks]}
+    colours = {"colorscale": MARKS, "cmin": finite.min(), "cmax": finite.max(), "colorbar": bar}
+    panels.figure.update_layout(coloraxis=colours, showlegend=False)
+    panels.figure.update_annotations(font_size=11, yshift=16)
+    subtitle = (
+        "one marker a plane, filled of queries, open of keys: angle = mean phase before RoPE, radius = concentration; "
+        "first token left out"
+    )
+    title = f"Phases of queries and keys · {model_label(result.own)}"
+    return panels.finish(title, subtitle).update_layout(margin={"t": 120})
 
 
 @dataclass(frozen=True)
@@ -129,6 +180,7 @@ class Planes(Measure):
             x_title="sum of plane scores / std of the scores",
             y_title="interaction share, kd + qkd",
         ),
+        "phases": _draw_phases,
     }
     curves = ("magnitude", "concentration", "phase", "share_by_plane")
 
