@@ -296,18 +296,18 @@ def proved_capture(capture: LayerCapture, parts: Mapping[str, Tensor], span: sli
     """Return what `verify_capture` makes of a prompt's capture; InputError where scores are NaN, or padding before the
     text is seen."""
     scores = parts.get("attn_scores")
-    used = verify_capture(capture, scores, parts.get("pattern"), parts["q"].dtype, span, **edited)
-    if isinstance(used, EditedCapture) and scores is not None and scores[:, span].isnan().any():
+    found = verify_capture(capture, scores, parts.get("pattern"), parts["q"].dtype, span, **edited)
+    if isinstance(found, EditedCapture) and scores is not None and scores[:, span].isnan().any():
         raise InputError(
             f"layer {capture.layer}: scores are NaN: broken weights, or padding that this model does not mask cleanly; "
             "run prompts one at a time"
         )
-    if span.start and isinstance(used, EditedCapture) and used._used is None:
+    if span.start and isinstance(found, EditedCapture) and found.used is None:
         raise InputError(
             f"prompt {capture.prompt}: {span.start} tokens before its text are padding, which the pass did not mask or "
-            f"a hook shows. {used.why} To have it masked, {REMEDY}"
+            f"a hook shows. {found.why} To have it masked, {REMEDY}"
         )
-    return used
+    return found
 
 
 @contextmanager

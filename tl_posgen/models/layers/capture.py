@@ -74,7 +74,7 @@ class LayerCapture:
 
     def of_heads(self, part: slice) -> "LayerCapture":
         """Return the capture of some of its heads."""
-        held = {name: vars(self).get(name) for name in (*PER_HEAD, "sinks", "_used")}
+        held = {name: vars(self).get(name) for name in (*PER_HEAD, "sinks", "used")}
         some = copy.copy(self)
         vars(some).update({name: x[part] for name, x in held.items() if x is not None}, heads=list(self.heads)[part])
         some._rotated, some._shared = {name: x[part] for name, x in self._rotated.items()}, {}
@@ -184,7 +184,7 @@ class EditedCapture(LayerCapture):
     """
 
     why: str
-    _used: Float[Tensor, "head query key"] | None
+    used: Float[Tensor, "head query key"] | None
 
     def __init__(self, capture: LayerCapture, used: Float[Tensor, "head query key"] | None, why: str):
         """
@@ -192,7 +192,7 @@ class EditedCapture(LayerCapture):
             used: the pass's scores of the chosen heads, if they are known over the layer's mask.
             why: what differs, and the likely cause.
         """
-        vars(self).update({**vars(capture), "_shared": {}, "why": why, "_used": used})
+        vars(self).update({**vars(capture), "_shared": {}, "why": why, "used": used})
 
     def _refuse(self) -> Any:
         raise UnsupportedModelError(f"{self.why} What follows from queries and keys says nothing of these scores.")
@@ -215,9 +215,9 @@ class EditedCapture(LayerCapture):
         return vars(self)["k"].device
 
     def scores(self, n: int | None = None) -> Float[Tensor, "head query key"]:
-        if self._used is None:
+        if self.used is None:
             raise UnsupportedModelError(f"{self.why} The scores over its causal mask are not known.")
-        return self._used[:, :n, :n]
+        return self.used[:, :n, :n]
 
     def score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         return self.scores()[:, start:stop, :stop]
