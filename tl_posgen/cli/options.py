@@ -243,11 +243,11 @@ def measure_options(kind: Any) -> dict[str, inspect.Parameter]:
     """Return the options of a measure that words can give: not mappings."""
     from tl_posgen.core.options import annotations_of
 
-    told, found = argument_help(kind), {}
-    for name, annotation in annotations_of(kind).items():
-        if "Mapping" not in str(annotation):
-            words, default = told.get(name, ""), kind.__dataclass_fields__[name].default
-            found[name] = option(name, annotation, default, words[:1].upper() + words[1:], of_measure=True)
+    told, annotations, found = argument_help(kind), annotations_of(kind), {}
+    for one in fields(kind):
+        if "Mapping" not in str(annotations[one.name]):
+            words, how = told.get(one.name, ""), (one.name, annotations[one.name], one.default)
+            found[one.name] = option(*how, words[:1].upper() + words[1:], of_measure=True)
     return found
 
 
