@@ -44,13 +44,14 @@ class Within:
 
 
 class Each:
-    """A constraint on a list: so many entries at least, no entry twice."""
+    """A constraint on a list: so many entries at least, and, with `once`, no entry twice."""
 
-    def __init__(self, least: int = 1):
-        self.least, self.words = least, "a list of one at least, each once" if least else "a list, each once"
+    def __init__(self, least: int = 1, *, once: bool = True):
+        self.least, self.once = least, once
+        self.words = f"a list{' of one at least' if least else ''}{', each once' if once else ''}"
 
     def __call__(self, value: Sequence[Any]) -> bool:
-        return len(value) >= self.least and len(set(value)) == len(value)
+        return len(value) >= self.least and not (self.once and len(set(value)) < len(value))
 
 
 Real = int | float
@@ -127,7 +128,8 @@ def refusal(value: Any, annotation: Any) -> str:
     elif annotation in (int, float):
         numbers = (int, np.integer) if annotation is int else (int, float, np.integer, np.floating)
         is_allowed = isinstance(value, numbers) and not isinstance(value, bool)
-        is_allowed &= isinstance(value, float | np.floating) or (is_allowed and abs(int(value)) < _LARGEST)
+        if is_allowed and not isinstance(value, float | np.floating) and abs(int(value)) >= _LARGEST:
+            return "a number below 2^63"
     else:
         kind = origin or annotation
         is_allowed = isinstance(value, kind) if isinstance(kind, type) else True

@@ -82,6 +82,7 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         height=height,
         margin={"t": 90, "l": 60, "r": 30, "b": 50},
         colorway=COLOURS,
+        uniformtext={"minsize": 9, "mode": "hide"},  # in bars: what would be smaller is left out
         meta={"title": title, "subtitle": subtitle.replace("<br>", " ")},
     )
     return figure

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import plotly.graph_objects as go
 import torch
@@ -14,7 +14,7 @@ from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, OUT, Measure, Variable
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import NonNegative, Positive
+from tl_posgen.core.options import Each, NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
@@ -142,7 +142,7 @@ class ThreeAxis(Measure):
 
     ridge: NonNegative = 0.0
     gauge: Gauge = "flat_keys"
-    weights: Sequence[Positive] | Literal["attention"] | None = None
+    weights: Annotated[Sequence[Positive], Each(once=False)] | Literal["attention"] | None = None
 
     question = "Are the scores position + query + key?"
     variables = {
