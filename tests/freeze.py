@@ -33,7 +33,7 @@ REAL = "SmolLM2_two_layers"
 BACKENDS = ("bridge", "hooked")
 LENGTH, PROMPTS, LAYERS = 24, 4, 2
 CUT = {"null_seeds": (0,), "shuffled_seeds": (0,), "seed": 0, "progress": False}
-GONE = ("any_distance", "plane_sufficiency", "key_cut")  # measures that 0.4 has not: a function, `Planes.correlation`, none
+GONE = ("any_distance", "plane_sufficiency", "key_cut")  # measures that 0.4 has not
 # model -> its directory, a backend that loads it
 MODELS = {
     "mini_bridge": ("mini", "bridge"),
