@@ -91,10 +91,9 @@ def cloze_of(few=0.795, many=0.7, whole=0.8, half=0.01):
 def beyond(vanilla=0.5, lm_infinite=1.0):
     """Of ten heads, the share whose outputs are within the noise level beyond the training length, by condition."""
     within = {"vanilla": vanilla} | ({} if lm_infinite is None else {"lm_infinite": lm_infinite})
-    above = [
-        [share if share != share else float(head >= 10 * share) for head in range(10)] for share in within.values()
-    ]
-    frechet = np.stack([np.zeros((len(within), 10)), above], -1)[:, None]
+    shares = np.array([*within.values()])[:, None]
+    above = np.where(np.isnan(shares), NAN, np.arange(10) >= 10 * shares)
+    frechet = np.stack([np.zeros_like(above), above], -1)[:, None]
     of_heads, n = ("condition", "layer", "head", "segment"), len(within)
     variables = {
         "frechet": (of_heads, frechet),

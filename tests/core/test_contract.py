@@ -256,10 +256,8 @@ def test_every_number_in_a_sentence_is_one_of_the_result(result, monkeypatch):
 
 @pytest.mark.slow
 def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(result, small_model):
-    names = [
-        name for name, one in result.own.data_vars.items() if set(HEAD) <= set(one.dims) and one.dtype.kind in "fb"
-    ]
-    names = [name for name in names if name != AMONG_HEADS.get(result.name)]
+    arrays = {name: one for name, one in result.own.data_vars.items() if name != AMONG_HEADS.get(result.name)}
+    names = [name for name, one in arrays.items() if set(HEAD) <= set(one.dims) and one.dtype.kind in "fb"]
     if result.name not in EDIT_NOTHING and not result.measure.is_fed:
         return
     asked, heads = [KINDS[kind.name].with_options(OPTIONS.get(kind.name, {})) for kind in result.measure.after], CHOSEN
