@@ -24,7 +24,6 @@ from tl_posgen.core import registry
 from tl_posgen.core.options import annotations_of
 from tl_posgen.coupling.jacobians import residual_jacobians
 from tl_posgen.errors import InputError
-from tl_posgen.joining import cut_keys
 from tl_posgen.models.conversion.files import MINI
 from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
 from tl_posgen.sources import remove_source
@@ -71,7 +70,6 @@ CALLS = {  # name -> (function, arguments that it takes)
         perturb_planes,
         {"edit": "phase_noise", "band": [1], "of": ("q",), "strength": 0.5, "control": False, "seed": 0, **WHERE},
     ),
-    "cut_keys": (cut_keys, {"share": 0.5, "control": False, "first_token": False, "seed": 0, **WHERE}),
 }  # fmt: skip
 LONGER_CALLS = {  # tried with one wrong argument alone
     "judge_claims": (tl_posgen.judge_claims, {"prompts": TEXT, **CUT}),

@@ -45,7 +45,7 @@ def of_measure(small_model):
 
 
 LONGER = {"substitution", "band_ablation", "profiles", "perturbation"}
-LONGER |= {"key_cut", "plane_perturbation", "token_coupling", "dummy_distance", "length_extrapolation", "sources"}
+LONGER |= {"plane_perturbation", "token_coupling", "dummy_distance", "length_extrapolation", "sources"}
 LONGER |= {"residual", "cone", "slash_planes", "planes", "rules"}
 CASES = [pytest.param(name, marks=pytest.mark.longer) if name in LONGER else name for name in NAMES]
 
