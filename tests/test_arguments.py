@@ -151,6 +151,11 @@ ANALYZE = {
     "measures in a set": ({"measures": {"slash"}}, "'slash'} is no measure: .*or a list of them"),
     "the class of all measures": ({"measures": [tl_posgen.Measure]}, "measure takes no single model"),
     "an option that is no measure": ({"measures": [tl_posgen.Variable("r")]}, "is no measure"),
+    "an unknown measure": ({"measures": ["nonsense"]}, "no measure 'nonsense'; known: attention_examples"),
+    "a measure with a slip": ({"measures": ["tree_axis"]}, r"'tree_axis'; did you mean 'three_axis'\? known: "),
+    "one measure twice": ({"measures": ["three_axis", "three_axis"]}, "three_axis is given twice"),
+    "no measure": ({"measures": []}, "no measures chosen"),
+    "a function over checkpoints": ({"measures": ["emergence"]}, "takes no single model"),
 }
 
 
@@ -191,6 +196,8 @@ OTHERS = {
     "a checkpoint that is a number": ("emergence", {"checkpoints": [5]}, r"checkpoints = \[5\]"),
     "a tokenizer of emergence that is a number": ("emergence", {"tokenizer": 5}, "tokenizer = 5"),
     "a cache that is a number": ("analyze_cache", {"cache": 5}, "cache"),
+    "a band of too few planes": ("ablate_bands", {"kind": "keep", "band": torch.ones(7).bool()}, "layer 0: band"),
+    "no band to drop": ("ablate_bands", {"kind": "drop", "band": None}, "layer 0"),
 }  # fmt: skip
 
 

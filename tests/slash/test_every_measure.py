@@ -13,11 +13,9 @@ from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlane
 
 pytestmark = pytest.mark.longer
 
-PER_HEAD = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation")
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
 QUICK = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
 PAIRS = ((1, 2), (0, 1))
-RELATIVE = {"chance_correlation"}  # compares a head with all the others, and depends on which these are
 TOKENS = torch.arange(24)[None] + 10
 QUIET = {"null_seeds": (), "progress": False}
 
@@ -26,25 +24,6 @@ QUIET = {"null_seeds": (), "progress": False}
 def llama(family_model):
     """A tiny model with rotary positions: 2 layers of 4 heads."""
     return family_model("llama")
-
-
-def per_head(dataset):
-    """Its variables over heads, head by head: (layer, head, ...)."""
-    return {name: one for name, one in dataset.data_vars.items() if {"layer", "head"} <= set(one.dims)}
-
-
-@pytest.mark.parametrize("name", PER_HEAD)
-def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(small, name):
-    some, whole = small((0,), PAIRS)[name].own, small()[name].own
-    for variable, values in per_head(some).items():
-        for layer, head in PAIRS:
-            if variable not in RELATIVE:
-                own, all_of_it = (one[variable].sel(layer=layer, head=head) for one in (some, whole))
-                np.testing.assert_allclose(own, all_of_it, atol=1e-5)
-        other = values.sel(layer=1, head=1)
-        assert not other.any() if other.dtype == bool else other.isnull().all()
-    if "loss" in some:  # all heads are ablated, whichever are measured
-        np.testing.assert_allclose(some["loss"], whole["loss"], rtol=1e-6)
 
 
 def test_scores_are_those_of_the_measure_slash_in_the_model_and_in_its_random_init(small):

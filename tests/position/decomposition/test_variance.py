@@ -125,3 +125,11 @@ def test_learned_positions_are_in_the_content_and_something_is_concluded(learned
     assert "RoPE did not put there" in result.findings()[0]
     assert result.findings() == [result.findings()[0], result.caveat]  # position is zero by construction: nothing said
     assert float(result.sel(**OUT)["absolute"].mean()) > 0.5
+
+
+def test_the_headlines_keep_their_names(report):
+    axes = ["three_axis_r", "three_axis_r_within_rows"]
+    parts = ["additive_r", *(f"{part}_share" for part in ("position", "content", "interaction")), "std"]
+    named = [*axes, *parts, "mean_key_r", "residual_share", "residual_std"]
+    assert report.frame().columns[: 2 + len(named)].tolist() == ["layer", "head", *named]
+    assert [short for short, _ in report["variance"].headline_labels().values()] == ["r", "pos", "cont", "inter", "std"]
