@@ -108,22 +108,3 @@ def test_a_layer_that_rotates_nothing_beside_one_that_does(family_model):
 def test_a_prompt_of_one_token_is_refused_where_the_first_is_left_out(mini, name):
     with pytest.raises(InputError, match="a prompt of one token"), tl_posgen.attach(mini, [name]):
         mini(TOKENS[:, :1])
-
-
-REFUSED = [
-    (Slash(distances=(24,)), "distance 24: the longest prompt has 24 tokens"),
-    (SlashPlanes(distances=(30, 40)), "distance 30: the longest prompt has 24 tokens"),
-    (SlashTransfer(distances=(0, 23)), "distance 23: without its first token the longest prompt has 23 tokens"),
-    (Cone(distances=(0, 23)), "distance 23: without its first token"),
-    (BandAblation(distances=(0, 23)), "distance 23: without its first token"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_prompts_that_cannot_be_measured_are_refused_before_anything_runs(mini, monkeypatch, options, message):
-    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
-    with pytest.raises(InputError, match=message):
-        tl_posgen.analyze(mini, TOKENS, measures=options, **QUIET)
-    lengths = ["Down, down, down.", "Down, down, down, down."]
-    with pytest.raises(InputError, match="prompts of 8 to 10 tokens: give length="):
-        tl_posgen.analyze(mini, lengths, measures="band_ablation", **QUIET)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rotated_heads import captures_of
 
 from tl_posgen.core.engine import analyze
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
@@ -97,17 +97,9 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result, of_one_
     np.testing.assert_allclose(data["loss"].sel(condition="at 3"), expected)
 
 
-def test_distances_beyond_fixed_frequencies_are_refused(family_model):
-    model, tokens = family_model("llama_dynamic", "bridge"), torch.arange(2, 26)[None]
-    with pytest.raises(InputError, match=r"distance 500: .* below distance 128"):
-        DummyDistance(distances=(0, 500))(model, tokens, progress=False)
-
-
-def test_a_model_without_distances_is_refused_or_skipped(family_model):
+def test_a_model_without_distances_is_skipped_if_asked(family_model):
     model, tokens = family_model("gpt2", "bridge"), torch.arange(2, 26)[None]
     how = {"null_seeds": (), "progress": False, "skip_unsupported": True}
-    with pytest.raises(UnsupportedModelError, match="know no distance"):
-        DummyDistance()(model, tokens, progress=False)
     assert list(analyze(model, tokens, measures=["dummy_distance", "variance"], **how)) == ["variance"]
     both = r"dummy_distance cannot be had: .* know no distance.*; planes cannot"
     with pytest.raises(UnsupportedModelError, match=both):

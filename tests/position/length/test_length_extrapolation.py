@@ -9,7 +9,6 @@ from scipy.stats import t
 
 from tl_posgen.claims import PAPERS
 from tl_posgen.claims.running import analyses_of
-from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, lm_infinite
@@ -148,38 +147,12 @@ def test_prompts_of_several_training_lengths_are_run_where_they_fit_into_memory(
     assert LengthExtrapolation(inside=16).inside_for(mini) == 16
 
 
-@pytest.mark.parametrize(
-    ("options", "cut", "match"),
-    [
-        ({}, {"n_prompts": 1}, "two prompts"),
-        ({"times": 9999}, {}, "times|tokens"),
-        ({}, {"length": 40}, r"times x inside = 3 x 16 .*LengthExtrapolation\(inside=40\)"),
-    ],
-)
-def test_bad_prompts_are_refused(mini, alice, options, cut, match):
-    with pytest.raises(InputError, match=match):
-        LengthExtrapolation(**{**OPTIONS, **options})(mini, alice, **{**CUT, **cut})
-
-
 def test_slopes_are_run_too_and_prompts_that_are_given_are_not_counted(family_model):
     tokens = torch.randint(2, 60, (2, 48), generator=torch.Generator().manual_seed(1))
     bloom = family_model("bloom", "bridge")
     found = LengthExtrapolation(inside=16, times=3)(bloom, tokens, null_seeds=(), progress=False)
     assert found.provenance["prompts"] == 2
     assert np.isfinite(found.own["frechet"]).all()
-
-
-def test_a_model_that_cannot_run_such_prompts_names_the_backend_that_can(family_model):
-    hooked, tokens = family_model("llama", "hooked"), torch.randint(2, 60, (2, 1024))
-    inside = hooked.cfg.n_ctx
-    with pytest.raises(InputError, match='backend="bridge"'):
-        LengthExtrapolation()(hooked, tokens, length=inside, progress=False)
-
-
-def test_learned_positions_are_refused(family_model):
-    model = family_model("gpt2", "bridge")
-    with pytest.raises(UnsupportedModelError, match="length_extrapolation needs rotary positions or ALiBi"):
-        LengthExtrapolation(inside=16, times=1)(model, torch.arange(2, 60)[None], progress=False)
 
 
 def test_four_prompts_are_cut_where_no_number_is_given(mini, alice):
