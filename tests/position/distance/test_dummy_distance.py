@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rotated_heads import captures_of
+from rotated_heads import captures_of, true_distances
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import UnsupportedModelError
@@ -142,10 +143,8 @@ def test_the_fit_made_again_against_least_squares(family_model, name):
 @given(seed=st.integers(0, 2**16))
 def test_neither_levels_nor_slopes_of_the_scores_matter(seed):
     """Adding any a_d, b_i and straight line in j to the scores leaves what is compared as it is."""
-    generator = torch.Generator().manual_seed(seed)
-    scores, a, b = (torch.randn(*shape, generator=generator).double() for shape in ((2, 9, 9), (9,), (9,)))
-    index = torch.arange(9)
-    moved = scores + a[(index[:, None] - index).clamp(min=0)] + b[:, None] + 3.0 * index
+    scores, (a, b) = normal(2, 9, 9, seed=seed), normal(2, 9, seed=seed + 1)
+    moved = scores + a[true_distances(9)] + b[:, None] + 3.0 * torch.arange(9)
     one, other = (fit_three_axis(pair_moments_from_scores(x)) for x in (scores, moved))
     torch.testing.assert_close(same_key_part(one, other), torch.ones(2, dtype=torch.float64))
 
