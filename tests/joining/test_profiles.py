@@ -17,6 +17,8 @@ from tl_posgen.models.session import session_of
 from tl_posgen.position import Variance
 from tl_posgen.rope.rotation import to_planes
 
+MEASURE = "profiles"
+
 pytestmark = pytest.mark.slow
 
 CUT = {"length": 48, "n_prompts": 4, "progress": False}
@@ -28,11 +30,6 @@ LITERATURE += ["frequency_entropy", "sink_rate", "positional", "symbolic"]
 @pytest.fixture(scope="module")
 def report(mini, alice):
     return tl_posgen.analyze(mini, alice, measures=[Profiles(period=20)], null_seeds=(0, 1), **CUT)
-
-
-@pytest.fixture(scope="module")
-def result(report):
-    return report["profiles"]
 
 
 def captured(model, layer=1, n=24):

@@ -10,14 +10,11 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import BandAblation, ablate_bands
 
+MEASURE = "band_ablation"
+
 pytestmark = pytest.mark.longer
 
 CUT = {"length": 64, "n_prompts": 2}
-
-
-@pytest.fixture(scope="module")
-def result(report):
-    return report["band_ablation"]
 
 
 def test_losses_are_those_of_the_hooked_model(mini, alice, result):

@@ -18,6 +18,8 @@ from tl_posgen.position.decomposition import Residual, residual
 from tl_posgen.position.decomposition.numbers.residual_sums import residual_sums
 from tl_posgen.position.decomposition.three_axis import fit_capture
 
+MEASURE = "residual"
+
 N = 64
 OUT = {"tokens": "without first"}
 VISIBLE = torch.ones(N, N).tril().bool()
@@ -36,12 +38,6 @@ def full(data):
 
 
 @pytest.fixture(scope="module")
-def result(report):
-    """Of four prompts, beside its null."""
-    return report["residual"]
-
-
-@pytest.fixture(scope="module")
 def scores(capture):
     return capture.scores().double()
 
@@ -51,17 +47,13 @@ def left(scores):
     return dense_residual(scores, VISIBLE)
 
 
-def within_rows(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    scores = scores.masked_fill(~visible, 0)
-    return (scores - scores.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True)).masked_fill(~visible, 0)
-
-
 # Against dense least squares
 
 
 def test_the_share_is_that_of_dense_least_squares_and_what_r_within_rows_leaves(single, data, full, scores, left):
     np.testing.assert_allclose(data["share"], 1 - single["three_axis"].own["r_within_rows"] ** 2, atol=1e-6)
-    within = within_rows(scores, VISIBLE).square().sum((1, 2))
+    shown = scores.masked_fill(~VISIBLE, 0)
+    within = ((shown - shown.sum(-1, keepdim=True) / VISIBLE.sum(-1, keepdim=True)) * VISIBLE).square().sum((1, 2))
     np.testing.assert_allclose(full["share"], left.square().sum((1, 2)) / within, rtol=1e-5)
 
 

@@ -17,14 +17,11 @@ from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_w
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.decomposition.three_axis import fit_capture, shuffled, weighting
 
+MEASURE = "three_axis"
+
 QUICK = {"null_seeds": (), "progress": False}
 OUT = {"tokens": "without first"}
 NEAR = (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.05)
-
-
-@pytest.fixture(scope="module")
-def result(report):
-    return report["three_axis"]
 
 
 def test_fits_of_a_layer_are_those_of_its_scores(single, capture):

@@ -31,11 +31,6 @@ def result(mini, alice):
     return DummyDistance(distances=(0, 64, 7), limits=(1, 40))(mini, alice, null_seeds=(0,), **CUT)
 
 
-@pytest.fixture(scope="session")
-def of_one_head(mini, alice):
-    return DummyDistance(distances=(3,), limits=(8,))(mini, alice, layers=[1], heads=[2], null_seeds=(), **CUT)
-
-
 def test_the_curve_is_the_mean_score_with_every_pair_at_that_distance(mini):
     (capture,) = captures_of(mini, torch.arange(20)[None], layers=[1])
     below = torch.ones(20, 20).tril().bool()
@@ -89,8 +84,9 @@ def test_shares_and_correlations_are_in_range(result):
         np.testing.assert_allclose(matrix, matrix.transpose(..., "other_d0", "d0").values)
 
 
-def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result, of_one_head):
-    data = of_one_head.own
+def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
+    measure = DummyDistance(distances=(3,), limits=(8,))
+    data = measure(mini, alice, layers=[1], heads=[2], null_seeds=(), **CUT).own
     assert (data["layer"].values.tolist(), data["head"].values.tolist()) == ([1], [2])
     np.testing.assert_allclose(data["additive_r"], result.own["additive_r"].sel(layer=[1], head=[2]))
     tokens = torch.stack(to_prompts(mini, alice, length=40, n_prompts=2))

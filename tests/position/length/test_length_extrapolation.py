@@ -57,32 +57,23 @@ def test_drift_and_attention_are_those_of_captured_outputs_with_halves_of_differ
         np.testing.assert_allclose(every[name].transpose("head", "bin"), by_bin, atol=1e-5, err_msg=name)
 
 
-@pytest.fixture(scope="module")
-def planes(mini, alice):
-    """By condition and layer, coordinates [prompt, position, axis] and the plane's share, of captured outputs."""
-    conditions = {"vanilla": [], "lm_infinite": lm_infinite(mini, 16, OPTIONS["n_global"])}
+def test_the_planes_are_those_of_captured_outputs(mini, alice, result):
+    """Coordinates [prompt, position, axis] in the plane of the untouched outputs of the training length."""
     kept, prompts = {}, to_prompts(mini, alice, length=48, n_prompts=2)
-    for condition, hooks in conditions.items():
+    for condition, hooks in {"vanilla": [], "lm_infinite": lm_infinite(mini, 16, OPTIONS["n_global"])}.items():
         with mini.hooks(fwd_hooks=hooks):
             kept[condition] = captures_of(mini, prompts, "v", "pattern")
-    found = {}
+    assert result.own["shown_layer"].values.tolist() == [0, 2, 3]
     for layer in (0, 2, 3):
         outputs = {}
         for condition, captures in kept.items():
             of_layer = [one.pattern.double() @ one.v.double() for one in captures if one.layer == layer]
             outputs[condition] = torch.stack([torch.cat([*one], 1) for one in of_layer])
         plane = output_plane(outputs["vanilla"][:, 8:16].flatten(0, 1))
-        found |= {(condition, layer): (plane.coordinates(o), plane.share) for condition, o in outputs.items()}
-    return found
-
-
-def test_the_planes_are_those_of_captured_outputs(result, planes):
-    data = result.own
-    assert data["shown_layer"].values.tolist() == [0, 2, 3]
-    for (condition, layer), (expected, share) in planes.items():
-        one = data.sel(condition=condition, shown_layer=layer)
-        np.testing.assert_allclose(one["plane_coordinates"], expected, atol=2e-4)
-        assert float(one["plane_share"]) == pytest.approx(share, abs=1e-5)
+        for condition, expected in outputs.items():
+            one = result.own.sel(condition=condition, shown_layer=layer)
+            np.testing.assert_allclose(one["plane_coordinates"], plane.coordinates(expected), atol=2e-4)
+            assert float(one["plane_share"]) == pytest.approx(plane.share, abs=1e-5)
 
 
 def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
