@@ -1,6 +1,6 @@
 """What the tests of slash measures share, made once a session."""
 
-from functools import cache, partial
+from functools import partial
 
 import pytest
 
@@ -32,35 +32,8 @@ def single(mini, alice):
 
 @pytest.fixture(scope="session")
 def small(family_model, alice):
-    """(null_seeds, heads, layers) -> every measure of a tiny model on one short prompt."""
-
-    @cache
-    def measured(null_seeds=(), heads=None, layers=None):
-        return tl_posgen.analyze(
-            family_model("llama"),
-            alice,
-            measures=MEASURES,
-            heads=heads,
-            layers=layers,
-            length=24,
-            n_prompts=1,
-            null_seeds=null_seeds,
-            progress=False,
-        )
-
-    return measured
-
-
-@pytest.fixture(scope="session")
-def captured():
-    """(model, token ids of one prompt, *what is needed beyond q and k, layers, heads) -> captures of its layers."""
-
-    def captures(model, tokens, *needs, **where):
-        kept = []
-        run_capture(model, tokens.view(1, -1), kept.append, frozenset(needs), **where)
-        return kept
-
-    return captures
+    """Every measure of a tiny model on one short prompt, with one random init."""
+    return tl_posgen.analyze(family_model("llama"), alice, measures=MEASURES, length=24, n_prompts=1, progress=False)
 
 
 @pytest.fixture(params=["bundled", "stories"])
