@@ -40,7 +40,6 @@ GONE: dict[str, tuple[str, ...]] = {  # measure -> variables that it no longer h
         *("alignment", "singular_value", "token_text", "path"),
         *("triplet_residual", "growth_slope"),  # no page and no claim reads them
     ),
-    "key_cut": ("layer_rise",),  # `cut_keys` takes layers
     "profiles": ("rho", "cost", "joint_cost", "rank95"),  # over-read one model: see `scatter`
     "residual": (  # no paper and no page asks where it sits: its size and its top direction are told
         *("effective_rank", "spectrum", "energy_share", "energy_ratio", "abs_residual"),
@@ -128,19 +127,6 @@ def _at_distances(name: str, dim: str, words: str) -> Callable[..., tuple[xr.Dat
     return losses
 
 
-def _cut(name: str) -> Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataArray, xr.DataArray]]:
-    """Return a function to numbers of cut keys, before by cut and share, now by a condition that names both."""
-
-    def arrays(before: xr.Dataset, now: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
-        old = before["rise"] + before["loss"] if name == "rise" else before[name]
-        old = old.stack(condition=("cut", "share"))
-        names = [f"{cut} direction, {share:g}" for cut, share in old["condition"].values]
-        old = old.drop_vars(["condition", "cut", "share"]).assign_coords(condition=names)
-        return old, now["loss" if name == "rise" else name].sel(condition=names)
-
-    return arrays
-
-
 RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataArray, xr.DataArray]]] = {
     # (measure, variable) -> function of the frozen and of the new dataset to the two arrays that must be equal
     ("plane_perturbation", "loss"): lambda old, new: (old["loss"], new["loss"].sel(condition="unchanged", cost="edit")),
@@ -170,8 +156,6 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
         abs(new["share"]).sum("source", min_count=1),
     ),
     ("sources", "rho"): lambda old, new: (old["rho"].sel(predictor=new["predictor"].values), new["rho"]),
-    ("key_cut", "loss"): lambda old, new: (old["loss"], new["loss"].sel(condition="unchanged")),
-    **{("key_cut", name): _cut(name) for name in ("rise", "slash_score", "interaction", "energy_taken")},
     ("rules", "recall"): lambda old, new: (old["recall"].isel(budget=0, drop=True), new["recall"]),
     ("rules", "loss"): lambda old, new: (
         old["loss"].isel(budget=0, drop=True),

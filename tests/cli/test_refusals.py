@@ -59,8 +59,8 @@ REFUSED = {
     "a prompt beside a text": (["analyze", "--prompt", "Down"], "--prompt is taken whole"),
     "too many layers": (["analyze", "--layers", "0-99999999999"], "write a shorter range"),
     "a share that stands twice": (
-        ["cut-keys", "--shares", "0.5,0.5"],
-        "--shares [0.5, 0.5]: give a list of one at least, each once",
+        ["perturb", "--ratios", "0.5,0.5"],
+        "--ratios [0.5, 0.5]: give a list of one at least, each once",
     ),
     "an empty null seed": (["slash", "--null-seeds", ""], "--null-seeds"),
     "a null seed that stands twice": (["slash", "--null-seeds", "0,0-1"], "each seed may stand only once"),

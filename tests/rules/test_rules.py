@@ -193,9 +193,3 @@ def test_unusable_arguments_of_the_hooks_are_refused(result, mini, arguments, me
 def test_a_model_of_other_weights_is_refused(result, mini):
     with pytest.raises(InputError, match=r"calibrated on mini, weights .*, and this model's are .*; measure rules of"):
         apply_rules(tl_posgen.random_like(mini, 0), result, "window")
-
-
-def test_bad_prompts_are_refused_before_work(mini, rows):
-    for prompts, message in ((rows[:1], "give two at least"), ([row[:7] for row in rows], "a budget of 5")):
-        with pytest.raises(InputError, match=message):
-            Rules(budget=BUDGET)(mini, prompts, null_seeds=(), progress=False)

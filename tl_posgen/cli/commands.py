@@ -75,7 +75,6 @@ COMMANDS = {
     "planes": _MeasureCommand("Magnitude and phase in RoPE's planes: can queries and keys entangle?", ["planes"]),
     "perturb-planes": _MeasureCommand("What do magnitudes and phases in RoPE's planes carry?", ["plane_perturbation"]),
     "profiles": _MeasureCommand("One row a head over all subjects: what kind of head is it?", ["profiles"]),
-    "cut-keys": _MeasureCommand("Keys cut towards rank one: what of interaction, slash and loss?", ["key_cut"]),
     "slash": _MeasureCommand(
         "Heads that attend a fixed distance back: which, on random tokens too, and why.",
         ["slash", "slash_planes", "cone", "slash_transfer", "slash_ablation", "band_ablation"],

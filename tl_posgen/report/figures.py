@@ -218,7 +218,7 @@ def named_points(
     return figure.update_yaxes(range=[low, high])
 
 
-def at_labels(result: Any, array: xr.DataArray, labels: Mapping[str, Any] | None = None) -> xr.DataArray:
+def at_usual_labels(result: Any, array: xr.DataArray, labels: Mapping[str, Any] | None = None) -> xr.DataArray:
     """Return an array at these labels, and at the measure's usual ones along other dims that have one."""
     usual = getattr(result.measure, "usual", dict)()
     chosen = {"tokens": "all", **usual, **(labels or {})}

@@ -54,7 +54,7 @@ def fit_capture(
     """
     how = {"ridge": ridge, "gauge": gauge}
     if not isinstance(weights, str):
-        return fits_of(layer.once(moments_of) if weights is None else moments_of(layer, weights), **how)
+        return fits_of(layer.once(pair_moments_of) if weights is None else pair_moments_of(layer, weights), **how)
     refuse_long(layer.length)
     scores = double(layer.scores())
 
@@ -82,7 +82,7 @@ def shuffled(scores: Float[Tensor, "head query key"]) -> Float[Tensor, "head que
     return mixed
 
 
-def moments_of(layer: LayerCapture, weights: Sequence[int | float] = (1.0,)) -> PairMoments:
+def pair_moments_of(layer: LayerCapture, weights: Sequence[int | float] = (1.0,)) -> PairMoments:
     """Return the pair moments of a layer: from q and k where the score is bilinear in them, else from the scores."""
     geometry = layer.geometry
     how: dict[str, Any] = {"window": geometry.window, "distance_weights": weights}

@@ -34,7 +34,7 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     VarianceShares,
     variance_shares,
 )
-from tl_posgen.report.figures import MARKS, Panels, at_labels, evenly, finish, model_label, sides
+from tl_posgen.report.figures import MARKS, Panels, at_usual_labels, evenly, finish, model_label, sides
 from tl_posgen.report.head_figures import by_head, head_map, head_names, said_of_rows
 from tl_posgen.report.kinds import lines
 
@@ -54,7 +54,7 @@ def _draw_atlas(result: Any) -> go.Figure:
     figure = go.Figure()
     hover = "%{text}<br>position %{a:.2f}<br>content %{b:.2f}<br>interaction %{c:.2f}<extra></extra>"
     for side, data, colour in reversed(sides(result)):
-        parts = xr.Dataset({part: at_labels(result, data[part]) for part in PARTS})
+        parts = xr.Dataset({part: at_usual_labels(result, data[part]) for part in PARTS})
         heads = parts.stack(unit=("layer", "head")).dropna("unit")
         marker = {"color": colour, "size": 8, "symbol": "diamond-open"}
         if data is result.own:
@@ -87,7 +87,7 @@ def _draw_places(result: Any) -> go.Figure:
     both, said = sides(result), ""
     panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
     for number, (_, data, _) in enumerate(both):
-        heads = by_head(at_labels(result, data["by_place"] / (1 - data["share"].sel(part="q"))))
+        heads = by_head(at_usual_labels(result, data["by_place"] / (1 - data["share"].sel(part="q"))))
         row = "layer" if "layer" in heads.dims else "head"
         heads, said = heads.dropna(row, how="all"), said_of_rows(heads)
         for name, (colour, labels) in bars.items():
@@ -237,7 +237,7 @@ class Variance(Measure):
         return {**OUT, "of": "scores"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        both = layer.once(moments_of)
+        both = layer.once(triple_moments_of)
         places = {
             f"places of {side}": PlaceSums(1, x.clone(), [getattr(one, side).about_mean for one in both])
             for side, x in (("q", layer.q), ("k", layer.k))
@@ -307,7 +307,7 @@ class Variance(Measure):
         return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
 
 
-def moments_of(layer: LayerCapture) -> list[TripleMoments]:
+def triple_moments_of(layer: LayerCapture) -> list[TripleMoments]:
     """Return the moments of q and k of all tokens, and without the first, as `TOKENS` has them; ask for them by
     `layer.once`."""
     return TripleMoments.with_and_without_first(layer.q, layer.k, layer.geometry.rope)
