@@ -312,11 +312,10 @@ def _explain(
     from tl_posgen.prompt import explain
     from tl_posgen.prompt.explanation_figures import print_explanation
 
-    where = dict(zip(("layer", "head"), parse_head(head), strict=True))
+    layer, index = parse_head(head)
     words, model = setup.words(), setup.pretrained()
-    where |= {"query": query, "key": key, "against": against}
     reference = None if setup.text is None and setup.dataset is None else words
-    found = explain(model, prompt, **where, other=other, reference=reference)
+    found = explain(model, prompt, layer, index, query, against, key=key, other=other, reference=reference)
     print_explanation(found, full=setup.full)
     print(f"\nPage: {found.write(setup.out, force=setup.force)}")
 

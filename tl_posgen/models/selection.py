@@ -54,7 +54,7 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
         given: list[Any] = list(heads[["layer", "head"]].itertuples(index=False, name=None))
     else:
         listed = [heads] if isinstance(heads, str) else _listed(heads, "head")
-        given = [_parse_head(one) if isinstance(one, str) else one for one in listed]
+        given = [parse_head(one) if isinstance(one, str) else one for one in listed]
     pairs = [tuple(head) for head in given if isinstance(head, tuple | list)]
     if not pairs:
         return {layer: check_indices(given, n_heads, "head") for layer in indices}
@@ -119,11 +119,11 @@ def head_name(layer: SupportsInt, head: SupportsInt) -> str:
     return f"L{int(layer)}H{int(head)}"
 
 
-def _parse_head(name: str) -> tuple[int, int]:
+def parse_head(name: str) -> tuple[int, int]:
     """Return the layer and the index of a head's name: "L3H1", "3.1" or "(3, 1)".
 
     Example:
-        >>> _parse_head("L3H1"), _parse_head("3.1"), _parse_head("(3, 1)")
+        >>> parse_head("L3H1"), parse_head("3.1"), parse_head("(3, 1)")
         ((3, 1), (3, 1), (3, 1))
     """
     if (found := NAME.fullmatch(name.strip())) is None:
