@@ -196,7 +196,7 @@ OTHERS = {
     "a checkpoint that is a number": ("emergence", {"checkpoints": [5]}, r"checkpoints = \[5\]"),
     "a tokenizer of emergence that is a number": ("emergence", {"tokenizer": 5}, "tokenizer = 5"),
     "a cache that is a number": ("analyze_cache", {"cache": 5}, "cache"),
-    "a band of too few planes": ("ablate_bands", {"kind": "keep", "band": torch.ones(7).bool()}, "layer 0: band"),
+    "a band of too few planes": ("ablate_bands", {"kind": "keep", "band": torch.ones(7).bool()}, "needs a band"),
     "no band to drop": ("ablate_bands", {"kind": "drop", "band": None}, "layer 0"),
 }  # fmt: skip
 

@@ -56,6 +56,11 @@ def test_attach_takes_it_and_its_options(mini):
     assert float(run.report()["figures"].own["share"][0, 0]) == pytest.approx(float(share), rel=1e-5)
 
 
+def test_the_list_of_measures_says_whose_it_is(command):
+    rows = command("measures")[1].splitlines()
+    assert [row.split()[:2] for row in rows if "(of " in row] == [["figures", "(of"]]
+
+
 @pytest.mark.longer
 def test_the_command_line_takes_it_and_its_page_shows_its_picture(command, tmp_path, alice):
     text = tmp_path / "text.txt"

@@ -31,6 +31,7 @@ REFUSED = {
     "a distance that no prompt reaches": (["slash", "--distances", "60"], "60"),
     "a checkpoint that does not exist": (["emerge", "nowhere"], "nowhere"),
     "a paper that nobody wrote": (["claims", "--papers", "tea"], "tea"),
+    "a paper that stands twice": (["claims", "--papers", "slash,slash"], "each once"),
     "a null seed that is no number": (["slash", "--null-seeds", "x"], "--null-seeds"),
     "a table that does not exist": (["coupling-scores", "nowhere.csv"], "nowhere.csv"),
     "a backend that does not exist": (["analyze", "--backend", "foo"], "foo"),
@@ -64,6 +65,8 @@ def test_bad_words_get_one_line_that_names_them(refused, cut, case):
     [
         ("toy --seeds 0", 'Invalid value "0" for --seeds. Must be >= 1.'),
         ("toy --distance 2.5", "--distance 2.5: give a whole number"),
+        (f"analyze --prompts {'9' * 20}", f"--prompts {'9' * 20}: give a number below 2^63"),
+        ("compare nowhere nowhere", "nowhere: does not exist; give the directory of a report"),
         ("analyze --consecutive false", "Unused Tokens: ['false']."),
         ("analyze more", "Unused Tokens: ['more']."),
         ("analyze --length", 'Command "analyze" parameter --length requires an argument.'),

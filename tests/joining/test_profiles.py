@@ -132,6 +132,7 @@ def test_any_two_columns_are_drawn_against_each_other(result):
     np.testing.assert_array_equal(own.y, table["r1, k"])
     np.testing.assert_array_equal(null.x, result.frame(init=result.numbers.inits[0])["interaction"])
     rho = stats.spearmanr(table["interaction"], table["r1, k"]).statistic
+    assert figure.layout.meta["title"].startswith("r1 of keys by interaction share")
     assert f"Spearman's rho over heads {rho:.2f} [" in figure.layout.meta["subtitle"]
     with pytest.raises(InputError, match="no column 'r1'; it has 'previous_token'"):
         scatter(result, "r1")

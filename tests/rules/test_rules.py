@@ -102,6 +102,11 @@ def test_the_loss_is_that_of_the_hooked_model_behind_the_budget(result, mini, ro
         np.testing.assert_allclose(found, rise[:, BUDGET:].mean(1), atol=1e-6)
 
 
+def test_each_recall_stands_beside_its_null(mini, rows):
+    found = Rules(rules=["window"], budget=BUDGET)(mini, torch.stack(rows), null_seeds=(0,), progress=False)
+    assert found.findings()[1].count("(random init") == 2  # of the rule, and of drawn keys
+
+
 def test_rules_stand_between_drawn_and_the_best_keys(result):
     recall = result.sel(tokens="all")["recall"].mean(["prompt", "layer", "head"])
     assert float(recall.sel(rule="oracle")) == pytest.approx(1)

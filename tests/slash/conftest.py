@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 import tl_posgen
-from tl_posgen.core.measure import stacked
+from tl_posgen.core.measure import with_token_variants
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.sums import Sums
 from tl_posgen.models import run_capture
@@ -53,7 +53,7 @@ def by_hand():
 
         def consumer(layer, number):
             layer.prompt = number
-            sums.add_layer(layer, stacked(measure.of_layer(layer)))
+            sums.add_layer(layer, with_token_variants(measure.of_layer(layer)))
 
         for number, row in enumerate(rows):
             run_capture(model, row[None], partial(consumer, number=number), measure.needs)

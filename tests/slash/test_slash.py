@@ -53,6 +53,14 @@ def test_the_best_distance_is_where_the_score_is_highest_in_the_first_half(data)
     assert data.best_distance.dtype.kind == "i"
 
 
+def test_the_best_heads_stand_with_their_distances(result, data):
+    heads = result.heads(3)
+    assert heads.columns.tolist() == ["layer", "head", "best_score", "best_distance"]
+    for row in heads.to_dict("records"):
+        own = data.sel(layer=row["layer"], head=row["head"])
+        assert float(own["score"].sel(distance=row["best_distance"])) == pytest.approx(row["best_score"])
+
+
 def test_dominant_heads_reach_kappa(mini, alice):
     slash = Slash(kappa=0.3, distances=[1, 0, 500], kappa_long=0.0128)
     whole = slash(mini, alice, length=112, n_prompts=1, null_seeds=(), progress=False)  # long is 50 and more

@@ -49,6 +49,7 @@ def test_bands_hold_every_plane_once_the_fastest_third_first(result):
     bands, contribution = result.own["bands"], result.own["contribution"]
     whole, plane = contribution.sum("plane"), result.own["plane"]
     np.testing.assert_allclose(bands.sum("band").transpose(*whole.dims), whole, atol=1e-9)
+    assert "unrotated" not in result.plot("bands").data[0].y
     for number, band in enumerate(("high", "medium", "low")):
         planes = 3 * plane // contribution.sizes["plane"] == number
         found = bands.sel(band=band).transpose(*whole.dims)
@@ -58,10 +59,12 @@ def test_bands_hold_every_plane_once_the_fastest_third_first(result):
 
 
 def test_what_is_not_rotated_is_a_band_of_its_own(of_family):
-    data = of_family("neox").own
+    result = of_family("neox")
+    data = result.own
     plain = data["contribution"].where(np.isinf(data["wavelength"])).sum("plane").sel(at="best")
     unrotated = data["bands"].sel(band="unrotated", at="best")
     assert 0 < int(np.isinf(data["wavelength"]).sum()) < data["wavelength"].size
+    assert "unrotated" in result.plot("bands").data[0].y
     np.testing.assert_allclose(unrotated.transpose(*plain.dims), plain)
 
 

@@ -118,4 +118,10 @@ def test_the_headlines_keep_their_names(report):
     parts = ["additive_r", *(f"{part}_share" for part in ("position", "content", "interaction")), "std"]
     named = [*axes, *parts, "mean_key_r", "residual_share", "residual_std"]
     assert report.frame().columns[: 2 + len(named)].tolist() == ["layer", "head", *named]
-    assert [short for short, _ in report["variance"].headline_labels().values()] == ["r", "pos", "cont", "inter", "std"]
+    assert [short for short, _ in report["variance"].headline_labels().values()] == [
+        "additive r",
+        "pos",
+        "cont",
+        "inter",
+        "std",
+    ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tl_posgen.errors import InputError
 from tl_posgen.rope.frequency_bands import bands_by_thirds
 from tl_posgen.rope.rotation import Rope, complex_frequencies, complex_planes, inverse_frequencies, rotate
-from tl_posgen.slash.numbers.ablations import ablate, drop, freeze, keep
+from tl_posgen.slash.numbers.ablations import ablate, drop, keep, without_rotation
 from tl_posgen.slash.numbers.plane_contributions import (
     match_profiles,
     plane_contributions,
@@ -149,4 +149,4 @@ def test_the_mask_of_a_band_goes_to_the_device_of_what_it_is_taken_of():
     x = torch.empty(1, 3, 6, device="meta")
     for function in (drop, keep):
         assert function(x, rope, band).device.type == "meta"
-    assert freeze(Rope(torch.ones(2, device="meta")), band).inv_freq.device.type == "meta"
+    assert without_rotation(Rope(torch.ones(2, device="meta")), band).inv_freq.device.type == "meta"
