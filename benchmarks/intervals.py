@@ -40,7 +40,7 @@ from tl_posgen.models.tokens import bundled_text, read_text, to_prompts
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.numbers.variance_shares import Spread, TripleMoments, variance_shares
 from tl_posgen.position.decomposition.three_axis import fit_capture
-from tl_posgen.position.decomposition.variance import moments_of
+from tl_posgen.position.decomposition.variance import triple_moments_of
 from tl_posgen.position.substitution.hooks import by_constant, by_split, substitute
 from tl_posgen.rope.planes import SecondMoments
 from tl_posgen.rope.splits import triangle
@@ -75,7 +75,7 @@ def kinds_of(model, tokens) -> dict[str, Kind]:
     geometry = []
 
     def see(layer) -> None:
-        where, moments = layer.geometry, layer.once(moments_of)
+        where, moments = layer.geometry, layer.once(triple_moments_of)
         geometry[:] = [where]
         own = {"r": layer.once(fit_capture)[0].r, "slash": layer.once(statistics_of).score[0, :, : LENGTH // 2]}
         rotated = {"rotated": (layer.rotated_q, layer.rotated_k), "scores": None}

@@ -191,6 +191,12 @@ def small_model(small: Path) -> Any:
     return _load("small_model", small)
 
 
+@pytest.fixture(scope="module")
+def result(request: pytest.FixtureRequest) -> Any:
+    """Of MEASURE, as the module has it, in the fixture `report`, or in that which it names as FROM."""
+    return request.getfixturevalue(getattr(request.module, "FROM", "report"))[request.module.MEASURE]
+
+
 @pytest.fixture(params=["hooked", "bridge"])
 def backend(request: pytest.FixtureRequest) -> str:
     """Either backend, one after the other."""

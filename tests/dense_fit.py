@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from drawn import normal
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import lsqr
 
@@ -77,9 +78,8 @@ def dense_residual(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
 
 def random_qk(n: int, *, heads: int = 2, d_head: int = 6, seed: int = 0, constant: float = 5.0):
     """Float32 queries and keys whose scores have a large constant, a large query part and a large key part."""
-    generator = torch.Generator().manual_seed(seed)
-    q, k = torch.randn(2, heads, n, d_head, generator=generator)
-    return q + constant * torch.randn(heads, 1, d_head, generator=generator), k + constant
+    q, k = normal(2, heads, n, d_head, seed=seed, dtype=torch.float32)
+    return q + constant * normal(heads, 1, d_head, seed=seed + 1, dtype=torch.float32), k + constant
 
 
 def fit_of(moments: PairMoments, first_token: bool = True, **how) -> ThreeAxisFit:

@@ -33,7 +33,7 @@ REAL = "SmolLM2_two_layers"
 BACKENDS = ("bridge", "hooked")
 LENGTH, PROMPTS, LAYERS = 24, 4, 2
 CUT = {"null_seeds": (0,), "shuffled_seeds": (0,), "seed": 0, "progress": False}
-GONE = ("any_distance", "plane_sufficiency")  # measures that 0.4 has not: a function now; `Planes.correlation`
+GONE = ("any_distance", "plane_sufficiency", "key_cut")  # measures that 0.4 has not
 # model -> its directory, a backend that loads it
 MODELS = {
     "mini_bridge": ("mini", "bridge"),
@@ -52,7 +52,6 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "plane_perturbation": {"edits": ("shuffle_phases",), "strengths": (1.0,), "map_edits": ("shuffle_phases",)},
     "dummy_distance": {"distances": (0, 4, 64), "limits": (8,)},
     "length_extrapolation": {"inside": 12, "times": 2},
-    "key_cut": {"shares": (0.0, 0.5), "controls": 2},
     "profiles": {"n_repeated": 2, "period": 4},
     "sources": {"check": True},
     "rules": {"budget": 4},

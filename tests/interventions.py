@@ -6,7 +6,6 @@ import torch
 
 from tl_posgen.frequencies import FrequencyRule, with_frequencies
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
-from tl_posgen.joining import cut_keys
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
@@ -78,7 +77,6 @@ ROW_BY_ROW = {
     "a function of one's own": lambda m: replace_scores(m, RowByRow(lambda capture: 0.5 * capture.scores())),
 }
 OF_THE_PROMPT = {
-    "keys cut": lambda m: cut_keys(m, 0.5),
     "a matrix of distances": lambda m: at_dummy_distance(m, torch.zeros(N, N)),
     "means": lambda m: ablate_bands(m, "means"),
     "mean key of the prompt": lambda m: substitute(m, by_split(triangle(8))),

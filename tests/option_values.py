@@ -71,8 +71,8 @@ def right_of_member(annotation: Any) -> st.SearchStrategy[Any]:
     kind, base = kind_of(annotation), plain(annotation)
     if kind == "list":
         items = right(get_args(base)[0])
-        least = 1 if constraint(annotation, Each) else 0
-        lists = st.lists(items, min_size=least, max_size=3, unique=least == 1)
+        each = constraint(annotation, Each) or Each(0, once=False)
+        lists = st.lists(items, min_size=each.least, max_size=3, unique=each.once)
         return lists | lists.map(tuple)
     if kind == "number":
         limits = constraint(annotation, Within)
@@ -109,10 +109,8 @@ def wrong_of_member(annotation: Any) -> st.SearchStrategy[Any] | None:
         entry = get_args(base)[0]
         found = [st.tuples(wrong(entry)).map(list)]
         if each := constraint(annotation, Each):
-            found += [
-                right(entry).map(lambda value: [value, value]),
-                *([st.just([]), st.just(())] if each.least else []),
-            ]
+            found += [right(entry).map(lambda value: [value, value])] if each.once else []
+            found += [st.just([]), st.just(())] if each.least else []
         return st.one_of(*found)
     if kind == "number":
         limits = constraint(annotation, Within)

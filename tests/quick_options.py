@@ -12,7 +12,6 @@ OPTIONS = {
     "plane_perturbation": {"edits": ("shuffle_phases",), "strengths": (1.0,), "map_edits": ("shuffle_phases",)},
     "dummy_distance": {"distances": (0, 4), "limits": (8,)},
     "length_extrapolation": {"inside": 18, "times": 2},
-    "key_cut": {"shares": (0.0, 0.5), "controls": 2},
     "profiles": {"n_repeated": 2, "period": 4, "metrics": "literature"},
     "sources": {"terms": ("position", "content"), "check": True},
     "rules": {"rules": ("window", "position_and_content"), "budget": 4},

@@ -24,7 +24,6 @@ from tl_posgen.core import registry
 from tl_posgen.core.options import annotations_of
 from tl_posgen.coupling.jacobians import residual_jacobians
 from tl_posgen.errors import InputError
-from tl_posgen.joining import cut_keys
 from tl_posgen.models.conversion.files import MINI
 from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
 from tl_posgen.sources import remove_source
@@ -71,7 +70,6 @@ CALLS = {  # name -> (function, arguments that it takes)
         perturb_planes,
         {"edit": "phase_noise", "band": [1], "of": ("q",), "strength": 0.5, "control": False, "seed": 0, **WHERE},
     ),
-    "cut_keys": (cut_keys, {"share": 0.5, "control": False, "first_token": False, "seed": 0, **WHERE}),
 }  # fmt: skip
 LONGER_CALLS = {  # tried with one wrong argument alone
     "judge_claims": (tl_posgen.judge_claims, {"prompts": TEXT, **CUT}),
@@ -153,6 +151,11 @@ ANALYZE = {
     "measures in a set": ({"measures": {"slash"}}, "'slash'} is no measure: .*or a list of them"),
     "the class of all measures": ({"measures": [tl_posgen.Measure]}, "measure takes no single model"),
     "an option that is no measure": ({"measures": [tl_posgen.Variable("r")]}, "is no measure"),
+    "an unknown measure": ({"measures": ["nonsense"]}, "no measure 'nonsense'; known: attention_examples"),
+    "a measure with a slip": ({"measures": ["tree_axis"]}, r"'tree_axis'; did you mean 'three_axis'\? known: "),
+    "one measure twice": ({"measures": ["three_axis", "three_axis"]}, "three_axis is given twice"),
+    "no measure": ({"measures": []}, "no measures chosen"),
+    "a function over checkpoints": ({"measures": ["emergence"]}, "takes no single model"),
 }
 
 
@@ -193,6 +196,8 @@ OTHERS = {
     "a checkpoint that is a number": ("emergence", {"checkpoints": [5]}, r"checkpoints = \[5\]"),
     "a tokenizer of emergence that is a number": ("emergence", {"tokenizer": 5}, "tokenizer = 5"),
     "a cache that is a number": ("analyze_cache", {"cache": 5}, "cache"),
+    "a band of too few planes": ("ablate_bands", {"kind": "keep", "band": torch.ones(7).bool()}, "needs a band"),
+    "no band to drop": ("ablate_bands", {"kind": "drop", "band": None}, "layer 0"),
 }  # fmt: skip
 
 

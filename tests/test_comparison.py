@@ -110,12 +110,14 @@ def test_the_loss_is_compared_prompt_by_prompt_where_prompts_are_the_same(intact
     assert "loss" not in compared(intact, elsewhere).dataset
 
 
-def test_shares_of_unequal_numbers_of_prompts_are_said_to_differ_by_chance(mini, alice):
-    cut = {"measures": "variance", "length": 16, "null_seeds": (), "progress": False}
-    few, many = (tl_posgen.analyze(mini, alice, n_prompts=n, **cut) for n in (2, 4))
-    told = tl_posgen.compare(few, many)["comparison"].findings()[-1]
-    assert told.startswith("The reports are of 2 and 4 prompts, and a share of position holds more chance")
-    assert "prompts, and a share" not in " ".join(tl_posgen.compare(few, few, names=("a", "b")).findings())
+def test_reports_of_unequal_prompts_are_said_to_differ_by_that_alone(mini, alice):
+    cut = {"measures": "variance", "null_seeds": (), "progress": False}
+    cuts = [{"length": 16, "n_prompts": 2}, {"length": 16, "n_prompts": 4}, {"length": 12, "n_prompts": 2}]
+    few, many, short = (tl_posgen.analyze(mini, alice, **one, **cut) for one in cuts)
+    for other, words in ((many, "4 prompts of 16 tokens"), (short, "2 prompts of 12 tokens")):
+        told = tl_posgen.compare(few, other)["comparison"].findings()[1]
+        assert told.startswith(f"The reports are of 2 prompts of 16 tokens and {words}: ")
+    assert "The reports are of" not in " ".join(tl_posgen.compare(few, few, names=("a", "b")).findings())
 
 
 def test_the_null_is_the_same_difference_between_random_inits(intact, elsewhere):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from additive_fit import additive_fit
+from rotated_heads import additive_fit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "encodings"))
 import as_qwen2

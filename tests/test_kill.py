@@ -36,7 +36,6 @@ COMMANDS = {
     "planes": SHORT,
     "perturb-planes": ("--strengths", "1", *SHORT),
     "profiles": SHORT,
-    "cut-keys": SHORT,
     "slash": SHORT,
     "toy": ("--seeds", "1", "--steps", "200"),
     "coupling": ("--k", "5", *SHORT),

@@ -5,8 +5,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-import tl_posgen
-from tl_posgen.errors import InputError
 from tl_posgen.loss import Loss
 from tl_posgen.models import loss as losses
 from tl_posgen.models.loss import divergence, log_probabilities, token_losses
@@ -42,11 +40,6 @@ def test_probabilities_of_blocks_of_positions_are_those_of_the_whole(monkeypatch
     torch.testing.assert_close(divergence(logits, others), (log_p.exp() * (log_p - log_q)).sum(-1))
 
 
-def test_both_backends_agree(mini_bridge, alice, result):
-    bridge = Loss()(mini_bridge, alice, **CUT, null_seeds=(), progress=False)
-    np.testing.assert_allclose(bridge.own["loss"], result.own["loss"], rtol=1e-4)
-
-
 def test_chosen_layers_and_heads_do_not_change_it(mini, alice, result):
     some = Loss()(mini, alice, **CUT, layers=[1], heads=[(1, 2)], null_seeds=(), progress=False)
     np.testing.assert_allclose(some.own["loss"], result.own["loss"], rtol=1e-6)
@@ -71,16 +64,3 @@ def test_the_sentence_and_the_title_show_the_mean_beside_the_nulls(result):
     ]
     assert own < min(nulls) - 1
     assert f"mean over 3 prompts; over all positions {own:.3f}" in result.plot().layout.title.text
-
-
-def test_the_curve_is_the_mean_over_prompts(result):
-    own, null, shuffled = result.plot().data
-    np.testing.assert_allclose(own.y, result.own["token_loss"].mean("prompt"))
-    np.testing.assert_allclose(null.y, result.null["token_loss"].mean("prompt"))
-    assert own.x.tolist() == list(range(1, 32))
-    assert (null.name, shuffled.name) == ("random init (seed 0)", "shuffled weights (seed 0)")
-
-
-def test_hooks_of_somebody_elses_pass_give_no_logits(mini):
-    with pytest.raises(InputError, match="logits"), tl_posgen.attach(mini, "loss"):
-        mini(torch.arange(12)[None])

@@ -101,6 +101,7 @@ def test_predictions_are_compared_with_those_of_the_unchanged_model(mini):
     change = (token_losses(mini, rows[:1], HOOKS) - token_losses(mini, rows[:1]))[0]
     np.testing.assert_allclose(found.own["token_change"].sel(condition="layer 0"), change, atol=1e-5)
     assert f"{change[5]:.4f}".rstrip("0") in found.show(0).local_src
+    assert (found.own["kl"].sel(condition="unchanged") == 0).all()
     assert found.null["kl"].sel(condition="layer 0").isnull().all()
 
 

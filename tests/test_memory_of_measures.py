@@ -7,7 +7,7 @@ from live_memory import LiveMemory
 
 import tl_posgen
 from tl_posgen.core import registry
-from tl_posgen.joining import KeyCut, Profiles
+from tl_posgen.joining import Profiles
 from tl_posgen.models.layers import fused
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation
 from tl_posgen.position.decomposition import residual
@@ -43,7 +43,6 @@ def request_of(name, n):
         ),
         "length_extrapolation": LengthExtrapolation(inside=n // 2, times=2),
         "profiles": Profiles(metrics="literature"),
-        "key_cut": KeyCut(shares=[0], controls=1),
         "rules": Rules(rules=["slashes_and_vertical", "position_and_content"], budget=32),
     }
     return registry.measure_from(options.get(name, name))

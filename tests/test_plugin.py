@@ -9,7 +9,6 @@ import torch
 
 import tl_posgen
 from tl_posgen.core import registry
-from tl_posgen.errors import InputError
 
 INSTALLED = "figures" in {point.name for point in entry_points(group=registry.GROUP)}
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="tests/plugin is not installed; make test installs it")
@@ -57,6 +56,11 @@ def test_attach_takes_it_and_its_options(mini):
     assert float(run.report()["figures"].own["share"][0, 0]) == pytest.approx(float(share), rel=1e-5)
 
 
+def test_the_list_of_measures_says_whose_it_is(command):
+    rows = command("measures")[1].splitlines()
+    assert [row.split()[:2] for row in rows if "(of " in row] == [["figures", "(of"]]
+
+
 @pytest.mark.longer
 def test_the_command_line_takes_it_and_its_page_shows_its_picture(command, tmp_path, alice):
     text = tmp_path / "text.txt"
@@ -78,10 +82,3 @@ def test_saved_and_loaded_it_draws_its_own_figure_again(mini, alice, tmp_path):
     again = tl_posgen.load(result.save(tmp_path / "figures.nc"))["figures"]
     assert again.plot().data[0].x.tolist() == pytest.approx(result.own["share"].mean("head").values.tolist())
     assert again.show(1) is not None
-
-
-def test_a_wrong_option_is_refused_in_its_own_words():
-    with pytest.raises(InputError, match="first = -1"):
-        registry.find("figures").with_options({"first": -1})
-    with pytest.raises(InputError, match="figures has no option 'last'; it has first"):
-        registry.find("figures").with_options({"last": 1})

@@ -97,7 +97,7 @@ def test_contexts_of_a_bridge_are_counted_whole_and_in_pieces(analyses, small_br
 @pytest.mark.slow
 def test_chosen_heads_are_fewer_passes(analyses, small_bridge):
     few = {**CUT, "n_prompts": 2, "null_seeds": ()}
-    asked = measures_named("profiles", "key_cut", "plane_perturbation")
+    asked = measures_named("profiles", "substitution", "plane_perturbation")
     for heads in (None, [(1, 0), (1, 3)]):
         tl_posgen.analyze(small_bridge, bundled_text(), measures=asked, heads=heads, **few)
     every, some = analyses

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from drawn import normal, visible
 from families import GROUPED, save_config
+from rotated_heads import true_distances
 
 import tl_posgen
 from tl_posgen.slash.numbers.plane_contributions import score_of_profile
@@ -81,10 +83,8 @@ def test_what_a_window_hides_is_in_no_lift_and_no_prediction(pairs):
 
 
 def test_the_score_of_a_profile_in_a_window_is_its_softmax():
-    logit = torch.randn(2, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    distance = torch.arange(9)[:, None] - torch.arange(9)
+    logit = normal(2, 9)
     for window in (1, 2, 5, None):
-        seen = (distance >= 0) & (distance < (window or 9))
-        pattern = logit[:, distance.clamp(min=0)].masked_fill(~seen, -torch.inf).softmax(-1)
+        pattern = logit[:, true_distances(9)].masked_fill(~visible(9, window), -torch.inf).softmax(-1)
         expected = torch.stack([pattern.diagonal(-d, 1, 2).mean(-1) for d in range(9)], -1)
         torch.testing.assert_close(score_of_profile(logit, window), expected)

@@ -98,9 +98,9 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         data["loss"] = xr.concat(losses, xr.Variable("report", np.array(SIDES)))
     inits = [f"{after} - {before}", *(null_label(str(one)) for one in data["init"].values[1:])]
     attrs: dict[str, Any] = {"first": before, "second": after, "paired": int(paired)}
-    counts = [one.provenance.get("prompts") for one in reports]
-    if counts[0] != counts[1] and any(name.startswith("variance.") for name in found):
-        attrs["unequal_prompts"] = " and ".join(map(str, counts))
+    cuts = [[one.provenance.get(key) or 0 for key in ("prompts", "length")] for one in reports]
+    if cuts[0] != cuts[1]:
+        attrs["cuts"] = " and ".join(f"{counted(n, 'prompt')} of {length} tokens" for n, length in cuts)
     if apart:
         attrs["apart"] = "; ".join(f"{name} ({options})" for name, options in apart.items())
     if not one_shape:
@@ -238,11 +238,6 @@ class Comparison(Measure):
             lines.append(f"No {what} changes{size}{' in ' + ', '.join(same) if changed.size or unknown else ''}.")
         if unknown:
             lines.append(f"Not defined for any head on both sides: {', '.join(unknown)}.")
-        if counts := own.attrs.get("unequal_prompts"):
-            lines.append(
-                f"The reports are of {counts} prompts, and a share of position holds more chance where prompts are "
-                "fewer: compare shares at equal numbers only."
-            )
         if apart := own.attrs.get("apart"):
             lines.append(f"Left out, as measured with other options: {apart}.")
         heads = ""
@@ -253,7 +248,9 @@ class Comparison(Measure):
         if own.data["mean_change"].sel(end=ENDS[1]).isnull().all():
             kind = "too few prompts for intervals"
         names = f"From {own.attrs['first']} to {own.attrs['second']}"
-        return [f"{names}, {heads}{kind}: {lines[0]}", *lines[1:]]
+        cuts = own.attrs.get("cuts")
+        moved = f"The reports are of {cuts}: by that alone numbers differ, those of null models too."
+        return [f"{names}, {heads}{kind}: {lines[0]}", *([moved] if cuts else []), *lines[1:]]
 
     def _sentence(self, own: Numbers, number: str) -> str:
         """Return the change of one number."""

@@ -40,7 +40,7 @@ class Passes:
 
     Example:
         >>> with Passes(shown=False) as passes:
-        ...     passes.plan([Stage("key_cut", label, 40) for label in ("mini", "random init (seed 0)")])
+        ...     passes.plan([Stage("plane_perturbation", label, 40) for label in ("mini", "random init (seed 0)")])
         >>> passes.total
         80
     """

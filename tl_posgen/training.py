@@ -45,7 +45,7 @@ def analyze_in_training(hf_model: Any, tokenizer: Any, prompts: Any, **settings:
     if not isinstance(hf_model, torch.nn.Module):
         raise InputError(f"analyze_in_training: {hf_model!r:.80} is no model; give the transformers model in training")
     device = next((one.device for one in hf_model.parameters()), torch.device("cpu"))
-    with random_states_kept(device), torch.autocast(device.type, enabled=False), torch.enable_grad():
+    with _random_states_kept(device), torch.autocast(device.type, enabled=False), torch.enable_grad():
         model = snapshot(hf_model, tokenizer)
         return analyze(model, prompts, **{"null_seeds": (), "progress": False} | settings)
 
@@ -64,7 +64,7 @@ def headline_means(report: Report) -> dict[str, float]:
 
 
 @contextmanager
-def random_states_kept(device: torch.device) -> Iterator[None]:
+def _random_states_kept(device: torch.device) -> Iterator[None]:
     """Put back the random states of Python, numpy and torch when the block ends."""
     python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002, the state that others draw from
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -136,7 +136,7 @@ class PositionCallback(TrainerCallback):
             return
         began = time.perf_counter()
         model = kwargs["model"]
-        with random_states_kept(next(model.parameters()).device):
+        with _random_states_kept(next(model.parameters()).device):
             report = analyze_in_training(model, self.tokenizer, self.prompts, **self.settings)
             logs = headline_means(report) | {"seconds": time.perf_counter() - began}
         self.reports[step] = report

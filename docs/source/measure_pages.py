@@ -32,7 +32,6 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
         "substitution",
         "split_examples",
         "perturbation",
-        "key_cut",
     ),
     "What does it do at other lengths?": ("length_extrapolation", "loss"),
     "Which heads attend a fixed distance back?": ("slash", "slash_ablation", "slash_transfer", "band_ablation"),

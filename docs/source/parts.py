@@ -33,7 +33,7 @@ REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
 SMALL_CUT = "--length 128 --prompts 4"
 _SCORED = ("slash", "sources", "rules", "coupling", "distance", "planes")
-_INTERVENED = ("substitute", "perturb", "cut-keys", "perturb-planes")
+_INTERVENED = ("substitute", "perturb", "perturb-planes")
 REAL_LINES = (
     "analyze --length 512 --prompts 4",
     *(f"{name} {SMALL_CUT}" for name in (*_SCORED, *_INTERVENED)),

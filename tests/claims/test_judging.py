@@ -5,7 +5,8 @@ import math
 import pytest
 from made_up import dataset_of, result_of
 
-from tl_posgen.claims.judging import Criterion, Group, ends_of_nulls, joint_verdict, or_lacking
+from tl_posgen.claims.judging import Claim, Criterion, Group, ends_of_nulls, joint_verdict, judge, or_lacking
+from tl_posgen.core.number import Number
 from tl_posgen.coupling import Coupling
 
 
@@ -58,6 +59,12 @@ def test_the_rule_of_a_group_is_overruled_by_a_null_and_by_what_is_not_defined(v
     inner = Group("partly", [one, Criterion("loss", 0.3, 0.2)], "thirds")
     assert (inner.verdict, Group("partly", [inner]).verdict) == (verdict, verdict)
     assert inner.margin == f"thirds: {one.margin}, loss 0.30, +0.10 from 0.20"
+
+
+def test_nulls_that_are_not_defined_are_said_once():
+    none = Number(0.5, inits=(math.nan,))
+    claim = Claim("slash 9", "", "", (), lambda: [Criterion.of(name, none) for name in ("high", "low")])
+    assert judge(claim, {}).null == "random init: high, low not defined"
 
 
 def test_a_null_that_lacks_what_is_measured_does_not_do_as_well():

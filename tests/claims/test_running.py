@@ -180,23 +180,3 @@ def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypa
 def test_papers_that_nobody_wrote_are_refused(small_model, alice, tmp_path, wrong, words):
     with pytest.raises(InputError, match=words):
         judge_claims(small_model, alice, keep=tmp_path, **wrong)
-
-
-@pytest.mark.slow
-def test_damaged_parts_are_refused_and_parts_of_other_weights_or_settings_not_taken_up(small_model, alice, tmp_path):
-    run = {"papers": ["coupling"], "length": 12, "n_prompts": 1, "null_seeds": (), "keep": tmp_path, "progress": False}
-    judge_claims(small_model, alice, **run)
-    [part] = tmp_path.glob("parts/coupling-*.nc")
-    whole = part.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"no results"):
-        part.write_bytes(damaged)
-        with pytest.raises(
-            InputError, match=r"coupling-[\w-]+\.nc: this finished part is damaged .*; delete the file"
-        ) as refusal:
-            judge_claims(small_model, alice, **run)
-        assert "\n" not in str(refusal.value)
-    part.unlink()
-    other = tl_posgen.random_like(small_model, seed=1)
-    for model, changed in ((small_model, {}), (small_model, {"length": 13}), (other, {})):
-        assert len(judge_claims(model, alice, **(run | changed))["claims"].frame()) == len(PAPERS["coupling"])
-    assert len(list(tmp_path.glob("parts/coupling-*.nc"))) == 3

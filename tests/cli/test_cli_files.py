@@ -58,6 +58,14 @@ def test_a_terminal_that_lacks_characters_shows_others(command, monkeypatch, tmp
     assert b"? Each query with the head" in terminal.buffer.getvalue()
 
 
+@pytest.mark.slow
+def test_a_reader_that_has_read_enough_is_no_error():
+    command = [sys.executable, "-m", "tl_posgen.cli", "check"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
 @pytest.mark.parametrize("words", [("--model", "nowhere/at/all"), ("--length", "99999"), ("--layers", "9")])
 def test_a_refused_run_leaves_no_directory(command, tmp_path, words):
     assert command("analyze", *words, "--out", tmp_path / "x" / "report")[0] == 2

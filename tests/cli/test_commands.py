@@ -17,7 +17,6 @@ MEASURES = {
     "planes": [],
     "perturb-planes": ["--strengths", "1", "--map-edits", ""],
     "profiles": ["--n-repeated", "1"],
-    "cut-keys": ["--shares", "0,1", "--controls", "1"],
     "slash": ["--distances", "0-1"],
     "coupling": ["--k", "5,10"],
 }

@@ -45,7 +45,7 @@ def of_measure(small_model):
 
 
 LONGER = {"substitution", "band_ablation", "profiles", "perturbation"}
-LONGER |= {"key_cut", "plane_perturbation", "token_coupling", "dummy_distance", "length_extrapolation", "sources"}
+LONGER |= {"plane_perturbation", "token_coupling", "dummy_distance", "length_extrapolation", "sources"}
 LONGER |= {"residual", "cone", "slash_planes", "planes", "rules"}
 CASES = [pytest.param(name, marks=pytest.mark.longer) if name in LONGER else name for name in NAMES]
 
@@ -229,6 +229,8 @@ def parts_of(value):
 
 OF_ONE_HEAD = {"slash_ablation", "plane_perturbation", "length_extrapolation"}  # or of a mean that no Number is
 AMONG_HEADS = {"slash_planes": "chance_correlation"}  # with the best distance of another head
+CHOSEN = [(1, 2), (0, 1)]
+EDIT_NOTHING = ("slash_transfer", "band_ablation")  # or all heads, whichever are measured
 
 
 @pytest.mark.slow
@@ -253,17 +255,23 @@ def test_every_number_in_a_sentence_is_one_of_the_result(result, monkeypatch):
 
 
 @pytest.mark.slow
-def test_chosen_heads_have_the_numbers_of_the_whole(result, small_model):
-    names = [name for name, one in result.own.data_vars.items() if set(HEAD) <= set(one.dims) and one.dtype.kind == "f"]
-    names = [name for name in names if name != AMONG_HEADS.get(result.name)]
-    if not names or not result.measure.is_fed:
+def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(result, small_model):
+    arrays = {name: one for name, one in result.own.data_vars.items() if name != AMONG_HEADS.get(result.name)}
+    names = [name for name, one in arrays.items() if set(HEAD) <= set(one.dims) and one.dtype.kind in "fb"]
+    if result.name not in EDIT_NOTHING and not result.measure.is_fed:
         return
-    asked = [KINDS[kind.name].with_options(OPTIONS.get(kind.name, {})) for kind in result.measure.after]
-    cut = {**CUT, "null_seeds": (), "heads": ["1.2"]}
+    asked, heads = [KINDS[kind.name].with_options(OPTIONS.get(kind.name, {})) for kind in result.measure.after], CHOSEN
+    cut = {**CUT, "null_seeds": (), "heads": heads}
     some = tl_posgen.analyze(small_model, bundled_text(), measures=[*asked, result.measure], **cut)[result.name].own
     for name in names:
-        one, whole = (data[name].sel(layer=1, head=2, drop=True) for data in (some, result.own))
-        np.testing.assert_allclose(one, whole, atol=1e-6 * float(np.nanmax(np.abs(whole), initial=0)), err_msg=name)
+        size = float(np.nanmax(np.abs(result.own[name]), initial=0))
+        for layer, head in heads:
+            one, whole = (data[name].sel(layer=layer, head=head, drop=True) for data in (some, result.own))
+            np.testing.assert_allclose(one, whole, atol=1e-6 * size, err_msg=name)
+        other = some[name].sel(layer=1, head=1)
+        assert not other.any() if other.dtype == bool else other.isnull().all(), name
+    if "why" in some:  # examples
+        assert set(zip(some["layer"].values, some["head"].values, strict=True)) <= set(heads)
 
 
 # Tables and pictures
@@ -298,7 +306,7 @@ def test_heads_are_those_of_the_highest_headline(result):
     if first is None or not set(variables[first].dims) <= {*HEAD, *usual}:
         return
     top = result.heads(3)
-    assert top.columns.tolist() == ["layer", "head", first]
+    assert top.columns[:3].tolist() == ["layer", "head", first]
     assert top[first].tolist() == sorted(result.frame()[first].dropna(), reverse=True)[:3]
 
 

@@ -9,7 +9,7 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.core.measure import Variable, stacked
+from tl_posgen.core.measure import Variable, with_token_variants
 from tl_posgen.core.sums import First, Sums, Total
 
 VARIABLES = {
@@ -133,9 +133,9 @@ def test_totals_of_other_lengths_are_padded():
 
 def test_values_with_and_without_the_first_token_are_stacked():
     with_all, rest = torch.rand(3, 4), torch.rand(3, 3)
-    both = stacked(({"x": with_all}, {"x": rest}))["x"]
+    both = with_token_variants(({"x": with_all}, {"x": rest}))["x"]
     assert both.shape == (2, 3, 4)
     torch.testing.assert_close(both[0], with_all.double())
     torch.testing.assert_close(both[1, :, :3], rest.double())
     assert both[1, :, 3].isnan().all()
-    assert stacked(({"x": with_all, "y": rest}, {"x": rest}))["y"] is rest
+    assert with_token_variants(({"x": with_all, "y": rest}, {"x": rest}))["y"] is rest

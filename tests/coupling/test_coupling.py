@@ -7,7 +7,6 @@ import torch
 from tl_posgen.coupling import Coupling
 from tl_posgen.coupling.jacobians import residual_jacobians, residual_streams
 from tl_posgen.coupling.numbers.trajectories import expodistance, line_shape_score
-from tl_posgen.errors import InputError
 from tl_posgen.models.loading.nulls import random_like
 from tl_posgen.models.loss import prompts_of_one_length
 
@@ -96,20 +95,6 @@ def test_the_first_token_is_in_no_path_and_the_growth_line_is_fitted_to_the_mean
     curve, line, first = result.own["log_norm"].sel(prompt=0).transpose("curve", "state")
     np.testing.assert_allclose(line, np.polyval(np.polyfit(curve.state, curve, 1), curve.state))
     assert not np.allclose(first, curve)
-
-
-@pytest.mark.parametrize(
-    ("options", "cut", "message"),
-    [
-        ({"k": (33,)}, {}, r"k \[33\]: choose from 1 to 32"),
-        ({}, {"layers": [0, 7]}, "layer 7 does not exist"),
-        ({"tokens": [20]}, {}, r"token \[20\]: choose from -20 to 19"),
-        ({}, {"heads": [0]}, "leave heads out"),
-    ],
-)
-def test_bad_choices_are_refused_before_the_model_runs(tiny, prompts, options, cut, message):
-    with pytest.raises(InputError, match=message):
-        Coupling(**{"k": (2,), **options})(tiny, prompts, **WHOLE, **cut)
 
 
 def test_matrix_free_and_dense_routes_give_the_same_map(tiny, prompts):

@@ -1,10 +1,13 @@
 """Ablated heads: outputs at zero, at the mean over a reference, or from drawn prompts, on both kinds of model."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.ablate_heads import ablate_heads
+from tl_posgen.hooks.draws import generator_at
 
 TOKENS = torch.randint(2, 60, (2, 10), generator=torch.Generator().manual_seed(0))
 REFERENCE = torch.randint(2, 60, (3, 12), generator=torch.Generator().manual_seed(1))
@@ -47,3 +50,11 @@ def test_bad_ways_and_too_long_prompts_are_refused(model):
     hooks = ablate_heads(model, "1.1", "resample", reference=REFERENCE[:, :6], length=6)
     with pytest.raises(InputError, match="give length="):
         model.run_with_hooks(TOKENS, fwd_hooks=hooks)
+
+
+def test_every_seed_and_place_has_a_draw_of_its_own():
+    drawn = [
+        tuple(torch.rand(2, generator=generator_at(seed, prompt=prompt, layer=layer, side=side)).tolist())
+        for seed, prompt, layer, side in product((0, 1, 2, 3, 1000, 2**31), range(3), range(4), range(2))
+    ]
+    assert len(set(drawn)) == len(drawn)

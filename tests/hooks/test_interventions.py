@@ -211,12 +211,6 @@ def test_freezing_all_planes_is_no_rope(llama):
     torch.testing.assert_close(frozen, logits(llama, at_dummy_distance(llama, 0)), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "band"), [("melt", None), ("drop", None), ("keep", torch.ones(7, dtype=torch.bool))])
-def test_unusable_bands_are_refused(llama, kind, band):
-    with pytest.raises(InputError, match="layer 0"):
-        ablate_bands(llama, kind, band)
-
-
 @pytest.mark.parametrize(
     "build",
     [

@@ -1,8 +1,7 @@
-"""Numbers of the head profiles and of cut keys, against their formulas written out and loops over queries."""
+"""Numbers of the head profiles, against their formulas written out and loops over queries."""
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,12 +10,8 @@ from tl_posgen.joining.numbers import (
     concentration,
     frequency_entropy,
     massive_values,
-    mean_direction,
     repeated_prompts,
     repeated_scores,
-    rest_energy,
-    share_of_equal_energy,
-    shrink_rest,
     slow_mean_energy,
 )
 
@@ -55,43 +50,6 @@ def test_the_slow_mean_counts_planes_that_turn_less_than_once():
     theta = torch.tensor([1.0, 0.7, 0.6, 0.01])  # 2 pi / 10 = .628
     up = Z.mean(1).abs().square()[:, 2:].sum(-1)
     torch.testing.assert_close(slow_mean_energy(Z, theta, 10), up / Z.abs().square().sum(-1).mean(1))
-
-
-def keys(n, d, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, n, d, dtype=torch.float64, generator=generator) + torch.randn(
-        2, 1, d, dtype=torch.float64, generator=generator
-    )
-
-
-@settings(max_examples=40, deadline=None)
-@given(n=st.integers(2, 12), d=st.integers(2, 6), share=st.floats(0, 1), seed=st.integers(0, 2**31))
-def test_the_control_takes_the_same_energy(n, d, share, seed):
-    k = keys(n, d, seed)
-    own = mean_direction(k)
-    other = torch.nn.functional.normalize(keys(1, d, seed + 1)[:, 0], dim=-1)
-    taken = (shrink_rest(k, own, share) - k).square().sum(-1).mean(1)
-    torch.testing.assert_close(taken, (1 - share) ** 2 * rest_energy(k, own))
-    mu = share_of_equal_energy(k, own, other, share)
-    torch.testing.assert_close((shrink_rest(k, other, mu) - k).square().sum(-1).mean(1), taken)
-
-
-def test_at_no_rest_keys_are_of_rank_one_along_their_mean_and_at_all_of_it_unchanged():
-    k = keys(9, 5, 0)
-    own = mean_direction(k)
-    cut = shrink_rest(k, own, 0.0)
-    assert float(torch.linalg.svdvals(cut)[:, 1].max()) < 1e-12
-    torch.testing.assert_close(cut.mean(1), k.mean(1))  # the mean itself lies along u
-    torch.testing.assert_close(shrink_rest(k, own, 1.0), k)
-    half = shrink_rest(k, own, 0.5)
-    torch.testing.assert_close(half - cut, (k - cut) / 2)
-
-
-def test_keys_without_a_rest_lose_nothing():
-    k = torch.tensor([[[1.0, 0.0], [3.0, 0.0]]], dtype=torch.float64)
-    own, other = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.6, 0.8]]).double()
-    assert share_of_equal_energy(k, own, other, 0.0).item() == pytest.approx(1)
-    assert share_of_equal_energy(k, other, own, 1.0).item() == pytest.approx(1)
 
 
 @settings(max_examples=30, deadline=None)

@@ -23,10 +23,6 @@ def doubled(logits, tokens):
     return -2 * logits[:, :-1].double().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
 
 
-def last_logit(logits, tokens):
-    return logits[:, -1, 5]
-
-
 @pytest.mark.parametrize(
     ("measure", "names"),
     [
@@ -49,7 +45,7 @@ def test_every_value_of_the_loss_is_that_of_the_metric(small_model, measure, nam
 
 
 def test_a_value_of_a_prompt_stands_at_each_of_its_targets(mini):
-    own = tl_posgen.analyze(mini, TEXT, measures="loss", metric=last_logit, **CUT)["loss"].own
+    own = tl_posgen.analyze(mini, TEXT, measures="loss", metric=lambda logits, _: logits[:, -1, 5], **CUT)["loss"].own
     rows = tl_posgen.models.tokens.to_prompts(mini, TEXT, 32, 2)
     expected = mini(torch.stack(rows))[:, -1, 5].double()
     torch.testing.assert_close(torch.tensor(own["loss"].values), expected)

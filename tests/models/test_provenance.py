@@ -38,6 +38,15 @@ def test_a_fingerprint_takes_few_transfers_and_is_that_of_each_weight_alone(llam
     assert len(transfers) == 1
 
 
+def test_memory_that_alibi_leaves_unused_is_no_weight(family_directory, has_hooked):
+    if not has_hooked:
+        pytest.skip("no HookedTransformer here")
+    model = load_model(family_directory("bloom"), "hooked")
+    first = fingerprint(session_of(model))
+    torch.nn.init.normal_(model.pos_embed.W_pos)
+    assert fingerprint(session_of(model)) == first
+
+
 TIED = with_sizes("LlamaConfig", GROUPED, tie_word_embeddings=True)
 COUNTED = [("tied", "hooked"), *((name, one) for name in ("llama", "neox", "phi3") for one in ("hooked", "bridge"))]
 

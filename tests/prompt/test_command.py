@@ -9,11 +9,18 @@ WORDS = "Down, down, down. Would the fall never end?"
 def test_the_command_prints_terms_and_writes_a_page(command, tmp_path):
     code, printed, error = command("explain", "--prompt", WORDS, "--head", "3.1", "--out", tmp_path / "why")
     assert (code, error) == (0, "")
-    assert "mini, L3H1: scores of query" in printed.replace("\n", " ")
+    assert "mini, L3H1: scores, in logits, of query" in printed.replace("\n", " ")
     for words in ("query key", "interaction", "largest terms of key", "bundled book", "index.html"):
         assert words in printed
     assert (tmp_path / "why" / "index.html").is_file()
     assert (tmp_path / "why" / "terms.csv").is_file()
+    again = command("explain", "--prompt", WORDS, "--head", "3.1", "--key", "2", "--out", tmp_path / "why")
+    remedy = "choose another place by --out DIR, or give --force to replace it"
+    assert again == (2, "", f"error: {tmp_path / 'why'}: holds another run's index.html; {remedy}\n")
+    assert "write a head as" in command("explain", "--prompt", WORDS, "--head", "one", "--out", tmp_path / "why")[2]
+    _, printed, _ = command("explain", "--prompt", WORDS, "--head", "3.1", "--key", "2", "--out", tmp_path / "two")
+    assert "largest terms of key 2, " in printed
+    assert "in logits" in printed
 
 
 @pytest.mark.parametrize(
@@ -21,6 +28,7 @@ def test_the_command_prints_terms_and_writes_a_page(command, tmp_path):
     [
         (["--head", "3.1", "--query", "99"], "--query 99 is outside the prompt of"),
         (["--head", "3.1", "--query", "2", "--against", "3"], "--against 3: query 2 sees keys 0 to 2 only"),
+        (["--head", "3.1", "--query", "2", "--key", "3"], "--key 3: query 2 sees keys 0 to 2 only"),
         (["--head", "9.1"], "layer 9 does not exist"),
         (["--head", "first"], "write a head as"),
     ],

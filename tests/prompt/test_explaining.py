@@ -215,6 +215,7 @@ def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_p
     assert list(table.columns) == ["key", "token", "attention", "score", *TERMS]
     assert table["attention"].is_monotonic_decreasing
     assert found.stands_out == table["key"][0] != 2
+    assert tl_posgen.explain(mini, PROMPT, head="3.1", key=-2, reference=reference).stands_out == len(table) - 2
     np.testing.assert_allclose(table[list(TERMS)].sum(axis=1), table["score"], atol=1e-4)
     page = found.write(tmp_path / "why").read_text(encoding="utf-8")
     assert "ColoredTokens" in page

@@ -2,17 +2,13 @@
 
 import pytest
 import torch
+from drawn import normal
+from rotated_heads import ROPES
 
 from tl_posgen.prompt.numbers import TERMS, source_terms, split_terms
 from tl_posgen.rope.planes import turning_factors
-from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies, rotate
+from tl_posgen.rope.rotation import complex_planes, rotate
 
-ROPES = {
-    "half": Rope(inverse_frequencies(8, 100.0)),
-    "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
-    "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
-    "none": Rope(),
-}
 SCALE, N = 0.3, 5
 
 
@@ -28,9 +24,7 @@ def by_plane(q, k, mean_query, mean_key, mean_turn, rope):
 
 @pytest.fixture(params=ROPES.values(), ids=ROPES.keys())
 def drawn(request):
-    rope, generator = request.param, torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 2, N, 8, dtype=torch.float64, generator=generator)
-    mean_query, mean_key = torch.randn(2, 2, 8, dtype=torch.float64, generator=generator)
+    rope, (q, k), (mean_query, mean_key) = request.param, normal(2, 2, N, 8), normal(2, 2, 8, seed=1)
     return q, k, mean_query, mean_key, turning_factors(torch.arange(7), rope, 8).mean(0).expand(2, -1), rope
 
 
@@ -48,9 +42,9 @@ def test_each_term_is_its_formula_and_they_add_up_to_the_scores(drawn):
 @pytest.mark.parametrize(("source_q", "source_k"), [(1, 1), (1, 3), (3, 1), (2, 3)])
 def test_sources_and_planes_are_their_formula_and_add_up_to_the_terms_of_the_whole(drawn, source_q, source_k):
     *_, turn, rope = drawn
-    generator, query, n = torch.Generator().manual_seed(1), N - 1, len(rope.inv_freq)
-    q, k = (torch.randn(one, N, 8, dtype=torch.float64, generator=generator) for one in (source_q, source_k))
-    mean_query, mean_key = (torch.randn(len(x), 8, dtype=torch.float64, generator=generator) for x in (q, k))
+    query, n = N - 1, len(rope.inv_freq)
+    q, k = normal(source_q, N, 8, seed=1), normal(source_k, N, 8, seed=2)
+    mean_query, mean_key = normal(len(q), 8, seed=3), normal(len(k), 8, seed=4)
     found = source_terms(q[:, query], mean_query, k, mean_key, turn[0], query - torch.arange(N), rope, SCALE)
     assert found.shape == (4, N, n + (n < 4), source_q * source_k)
     for pair, (s, t) in enumerate((s, t) for s in range(source_q) for t in range(source_k)):

@@ -10,7 +10,6 @@ from made_up import grown
 
 import tl_posgen
 from tl_posgen.core.report import Report
-from tl_posgen.joining import KeyCut
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
 from tl_posgen.slash import slash_toy
@@ -68,7 +67,6 @@ KINDS = {  # those of every command
     "planes": partial(of_measures, "planes"),
     "perturb-planes": partial(of_measures, PlanePerturbation(strengths=(0.3, 1))),
     "profiles": partial(of_measures, "profiles"),
-    "cut-keys": partial(of_measures, KeyCut(shares=(0, 0.5, 1), controls=1)),
     "slash": partial(of_measures, "slash", "slash_planes", "cone", "slash_transfer", "slash_ablation", "band_ablation"),
     "toy": lambda: alone(slash_toy(seeds=(0, 1), steps=60, progress=False)),
     "coupling": partial(of_measures, "coupling", "token_coupling"),

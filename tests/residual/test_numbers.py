@@ -2,14 +2,11 @@
 
 import pytest
 import torch
+from drawn import normal
 
 from tl_posgen.residual.numbers import freeze, frozen_map
 
 D, N = 8, 5
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def rms_norm(x, weight):
@@ -21,17 +18,17 @@ def layer_norm(x, weight, bias):
 
 
 NORMS = {
-    "rms": lambda x: rms_norm(x, drawn(D)),
-    "layer": lambda x: layer_norm(x, drawn(D), drawn(D, seed=1)),
+    "rms": lambda x: rms_norm(x, normal(D)),
+    "layer": lambda x: layer_norm(x, normal(D), normal(D, seed=1)),
     "layer without weights": lambda x: layer_norm(x, 1, 0),
     "identity": lambda x: x,
-    "odd": lambda x: layer_norm(x, drawn(x.shape[-1]), drawn(x.shape[-1], seed=1)),
+    "odd": lambda x: layer_norm(x, normal(x.shape[-1]), normal(x.shape[-1], seed=1)),
 }
 
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_a_norm_is_linear_in_its_parts_once_it_is_frozen(kind):
-    norm, parts = NORMS[kind], drawn(3, N, D - (kind == "odd"), seed=2)
+    norm, parts = NORMS[kind], normal(3, N, D - (kind == "odd"), seed=2)
     x = parts.sum(0)
     frozen = freeze(norm, x, norm(x))
     assert frozen.centred == (kind not in ("rms", "identity"))
@@ -40,17 +37,17 @@ def test_a_norm_is_linear_in_its_parts_once_it_is_frozen(kind):
 
 
 def test_what_is_no_norm_shows_in_the_error():
-    x = drawn(N, D)
+    x = normal(N, D)
     assert freeze(torch.tanh, x, torch.tanh(x)).error > 0.05
 
 
 @pytest.mark.parametrize("before", ["rms", "layer", "identity"])
 @pytest.mark.parametrize("behind", [None, "rms", "layer", "rms over heads"])
 def test_a_frozen_map_gives_the_vectors_of_the_whole(before, behind):
-    parts, weight, bias = drawn(3, N, D), drawn(2, D, 4, seed=3), drawn(2, 4, seed=4)
+    parts, weight, bias = normal(3, N, D), normal(2, D, 4, seed=3), normal(2, 4, seed=4)
     x = parts.sum(0)
     raw = NORMS[before](x) @ weight + bias[:, None]
-    gamma, beta = drawn(2, 1, 4, seed=5), drawn(2, 1, 4, seed=6)
+    gamma, beta = normal(2, 1, 4, seed=5), normal(2, 1, 4, seed=6)
 
     def finish(x):
         if behind == "rms over heads":
@@ -64,7 +61,7 @@ def test_a_frozen_map_gives_the_vectors_of_the_whole(before, behind):
     vectors = frozen.vectors(parts)
     torch.testing.assert_close(vectors.sum(0), expected, rtol=0, atol=1e-7)
     torch.testing.assert_close(frozen.mean_vectors(parts), vectors[:, :, 1:].mean(2), rtol=1e-9, atol=1e-12)
-    weights = drawn(2, N, 4, seed=7)
+    weights = normal(2, N, 4, seed=7)
     expected = (vectors * weights)[:, :, 1:].sum((2, 3))
     torch.testing.assert_close(frozen.products(parts, weights), expected, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(frozen.of_heads([1, 0]).vectors(parts), vectors[:, [1, 0]])

@@ -1,6 +1,7 @@
 """Sums over planes against the vectors that they summarise."""
 
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +10,7 @@ from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies, r
 
 
 def complex_normal(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.complex128)
+    return normal(*shape, seed=seed, dtype=torch.complex128)
 
 
 @settings(max_examples=20, deadline=None)
@@ -21,7 +22,7 @@ def complex_normal(*shape: int, seed: int) -> torch.Tensor:
 )
 def test_turning_factors_turn_the_score_of_every_head_layout(rotary, pairing, scaling, distance):
     rope = Rope(inverse_frequencies(rotary), pairing, scaling) if rotary else Rope()
-    q, k = torch.randn(2, 1, 9, generator=torch.Generator().manual_seed(rotary), dtype=torch.float64)
+    q, k = normal(2, 1, 9, seed=rotary)
     product = complex_planes(q, rope) * complex_planes(k, rope).conj()
     found = (turning_factors(torch.tensor([distance]), rope, 9) * product).sum().real
     expected = (rotate(q, torch.tensor([distance]), rope) * rotate(k, torch.zeros(1), rope)).sum()

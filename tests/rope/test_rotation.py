@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -30,9 +31,8 @@ def heads(draw):
         draw(st.sampled_from(PAIRINGS)),
         draw(st.sampled_from([1.0, 1.0, 1.37])),
     )
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     shape = (2, 2, draw(st.integers(1, 6)), max(1, 2 * n_planes + rest))
-    x, y = torch.randn(*shape, dtype=torch.float64, generator=generator)
+    x, y = normal(*shape, seed=draw(st.integers(0, 2**31)))
     return rope, x, y
 
 

@@ -2,20 +2,17 @@
 
 import pytest
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.rope.spectra import rank_of_share, rank_one, rank_one_share, singular_values, top_direction
 
 
-def random_matrix(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @settings(deadline=None, max_examples=25)
 @given(rows=st.integers(1, 12), columns=st.integers(1, 12), seed=st.integers(0, 99))
 def test_singular_values_and_top_direction_are_those_of_a_full_decomposition(rows, columns, seed):
-    x = random_matrix(3, rows, columns, seed=seed)
+    x = normal(3, rows, columns, seed=seed)
     _, values, vectors = torch.linalg.svd(x, full_matrices=False)
     torch.testing.assert_close(singular_values(x), values, rtol=1e-6, atol=1e-6)
     found = top_direction(x)
@@ -26,7 +23,7 @@ def test_singular_values_and_top_direction_are_those_of_a_full_decomposition(row
 @settings(deadline=None, max_examples=10)
 @given(rows=st.integers(1, 12), columns=st.integers(1, 12), seed=st.integers(0, 99))
 def test_the_share_of_rank_one_is_that_of_the_first_singular_value(rows, columns, seed):
-    x = random_matrix(2, rows, columns, seed=seed)
+    x = normal(2, rows, columns, seed=seed)
     energies = torch.linalg.svdvals(x) ** 2
     torch.testing.assert_close(rank_one_share(x), energies[:, 0] / energies.sum(-1))
     for share in (0.3, 0.95):
@@ -41,7 +38,7 @@ def test_zeros_have_no_share_of_rank_one():
 
 @pytest.mark.parametrize("shape", [(9, 4), (4, 9)])
 def test_rank_one_is_the_best_approximation_of_rank_one(shape):
-    x = random_matrix(*shape)
+    x = normal(*shape)
     u, s, vh = torch.linalg.svd(x, full_matrices=False)
     best = s[0] * torch.outer(u[:, 0], vh[0])
     torch.testing.assert_close(rank_one(x), best)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawn import normal, token_ids, visible
 
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies
@@ -16,15 +17,12 @@ from tl_posgen.rules.numbers import (
 
 ROPE = Rope(inverse_frequencies(4, 10.0), scaling=1.3)  # of six numbers, two do not rotate
 HEADS, N, SCALE, SLOPES = 2, 9, 0.7, torch.tensor([0.2, 0.0], dtype=torch.float64)
-VISIBLE = torch.ones(N, N, dtype=torch.bool).tril()
+VISIBLE = visible(N)
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    generator = torch.Generator().manual_seed(0)
-    q, k = (1 + torch.randn(HEADS, N, 6, dtype=torch.float64, generator=generator) for _ in range(2))
-    q_mean, k_mean = (torch.randn(HEADS, 6, dtype=torch.float64, generator=generator) for _ in range(2))
-    return q, k, Means(q_mean, k_mean, N)
+    return *(1 + normal(2, HEADS, N, 6)), Means(*normal(2, HEADS, 6, seed=1), N)
 
 
 def product(q, k, turn):
@@ -70,9 +68,8 @@ def test_the_mean_query_over_all_queries_is_the_mean_score(drawn):
 
 
 def test_kept_and_best_keys_are_those_of_a_sorted_list():
-    generator = torch.Generator().manual_seed(1)
-    scores = torch.randint(-2, 2, (3, N, N), generator=generator) * -0.25  # with equals, and with -0.0 and 0.0
-    scores[0] = torch.randn(N, N, generator=generator) * 1e30
+    scores = token_ids(3, N, N, low=-2, high=2) * -0.25  # with equals, and with -0.0 and 0.0
+    scores[0] = normal(N, N) * 1e30
     scores[1, :, 3] = -torch.inf
     for budget in (1, 3, 20):
         kept, best = kept_keys(scores, VISIBLE, budget), best_keys(scores, VISIBLE, budget)

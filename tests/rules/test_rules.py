@@ -102,6 +102,11 @@ def test_the_loss_is_that_of_the_hooked_model_behind_the_budget(result, mini, ro
         np.testing.assert_allclose(found, rise[:, BUDGET:].mean(1), atol=1e-6)
 
 
+def test_each_recall_stands_beside_its_null(mini, rows):
+    found = Rules(rules=["window"], budget=BUDGET)(mini, torch.stack(rows), null_seeds=(0,), progress=False)
+    assert found.findings()[1].count("(random init") == 2  # of the rule, and of drawn keys
+
+
 def test_rules_stand_between_drawn_and_the_best_keys(result):
     recall = result.sel(tokens="all")["recall"].mean(["prompt", "layer", "head"])
     assert float(recall.sel(rule="oracle")) == pytest.approx(1)
@@ -188,9 +193,3 @@ def test_unusable_arguments_of_the_hooks_are_refused(result, mini, arguments, me
 def test_a_model_of_other_weights_is_refused(result, mini):
     with pytest.raises(InputError, match=r"calibrated on mini, weights .*, and this model's are .*; measure rules of"):
         apply_rules(tl_posgen.random_like(mini, 0), result, "window")
-
-
-def test_bad_prompts_are_refused_before_work(mini, rows):
-    for prompts, message in ((rows[:1], "give two at least"), ([row[:7] for row in rows], "a budget of 5")):
-        with pytest.raises(InputError, match=message):
-            Rules(budget=BUDGET)(mini, prompts, null_seeds=(), progress=False)

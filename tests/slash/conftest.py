@@ -1,11 +1,11 @@
 """What the tests of slash measures share, made once a session."""
 
-from functools import cache, partial
+from functools import partial
 
 import pytest
 
 import tl_posgen
-from tl_posgen.core.measure import stacked
+from tl_posgen.core.measure import with_token_variants
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.sums import Sums
 from tl_posgen.models import run_capture
@@ -32,35 +32,8 @@ def single(mini, alice):
 
 @pytest.fixture(scope="session")
 def small(family_model, alice):
-    """(null_seeds, heads, layers) -> every measure of a tiny model on one short prompt."""
-
-    @cache
-    def measured(null_seeds=(), heads=None, layers=None):
-        return tl_posgen.analyze(
-            family_model("llama"),
-            alice,
-            measures=MEASURES,
-            heads=heads,
-            layers=layers,
-            length=24,
-            n_prompts=1,
-            null_seeds=null_seeds,
-            progress=False,
-        )
-
-    return measured
-
-
-@pytest.fixture(scope="session")
-def captured():
-    """(model, token ids of one prompt, *what is needed beyond q and k, layers, heads) -> captures of its layers."""
-
-    def captures(model, tokens, *needs, **where):
-        kept = []
-        run_capture(model, tokens.view(1, -1), kept.append, frozenset(needs), **where)
-        return kept
-
-    return captures
+    """Every measure of a tiny model on one short prompt, with one random init."""
+    return tl_posgen.analyze(family_model("llama"), alice, measures=MEASURES, length=24, n_prompts=1, progress=False)
 
 
 @pytest.fixture(params=["bundled", "stories"])
@@ -80,7 +53,7 @@ def by_hand():
 
         def consumer(layer, number):
             layer.prompt = number
-            sums.add_layer(layer, stacked(measure.of_layer(layer)))
+            sums.add_layer(layer, with_token_variants(measure.of_layer(layer)))
 
         for number, row in enumerate(rows):
             run_capture(model, row[None], partial(consumer, number=number), measure.needs)

@@ -5,20 +5,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import BandAblation, ablate_bands
 
+MEASURE = "band_ablation"
+
 pytestmark = pytest.mark.longer
 
 CUT = {"length": 64, "n_prompts": 2}
-
-
-@pytest.fixture(scope="module")
-def result(report):
-    return report["band_ablation"]
 
 
 def test_losses_are_those_of_the_hooked_model(mini, alice, result):
@@ -49,12 +45,6 @@ def test_bands_by_wavelength_go_by_each_layers_own_frequencies(family_model):
     expected = [int(bands_by_wavelength(one.rope, 100)[2].sum()) for one in geometry_of(model)]
     assert data.n_planes.sel(condition="keep low, wavelength").values.tolist() == expected
     assert expected[0] != expected[1]
-
-
-def test_a_model_without_rope_is_refused_before_anything_runs(family_model, monkeypatch):
-    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
-    with pytest.raises(UnsupportedModelError, match="no layer of this model has rotary planes"):
-        BandAblation()(family_model("gpt2", "bridge"), torch.arange(40)[None] + 2, progress=False)
 
 
 def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(family_model, alice):

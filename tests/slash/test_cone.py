@@ -5,12 +5,16 @@ import pytest
 import torch
 from families import FAMILIES, lively, tokenizer
 from made_up import dataset_of, result_of
+from rotated_heads import captures_of
 
 import tl_posgen
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.slash import Cone
+
+MEASURE = "cone"
+FROM = "single"
 
 pytestmark = pytest.mark.longer
 
@@ -21,14 +25,9 @@ QUIET = {"null_seeds": (), "progress": False}
 
 
 @pytest.fixture(scope="module")
-def result(single):
-    return single["cone"]
-
-
-@pytest.fixture(scope="module")
-def layer(mini, alice, captured):
+def layer(mini, alice):
     """Capture, inputs and projections of one layer of the same prompt."""
-    [found] = captured(mini, to_prompts(mini, alice, length=80, n_prompts=1)[0], "inputs", layers=[LAYER])
+    [found] = captures_of(mini, to_prompts(mini, alice, length=80, n_prompts=1), "inputs", layers=[LAYER])
     return found, found.inputs, found.projections
 
 
@@ -116,10 +115,10 @@ def test_a_large_bias_gives_rank_one_for_free_and_is_told_from_the_input_part(tm
     assert float(large["bias_share"].min()) > 0.95
 
 
-def test_queries_are_measured_after_their_norm(family_model, captured):
+def test_queries_are_measured_after_their_norm(family_model):
     model = family_model("qwen3", "bridge")
     data = Cone()(model, TOKENS, **QUIET).sel(tokens="all", layer=0, side="q")
-    values = torch.linalg.svdvals(captured(model, TOKENS, layers=[0])[0].q.double()) ** 2
+    values = torch.linalg.svdvals(captures_of(model, TOKENS, layers=[0])[0].q.double()) ** 2
     np.testing.assert_allclose(data["r1"], values[:, 0] / values.sum(-1), rtol=1e-6)
 
 

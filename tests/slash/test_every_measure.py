@@ -13,11 +13,8 @@ from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlane
 
 pytestmark = pytest.mark.longer
 
-PER_HEAD = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation")
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
 QUICK = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
-PAIRS = ((1, 2), (0, 1))
-RELATIVE = {"chance_correlation"}  # compares a head with all the others, and depends on which these are
 TOKENS = torch.arange(24)[None] + 10
 QUIET = {"null_seeds": (), "progress": False}
 
@@ -28,44 +25,21 @@ def llama(family_model):
     return family_model("llama")
 
 
-def per_head(dataset):
-    """Its variables over heads, head by head: (layer, head, ...)."""
-    return {name: one for name, one in dataset.data_vars.items() if {"layer", "head"} <= set(one.dims)}
-
-
-@pytest.mark.parametrize("name", PER_HEAD)
-def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(small, name):
-    some, whole = small((0,), PAIRS)[name].own, small()[name].own
-    for variable, values in per_head(some).items():
-        for layer, head in PAIRS:
-            if variable not in RELATIVE:
-                own, all_of_it = (one[variable].sel(layer=layer, head=head) for one in (some, whole))
-                np.testing.assert_allclose(own, all_of_it, atol=1e-5)
-        other = values.sel(layer=1, head=1)
-        assert not other.any() if other.dtype == bool else other.isnull().all()
-    if "loss" in some:  # all heads are ablated, whichever are measured
-        np.testing.assert_allclose(some["loss"], whole["loss"], rtol=1e-6)
-
-
 def test_scores_are_those_of_the_measure_slash_in_the_model_and_in_its_random_init(small):
-    report = small((0,), PAIRS)
     for side in ("own", "null"):
-        slash, cone, planes, transfer = (
-            getattr(report[name], side) for name in ("slash", "cone", "slash_planes", "slash_transfer")
-        )
+        names = ("slash", "cone", "slash_planes", "slash_transfer")
+        slash, cone, planes, transfer = (getattr(small[name], side) for name in names)
         for data in (cone.sel(input="measured"), planes, transfer.sel(source="natural")):
             np.testing.assert_allclose(data["score"], slash["score"], atol=1e-5)
-        at = {"tokens": "all"}
-        for whole in (cone.sel(input="measured").sel(at), planes.sel(at), transfer.sel(source="natural").sel(at)):
+            whole = data.sel(tokens="all")
             np.testing.assert_allclose(whole["best_score"], slash["best_score"], atol=1e-5)
             np.testing.assert_array_equal(whole["best_distance"], slash["best_distance"])
 
 
 def test_a_report_has_each_score_of_a_head_once(small):
-    report = small()
-    frame = report.frame()
+    frame = small.frame()
     assert [name for name in frame if "slash_score" in name] == ["slash_score", "random_slash_score"]
-    random = report["slash_transfer"].own["best_score"].sel(tokens="all", source="random")
+    random = small["slash_transfer"].own["best_score"].sel(tokens="all", source="random")
     np.testing.assert_allclose(frame["random_slash_score"], random.values.ravel())
 
 
@@ -129,22 +103,3 @@ def test_a_layer_that_rotates_nothing_beside_one_that_does(family_model):
 def test_a_prompt_of_one_token_is_refused_where_the_first_is_left_out(mini, name):
     with pytest.raises(InputError, match="a prompt of one token"), tl_posgen.attach(mini, [name]):
         mini(TOKENS[:, :1])
-
-
-REFUSED = [
-    (Slash(distances=(24,)), "distance 24: the longest prompt has 24 tokens"),
-    (SlashPlanes(distances=(30, 40)), "distance 30: the longest prompt has 24 tokens"),
-    (SlashTransfer(distances=(0, 23)), "distance 23: without its first token the longest prompt has 23 tokens"),
-    (Cone(distances=(0, 23)), "distance 23: without its first token"),
-    (BandAblation(distances=(0, 23)), "distance 23: without its first token"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_prompts_that_cannot_be_measured_are_refused_before_anything_runs(mini, monkeypatch, options, message):
-    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
-    with pytest.raises(InputError, match=message):
-        tl_posgen.analyze(mini, TOKENS, measures=options, **QUIET)
-    lengths = ["Down, down, down.", "Down, down, down, down."]
-    with pytest.raises(InputError, match="prompts of 8 to 10 tokens: give length="):
-        tl_posgen.analyze(mini, lengths, measures="band_ablation", **QUIET)

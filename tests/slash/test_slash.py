@@ -1,25 +1,22 @@
 """Slash scores on real models."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
 import xarray as xr
+from rotated_heads import captures_of, true_distances
 
 import tl_posgen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import Slash, SlashTransfer, slash_heads
+from tl_posgen.slash.dominance import best_distance, statistics_from_qk, statistics_of
 from tl_posgen.slash.numbers.slash_scores import uniform_scores
+
+MEASURE = "slash"
 
 pytestmark = pytest.mark.longer
 
 CUT = {"length": 64, "n_prompts": 2}
-
-
-@pytest.fixture(scope="module")
-def result(report):
-    return report["slash"]
 
 
 @pytest.fixture(scope="module")
@@ -28,40 +25,24 @@ def data(result):
     return result.sel(tokens="all")
 
 
-def test_maps_are_of_different_numbers_on_a_scale_of_their_own(result, data):
-    maps = result.plot("map")
-    values = [np.asarray(one.z, float) for one in maps.data]
-    assert not any(np.array_equal(one, other) for one, other in pairwise(values))
-    assert maps.layout.coloraxis.cmax == max(map(np.nanmax, values)) < 1
-
-
 @pytest.fixture(scope="module")
-def captures(mini, alice, captured):
+def captures(mini, alice):
     """[prompt][layer] captures of the same prompts."""
-    return [captured(mini, tokens, "pattern") for tokens in to_prompts(mini, alice, **CUT)]
+    return [captures_of(mini, [tokens], "pattern") for tokens in to_prompts(mini, alice, **CUT)]
 
 
-def test_scores_are_mean_diagonals_of_the_pattern_over_prompts(data, captures):
-    for layer in range(4):
-        patterns = torch.stack([prompt[layer].pattern for prompt in captures]).double()
+def test_numbers_are_those_of_patterns_and_of_queries_and_keys_before_rope_over_prompts(data, captures):
+    for layer, of_layer in enumerate(zip(*captures, strict=True)):
+        pattern, at = torch.stack([one.pattern for one in of_layer]).double(), data.sel(layer=layer)
         for distance in (0, 1, 5, 63):
-            diagonal = patterns.diagonal(-distance, -2, -1).mean(-1).mean(0)
-            np.testing.assert_allclose(data.score.sel(layer=layer, distance=distance), diagonal, atol=1e-6)
-
-
-def test_the_attention_distance_and_first_token_are_those_of_the_pattern(data, captures):
-    pattern = torch.stack([prompt[2].pattern for prompt in captures]).double()
-    distance = (torch.arange(64)[:, None] - torch.arange(64)).clamp(min=0)
-    expected = (pattern * distance).sum(-1).mean((0, 2))
-    np.testing.assert_allclose(data.attention_distance.sel(layer=2), expected, rtol=1e-5)
-    np.testing.assert_allclose(data.first_token.sel(layer=2), pattern[..., 0].mean((0, 2)), rtol=1e-5)
-
-
-@pytest.mark.parametrize("side", ["q", "k"])
-def test_the_spectrum_is_that_of_queries_and_keys_before_rope(data, captures, side):
-    values = torch.stack([torch.linalg.svdvals(getattr(prompt[1], side).double()) for prompt in captures]) ** 2
-    r1 = (values[..., 0] / values.sum(-1)).mean(0)
-    np.testing.assert_allclose(data.sel(layer=1, side=side).r1, r1, rtol=1e-6)
+            diagonal = pattern.diagonal(-distance, -2, -1).mean(-1).mean(0)
+            np.testing.assert_allclose(at.score.sel(distance=distance), diagonal, atol=1e-6)
+        expected = (pattern * true_distances(64)).sum(-1).mean((0, 2))
+        np.testing.assert_allclose(at.attention_distance, expected, rtol=1e-5)
+        np.testing.assert_allclose(at.first_token, pattern[..., 0].mean((0, 2)), rtol=1e-5)
+        for side in "qk":
+            values = torch.stack([torch.linalg.svdvals(getattr(one, side).double()) for one in of_layer]) ** 2
+            np.testing.assert_allclose(at.sel(side=side).r1, (values[..., 0] / values.sum(-1)).mean(0), rtol=1e-6)
 
 
 def test_the_best_distance_is_where_the_score_is_highest_in_the_first_half(data):
@@ -70,6 +51,14 @@ def test_the_best_distance_is_where_the_score_is_highest_in_the_first_half(data)
     np.testing.assert_allclose(data.best_uniform, data.uniform.sel(distance=data.best_distance))
     np.testing.assert_allclose(data.uniform[0], uniform_scores(64))
     assert data.best_distance.dtype.kind == "i"
+
+
+def test_the_best_heads_stand_with_their_distances(result, data):
+    heads = result.heads(3)
+    assert heads.columns.tolist() == ["layer", "head", "best_score", "best_distance"]
+    for row in heads.to_dict("records"):
+        own = data.sel(layer=row["layer"], head=row["head"])
+        assert float(own["score"].sel(distance=row["best_distance"])) == pytest.approx(row["best_score"])
 
 
 def test_dominant_heads_reach_kappa(mini, alice):
@@ -103,3 +92,20 @@ def test_no_head_of_a_prompt_of_two_tokens_is_dominant_and_the_sentence_says_why
     distances = ", ".join(map(str, range(n)))
     assert sentence.startswith(f"Slash-dominant at any of the distances {distances}, with kappa = 0.1: 0 of 16 heads ")
     assert f"At D = {distances} uniform attention itself reaches kappa, as queries see few keys" in sentence
+
+
+def test_the_best_distance_is_below_half_of_what_the_prompts_reach_with_and_without_the_first_token():
+    score = np.zeros((2, 1, 2, 6))
+    score[..., 2], score[..., 3], score[1, ..., 5] = 0.5, 0.9, np.nan
+    score[0, 0, 1] = np.nan
+    dims = ("tokens", "layer", "head", "distance")
+    found = best_distance(xr.DataArray(score, {"distance": range(6)}, dims))
+    np.testing.assert_array_equal(found.squeeze("layer"), [[2, np.nan], [0, 0]])  # D < 3, and D < 2 of five
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "bloom"])  # a window, soft caps, slopes
+def test_a_layers_own_queries_and_keys_have_the_statistics_of_its_pattern(family_model, name):
+    for layer in captures_of(family_model(name, "bridge"), [torch.arange(2, 42)], "pattern"):
+        own, found = statistics_of(layer), statistics_from_qk(layer, layer.rotated_q, layer.rotated_k)
+        for part in ("score", "uniform", "attention_distance", "first_token"):
+            torch.testing.assert_close(getattr(found, part), getattr(own, part), atol=1e-5, rtol=1e-4, equal_nan=True)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from rotated_heads import captures_of
 
 from tl_posgen.models.layers.capture import scores_from
 from tl_posgen.models.tokens import to_prompts
@@ -11,14 +12,11 @@ from tl_posgen.slash import SlashAblation
 from tl_posgen.slash.numbers.ablations import ablate
 from tl_posgen.slash.numbers.slash_scores import slash_statistics
 
+MEASURE = "slash_ablation"
+
 pytestmark = pytest.mark.longer
 
 QUIET = {"null_seeds": (), "progress": False}
-
-
-@pytest.fixture(scope="module")
-def result(report):
-    return report["slash_ablation"]
 
 
 def test_unchanged_is_the_model_and_means_without_rope_are_uniform(report, result):
@@ -28,12 +26,10 @@ def test_unchanged_is_the_model_and_means_without_rope_are_uniform(report, resul
     np.testing.assert_allclose(data.best_score.sel(condition="means_no_rope"), data.best_uniform, atol=1e-5)
 
 
-def test_a_condition_is_attention_from_ablated_q_and_k_whose_bands_by_wavelength_end_at_each_prompts_length(
-    mini, captured
-):
+def test_a_condition_is_attention_from_ablated_q_and_k_whose_bands_by_wavelength_end_at_each_prompts_length(mini):
     words = ["Down, down, down.", "Would the fall never come to an end? I wonder how many miles I have fallen by now."]
     result = SlashAblation()(mini, words, **QUIET).sel(tokens="all", layer=1)
-    layers = [captured(mini, prompt, layers=[1])[0] for prompt in to_prompts(mini, words)]
+    layers = captures_of(mini, to_prompts(mini, words), layers=[1])
     bands = {
         "rank_one": lambda rope, n: None,
         "drop medium, thirds": lambda rope, n: bands_by_thirds(16)[1],
@@ -76,11 +72,11 @@ def test_without_rotary_planes_the_slash_is_lost_with_the_content_of_q_and_k(lea
     assert at_means == pytest.approx(float(strongest.best_uniform), abs=1e-4)
 
 
-def test_slopes_of_alibi_stay(family_model, captured):
+def test_slopes_of_alibi_stay(family_model):
     model = family_model("bloom", "bridge")
     tokens = torch.arange(2, 42)[None]
     data = SlashAblation()(model, tokens, heads=[(1, 2)], **QUIET).sel(tokens="all", layer=1, head=2)
-    [layer] = captured(model, tokens, layers=[1], heads=[2])
+    [layer] = captures_of(model, tokens, layers=[1], heads=[2])
     slope = float(layer.geometry.alibi_slopes[2])
     distance = (torch.arange(40)[:, None] - torch.arange(40)).double()
     pattern = (-slope * distance).masked_fill(distance < 0, -torch.inf).softmax(-1)

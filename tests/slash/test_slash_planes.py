@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from rotated_heads import captures_of
 
-from tl_posgen.core.formatting import format_bound
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import SlashPlanes
+
+MEASURE = "slash_planes"
+FROM = "single"
 
 N = 80
 LAYER = 3
@@ -17,14 +20,9 @@ pytestmark = pytest.mark.longer
 
 
 @pytest.fixture(scope="module")
-def result(single):
-    return single["slash_planes"]
-
-
-@pytest.fixture(scope="module")
-def logits(mini, alice, captured):
+def logits(mini, alice):
     """[head, query, key] of one layer of the same prompt, float64, -inf where invisible."""
-    [layer] = captured(mini, to_prompts(mini, alice, length=N, n_prompts=1)[0], layers=[LAYER])
+    [layer] = captures_of(mini, to_prompts(mini, alice, length=N, n_prompts=1), layers=[LAYER])
     return layer.scores().double()
 
 
@@ -51,6 +49,7 @@ def test_bands_hold_every_plane_once_the_fastest_third_first(result):
     bands, contribution = result.own["bands"], result.own["contribution"]
     whole, plane = contribution.sum("plane"), result.own["plane"]
     np.testing.assert_allclose(bands.sum("band").transpose(*whole.dims), whole, atol=1e-9)
+    assert "unrotated" not in result.plot("bands").data[0].y
     for number, band in enumerate(("high", "medium", "low")):
         planes = 3 * plane // contribution.sizes["plane"] == number
         found = bands.sel(band=band).transpose(*whole.dims)
@@ -60,29 +59,19 @@ def test_bands_hold_every_plane_once_the_fastest_third_first(result):
 
 
 def test_what_is_not_rotated_is_a_band_of_its_own(of_family):
-    data = of_family("neox").own
+    result = of_family("neox")
+    data = result.own
     plain = data["contribution"].where(np.isinf(data["wavelength"])).sum("plane").sel(at="best")
     unrotated = data["bands"].sel(band="unrotated", at="best")
     assert 0 < int(np.isinf(data["wavelength"]).sum()) < data["wavelength"].size
+    assert "unrotated" in result.plot("bands").data[0].y
     np.testing.assert_allclose(unrotated.transpose(*plain.dims), plain)
 
 
-def test_a_model_of_absolute_positions_turns_nothing(of_family):
-    data = of_family("gpt2").own
-    assert np.isinf(data["wavelength"]).all()
-    np.testing.assert_allclose(*xr.broadcast(data["predicted"], data["uniform"]))
-
-
-def test_the_lift_is_said_beside_the_largest_of_each_kind_of_null_models(result):
-    most = abs(result.dataset["bands"].sel(tokens="all", at="best").mean(["layer", "head"])).max("band")
-    [told] = [sentence for sentence in result.findings() if "above the mean logit" in sentence]
-    assert result.numbers.by_null
-    for kind, nulls in result.numbers.by_null.items():
-        assert f"{kind} {format_bound(most.sel(init=nulls.labels).values.tolist())}" in told
-
-
-def test_a_model_that_turns_nothing_says_so(of_family):
+def test_a_model_of_absolute_positions_turns_nothing_and_says_so(of_family):
     result = of_family("gpt2")
+    assert np.isinf(result.own["wavelength"]).all()
+    np.testing.assert_allclose(*xr.broadcast(result.own["predicted"], result.own["uniform"]))
     assert any("No plane of this model turns" in sentence for sentence in result.findings())
 
 

@@ -9,14 +9,11 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import Slash
 from tl_posgen.slash.slash_transfer import random_prompts
 
+MEASURE = "slash_transfer"
+
 pytestmark = pytest.mark.longer
 
 CUT = {"length": 64, "n_prompts": 2}
-
-
-@pytest.fixture(scope="module")
-def result(report):
-    return report["slash_transfer"]
 
 
 def test_random_prompts_keep_first_tokens_and_lengths_and_nothing_else():

@@ -6,7 +6,6 @@ import torch
 from scipy import stats
 from source_vectors import source_vectors
 
-from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import scores_from
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.rotation import rotate
@@ -70,11 +69,3 @@ def test_correlations_are_over_heads_and_sources_of_layers_with_several(result):
     number = result.numbers("rho", predictor="position share")
     assert 0.5 < number.low <= number.value <= number.high <= 1
     assert f"position share {number:.2f}" in result.findings()[-1]
-
-
-def test_it_needs_shares_of_position_in_keys_and_two_prompts(mini, prompts):
-    for options in ({"terms": ["content"]}, {"sides": ["q"]}):
-        with pytest.raises(InputError, match="check=True needs"):
-            Sources(check=True, **options)(mini, prompts, **QUIET)
-    with pytest.raises(InputError, match="give two at least"):
-        Sources(check=True)(mini, prompts[:1], **QUIET)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawn import normal
 from source_vectors import part_of
 
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, weighted_spread
@@ -16,8 +17,7 @@ N_DISTANCES = 7
 @pytest.mark.parametrize("side", ["q", "k"])
 @pytest.mark.parametrize("name", TERMS)
 def test_products_with_the_weights_are_mean_products_of_scores(name, side):
-    term, generator = TERMS[name], torch.Generator().manual_seed(0)
-    q, k = (1 + torch.randn(3, 2, 5, 6, dtype=torch.float64, generator=generator) for _ in range(2))  # three sources
+    term, (q, k) = TERMS[name], 1 + normal(2, 3, 2, 5, 6)  # three sources
     turn = turning_factors(torch.arange(N_DISTANCES), ROPE, 6)
     pq, pk = (part_of(complex_planes(x, ROPE), term[of], 2) for x, of in ((q, "q"), (k, "k")))
     u = part_of(turn, term["d"], 0)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -24,12 +25,8 @@ few_values = st.lists(st.integers(-4, 4), min_size=3, max_size=20)  # so that ti
 MIX = torch.tensor([[1.0, 0.0, 0.0], [0.7, 0.5, 0.0], [0.6, 0.3, 0.6]], dtype=torch.float64)  # y, x, z
 
 
-def gaussian(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def samples(count, n):
-    return (gaussian(count, n, 3) @ MIX.mT).unbind(-1)
+    return (normal(count, n, 3) @ MIX.mT).unbind(-1)
 
 
 def excesses(y, x, z):
@@ -52,7 +49,7 @@ def test_spearman_and_ranks_with_ties_are_scipys(x, seed):
 
 
 def test_pearson_is_scipys_for_every_leading_axis_and_nan_of_a_constant():
-    x, y = gaussian(2, 3, 40).float()
+    x, y = normal(2, 3, 40).float()
     expected = [stats.pearsonr(a, b).statistic for a, b in zip(x.double(), y.double(), strict=True)]
     assert pearson(x, y).tolist() == pytest.approx(expected)
     assert pearson(torch.full((5,), 0.1), torch.arange(5.0)).isnan()
@@ -68,7 +65,7 @@ def test_ranks_of_infinite_values_and_of_values_that_differ_by_rounding():
 @given(seed=SEEDS, n=st.integers(4, 60))
 @settings(deadline=None)
 def test_a_correlation_agrees_with_scipy_with_its_interval(seed, n):
-    x, y = gaussian(2, n, seed=seed)
+    x, y = normal(2, n, seed=seed)
     found, expected = correlation(x, y), stats.pearsonr(x.numpy(), y.numpy())
     interval = expected.confidence_interval(0.95)
     assert found.r == pytest.approx(expected.statistic)
@@ -77,14 +74,14 @@ def test_a_correlation_agrees_with_scipy_with_its_interval(seed, n):
 
 @pytest.mark.parametrize("n_controls", [1, 4])
 def test_controls_agree_with_the_inverse_of_the_correlation_matrix(n_controls):
-    columns = gaussian(2 + n_controls, 50)
+    columns = normal(2 + n_controls, 50)
     precision = np.linalg.inv(np.corrcoef(columns.numpy()))
     found = partial_correlation(columns[0], columns[1], columns[2:].mT)
     assert found.r == pytest.approx(-precision[0, 1] / math.sqrt(precision[0, 0] * precision[1, 1]))
 
 
 def test_scale_and_doubled_controls_change_nothing():
-    x, y, z = gaussian(3, 30)
+    x, y, z = normal(3, 30)
     plain = partial_correlation(x, y, z[:, None])
     scaled = partial_correlation(1e6 * x + 5, -1e-6 * y, torch.stack([1e9 * z, z], dim=1))
     assert scaled.r == pytest.approx(-plain.r)
@@ -92,10 +89,10 @@ def test_scale_and_doubled_controls_change_nothing():
 
 
 def test_proportional_columns_have_a_correlation_of_one_and_explained_ones_none():
-    found = [correlation(x, 3 * x) for x in gaussian(50, 8)]
+    found = [correlation(x, 3 * x) for x in normal(50, 8)]
     assert [one.low for one in found] == pytest.approx([1] * 50)
     assert max(one.r for one in found) == max(one.high for one in found) == 1
-    x, y = gaussian(2, 10)
+    x, y = normal(2, 10)
     assert math.isnan(partial_correlation(x, y, x[:, None]).r)
     assert math.isnan(correlation(torch.ones(10), y.float()).r)
 

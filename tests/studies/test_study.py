@@ -60,6 +60,8 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
         ({"measures": ["slash", "slash"]}, "slash is given twice"),
         ({"measures": [{"name": "slash", "kapa": 1}]}, "slash has no option 'kapa'; it has "),
         ({"measures": [{"name": "slash", "kappa": 2.0}]}, "kappa"),
+        ({"measures": [{"name": "three_axis", "weights": []}]}, "three_axis: weights = []: give a list"),
+        ({"models": [{"name": "mini", "device": "xpu9"}]}, "device = 'xpu9': torch knows no device of that name"),
         ({"measures": ["claims"]}, "claims takes no single model and prompts"),
         ({"texts": [{"path": "a", "dataset": "b"}]}, "give either a path or a dataset"),
         ({"texts": [{"path": "bundled", "characters": 0}]}, "characters = 0: give a whole number, 1 or more"),

@@ -1,6 +1,7 @@
 """Verdicts on claims: numbers beside their thresholds and what would speak against them, and the table of a model."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -271,6 +272,7 @@ def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str
         )
     elif all(one.beyond is None for one in single):
         null = null or "not judged"
+    null = re.sub(" not defined(?=, [^,;]* not defined)", "", null)  # once for neighbours
     margin = "; ".join(one.margin for one in criteria)
     measured = "; ".join(filter(None, (one.told() for one in criteria))) or margin
     return Judgement(joint_verdict(criteria) if null else "open", measured, null, margin)

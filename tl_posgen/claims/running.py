@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tqdm.auto import tqdm
 
@@ -15,7 +15,7 @@ from tl_posgen.core import registry
 from tl_posgen.core.engine import analyze, planned, refusals
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels
-from tl_posgen.core.options import fits, require
+from tl_posgen.core.options import Each, fits, require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
@@ -80,8 +80,8 @@ def judge_claims(
         >>> [name.removeprefix("coupling ") for name in report["claims"].frame()["claim"]]
         ['1', '2', '3', '4', '4b', '4c', '5', '6']
     """
-    if not fits(papers, Sequence[str]) or not papers or not set(papers) <= set(PAPERS):
-        raise InputError(f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}")
+    if not fits(papers, Annotated[Sequence[str], Each()]) or not set(papers) <= set(PAPERS):
+        raise InputError(f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}, each once")
     if not isinstance(prompts, str):
         raise InputError(f"prompts: claims need one text, which is cut in several ways, not {type(prompts).__name__}")
     require("checkpoints", checkpoints, Sequence[str | os.PathLike])
@@ -90,7 +90,7 @@ def judge_claims(
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
     model, seed = open_model(model, precise=True), check_seed(seed)
     check_numbers(session_of(model), length, n_prompts)
-    claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
+    claims = [claim for paper in papers for claim in PAPERS[paper]]
     run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
     run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(model, null_seeds, shuffled_seeds)}
     kept = Parts.kept_in(None if keep is None else Path(keep) / "parts")

@@ -1,6 +1,7 @@
 """The command `tl-posgen`: parses words, calls the library, prints. No arithmetic here."""
 
 import io
+import os
 import signal
 import sys
 from typing import Any
@@ -31,7 +32,12 @@ def main() -> None:
 
         words = sys.argv[1:]
         try:
-            sys.exit(run(words))
+            code = run(words)
+            sys.stdout.flush()
+            sys.exit(code)
+        except BrokenPipeError:  # `| head` has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at its end
+            sys.exit(1)
         except (PosgenError, OSError) as error:  # OSError: what the system says of a path
             print("error:", *name_options(str(error), "".join(words[:1])).splitlines(), file=sys.stderr)
         sys.exit(2)

@@ -75,7 +75,6 @@ COMMANDS = {
     "planes": _MeasureCommand("Magnitude and phase in RoPE's planes: can queries and keys entangle?", ["planes"]),
     "perturb-planes": _MeasureCommand("What do magnitudes and phases in RoPE's planes carry?", ["plane_perturbation"]),
     "profiles": _MeasureCommand("One row a head over all subjects: what kind of head is it?", ["profiles"]),
-    "cut-keys": _MeasureCommand("Keys cut towards rank one: what of interaction, slash and loss?", ["key_cut"]),
     "slash": _MeasureCommand(
         "Heads that attend a fixed distance back: which, on random tokens too, and why.",
         ["slash", "slash_planes", "cone", "slash_transfer", "slash_ablation", "band_ablation"],
@@ -161,7 +160,8 @@ def name_options(message: str, command: str) -> str:
     options |= {"n_prompts": "prompts"} if "prompts" in options else {}
     names = "|".join(options)
     written = rf"(?<![\w.(-])({names}) ?= ?(True\b|(?=[\w\"'\[(-]))?|^({names})(?= [-\d\['])"
-    return re.sub(written, lambda found: f"--{options[found[1] or found[3]]}{' ' if found[2] == '' else ''}", message)
+    said = re.sub(written, lambda found: f"--{options[found[1] or found[3]]}{' ' if found[2] == '' else ''}", message)
+    return said.replace("another place", "another place by --out DIR") if "out" in options else said
 
 
 # Commands that are functions
@@ -207,9 +207,11 @@ def _analyze(
     """
     where = {"layers": parse_indices(layers, "--layers"), "heads": parse_heads(heads)}
     from tl_posgen.core.engine import analyze
+    from tl_posgen.core.registry import requested
     from tl_posgen.report.terminal import print_report
 
-    how = {"measures": measures and parse_list(measures, "--measures"), "streaming": streaming, **where}
+    asked = requested(measures and parse_list(measures, "--measures"))
+    how = {"measures": asked, "streaming": streaming, **where}
     setup.measure(analyze, setup.pretrained(), show=print_report, **how)
 
 
@@ -287,7 +289,14 @@ def _emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None
 
 @_command(without=("length", "prompts", "consecutive", "seed", *_NULLS))
 def _explain(
-    *, prompt: str, head: str, setup: Setup, query: int = -1, against: int | None = None, other: str | None = None
+    *,
+    prompt: str,
+    head: str,
+    setup: Setup,
+    query: int = -1,
+    key: int | None = None,
+    against: int | None = None,
+    other: str | None = None,
 ) -> None:
     """Why does a head attend from one token of a prompt to others? Terms, planes and sources of its scores.
 
@@ -295,15 +304,18 @@ def _explain(
         prompt: The prompt that is explained; --text is the reference beside it.
         head: One head, such as L3H1 or 3.1.
         query: The token that attends; -1 is the last.
+        key: The key whose sources and planes are shown; that of most attention if left out.
         against: The key whose score is taken away; the row's mean if left out.
         other: Another prompt of as many tokens: what makes the difference to it?
     """
-    words, model = setup.words(), setup.pretrained()
+    from tl_posgen.models.selection import parse_head
     from tl_posgen.prompt import explain
     from tl_posgen.prompt.explanation_figures import print_explanation
 
+    layer, index = parse_head(head)
+    words, model = setup.words(), setup.pretrained()
     reference = None if setup.text is None and setup.dataset is None else words
-    found = explain(model, prompt, head=head, query=query, against=against, other=other, reference=reference)
+    found = explain(model, prompt, layer, index, query, against, key=key, other=other, reference=reference)
     print_explanation(found, full=setup.full)
     print(f"\nPage: {found.write(setup.out, force=setup.force)}")
 

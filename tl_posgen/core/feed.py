@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.core.measure import Measure, stacked
+from tl_posgen.core.measure import Measure, with_token_variants
 from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.sums import PromptGroups
 from tl_posgen.errors import InputError
@@ -168,7 +168,7 @@ class Feed:
 
 def _values_of(measure: Measure, capture: LayerCapture) -> Mapping[str, Any]:
     """Return what `of_layer` of a measure gives; refuse another shape than that of its variables' dims."""
-    values, n_heads = stacked(measure.of_layer(capture)), len(capture.heads)
+    values, n_heads = with_token_variants(measure.of_layer(capture)), len(capture.heads)
     if measure.name in BUILT_IN:  # ours are tested
         return values
     for name, value in values.items():

@@ -293,13 +293,14 @@ def paragraphs_of(cls: type) -> list[str]:
     return [re.sub(r"\s+", " ", one).strip() for one in text.split("\n\n")]
 
 
-def stacked(found: Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, Any]]) -> Mapping[str, Any]:
+def with_token_variants(found: Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return values by name; of a pair, those of all tokens and those without the first token along a first axis,
     padded with NaN to one shape. What the second lacks stays as it is.
 
     Example:
         >>> import torch
-        >>> both = stacked(({"r": torch.tensor([0.5]), "a": torch.tensor([2.0])}, {"r": torch.tensor([0.25])}))
+        >>> of_all = {"r": torch.tensor([0.5]), "a": torch.tensor([2.0])}
+        >>> both = with_token_variants((of_all, {"r": torch.tensor([0.25])}))
         >>> both["r"].tolist(), both["a"].tolist()
         ([[0.5], [0.25]], [2.0])
     """

@@ -44,13 +44,14 @@ class Within:
 
 
 class Each:
-    """A constraint on a list: so many entries at least, no entry twice."""
+    """A constraint on a list: so many entries at least, and, with `once`, no entry twice."""
 
-    def __init__(self, least: int = 1):
-        self.least, self.words = least, "a list of one at least, each once" if least else "a list, each once"
+    def __init__(self, least: int = 1, *, once: bool = True):
+        self.least, self.once = least, once
+        self.words = f"a list{' of one at least' if least else ''}{', each once' if once else ''}"
 
     def __call__(self, value: Sequence[Any]) -> bool:
-        return len(value) >= self.least and len(set(value)) == len(value)
+        return len(value) >= self.least and not (self.once and len(set(value)) < len(value))
 
 
 Real = int | float
@@ -127,11 +128,12 @@ def refusal(value: Any, annotation: Any) -> str:
     elif annotation in (int, float):
         numbers = (int, np.integer) if annotation is int else (int, float, np.integer, np.floating)
         is_allowed = isinstance(value, numbers) and not isinstance(value, bool)
-        is_allowed &= isinstance(value, float | np.floating) or (is_allowed and abs(int(value)) < _LARGEST)
+        if is_allowed and not isinstance(value, float | np.floating) and abs(int(value)) >= _LARGEST:
+            return "a number below 2^63"
     else:
         kind = origin or annotation
         is_allowed = isinstance(value, kind) if isinstance(kind, type) else True
-    return "" if is_allowed else in_words(annotation)
+    return "" if is_allowed else wanted_in_words(annotation)
 
 
 def _listed(annotation: Any) -> bool:
@@ -140,17 +142,17 @@ def _listed(annotation: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Sequence)
 
 
-def in_words(annotation: Any) -> str:
+def wanted_in_words(annotation: Any) -> str:
     """Return an annotation as an error message says it."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return in_words(inside[0]) if _listed(inside[0]) else inside[1].words
+        return wanted_in_words(inside[0]) if _listed(inside[0]) else inside[1].words
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(in_words(one) for one in inside))
+        return " or ".join(dict.fromkeys(wanted_in_words(one) for one in inside))
     if origin is Literal:
         return f"one of {', '.join(map(repr, inside))}"
     if _listed(annotation):
-        return f"a list, each {in_words(inside[0])}"
+        return f"a list, each {wanted_in_words(inside[0])}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "a mapping"
     return NAMES.get(annotation, str(getattr(annotation, "__name__", annotation)))

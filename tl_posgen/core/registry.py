@@ -39,7 +39,6 @@ BUILT_IN = {  # name -> module:Class
     "sources": "tl_posgen.sources.sources:Sources",
     "rules": "tl_posgen.rules.rules:Rules",
     "profiles": "tl_posgen.joining.profiles:Profiles",
-    "key_cut": "tl_posgen.joining.key_cut:KeyCut",
     "emergence": "tl_posgen.studies.emergence:Emergence",
     "comparison": "tl_posgen.comparison:Comparison",
     "study": "tl_posgen.studies.overview:Overview",

@@ -235,7 +235,7 @@ def load(path: str | os.PathLike) -> Report:
     with readable(path):
         path = path / "results.nc" if path.is_dir() else path
         if not path.is_file():
-            raise InputError(f"{path}: no such file; give a .nc file that .save() wrote")
+            raise InputError(f"{path}: does not exist; give the directory of a report, or its .nc file")
         groups = read_netcdf(path)
         whole = groups["/"].attrs
         if (version := whole["format"]) in (1, 2):

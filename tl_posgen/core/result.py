@@ -234,7 +234,8 @@ class Result:
         return table.rename(columns=lambda name: re.sub(r"\bloss\b", "metric", str(name)))
 
     def heads(self, top: int = 5, by: str | None = None, **labels: Any) -> pd.DataFrame:
-        """Return the `top` heads by a quantity: layer, head and the quantity, largest first.
+        """Return the `top` heads by a quantity: layer, head and the quantity, largest first; of the best score, its
+        distance too.
 
         Args:
             by: a per-head variable; the measure's first headline if left out.
@@ -249,11 +250,12 @@ class Result:
         by = by or next(iter(headlines or known), "")
         if by not in known:
             raise InputError(f"by={by!r}: {self.name} has, per head, {', '.join(known) or 'nothing'}")
-        array = Numbers(self.measure, self.own).array(by, **labels)
-        if more := [str(dim) for dim in array.dims if dim not in HEAD]:
+        own = Numbers(self.measure, self.own)
+        if more := [str(dim) for dim in own.array(by, **labels).dims if dim not in HEAD]:
             raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=...")
-        series = array.transpose(*HEAD).to_series().dropna().astype(float)
-        return series.nlargest(top).rename(by).reset_index()[["layer", "head", by]]
+        shown = [by, *(name for name in ("best_distance",) if by == "best_score" and name in known)]
+        frame = pd.DataFrame({name: own.array(name, **labels).transpose(*HEAD).to_series() for name in shown})
+        return frame.dropna(subset=by).astype({by: float}).nlargest(top, by).reset_index()[[*HEAD, *shown]]
 
     def as_summary(self) -> list[dict[str, Any]]:
         """Return its part of summary.json: every number of few labels, with its interval and random inits."""

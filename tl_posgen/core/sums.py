@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
-from tl_posgen.core.measure import LABELS, Measure, Variable, stacked
+from tl_posgen.core.measure import LABELS, Measure, Variable, with_token_variants
 from tl_posgen.core.numbers import ALL
 from tl_posgen.stats.intervals import FEWEST, prompts_per_group
 
@@ -185,7 +185,7 @@ class Sums:
             found: by layer, what `Measure.of_layer` may return.
             dims: of all of them, "layer" included, where these are not those that the measure declares.
         """
-        by_name = {layer: stacked(one) for layer, one in found.items()}
+        by_name = {layer: with_token_variants(one) for layer, one in found.items()}
         known = {name: {layer: one[name] for layer, one in by_name.items() if name in one} for name in self.dims}
         arrays = {
             name: {layer: one.detach().to("cpu", DOUBLE).numpy() for layer, one in values.items()}

@@ -128,11 +128,11 @@ class JacobianMeasure(Measure):
     def by_k(self, pairs: Pairs, version: str, bases: Side) -> Float[np.ndarray, "k first other"]:
         """Return the coupling at every k, NaN on the diagonal: a Jacobian couples with itself by definition."""
         norm, signed = VERSIONS[version]
-        found = np.stack([as_numpy(pairs.coupling(k, norm, bases, signed=signed)) for k in self.ks])
+        found = np.stack([_as_numpy(pairs.coupling(k, norm, bases, signed=signed)) for k in self.ks])
         return found if bases == "chance" else np.where(np.eye(found.shape[-1], dtype=bool), np.nan, found)
 
 
-def as_numpy(x: Tensor) -> np.ndarray:
+def _as_numpy(x: Tensor) -> np.ndarray:
     return double(x.detach().cpu()).numpy()
 
 
@@ -257,7 +257,7 @@ class Coupling(JacobianMeasure):
                 jacobians = self.jacobians(run, ids, token, token, streams)
                 pairs, sides = self.pairs(run, jacobians), get_args(Side)[:2]  # aligned, swapped
                 couplings = [[self.by_k(pairs, version, side) for side in sides] for version in VERSIONS]
-                negative = np.stack([as_numpy(pairs.negative_share(k)) for k in self.ks])
+                negative = np.stack([_as_numpy(pairs.negative_share(k)) for k in self.ks])
                 chance = np.stack([self.by_k(pairs, one, "chance") for one in VERSIONS])
                 negative = np.where(np.eye(len(jacobians), dtype=bool), np.nan, negative)
                 arrays = {
@@ -282,11 +282,11 @@ class Coupling(JacobianMeasure):
             shown = torch.nn.functional.pad(plane.coordinates, (0, 0, 0, 0, 1, 0), value=torch.nan)
             numbers = {"line_shape_score": line_shape_score(paths), "expodistance": expodistance(paths)}
             # the median: expodistance has no mean where a norm hardly grows
-            medians = {name: np.nanmedian(as_numpy(one)) for name, one in {**numbers, "growth_r2": fit.r2}.items()}
+            medians = {name: np.nanmedian(_as_numpy(one)) for name, one in {**numbers, "growth_r2": fit.r2}.items()}
             of_paths = {
-                "log_norm": (("curve", "state"), as_numpy(curves)),
-                "trajectory": (("position", "state", "component"), as_numpy(shown)),
-                "trajectory_explained": ("component", as_numpy(plane.explained)),
+                "log_norm": (("curve", "state"), _as_numpy(curves)),
+                "trajectory": (("position", "state", "component"), _as_numpy(shown)),
+                "trajectory_explained": ("component", _as_numpy(plane.explained)),
             }
             labels = {"curve": list(_CURVES), "position": np.arange(len(paths)), "state": np.arange(len(streams))}
             jacobians = xr.concat(found, dim="token").assign_coords(token=tokens)

@@ -185,7 +185,7 @@ class CouplingScores(Measure):
         sentences = []
         if r := self.r(own, "coupling"):
             given = self.given_sizes(own, "coupling")
-            held = f"; given width and size {given.with_interval:.3f}" if given else ""
+            held = f"; given width and size {given:.3f}" if given else ""
             n_models = own.data.sizes["model_name"]
             sentences.append(
                 f"Top-{self.k} coupling and {self.score} correlate at r = {r:.3f} over {n_models} models{held}."
@@ -198,8 +198,8 @@ class CouplingScores(Measure):
                     verb = "beats" if one.low > 0 else "is beaten by" if one.high < 0 else "is not told from"
                     sentences.append(
                         f"{_SIZE_WORDS[size].capitalize()} correlates with {self.score} at r = "
-                        f"{self.r(own, size).with_interval:.2f}: coupling {verb} it (|r| of coupling "
-                        f"{one.with_interval:+.2f})."
+                        f"{self.r(own, size).with_interval:.2f}: coupling {verb} it, |r| of "
+                        f"coupling {one:+.2f}."
                     )
         if missing := self.not_computed(own):
             sentences.append(f"Not computed: {'; '.join(missing)}.")

@@ -73,6 +73,8 @@ def scatter(result: Any, x: str = "r1, k", y: str = "slash_score") -> go.Figure:
             raise InputError(f"profiles: no column {name!r}; it has {', '.join(map(repr, known))}")
     (x_name, _, x_side), (y_name, _, y_side) = x.partition(", "), y.partition(", ")
     x_at, y_at = ({"side": side} if side else {} for side in (x_side, y_side))
+    of_side, labels = {"": "", "q": " of queries", "k": " of keys"}, {n: v.label for n, v in Profiles.variables.items()}
+    x, y = labels[x_name] + of_side[x_side], labels[y_name] + of_side[y_side]
     own = result.numbers
     rho = own.correlation(own.array(x_name, **x_at), own.array(y_name, **y_at), ranks=True)
     words = f"Spearman's rho over heads {rho:.2f}, heads independent"
@@ -128,7 +130,7 @@ class Profiles(Measure):
     matrices = 2
     whole_rows = True
     variables = {
-        "r1": Variable("r1 of Q and K", "", "before RoPE, all tokens, see `slash`", SIDED),
+        "r1": Variable("r1", "", "before RoPE, all tokens, see `slash`", SIDED),
         "mean_energy": Variable(
             "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys, first token left out", SIDED
         ),

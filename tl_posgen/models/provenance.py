@@ -35,8 +35,10 @@ PART = 2**18  # entries of a tensor that are taken to float64 at once
 def fingerprint(session: Session) -> str:
     """Return sixteen letters that other weights hardly share: of each parameter's sum, norm, and some 4,096 entries, in
     float64. The host waits once for all of them."""
-    weights, digest, found = sorted(session.model.named_parameters()), hashlib.sha256(), list[Tensor]()
-    device = double_device(session.device)
+    device, digest, found = double_device(session.device), hashlib.sha256(), list[Tensor]()
+    # a HookedTransformer with ALiBi has W_pos too: memory that is neither set nor used
+    unused = "pos_embed.W_pos" if getattr(session.model.cfg, "positional_embedding_type", "") == "alibi" else ""
+    weights = sorted(one for one in session.model.named_parameters() if one[0] != unused)
     for _, weight in weights:
         flat = weight.detach().flatten()
         parts = [torch.stack([x.sum(), torch.linalg.vector_norm(x)]) for x in map(double, flat.split(PART))]

@@ -38,6 +38,7 @@ def explain(
     query: int = -1,
     against: int | None = None,
     *,
+    key: int | None = None,
     parts: Parts | None = None,
     rest: bool = False,
     reference: Any = None,
@@ -57,6 +58,7 @@ def explain(
         query: index of the token that attends; negative ones count from the end.
         against: the key j' whose score is taken away. If left out, the mean of the row under its own attention: softmax
             sees differences within a row only.
+        key: the key whose sources and planes are drawn and printed; the one of most attention if left out.
         parts: instead of the sources, parts of the residual stream at the layer's input, name -> [pos, d_model], such
             as features of a sparse autoencoder, its bias and its error.
         rest: name what `parts` leave of the residual stream "rest"; without it they must add up to it.
@@ -69,7 +71,7 @@ def explain(
         An `Explanation`. Where nothing rotates, position and interaction are zero and its `note` says so.
 
     Raises:
-        InputError: a query outside the prompt, a key beyond the query or invisible to it, parts of another shape or
+        InputError: a query outside the prompt, a key that it does not see, parts of another shape or
             that do not add up, prompts of two lengths.
         UnsupportedModelError: a layer whose scores cannot be recomputed, or whose keys cannot be traced to what earlier
             layers wrote; where only the latter is so, `parts` and `rest` still work.
@@ -88,14 +90,17 @@ def explain(
     n, d_model = len(tokens), session.model.cfg.d_model
     if side not in ("key", "query"):
         raise InputError(f"side {side!r}: choose key or query")
-    for name, at in {"query": query, "against": query if against is None else against}.items():
+    keys = {name: at for name, at in {"against": against, "key": key}.items() if at is not None}
+    for name, at in {"query": query, **keys}.items():
         if not isinstance(at, int | np.integer) or isinstance(at, bool) or not -n <= at < n:
             raise InputError(f"{name} {at!r} is outside the prompt of {n} tokens; give 0 to {n - 1}, or -{n} to -1")
-    row, against = Row(session, tokens, index, picked, int(query) % n), None if against is None else int(against) % n
-    if against is not None and against not in row.keys:
-        raise InputError(
-            f"against {against}: query {row.query} sees keys {row.keys[0]} to {row.keys[-1]} only; choose one of them"
-        )
+    row = Row(session, tokens, index, picked, int(query) % n)
+    keys = {name: int(at) % n for name, at in keys.items()}
+    for name, at in keys.items():
+        if at not in row.keys:
+            seen = f"query {row.query} sees keys {row.keys[0]} to {row.keys[-1]} only"
+            raise InputError(f"{name} {at}: {seen}; choose one of them")
+    against, key = keys.get("against"), keys.get("key")
     another = None if other is None else one_prompt(session, other)
     if another is not None and len(another) != n:
         raise InputError(f"other= has {len(another)} tokens, and the prompt {n}; give as many")
@@ -114,9 +119,9 @@ def explain(
     means = given_reference(session.model, reference, [index], sources=parts is None)
     letter: Side = "k" if side == "key" else "q"
     found = _explanation_of(row, against, letter, means, parts, rest)
-    if another is None:
-        return found
-    return found.minus(_explanation_of(replace(row, tokens=another), against, letter, means, None, rest))
+    if another is not None:
+        found = found.minus(_explanation_of(replace(row, tokens=another), against, letter, means, None, rest))
+    return replace(found, key=key)
 
 
 def _explanation_of(

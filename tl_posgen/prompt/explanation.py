@@ -76,10 +76,12 @@ class Explanation:
             baseline; where there is ALiBi, `alibi` [key] is one summand more. `attention` [key] is the softmax of the
             row. `plane` -1 is the whole unrotated remainder of a partly rotated head. Attributes: model, layer, head,
             query, against, reference, side, note, and largest_difference between the sum and the pass's own scores.
+        key: the key whose sources and planes are shown; None for that of most attention.
     """
 
     data: xr.Dataset
     _row: Row | None = field(default=None, repr=False)
+    key: int | None = None
 
     @property
     def head(self) -> str:
@@ -93,8 +95,10 @@ class Explanation:
 
     @cached_property
     def stands_out(self) -> int:
-        """The key that gets most attention, besides that of the baseline; between two prompts, whose attention differs
-        most."""
+        """The chosen key; or that of most attention, besides the baseline's; between two prompts, whose attention
+        differs most."""
+        if self.key is not None:
+            return self.key
         keys, attention = self.data["key"].values, abs(self.data["attention"].values)
         others = np.where(keys == self.data.attrs["against_key"], -1.0, attention)
         return int(keys[others.argmax()])

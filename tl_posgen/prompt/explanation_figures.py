@@ -126,14 +126,16 @@ def print_explanation(explanation: Explanation, *, full: bool = False) -> None:
     """
     console, attrs, key = Console(markup=False), explanation.data.attrs, explanation.stands_out
     against = attrs["against"] if attrs["against_key"] is None else f"key {attrs['against_key']}, {attrs['against']!r}"
-    words = f"{attrs['model']}, {explanation.head}: scores of query {attrs['query']}, {attrs['query_token']!r}, less "
-    words += against + (", less the same of the other prompt" if "other" in attrs else "")
+    words = f"{attrs['model']}, {explanation.head}: scores, in logits, of query {attrs['query']}, "
+    words += (
+        f"{attrs['query_token']!r}, less {against}{', less the same of the other prompt' if 'other' in attrs else ''}"
+    )
     table, terms = explanation.table(), explanation.largest(len(explanation.frame(("term", "source"))), key)
     for frame in (table, terms):
         frame["token"] = [repr(token) for token in frame["token"]]
     print_frame(console, table.head(len(table) if full else PRINTED_KEYS), words)
     token = table.set_index("key")["token"][key]
-    name = f"largest terms of key {key}, {token}, by source of the {attrs['side']}"
+    name = f"largest terms of key {key}, {token}, in logits, by source of the {attrs['side']}"
     terms = terms.assign(term=terms["term"].map(title)).drop(columns=["key", "token"])
     print_frame(console, terms.head(len(terms) if full else PRINTED_TERMS), name)
     left = len(table) - PRINTED_KEYS

@@ -82,6 +82,7 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         height=height,
         margin={"t": 90, "l": 60, "r": 30, "b": 50},
         colorway=COLOURS,
+        uniformtext={"minsize": 9, "mode": "hide"},  # in bars: what would be smaller is left out
         meta={"title": title, "subtitle": subtitle.replace("<br>", " ")},
     )
     return figure
@@ -217,7 +218,7 @@ def named_points(
     return figure.update_yaxes(range=[low, high])
 
 
-def at_labels(result: Any, array: xr.DataArray, labels: Mapping[str, Any] | None = None) -> xr.DataArray:
+def at_usual_labels(result: Any, array: xr.DataArray, labels: Mapping[str, Any] | None = None) -> xr.DataArray:
     """Return an array at these labels, and at the measure's usual ones along other dims that have one."""
     usual = getattr(result.measure, "usual", dict)()
     chosen = {"tokens": "all", **usual, **(labels or {})}

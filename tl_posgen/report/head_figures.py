@@ -14,7 +14,7 @@ from tl_posgen.report.figures import (
     COLOURS,
     SCALE,
     Panels,
-    at_labels,
+    at_usual_labels,
     colour_axis,
     heat,
     model_label,
@@ -63,7 +63,7 @@ def head_map(
                         for dim, label in at.items()
                     ]
                     heading = ", ".join([variable.label if variable else name, *words])
-                    array = at_labels(result, data[name], at).transpose(*HEAD)
+                    array = at_usual_labels(result, data[name], at).transpose(*HEAD)
                     maps.append(Map(number, side, f"{heading} · {side}", array))
         panels = map_panels(maps, limits, columns=len(pairs), horizontal_spacing=0.06)
         panels.figure.update_annotations(font_size=11)
@@ -164,7 +164,7 @@ def layer_curves(
     layers, many = result.own["layer"].values, result.own.sizes["head"] > MOST_CURVES
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
     for side, whole, colour in reversed(sides(result)):
-        chosen = at_labels(result, whole[measure], at).to_dataset(name=measure)
+        chosen = at_usual_labels(result, whole[measure], at).to_dataset(name=measure)
         data = thinned(chosen)[measure].transpose("layer", "head", along)
         x, is_null = data[along].values + log_x, whole is not result.own
         for number, layer in enumerate(layers):

@@ -11,7 +11,7 @@ import xarray as xr
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.figures import at_labels, model_name
+from tl_posgen.report.figures import at_usual_labels, model_name
 from tl_posgen.report.tables import title
 
 _VALUES = 250_000  # of one curve over all heads
@@ -41,7 +41,7 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
         for name in result.measure.curves if is_per_head else ():
             if name in result.own:
                 along = str(result.own[name].dims[-1])
-                array = at_labels(result, result.own[name], {along: slice(None)})
+                array = at_usual_labels(result, result.own[name], {along: slice(None)})
                 over = [str(dim) for dim in array.dims if dim not in ("layer", "head", along)]
                 for place in product(*(array[dim].values.tolist() for dim in over)):
                     curves.append(_curve_of(result, name, along, dict(zip(over, place, strict=True)), places))
@@ -74,7 +74,7 @@ def _curve_of(
     most, log = int(np.clip(_VALUES // len(places), _SHORTEST, LONGEST)), along in _LOGARITHMIC
 
     def rows(data: xr.Dataset) -> xr.DataArray:
-        array = at_labels(result, data[name], {along: slice(None), **labels})
+        array = at_usual_labels(result, data[name], {along: slice(None), **labels})
         n = array.sizes[along]
         if along not in array.coords:
             array = array.assign_coords({along: np.arange(n)})

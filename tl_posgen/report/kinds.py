@@ -27,7 +27,7 @@ from tl_posgen.report.figures import (
     NULL_COLOUR,
     SHUFFLED_COLOUR,
     Panels,
-    at_labels,
+    at_usual_labels,
     error_bars,
     line,
     model_label,
@@ -186,7 +186,7 @@ def points(
         for panel, labels in enumerate(known.values()):
             tops = []
             for side, data, colour in sides(result):
-                ends = (at_labels(result, data[name], {**labels, **at}) for name, at in (x, y))
+                ends = (at_usual_labels(result, data[name], {**labels, **at}) for name, at in (x, y))
                 both = xr.concat(list(ends), "axis").stack(place=HEAD).dropna("place")
                 look = {"color": colour, "size": 7, "symbol": "circle" if data is result.own else "x-thin-open"}
                 words = {"text": head_names(both["place"].values), "hovertemplate": _HOVER, "name": side}
@@ -230,7 +230,7 @@ def heat_maps(
         rows = product(*(result.own[dim].values.tolist() for dim in per))
         for row, (side, data, _) in product(rows, shown):
             labels = dict(zip(per, row, strict=True))
-            array = at_labels(result, data[name], labels)
+            array = at_usual_labels(result, data[name], labels)
             array = array.mean([dim for dim in array.dims if dim not in (down, across)]).transpose(down, across)
             array = array if diagonal else array.where(~np.eye(*array.shape, dtype=bool))
             where = "".join(f", {dim} = {in_words(label, result.measure.words)}" for dim, label in labels.items())

@@ -65,7 +65,7 @@ def as_text(frame: pd.DataFrame) -> pd.DataFrame:
         >>> as_text(pd.DataFrame({"refit_r": [0.5, float("nan")]})).to_dict("list")
         {'refit r': ['0.500', '-']}
     """
-    return with_whole_numbers(frame).map(cell).rename(columns=title)
+    return _with_whole_numbers(frame).map(cell).rename(columns=title)
 
 
 def table_html(frame: pd.DataFrame) -> str:
@@ -79,11 +79,11 @@ def title(name: Any) -> str:
     return str(name).replace("_", " ")
 
 
-def with_whole_numbers(frame: pd.DataFrame) -> pd.DataFrame:
+def _with_whole_numbers(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with columns of whole numbers, such as steps and distances, as integers; "-" for none.
 
     Example:
-        >>> with_whole_numbers(pd.DataFrame({"step": [30.0, float("nan")], "r": [0.5, 1.0]})).to_dict("list")
+        >>> _with_whole_numbers(pd.DataFrame({"step": [30.0, float("nan")], "r": [0.5, 1.0]})).to_dict("list")
         {'step': [30, '-'], 'r': [0.5, 1.0]}
     """
     found = frame.copy()

@@ -151,6 +151,7 @@ def print_known_measures(*, full: bool = False) -> None:
     table = _empty_table("")
     for name in columns:
         table.add_column(name, overflow="fold")
+    foreign = {one.name: f" (of {one.dist.name if one.dist else 'another package'})" for one in registry.plug_ins()}
     for name in registry.names():
         try:
             kind = registry.find(name)
@@ -158,7 +159,8 @@ def print_known_measures(*, full: bool = False) -> None:
             table.add_row(name, str(error), end_section=full)
             continue
         if kind is not None and (kind.is_fed or kind.runs_model):
-            table.add_row(*(getattr(kind, column) for column in columns), end_section=full)
+            name, *words = (getattr(kind, column) for column in columns)
+            table.add_row(name + foreign.get(name, ""), *words, end_section=full)
     Console(markup=False).print(table)
     if not full:
         print("tl-posgen NAME runs one; --full adds who proposed it.")

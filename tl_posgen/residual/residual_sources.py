@@ -187,7 +187,7 @@ class SourceReader:
         else:
             named = {f"L{layer} attention": torch.einsum("phd,hdm->pm", z, weight)} | bias
         before = torch.stack(list(named.values())).sum(0)
-        if not near(before, out, self.session.dtype):
+        if not is_close(before, out, self.session.dtype):
             norm = _norm_between(self.session, layer, before, out)
             if norm is None:
                 raise UnsupportedModelError(
@@ -199,7 +199,7 @@ class SourceReader:
         return named | of_mlp
 
 
-def near(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
+def is_close(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
     """Tell whether two streams are equal but for rounding in the model's dtype."""
     return bool((double(x) - double(y)).abs().max() <= tolerance(dtype) * double(y).abs().max())
 
@@ -237,14 +237,14 @@ def frozen_layer(session: Session, capture: LayerCapture, side: Side) -> FrozenM
     weight, bias = (projections.w_q, projections.b_q) if side == "q" else (projections.w_k, projections.b_k)
     finish = partial(projections.finish, side)
     with torch.no_grad(), without_hooks(session.model):
-        if near(resid, inputs, dtype):  # there is none
+        if is_close(resid, inputs, dtype):  # there is none
             ones = torch.ones_like(double(resid))
             norm = FrozenNorm(ones[0], 0 * ones[0], False, ones[:, 0], 0.0)
         else:
             norm = _norm_between(session, capture.layer, resid, inputs)
         raw = inputs.to(weight.dtype) @ weight + (0 if bias is None else bias[:, None])
         found = finish(raw)
-        behind = None if near(raw, found, dtype) else freeze(finish, raw, found)
+        behind = None if is_close(raw, found, dtype) else freeze(finish, raw, found)
     if norm is None:
         raise UnsupportedModelError(
             f"layer {capture.layer}: no norm of the block makes its attention's input of the residual stream, so "

@@ -313,14 +313,13 @@ class Rules(Interventions):
         recalls = {rule: own("recall", rule=rule) for rule in rules}
         recalls[drawn] = own.number(own.array("recall", rule=drawn))  # of drawn keys no more is said
         best = max(rules, key=lambda rule: recalls[rule].value)
-        rest = {rule: own("recall", rule=rule, **OUT).plain for rule in recalls}
-        each = [f"{in_words(rule, WORDS)} {one:.3f} ({rises[rule].plain:+.3f} nats)" for rule, one in rest.items()]
+        rest = {rule: own("recall", rule=rule, **OUT) for rule in recalls}
+        each = [f"{in_words(rule, WORDS)} {one.plain:.3f}{one.null_in_brackets:.3f}" for rule, one in rest.items()]
         return [
             f"Of the attention in the best {self.budget} keys, {in_words(best, WORDS)} recalls {recalls[best]:.3f}, "
             f"the most (mean over heads), and with it in every head the loss changes by {rises[best]:+.3f} nats; "
             f"drawn keys recall {recalls[drawn]:.3f} and change it by {rises[drawn]:+.3f}.",
-            f"Recall of the best {self.budget} keys without the attention to the first key, and the change of the loss "
-            f"with the rule in every head: {', '.join(each)}.",
+            f"Recall of the best {self.budget} keys without the attention to the first key: {', '.join(each)}.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.core.formatting import counted, in_brackets
-from tl_posgen.core.measure import HEAD, Variable, in_words
+from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
@@ -181,10 +181,12 @@ class BandAblation(Dominance, Interventions):
 
     def findings(self, own: Numbers) -> list[str]:
         heads, score, rises = self.n_heads(own), partial(self.slash_score, own), self.rises(own)
-        names = [f"drop {band}, {scheme}" for scheme, band in product(dict.fromkeys(self.schemes), BANDS)]
+        banded = product(dict.fromkeys(self.schemes), BANDS)
+        names = {f"drop {band}, {scheme}": f"without {band} frequencies ({scheme})" for scheme, band in banded}
+        names |= {kind: WHOLE_KINDS[kind] for kind in ("rank_one", "no_rope", "means")}
         parts = [
-            f"{in_words(one, WHOLE_KINDS)} {score(one).with_interval:.3f} (loss {rises[one].with_interval:+.3f})"
-            for one in [*names, "rank_one", "no_rope", "means"]
+            f"{words} {score(one).with_interval:.3f} (loss {rises[one].with_interval:+.3f})"
+            for one, words in names.items()
         ]
         return [
             f"Slash-dominant: {counted(heads.value, 'head')}{in_brackets(heads.null_range)}, mean score "

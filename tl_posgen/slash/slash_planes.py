@@ -44,8 +44,10 @@ _BY_DISTANCE = (*PER_HEAD, "distance")
 
 
 def _lift(own: Numbers, name: str, group: str) -> xr.DataArray:
-    """Return the mean over a group of heads of the lift, by plane or by band."""
-    return mean_over_group(own, own.array(name), group)
+    """Return the mean over a group of heads of the lift, by plane or by band; bands without a plane are left out."""
+    lift = mean_over_group(own, own.array(name), group)
+    is_there = (lift.fillna(0) != 0).any([dim for dim in lift.dims if dim != "band"])
+    return lift.isel(band=is_there) if "band" in lift.dims else lift
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.session import session_of
 from tl_posgen.residual.numbers import SourceSums
 from tl_posgen.residual.reference import Reference, reference_of
-from tl_posgen.residual.residual_sources import ROUNDING, Side, SourceReader, SourceVectors, called, near
+from tl_posgen.residual.residual_sources import ROUNDING, Side, SourceReader, SourceVectors, called, is_close
 from tl_posgen.rope.rotation import complex_planes, from_complex_planes
 
 Removed = Literal["constant", "varying", "all"]
@@ -123,7 +123,7 @@ def remove_source(
             for norm in (None, *norms):  # what entered W_K is the residual stream, or the norm that gives these keys
                 inputs = x if norm is None else called(norm, session, x)
                 keys = capture.projections.keys(inputs.to(capture.projections.w_k.device))[list(capture.heads)]
-                if near(keys.to(capture.k), capture.k, session.dtype):
+                if is_close(keys.to(capture.k), capture.k, session.dtype):
                     break
             else:
                 raise UnsupportedModelError(

@@ -28,7 +28,7 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     turning,
     weighted_spread,
 )
-from tl_posgen.position.decomposition.variance import moments_of
+from tl_posgen.position.decomposition.variance import triple_moments_of
 from tl_posgen.report.kinds import heat_maps
 from tl_posgen.residual.numbers import REST, SourceSums, sorted_sources
 from tl_posgen.residual.residual_sources import By, Side, SourceVectors, read_prompts
@@ -170,7 +170,7 @@ class Sources(Measure):
 
         for capture, reader in read_prompts(run.session, run.rows, self.by, **run.where):
             written = reader.of_capture(capture)
-            both = zip(TOKENS, capture.once(moments_of), strict=True)
+            both = zip(TOKENS, capture.once(triple_moments_of), strict=True)
             found: dict[str, Any] = {f"moments {tokens}": moments for tokens, moments in both}
             for side in self.sides:
                 vectors = SourceVectors.of_capture(run.session, capture, written, side)

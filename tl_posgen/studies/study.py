@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import torch
+
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import check_seeds
@@ -136,6 +138,10 @@ class Entry:
         check_options(self, "models")
         if not self.name:
             raise InputError("models: name = '': give a name on the Hub, a directory, or mini")
+        try:  # its name alone: of a cluster, another machine may have it
+            torch.device("cpu" if self.device in (None, "auto") else self.device)
+        except RuntimeError as error:
+            raise InputError(f"models: device = {self.device!r}: torch knows no device of that name") from error
 
     def weights(self, folder: Path) -> "list[Weights]":
         """Return the model at every revision; paths are relative to the folder."""

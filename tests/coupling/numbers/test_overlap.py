@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +19,6 @@ from tl_posgen.coupling.numbers.overlap import (
 from tl_posgen.errors import InputError
 
 
-def gaussian(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def pairs_of(jacobians, k, samples=4):
     triplets = [dense_triplets(jacobian, k) for jacobian in jacobians]
     return every_pair([j.matmul for j in jacobians], triplets, samples, torch.Generator().manual_seed(0))
@@ -30,7 +27,7 @@ def pairs_of(jacobians, k, samples=4):
 @given(seed=st.integers(0, 100), k=st.integers(1, 6))
 @settings(max_examples=15, deadline=None)
 def test_identical_jacobians_have_no_misalignment(seed, k):
-    jacobian = gaussian(6, 6, seed=seed)
+    jacobian = normal(6, 6, seed=seed)
     pairs = pairs_of([jacobian, jacobian], k)
     for norm in ("frobenius", "trace"):
         torch.testing.assert_close(pairs.coupling(k, norm), torch.ones(2, 2, dtype=torch.float64))
@@ -39,7 +36,7 @@ def test_identical_jacobians_have_no_misalignment(seed, k):
 @given(seed=st.integers(0, 100), signs=st.lists(st.sampled_from([-1.0, 1.0]), min_size=4, max_size=4))
 @settings(max_examples=15, deadline=None)
 def test_joint_sign_flips_of_singular_vectors_leave_misalignment_unchanged(seed, signs):
-    first, second = gaussian(2, 7, 7, seed=seed)
+    first, second = normal(2, 7, 7, seed=seed)
     found, flip = dense_triplets(second, 4), torch.tensor(signs, dtype=torch.float64)
     values = dense_triplets(first, 4).values
     for signed in (False, True):
@@ -57,7 +54,7 @@ def test_the_chance_line_agrees_with_independent_jacobians_of_the_same_spectrum(
 
 
 def test_pairs_equal_the_formula_pair_by_pair():
-    jacobians = gaussian(3, 9, 9)
+    jacobians = normal(3, 9, 9)
     pairs = pairs_of(jacobians, k=4)
     for a, first in enumerate(jacobians):
         values = torch.linalg.svdvals(first)[:2]
@@ -73,7 +70,7 @@ def test_pairs_equal_the_formula_pair_by_pair():
 
 
 def test_swapped_and_plain_coupling_differ_but_for_symmetric_jacobians():
-    square = gaussian(2, 8, 8)
+    square = normal(2, 8, 8)
     pairs, found = pairs_of(square @ square.mT, k=3), pairs_of(square, k=3).coupling(3)
     torch.testing.assert_close(pairs.coupling(3), pairs.coupling(3, side="swapped"))
     assert (found[0, 1] - found[1, 0]).abs() > 1e-3

@@ -5,20 +5,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
 
 
-def gaussian(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @given(steps=st.lists(st.floats(0.1, 10), min_size=1, max_size=12))
 def test_a_straight_line_scores_one_whatever_its_step_sizes(steps):
     length = torch.tensor([0.0, *steps]).double().cumsum(0)
-    path = gaussian(5) + length[:, None] * gaussian(5, seed=1)
+    path = normal(5) + length[:, None] * normal(5, seed=1)
     assert line_shape_score(path).item() == pytest.approx(1)
 
 
@@ -31,7 +28,7 @@ def test_orthogonal_steps_score_the_root_of_their_number(sizes):
 @given(seed=st.integers(0, 1000), n=st.integers(1, 10))
 @settings(deadline=None)
 def test_the_line_shape_score_is_at_least_one(seed, n):
-    assert line_shape_score(gaussian(n + 1, 4, seed=seed)) >= 1 - 1e-12
+    assert line_shape_score(normal(n + 1, 4, seed=seed)) >= 1 - 1e-12
 
 
 @given(rate=st.floats(0.01, 0.5), n=st.integers(2, 12))
@@ -45,14 +42,14 @@ def test_exponential_growth_has_expodistance_zero_and_fits_perfectly(rate, n):
 
 
 def test_expodistance_is_the_variance_of_growth_rates_over_their_squared_mean():
-    path = gaussian(7, 4, seed=2)
+    path = normal(7, 4, seed=2)
     norms = path.norm(dim=-1).numpy()
     rates = np.log(norms[1:] / norms[:-1])
     assert expodistance(path).item() == pytest.approx(rates.var() / rates.mean() ** 2)
 
 
 def test_the_growth_fit_is_the_least_squares_line():
-    path = gaussian(9, 4, seed=3)
+    path = normal(9, 4, seed=3)
     logs = path.norm(dim=-1).log().numpy()
     slope, intercept = np.polyfit(np.arange(9), logs, 1)
     fit = growth_fit(path)
@@ -65,14 +62,14 @@ def test_the_growth_fit_is_the_least_squares_line():
     "measure", [line_shape_score, expodistance, lambda x: growth_fit(x).slope, lambda x: growth_fit(x).r2]
 )
 def test_scale_leaves_a_number_alone_and_a_batch_gives_that_of_each_path(measure):
-    paths = gaussian(3, 6, 4)
+    paths = normal(3, 6, 4)
     torch.testing.assert_close(measure(7 * paths), measure(paths))
     torch.testing.assert_close(measure(paths), torch.stack([measure(path) for path in paths]))
 
 
 def test_principal_coordinates_keep_the_distances_of_a_planar_set():
-    plane = torch.linalg.qr(gaussian(8, 2))[0]
-    paths = gaussian(4, 5, 2, seed=1) @ plane.mT + gaussian(8, seed=2)
+    plane = torch.linalg.qr(normal(8, 2))[0]
+    paths = normal(4, 5, 2, seed=1) @ plane.mT + normal(8, seed=2)
     found = principal_trajectories(paths)
     torch.testing.assert_close(
         torch.cdist(found.coordinates.flatten(0, 1), found.coordinates.flatten(0, 1)),

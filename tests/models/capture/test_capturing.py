@@ -9,6 +9,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.session import session_of
 
 
 def some_tokens(batch: int = 2, length: int = 20) -> torch.Tensor:
@@ -41,7 +42,7 @@ def test_capture_works_in_the_other_modes_of_a_model(family_directory, backend, 
         torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "bloom"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "bloom", "gptj"])
 def test_both_backends_hand_over_the_same(family_model, name):
     both = [captured(family_model(name, backend), needs=EVERYTHING) for backend in ("hooked", "bridge")]
     for hooked, bridge in zip(*both, strict=True):
@@ -75,21 +76,22 @@ def test_logits_are_bit_equal_with_and_without_capture(llama):
     assert torch.equal(before, during)
 
 
-def hooks_on(model) -> list[tuple[int, int]]:
-    return [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
-
-
 def test_hooks_are_removed_when_the_consumer_fails(llama):
     def fail(capture):
         raise RuntimeError("stop here")
 
+    def hooks_on_it() -> list[int]:
+        return [
+            len(hooks) for module in llama.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+
     geometry_of(llama)
-    before = hooks_on(llama)
+    before = hooks_on_it()
     with pytest.raises(RuntimeError, match="stop here"):
         run_capture(llama, some_tokens(), fail, {"inputs"})
     with pytest.raises(RuntimeError, match="stop here"), capturing(llama, fail, {"inputs"}):
         llama(some_tokens())
-    assert hooks_on(llama) == before
+    assert hooks_on_it() == before
 
 
 @pytest.mark.parametrize(("dtype", "captured_as"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
@@ -216,3 +218,26 @@ def test_logits_are_those_of_the_model_whatever_the_layers(llama, layers):
     assert [c.layer for c in captures] == ([0, 0, 1, 1] if layers is None else [0, 0])
     assert run_capture(llama, some_tokens(), lambda capture: None, layers=layers) is None  # not asked for
     assert captures[0].pattern is not None
+
+
+def test_a_bias_is_found_where_the_model_has_one(family_model, backend):
+    biased, plain = (session_of(family_model(name, backend)).projections(0) for name in ("qwen2", "llama"))
+    assert biased.b_q.abs().max() > 0.1
+    assert plain.b_q is None or not plain.b_q.any()
+
+
+def test_grouped_keys_have_one_matrix_a_key_head_and_one_row_a_query_head(llama):
+    projections = session_of(llama).projections(0)
+    assert (len(projections.w_q), len(projections.w_k)) == (4, 2)
+    keys = projections.keys(torch.ones(3, 32))
+    torch.testing.assert_close(keys[0], keys[1])
+
+
+def test_an_input_split_by_head_is_refused(family_model):
+    model = family_model("gpt2", "hooked")
+    model.set_use_split_qkv_input(True)
+    try:
+        with pytest.raises(InputError, match="set_use_split_qkv_input"):
+            run_capture(model, some_tokens(), lambda capture: None, {"inputs"})
+    finally:
+        model.set_use_split_qkv_input(False)

@@ -229,6 +229,16 @@ def test_a_model_in_training_of_narrow_weights_is_copied_with_its_frequencies(fa
     assert torch.equal(session_of(copied).layer(0).geometry.rope.inv_freq.float(), training.model.rotary_emb.inv_freq)
 
 
+def test_a_tokenizer_made_in_memory_will_do(family_directory, backend):
+    from tokenizers import Tokenizer, models
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="a", pad_token="a")
+    training = AutoModelForCausalLM.from_pretrained(family_directory("llama"))
+    assert snapshot(training, tokenizer, backend).to_tokens("b", prepend_bos=True).tolist() == [[0, 1]]
+
+
 @pytest.mark.parametrize("name", ["llama", "bloom"])
 def test_a_model_read_twice_has_the_same_weights_throughout(family_directory, family_model, backend, name):
     first = fingerprint(session_of(family_model(name, backend)))

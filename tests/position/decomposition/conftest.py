@@ -8,7 +8,7 @@ import xarray as xr
 from rotated_heads import captures_of
 
 from tl_posgen.core.engine import analyze
-from tl_posgen.core.measure import Measure, stacked
+from tl_posgen.core.measure import Measure, with_token_variants
 from tl_posgen.core.report import Report
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
@@ -47,7 +47,7 @@ def collected() -> Callable[..., xr.Dataset]:
     def dataset_of(measure: Measure, *captures: LayerCapture) -> xr.Dataset:
         sums = Sums(measure.variables, measure.labels())
         for one in captures:
-            sums.add_layer(one, stacked(measure.of_layer(one)))
+            sums.add_layer(one, with_token_variants(measure.of_layer(one)))
         return measure.finish(sums)
 
     return dataset_of

@@ -11,19 +11,13 @@ from tl_posgen.position.decomposition import AttentionExamples
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 
-
-@pytest.fixture(scope="module")
-def result(report):
-    return report["attention_examples"]
-
-
-def heads_of(result) -> list[tuple[int, int]]:
-    return list(zip(result.own["layer"].values, result.own["head"].values, strict=True))
+MEASURE = "attention_examples"
 
 
 def test_the_heads_are_those_with_the_highest_and_lowest_r_within_rows(report, result):
     ranked = report["three_axis"].sel(tokens="all")["r_within_rows"].to_series().sort_values(ascending=False)
-    assert heads_of(result) == [*ranked.index[:2], *ranked.index[-2:]]
+    heads = list(zip(result.own["layer"].values, result.own["head"].values, strict=True))
+    assert heads == [*ranked.index[:2], *ranked.index[-2:]]
     assert result.own["why"].values.tolist() == ["closest to position + key"] * 2 + ["furthest from position + key"] * 2
 
 

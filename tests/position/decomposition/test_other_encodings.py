@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
+from drawn import token_ids
 from rotated_heads import captures_of
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.formatting import ENCODINGS as WHERE
 from tl_posgen.core.report import Report
-from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition import MeanKey, Residual, ThreeAxis
 
 pytestmark = pytest.mark.longer
@@ -22,25 +21,12 @@ LOST = {"gpt2": {"variance", "mean_key"}, "bloom": {"mean_key"}}  # what they wo
 OPTIONS = {"null_seeds": (), "progress": False}
 
 
-def random_prompts(n: int) -> torch.Tensor:
-    return torch.randint(2, 64, (2, n), generator=torch.Generator().manual_seed(1))
-
-
 @pytest.fixture(scope="module")
 def reports(family_model):
     """All measures on two random prompts of 24 tokens."""
-    return {name: analyze(family_model(name), random_prompts(24), measures=MEASURES, **OPTIONS) for name in ENCODINGS}
-
-
-@pytest.fixture(scope="module")
-def both_slopes(family_model, collected):
-    """(measure) -> its datasets of one layer with its slope and without."""
-    (one,) = captures_of(family_model("bloom"), random_prompts(40)[:1], layers=[1])
-    captures = [
-        LayerCapture(each, heads=one.heads, prompt=0, tokens=one.tokens, q=one.q, k=one.k)
-        for each in (one.geometry, replace(one.geometry, alibi_slopes=None))
-    ]
-    return lambda measure: [collected(measure, capture).sel(tokens="all") for capture in captures]
+    return {
+        name: analyze(family_model(name), token_ids(2, 24, seed=1), measures=MEASURES, **OPTIONS) for name in ENCODINGS
+    }
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -57,7 +43,13 @@ def test_every_measure_has_numbers_that_its_encoding_allows(reports, name):
     assert (share.sel(part="d") > 0).all() if name == "bloom" else np.allclose(share.sel(part="d"), 0, atol=1e-9)
 
 
-def test_the_slope_of_alibi_is_not_in_the_residual_nor_in_the_mean_key_split_but_in_r(both_slopes):
+def test_the_slope_of_alibi_is_not_in_the_residual_nor_in_the_mean_key_split_but_in_r(family_model, collected):
+    (one,) = captures_of(family_model("bloom"), token_ids(2, 40, seed=1, high=64)[:1], layers=[1])
+    captures = one, replace(one, geometry=replace(one.geometry, alibi_slopes=None), _rotated={})
+
+    def both_slopes(measure):
+        return [collected(measure, capture).sel(tokens="all") for capture in captures]
+
     with_slope, without = both_slopes(Residual())
     for name in ("std", "top_share"):
         np.testing.assert_allclose(with_slope[name], without[name], atol=1e-4)

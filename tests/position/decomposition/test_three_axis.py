@@ -1,4 +1,4 @@
-"""The three-axis measure: what is collected of real models, and what the figures draw."""
+"""The three-axis measure and the mean-key split: what is collected of real models, and what is said."""
 
 import numpy as np
 import pytest
@@ -9,21 +9,19 @@ from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.position.decomposition import ThreeAxis
+from tl_posgen.position.decomposition import MeanKey, ThreeAxis
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.decomposition.three_axis import fit_capture, shuffled, weighting
 
+MEASURE = "three_axis"
+
 QUICK = {"null_seeds": (), "progress": False}
 OUT = {"tokens": "without first"}
 NEAR = (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.05)
-
-
-@pytest.fixture(scope="module")
-def result(report):
-    return report["three_axis"]
 
 
 def test_fits_of_a_layer_are_those_of_its_scores(single, capture):
@@ -142,3 +140,20 @@ def test_weights_that_cannot_be_are_refused(weights):
 
 def test_noise_reaches_what_iid_r_says(result):
     assert float(result.own["iid_r"].mean()) == pytest.approx(np.sqrt((3 * 64 - 4) / (64 * 65 / 2 - 1)))
+
+
+# The mean-key split
+
+
+def test_r_is_that_of_q_and_k_before_rope(capture, collected):
+    found = collected(MeanKey(d0=7, distances=(0, 2.5)), capture).squeeze("layer")
+    geometry = capture.geometry
+    assert found["d0"].values.tolist() == [0, 2.5, 7]
+    both = mean_key_r(capture.q, capture.k, geometry.rope, geometry.scale, [0, 2.5, 7])
+    for name, expected in zip(("r", "r_within_rows"), both, strict=True):
+        np.testing.assert_allclose(found[name].transpose("tokens", "d0", "head"), expected, atol=1e-6)
+
+
+def test_the_headline_is_the_largest_distance_that_the_prompts_and_every_window_allow(mini, prompts):
+    assert MeanKey().prepare(mini, list(prompts)).d0 == prompts.shape[1] - 1
+    assert MeanKey(d0=7).prepare(mini, list(prompts)).d0 == 7

@@ -13,12 +13,9 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import Variance
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 
+MEASURE = "variance"
+
 OUT = {"tokens": "without first"}
-
-
-@pytest.fixture(scope="module")
-def result(report):
-    return report["variance"]
 
 
 def test_parts_are_shares_of_what_softmax_sees(result):
@@ -66,14 +63,9 @@ def test_two_tokens_say_nothing_of_what_varies(mini):
     assert "one token besides the first says nothing" in result.findings()[-1]
 
 
-@pytest.fixture(scope="module")
-def by_place(mini, alice):
-    return Variance(absolute=True)(mini, alice, length=24, n_prompts=8, progress=False)
-
-
 @pytest.mark.longer
-def test_shares_by_place_add_up_to_the_shares_and_change_nothing_else(mini, alice, by_place):
-    data = by_place.own
+def test_shares_by_place_add_up_to_the_shares_and_change_nothing_else(mini, alice):
+    data = Variance(absolute=True)(mini, alice, length=24, n_prompts=8, progress=False).own
     np.testing.assert_allclose(data["by_place"].sum("place"), data["share"], atol=1e-12)
     by_key = data["by_place"].sel(part=["k", "qk", "kd", "qkd"], place=["key", "both"]).sum(("part", "place"))
     np.testing.assert_allclose(data["absolute"], by_key / (1 - data["share"].sel(part="q")))
@@ -83,14 +75,8 @@ def test_shares_by_place_add_up_to_the_shares_and_change_nothing_else(mini, alic
     assert "places" not in plain.kinds
 
 
-@pytest.mark.longer
-def test_few_prompts_and_prompts_of_other_lengths_are_refused(mini, alice):
-    measure = Variance(absolute=True)
-    with pytest.raises(InputError, match="8 at least, not 7; give n_prompts=16"):
-        measure(mini, alice, length=24, n_prompts=7, progress=False)
-    with pytest.raises(InputError, match="of one length"):
-        measure(mini, [alice[: 40 + 9 * n] for n in range(8)], progress=False)
-    with tl_posgen.attach(mini, [measure]) as run:
+def test_too_few_attached_prompts_are_refused(mini):
+    with tl_posgen.attach(mini, [Variance(absolute=True)]) as run:
         mini(torch.arange(20)[None])
     with pytest.raises(InputError, match="8 at least, not 1"):
         run.report()
@@ -125,3 +111,17 @@ def test_learned_positions_are_in_the_content_and_something_is_concluded(learned
     assert "RoPE did not put there" in result.findings()[0]
     assert result.findings() == [result.findings()[0], result.caveat]  # position is zero by construction: nothing said
     assert float(result.sel(**OUT)["absolute"].mean()) > 0.5
+
+
+def test_the_headlines_keep_their_names(report):
+    axes = ["three_axis_r", "three_axis_r_within_rows"]
+    parts = ["additive_r", *(f"{part}_share" for part in ("position", "content", "interaction")), "std"]
+    named = [*axes, *parts, "mean_key_r", "residual_share", "residual_std"]
+    assert report.frame().columns[: 2 + len(named)].tolist() == ["layer", "head", *named]
+    assert [short for short, _ in report["variance"].headline_labels().values()] == [
+        "additive r",
+        "pos",
+        "cont",
+        "inter",
+        "std",
+    ]

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rotated_heads import captures_of
+from rotated_heads import captures_of, true_distances
 
 from tl_posgen.core.engine import analyze
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
@@ -28,11 +29,6 @@ OUT = {"tokens": "without first"}
 @pytest.fixture(scope="session")
 def result(mini, alice):
     return DummyDistance(distances=(0, 64, 7), limits=(1, 40))(mini, alice, null_seeds=(0,), **CUT)
-
-
-@pytest.fixture(scope="session")
-def of_one_head(mini, alice):
-    return DummyDistance(distances=(3,), limits=(8,))(mini, alice, layers=[1], heads=[2], null_seeds=(), **CUT)
 
 
 def test_the_curve_is_the_mean_score_with_every_pair_at_that_distance(mini):
@@ -88,8 +84,9 @@ def test_shares_and_correlations_are_in_range(result):
         np.testing.assert_allclose(matrix, matrix.transpose(..., "other_d0", "d0").values)
 
 
-def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result, of_one_head):
-    data = of_one_head.own
+def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
+    measure = DummyDistance(distances=(3,), limits=(8,))
+    data = measure(mini, alice, layers=[1], heads=[2], null_seeds=(), **CUT).own
     assert (data["layer"].values.tolist(), data["head"].values.tolist()) == ([1], [2])
     np.testing.assert_allclose(data["additive_r"], result.own["additive_r"].sel(layer=[1], head=[2]))
     tokens = torch.stack(to_prompts(mini, alice, length=40, n_prompts=2))
@@ -97,17 +94,9 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result, of_one_
     np.testing.assert_allclose(data["loss"].sel(condition="at 3"), expected)
 
 
-def test_distances_beyond_fixed_frequencies_are_refused(family_model):
-    model, tokens = family_model("llama_dynamic", "bridge"), torch.arange(2, 26)[None]
-    with pytest.raises(InputError, match=r"distance 500: .* below distance 128"):
-        DummyDistance(distances=(0, 500))(model, tokens, progress=False)
-
-
-def test_a_model_without_distances_is_refused_or_skipped(family_model):
+def test_a_model_without_distances_is_skipped_if_asked(family_model):
     model, tokens = family_model("gpt2", "bridge"), torch.arange(2, 26)[None]
     how = {"null_seeds": (), "progress": False, "skip_unsupported": True}
-    with pytest.raises(UnsupportedModelError, match="know no distance"):
-        DummyDistance()(model, tokens, progress=False)
     assert list(analyze(model, tokens, measures=["dummy_distance", "variance"], **how)) == ["variance"]
     both = r"dummy_distance cannot be had: .* know no distance.*; planes cannot"
     with pytest.raises(UnsupportedModelError, match=both):
@@ -150,10 +139,8 @@ def test_the_fit_made_again_against_least_squares(family_model, name):
 @given(seed=st.integers(0, 2**16))
 def test_neither_levels_nor_slopes_of_the_scores_matter(seed):
     """Adding any a_d, b_i and straight line in j to the scores leaves what is compared as it is."""
-    generator = torch.Generator().manual_seed(seed)
-    scores, a, b = (torch.randn(*shape, generator=generator).double() for shape in ((2, 9, 9), (9,), (9,)))
-    index = torch.arange(9)
-    moved = scores + a[(index[:, None] - index).clamp(min=0)] + b[:, None] + 3.0 * index
+    scores, (a, b) = normal(2, 9, 9, seed=seed), normal(2, 9, seed=seed + 1)
+    moved = scores + a[true_distances(9)] + b[:, None] + 3.0 * torch.arange(9)
     one, other = (fit_three_axis(pair_moments_from_scores(x)) for x in (scores, moved))
     torch.testing.assert_close(same_key_part(one, other), torch.ones(2, dtype=torch.float64))
 

@@ -4,11 +4,10 @@ from itertools import product
 
 import pytest
 import torch
-from additive_fit import additive_fit
-from distance_table import distance_table
+from drawn import normal, token_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rotated_heads import ROPES, random_head, true_distances
+from rotated_heads import ROPES, additive_fit, distance_table, random_head, true_distances
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.distance.numbers import key_agreement, table_energies
@@ -55,7 +54,7 @@ def test_energies_from_moments_equal_those_of_the_table(rope, distances):
 
 
 def test_additive_fit_is_the_least_squares_fit():
-    table = torch.randn(5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    table = normal(5, 6)
     rows = torch.eye(5, dtype=torch.float64).repeat_interleave(6, 0)
     columns = torch.eye(6, dtype=torch.float64).repeat(5, 1)
     design = torch.cat([rows, columns], 1)
@@ -112,9 +111,7 @@ def test_constant_distance_equals_pair_by_pair(rope, d0):
 @given(seed=st.integers(0, 2**16), name=st.sampled_from(sorted(ROPES)), fractional=st.booleans())
 def test_any_distance_matrix_equals_pair_by_pair(seed, name, fractional):
     q, k = random_head(seed, n=5)
-    generator = torch.Generator().manual_seed(seed)
-    distance = torch.randint(0, 50, (5, 5), generator=generator)
-    distance = distance + 0.25 if fractional else distance
+    distance = token_ids(5, 5, seed=seed, low=0, high=50) + (0.25 if fractional else 0)
     expected = brute_scores(q, k, ROPES[name], distance).tril()
     torch.testing.assert_close(scores_at(q, k, ROPES[name], SCALE, distance).tril(), expected)
 
@@ -179,9 +176,6 @@ def named_pair(distance):
 def test_distances_that_are_none_are_refused(distance, said):
     with pytest.raises(InputError, match=said):
         scores_at(*random_head(), ROPES["half"], SCALE, distance)
-
-
-def test_a_negative_limit_is_refused():
     with pytest.raises(InputError, match="0 or more"):
         scores_frozen_beyond(*random_head(), ROPES["half"], SCALE, -1)
 

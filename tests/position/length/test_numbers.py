@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from drawn import normal, visible
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,9 +22,7 @@ D = 6
 
 def outputs(n: int, seed: int, shift: float = 0.0, stretch: float = 1.0) -> torch.Tensor:
     """Two heads with unequal variances, as outputs of trained heads have."""
-    generator = torch.Generator().manual_seed(seed)
-    o = torch.randn(2, n, D, generator=generator, dtype=torch.float64) * torch.tensor([4.0, 3, 2, 1, 0.1, 0.01])
-    return stretch * o + 1 + shift
+    return stretch * normal(2, n, D, seed=seed) * torch.tensor([4.0, 3, 2, 1, 0.1, 0.01]) + 1 + shift
 
 
 def moments(seed: int, n: int = 4000, **change: float) -> OutputMoments:
@@ -42,10 +41,9 @@ def in_halves(o: torch.Tensor) -> tuple[OutputMoments, OutputMoments]:
 @given(seed=st.integers(0, 999), rank=st.integers(1, D))
 def test_frechet_distance_equals_the_root_of_the_product(seed, rank):
     """tr (C1^1/2 C2 C1^1/2)^1/2 is the sum of the roots of the eigenvalues of C1 C2, which no symmetric root is in."""
-    generator = torch.Generator().manual_seed(seed)
-    a, b = torch.randn(2, D, D, generator=generator, dtype=torch.float64)
+    a, b = normal(2, D, D, seed=seed)
     cov_1, cov_2 = a @ a.T, b[:, :rank] @ b[:, :rank].T
-    mean_1, mean_2 = torch.randn(2, D, generator=generator, dtype=torch.float64)
+    mean_1, mean_2 = normal(2, D, seed=seed + 1)
     roots = torch.linalg.eigvals(cov_1 @ cov_2).real.clamp(min=0).sqrt().sum()
     expected = (mean_1 - mean_2).square().sum() + (cov_1 + cov_2).trace() - 2 * roots
     for pair in (((mean_1, cov_1), (mean_2, cov_2)), ((mean_2, cov_2), (mean_1, cov_1))):
@@ -126,8 +124,7 @@ def test_frechet_is_between_one_half_beyond_and_the_other_inside():
 
 
 def test_entropy_and_normaliser_are_those_of_the_softmax_in_blocks_of_rows_too():
-    scores = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    scores = scores.masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
+    scores = normal(2, 5, 5).masked_fill(~visible(5), -torch.inf)
     entropy, normaliser = entropy_and_normaliser(scores[:, 2:], scores.softmax(-1)[:, 2:])
     row = scores[1, 3, :4]
     torch.testing.assert_close(entropy[1, 1], torch.distributions.Categorical(logits=row).entropy())
@@ -137,9 +134,7 @@ def test_entropy_and_normaliser_are_those_of_the_softmax_in_blocks_of_rows_too()
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 999), n=st.integers(3, 40), d=st.integers(2, 9))
 def test_it_is_that_of_the_two_largest_eigenvalues_of_the_covariance(seed, n, d):
-    generator = torch.Generator().manual_seed(seed)
-    stretch = 3 / torch.arange(1, d + 1, dtype=torch.float64)
-    inside, beyond = 5 + stretch * torch.randn(2, n, d, generator=generator, dtype=torch.float64)
+    inside, beyond = 5 + 3 / torch.arange(1, d + 1, dtype=torch.float64) * normal(2, n, d, seed=seed)
     values, vectors = torch.linalg.eigh(inside.T.cov(correction=0))
     plane = output_plane(inside)
     for axis in (0, 1):

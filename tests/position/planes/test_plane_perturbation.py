@@ -20,6 +20,8 @@ from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import complex_planes
 
+MEASURE = "plane_perturbation"
+
 pytestmark = pytest.mark.slow
 
 CUT = {"length": 24, "n_prompts": 4, "progress": False}
@@ -31,11 +33,6 @@ MAPPED = ("shuffle_phases", "shuffle_positions")
 def report(mini, alice):
     asked = PlanePerturbation(edits=EDITS, strengths=(0.5, 1), map_edits=MAPPED, map_by="bands")
     return analyze(mini, alice, measures=["planes", asked], layers=[0, 2], null_seeds=(0,), **CUT)
-
-
-@pytest.fixture(scope="session")
-def result(report):
-    return report["plane_perturbation"]
 
 
 def tokens_of(model, text):

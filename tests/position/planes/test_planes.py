@@ -8,7 +8,7 @@ from scipy import stats
 
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.numbers import one_side
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
@@ -133,23 +133,10 @@ MEASURES = [Planes, PlanePerturbation]
 TOKENS = torch.arange(2, 26)[None]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bloom"])
-@pytest.mark.parametrize("measure", MEASURES)
-def test_a_model_without_rope_is_refused_before_anything_runs(family_model, measure, name):
-    with pytest.raises(UnsupportedModelError, match="no layer of this model has RoPE"):
-        measure()(family_model(name, "bridge"), TOKENS, progress=False)
-
-
 @pytest.mark.parametrize("measure", MEASURES)
 def test_only_layers_without_rope_are_refused(family_model, measure):
     with pytest.raises(UnsupportedModelError, match=r"layers 1: none of them has RoPE|no chosen layer has RoPE"):
         measure()(family_model("smollm3", "bridge"), TOKENS, layers=[1], null_seeds=(), progress=False)
-
-
-@pytest.mark.parametrize(("n", "message"), [(1, "a prompt has only 1 token"), (2, "planes: of 2 tokens one at most")])
-def test_prompts_of_which_nothing_can_vary_are_refused(mini, n, message):
-    with pytest.raises(InputError, match=message):
-        Planes()(mini, [list(range(5, 5 + n))] * 2, null_seeds=(), progress=False)
 
 
 @pytest.mark.parametrize("name", ["neox", "gemma3", "smollm3"])

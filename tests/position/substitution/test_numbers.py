@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from drawn import normal, visible
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rotated_heads import ROPES, captures_of, scores_at_every
+from rotated_heads import ROPES, captures_of, scores_at_every, true_distances
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import prompts_of_one_length
@@ -40,7 +41,7 @@ DISTRIBUTIONS = {
     "fractional": DistanceDistribution(torch.tensor([0.5, 3.0]), torch.tensor([0.25, 0.75], dtype=torch.float64)),
     "per head": triangle(torch.tensor([2.0, 4.5])),
 }
-VISIBLE = torch.ones(N, N).tril().bool()
+VISIBLE = visible(N)
 
 
 @pytest.fixture(params=ROPES.values(), ids=ROPES.keys())
@@ -49,7 +50,7 @@ def rope(request) -> Rope:
 
 
 def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.3
+    return normal(*shape, seed=seed) + 0.3
 
 
 @pytest.fixture
@@ -111,8 +112,7 @@ def test_without_the_query_the_authors_simplified_logits_remain(mini, alice):
         turned = rotate(mean_q.expand(-1, n, -1), torch.arange(n), geometry.rope)
         position = geometry.scale * (turned @ mean_k.mT)[..., 0]
         content = geometry.scale * (turned.mean(1, keepdim=True) @ k.mT)
-        distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
-        gap = (by_split(all_positions, query="mean")(capture) - position[:, distance] - content)[:, VISIBLE]
+        gap = (by_split(all_positions, query="mean")(capture) - position[:, true_distances(n)] - content)[:, VISIBLE]
         found[capture.layer] = float((gap - gap.mean(1, keepdim=True)).abs().max() / position.abs().max())
     assert len(found) == mini.cfg.n_layers
     assert max(found.values()) < 1e-5
@@ -279,12 +279,11 @@ def by_hand(q, k, rope, scale, n_distances):
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 999), window=st.sampled_from([None, 1, 3, 20]), rotary=st.sampled_from([2, 4, 6]))
 def test_they_are_f_and_g_within_rows(seed, window, rotary):
-    generator, rope, n, scale = torch.Generator().manual_seed(seed), Rope(inverse_frequencies(rotary)), 7, 0.3
-    q, k = 1 + torch.randn(2, 1, n, 6, generator=generator, dtype=torch.float64)
+    rope, n, scale = Rope(inverse_frequencies(rotary)), 7, 0.3
+    q, k = 1 + normal(2, 1, n, 6, seed=seed)
     turned_q, turned_k = (rotate(x, torch.arange(n), rope) for x in (q, k))
     slope = torch.tensor([0.1])
-    distance = torch.arange(n)[:, None] - torch.arange(n)
-    seen = (distance >= 0) & (distance < (window or n))
+    distance, seen = true_distances(n), visible(n, window)
     scores = (scale * turned_q @ turned_k.mT - 0.1 * distance).masked_fill(~seen, -torch.inf)
     found = split_maps(scores, q, k, rope, scale, window=window, slopes=slope)
     f, g = by_hand(q[0], k[0], rope, scale, min(n, window or n))
@@ -309,8 +308,8 @@ def test_they_are_f_and_g_within_rows(seed, window, rotary):
 
 def test_over_every_triple_they_hold_what_variance_calls_position_and_content():
     """f(q, d) and g(q, k) of all queries, keys and distances, each less its mean over what it does not share."""
-    generator, rope, n = torch.Generator().manual_seed(0), Rope(inverse_frequencies(4)), 6
-    q, k = 0.5 + torch.randn(2, 1, n, 4, generator=generator, dtype=torch.float64)
+    rope, n = Rope(inverse_frequencies(4)), 6
+    q, k = 0.5 + normal(2, 1, n, 4)
     shares = variance_shares(TripleMoments.from_qk(q, k, rope, first_token=False), rope, 1.0, n).within_rows
     _, g = by_hand(q[0], k[0], rope, 1.0, n)
     at = torch.stack([rotate(q[0, 1:], torch.full((n - 1,), d), rope) for d in range(n)], 1)  # [query, distance, d]

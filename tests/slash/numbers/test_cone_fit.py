@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from drawn import normal
 
 from tl_posgen.rope.spectra import rank_one_share
 from tl_posgen.slash.numbers.cone_fit import axis_gain, bias_share, fit_cone
@@ -11,13 +12,9 @@ from tl_posgen.slash.numbers.cone_fit import axis_gain, bias_share, fit_cone
 D_MODEL = 24
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def inputs_on_a_cone(angle=0.4, n=60):
     """Unit vectors at one angle from the first axis, in random directions around it."""
-    around = torch.nn.functional.normalize(draw(n, D_MODEL - 1), dim=-1)
+    around = torch.nn.functional.normalize(normal(n, D_MODEL - 1), dim=-1)
     around = torch.nn.functional.normalize(torch.cat([around, -around]), dim=-1)
     along = torch.full((2 * n, 1), math.cos(angle), dtype=torch.float64)
     return torch.cat([along, math.sin(angle) * around], dim=-1)
@@ -32,29 +29,29 @@ def test_cone_built_by_hand_is_found():
 
 
 def test_gain_is_one_on_average_over_random_axes():
-    weight = draw(4, D_MODEL, 8)
+    weight = normal(4, D_MODEL, 8)
     gains = [axis_gain(axis, weight).square() for axis in torch.eye(D_MODEL).double()]
     torch.testing.assert_close(torch.stack(gains).mean(0), torch.ones(4, dtype=torch.float64))
 
 
 def test_projection_onto_the_axis_gives_rank_one_whatever_the_inputs():
-    inputs = draw(40, D_MODEL) + 0.3
+    inputs = normal(40, D_MODEL) + 0.3
     axis = fit_cone(inputs).axis
-    weight = (axis[:, None] * draw(1, 8))[None]
+    weight = (axis[:, None] * normal(1, 8))[None]
     assert rank_one_share(inputs @ weight).item() == pytest.approx(1)
     assert axis_gain(axis, weight).item() == pytest.approx(D_MODEL**0.5)
 
 
 def test_the_bias_share_is_of_the_energies_of_both_parts():
-    inputs, weight, bias = draw(40, D_MODEL), draw(2, D_MODEL, 8, seed=1), draw(2, 8, seed=2)
+    inputs, weight, bias = normal(40, D_MODEL), normal(2, D_MODEL, 8, seed=1), normal(2, 8, seed=2)
     free, energy = bias.expand(40, 2, 8).square().sum((0, 2)), (inputs @ weight).square().sum((1, 2))
     torch.testing.assert_close(bias_share(inputs, weight, bias), free / (free + energy))
     assert bias_share(inputs, weight, None).tolist() == [0, 0]
 
 
 def test_inputs_in_random_directions_lie_on_no_cone():
-    found = fit_cone(draw(500, D_MODEL))
+    found = fit_cone(normal(500, D_MODEL))
     assert found.cosine.mean() < 0.2
     assert found.r1 < 3 / D_MODEL
-    inputs = draw(30, D_MODEL) + 0.5
+    inputs = normal(30, D_MODEL) + 0.5
     torch.testing.assert_close(fit_cone(inputs).r1, rank_one_share(inputs))

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from drawn import normal, visible
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
 from tl_posgen.rope.frequency_bands import bands_by_thirds
 from tl_posgen.rope.rotation import Rope, complex_frequencies, complex_planes, inverse_frequencies, rotate
-from tl_posgen.slash.numbers.ablations import ablate, drop, freeze, keep
+from tl_posgen.slash.numbers.ablations import ablate, drop, keep, without_rotation
 from tl_posgen.slash.numbers.plane_contributions import (
     match_profiles,
     plane_contributions,
@@ -19,10 +20,6 @@ from tl_posgen.slash.numbers.plane_contributions import (
 from tl_posgen.slash.numbers.slash_scores import slash_statistics
 
 N, D_HEAD = 40, 16
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def ropes():
@@ -49,12 +46,10 @@ def inner_products(q, k, rope):
 @settings(deadline=None, max_examples=15)
 @given(rope=ropes(), window=st.none() | st.integers(1, N), seed=st.integers(0, 99))
 def test_plane_contributions_are_the_diagonal_means_less_the_visible_mean(rope, window, seed):
-    q, k = draw(2, 1, N, D_HEAD, seed=seed)
+    q, k = normal(2, 1, N, D_HEAD, seed=seed)
     products = inner_products(q[0], k[0], rope)
     diagonals = torch.stack([products.diagonal(-d, 1, 2).mean(-1) for d in range(N)], -1)
-    distance = torch.arange(N)[:, None] - torch.arange(N)
-    seen = (distance >= 0) & (distance < (window or N))
-    expected = 0.5 * (diagonals - products[:, seen].mean(-1, keepdim=True))
+    expected = 0.5 * (diagonals - products[:, visible(N, window)].mean(-1, keepdim=True))
     found = plane_contributions(q, k, rope, scale=0.5, window=window)[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
@@ -63,14 +58,14 @@ def test_plane_contributions_are_the_diagonal_means_less_the_visible_mean(rope, 
 def test_drop_and_keep_of_a_band_share_out_the_score(pairing):
     rope = Rope(inverse_frequencies(D_HEAD), pairing)
     band = bands_by_thirds(8)[1]
-    q, k = draw(2, 2, N, D_HEAD)
+    q, k = normal(2, 2, N, D_HEAD)
     without, only = ((lambda a, b: a @ b.mT)(*ablate(q, k, rope, kind, band)) for kind in ("drop", "keep"))
     whole = (lambda a, b: a @ b.mT)(*ablate(q, k, rope, "none"))
     torch.testing.assert_close(without + only, whole)
 
 
 def test_drop_spares_the_unrotated_remainder_and_keep_does_not():
-    rope, x = Rope(inverse_frequencies(8)), draw(3, D_HEAD)
+    rope, x = Rope(inverse_frequencies(8)), normal(3, D_HEAD)
     band = torch.ones(4, dtype=torch.bool)
     assert drop(x, rope, band)[..., 8:].equal(x[..., 8:])
     assert keep(x, rope, band)[..., 8:].abs().max() == 0
@@ -78,7 +73,7 @@ def test_drop_spares_the_unrotated_remainder_and_keep_does_not():
 
 def test_frozen_planes_do_not_turn_and_keep_their_content():
     rope, band = Rope(inverse_frequencies(D_HEAD)), bands_by_thirds(8)[0]
-    x = draw(1, N, D_HEAD)
+    x = normal(1, N, D_HEAD)
     frozen = complex_planes(ablate(x, x, rope, "freeze", band)[0], rope)
     torch.testing.assert_close(frozen[..., band], complex_planes(x, rope)[..., band])
     turned = complex_planes(rotate(x, torch.arange(N), rope), rope)
@@ -87,7 +82,7 @@ def test_frozen_planes_do_not_turn_and_keep_their_content():
 
 
 def test_rank_one_ablation_truncates_q_and_k():
-    q, k = draw(2, 2, N, D_HEAD)
+    q, k = normal(2, 2, N, D_HEAD)
     found = ablate(q, k, Rope(), "rank_one")
     for x, truncated in zip((q, k), found, strict=True):
         s = torch.linalg.svdvals(x - truncated)
@@ -104,13 +99,13 @@ def test_rank_one_ablation_truncates_q_and_k():
 )
 def test_unknown_ablations_and_bands_that_do_not_fit_are_refused(kind, band, message):
     with pytest.raises(InputError, match=message):
-        ablate(draw(1, 4, 8), draw(1, 4, 8), Rope(inverse_frequencies(8)), kind, band)
+        ablate(normal(1, 4, 8), normal(1, 4, 8), Rope(inverse_frequencies(8)), kind, band)
 
 
 @settings(deadline=None, max_examples=15)
 @given(rope=ropes(), seed=st.integers(0, 99))
 def test_profile_is_exact_for_constant_queries_and_keys(rope, seed):
-    q, k = draw(2, 3, 1, D_HEAD, seed=seed).expand(2, 3, N, D_HEAD)
+    q, k = normal(2, 3, 1, D_HEAD, seed=seed).expand(2, 3, N, D_HEAD)
     rotated_q, rotated_k = (rotate(x, torch.arange(N), rope) for x in (q, k))
     found = rank_one_logit(q, k, rope, scale=0.5)
     torch.testing.assert_close(found, (0.5 * rotated_q @ rotated_k.mT)[:, -1].flip(-1))
@@ -119,7 +114,7 @@ def test_profile_is_exact_for_constant_queries_and_keys(rope, seed):
 
 
 def test_profile_is_a_sum_of_cosines_of_the_top_directions():
-    rope, (q, k) = Rope(inverse_frequencies(12), scaling=1.1), draw(2, 2, N, D_HEAD)
+    rope, (q, k) = Rope(inverse_frequencies(12), scaling=1.1), normal(2, 2, N, D_HEAD)
     v_q, v_k = (torch.linalg.svd(x).Vh[:, 0] for x in (q, k))
     strength = (q.mean(1) * v_q).sum(-1) * (k.mean(1) * v_k).sum(-1)
     z = complex_planes(v_q, rope) * complex_planes(v_k, rope).conj() * strength[:, None]
@@ -129,7 +124,7 @@ def test_profile_is_a_sum_of_cosines_of_the_top_directions():
 
 
 def test_a_match_stands_beside_the_mean_over_all_other_heads():
-    profiles = draw(3, 4, 13).exp()
+    profiles = normal(3, 4, 13).exp()
     measured, predicted, uniform = profiles
     correlation, chance = match_profiles(measured, predicted, uniform)
     near = [(x - uniform)[:, :6].numpy() for x in (measured, predicted)]
@@ -154,4 +149,4 @@ def test_the_mask_of_a_band_goes_to_the_device_of_what_it_is_taken_of():
     x = torch.empty(1, 3, 6, device="meta")
     for function in (drop, keep):
         assert function(x, rope, band).device.type == "meta"
-    assert freeze(Rope(torch.ones(2, device="meta")), band).inv_freq.device.type == "meta"
+    assert without_rotation(Rope(torch.ones(2, device="meta")), band).inv_freq.device.type == "meta"

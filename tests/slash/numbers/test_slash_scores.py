@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawn import normal, visible
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,13 +12,7 @@ from tl_posgen.slash.numbers.slash_scores import slash_statistics
 
 
 def random_scores(n_heads, n, seed=0, sharpness=2.0):
-    generator = torch.Generator().manual_seed(seed)
-    return sharpness * torch.randn(n_heads, n, n, generator=generator, dtype=torch.float64)
-
-
-def visible(n, window=None):
-    distance = torch.arange(n)[:, None] - torch.arange(n)
-    return (distance >= 0) & (distance < (window or n))
+    return sharpness * normal(n_heads, n, n, seed=seed)
 
 
 def softmax_of(scores, window=None):

@@ -34,7 +34,7 @@ def fused_bridge(
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(_IMPLEMENTATION, attention_function)
-    AttentionMaskInterface.register(_IMPLEMENTATION, mask_function)
+    AttentionMaskInterface.register(_IMPLEMENTATION, _mask_of_pass)
     name, modules = "_attn_implementation_internal", model.original_model.modules()
     configs = {id(one): one for module in modules if hasattr(one := getattr(module, "config", None), name)}
     with ExitStack() as stack:
@@ -145,7 +145,7 @@ def attention_scale(hf_attn: Any, d_head: int) -> float:
 # What transformers calls
 
 
-def mask_function(
+def _mask_of_pass(
     *, batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, mask_function: Any, **options: Any
 ) -> Mask:
     """Return transformers' mask, whose rows are made when they are needed."""

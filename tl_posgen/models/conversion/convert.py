@@ -52,10 +52,11 @@ def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backe
     if not expected.isfinite().all():
         narrow = rounding_remedy(hf_model.dtype)
         raise ModelError(f"{name}: logits of random tokens are not finite; {broken}.{narrow}")
-    # TransformerLens loads a tokenizer anew with add_bos_token=True, unless it says that it has it: it stays as it is
+    # TransformerLens loads a tokenizer anew with add_bos_token=True, unless it says that it has it: it stays as it is;
+    # of one made in memory it misses the name
     words = copy.deepcopy(tokenizer)
     adds_bos = words.init_kwargs.pop("add_bos_token", None)
-    words.init_kwargs["add_bos_token"] = True
+    words.init_kwargs |= {"add_bos_token": True, "name_or_path": words.name_or_path}
     model: Any = None
     if backend != "bridge":
         try:
@@ -168,8 +169,6 @@ def _as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
                 if freed > 2**22:  # each `trim` takes 5 ms and more
                     trim()
                     freed = 0
-            if cfg.positional_embedding_type == "alibi":
-                model.pos_embed.W_pos.zero_()  # unused memory, which TransformerLens leaves as it finds it
         trim()
     except _REFUSALS as error:
         raise UnsupportedModelError(

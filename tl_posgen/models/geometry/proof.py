@@ -77,7 +77,7 @@ def prove(
         raise UnsupportedModelError(
             f"layer {layer}: its scores cannot be recomputed from its queries and keys: off by {error:.2g} where "
             f"scores reach {largest:.2g} ({allowed:.1g} is allowed). Likely cause: {cause}."
-            + rounding_of_scores(error, rotated_q, rotated_k, best, q.dtype)
+            + _rounding_of_scores(error, rotated_q, rotated_k, best, q.dtype)
         )
     if not torch.equal(visible, best.visible(q.shape[1], q.device).expand_as(visible)):
         window = f" with a window of {best.window}" if best.window else ""
@@ -113,7 +113,7 @@ def allowed_error(
     return allowed
 
 
-def rounding_of_scores(
+def _rounding_of_scores(
     error: float,
     rotated_q: Float[Tensor, "head query d_head"],
     rotated_k: Float[Tensor, "head key d_head"],
@@ -302,7 +302,7 @@ def _difference(
         "that edits scores, or queries or keys after their hooks; buffers or functions of attention that changed after "
         "the model was probed (tl_posgen.check(model) probes it again); or a geometry that changes at some length "
         f"below {capture.length} tokens."
-        + ("" if hidden else rounding_of_scores(float(error.max()), q, k, geometry, dtype))
+        + ("" if hidden else _rounding_of_scores(float(error.max()), q, k, geometry, dtype))
     ), hidden
 
 

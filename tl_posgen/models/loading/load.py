@@ -138,7 +138,7 @@ class Pretrained:
         for place in {str(one): one for one in spread.values()}.values() if isinstance(spread, Mapping) else ():
             if place == "disk":
                 raise InputError("device_map: weights on disk cannot be analysed; give devices that hold them")
-            usable(place if isinstance(place, str) else f"cuda:{place}")
+            _usable(place if isinstance(place, str) else f"cuda:{place}")
 
     @full_precision()
     def load(self, *, precise: bool = False) -> Model:
@@ -146,7 +146,7 @@ class Pretrained:
         less and no dtype was chosen."""
         if self.backend == "hooked":
             hooked_parts()  # refuse before anything is downloaded
-        device = usable(self.device)
+        device = _usable(self.device)
         name, trust = os.fspath(self.name_or_directory), self.trust_remote_code
         spread, backend = self.device_map, self.backend
         place, of_tokenizer, commit = find_files(name, self.revision, self.tokenizer)
@@ -225,7 +225,7 @@ def without_context_limit(model: Model | Session) -> Model:
     return other
 
 
-def usable(device: str | None) -> str:
+def _usable(device: str | None) -> str:
     """Return the device, chosen where left open; InputError where torch does not know it or cannot compute there."""
     if device in (None, "auto"):
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -14,7 +14,7 @@ from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.session import session_of
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
-from tl_posgen.position.decomposition.three_axis import moments_of
+from tl_posgen.position.decomposition.three_axis import pair_moments_of
 from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import lines
 
@@ -90,7 +90,7 @@ class MeanKey(Measure):
             *(layer.q, layer.k, geometry.rope, geometry.scale, self.labels()["d0"]),
             window=geometry.window,
             rotated=(layer.rotated_q, layer.rotated_k),
-            scores=layer.once(moments_of) if geometry.bilinear else None,
+            scores=layer.once(pair_moments_of) if geometry.bilinear else None,
         )
         return {"r": r.mT, "r_within_rows": within_rows.mT}
 

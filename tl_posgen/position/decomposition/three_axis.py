@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import plotly.graph_objects as go
 import torch
@@ -14,7 +14,7 @@ from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, OUT, Measure, Variable
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import NonNegative, Positive
+from tl_posgen.core.options import Each, NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
@@ -54,7 +54,7 @@ def fit_capture(
     """
     how = {"ridge": ridge, "gauge": gauge}
     if not isinstance(weights, str):
-        return fits_of(layer.once(moments_of) if weights is None else moments_of(layer, weights), **how)
+        return fits_of(layer.once(pair_moments_of) if weights is None else pair_moments_of(layer, weights), **how)
     refuse_long(layer.length)
     scores = double(layer.scores())
 
@@ -82,7 +82,7 @@ def shuffled(scores: Float[Tensor, "head query key"]) -> Float[Tensor, "head que
     return mixed
 
 
-def moments_of(layer: LayerCapture, weights: Sequence[int | float] = (1.0,)) -> PairMoments:
+def pair_moments_of(layer: LayerCapture, weights: Sequence[int | float] = (1.0,)) -> PairMoments:
     """Return the pair moments of a layer: from q and k where the score is bilinear in them, else from the scores."""
     geometry = layer.geometry
     how: dict[str, Any] = {"window": geometry.window, "distance_weights": weights}
@@ -142,7 +142,7 @@ class ThreeAxis(Measure):
 
     ridge: NonNegative = 0.0
     gauge: Gauge = "flat_keys"
-    weights: Sequence[Positive] | Literal["attention"] | None = None
+    weights: Annotated[Sequence[Positive], Each(once=False)] | Literal["attention"] | None = None
 
     question = "Are the scores position + query + key?"
     variables = {

@@ -34,7 +34,7 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     VarianceShares,
     variance_shares,
 )
-from tl_posgen.report.figures import MARKS, Panels, at_labels, evenly, finish, model_label, sides
+from tl_posgen.report.figures import MARKS, Panels, at_usual_labels, evenly, finish, model_label, sides
 from tl_posgen.report.head_figures import by_head, head_map, head_names, said_of_rows
 from tl_posgen.report.kinds import lines
 
@@ -54,7 +54,7 @@ def _draw_atlas(result: Any) -> go.Figure:
     figure = go.Figure()
     hover = "%{text}<br>position %{a:.2f}<br>content %{b:.2f}<br>interaction %{c:.2f}<extra></extra>"
     for side, data, colour in reversed(sides(result)):
-        parts = xr.Dataset({part: at_labels(result, data[part]) for part in PARTS})
+        parts = xr.Dataset({part: at_usual_labels(result, data[part]) for part in PARTS})
         heads = parts.stack(unit=("layer", "head")).dropna("unit")
         marker = {"color": colour, "size": 8, "symbol": "diamond-open"}
         if data is result.own:
@@ -66,8 +66,11 @@ def _draw_atlas(result: Any) -> go.Figure:
         figure.add_trace(go.Scatterternary(**corners, **points, hovertemplate=hover))
     axis = {"tickformat": ".0%", "min": 0.0, "gridcolor": "rgba(156,163,175,.35)", "linecolor": "#9ca3af"}
     inner = {"tickvals": [0.2, 0.4, 0.6, 0.8]}  # at a corner the numbers of two sides would meet
-    breaks = (" ", "<br>", "<br>")  # below the corners there is little room
-    titles = (f"{part}:{gap}{' + '.join(PARTS[part])}" for part, gap in zip(PARTS, breaks, strict=True))
+    titles = (
+        "position: distance alone or with query",
+        "content: key<br>alone or with query",
+        "interaction:<br>key with distance",
+    )
     axes = {f"{corner}axis": axis | inner | {"title": {"text": one}} for corner, one in zip("abc", titles, strict=True)}
     figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": -0.12, "yanchor": "top", "orientation": "h"})
     subtitle = "one point a head; shares of the score variance that softmax can see, over all (query, key, distance)"
@@ -84,7 +87,7 @@ def _draw_places(result: Any) -> go.Figure:
     both, said = sides(result), ""
     panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
     for number, (_, data, _) in enumerate(both):
-        heads = by_head(at_labels(result, data["by_place"] / (1 - data["share"].sel(part="q"))))
+        heads = by_head(at_usual_labels(result, data["by_place"] / (1 - data["share"].sel(part="q"))))
         row = "layer" if "layer" in heads.dims else "head"
         heads, said = heads.dropna(row, how="all"), said_of_rows(heads)
         for name, (colour, labels) in bars.items():
@@ -154,8 +157,8 @@ class Variance(Measure):
     question = "How much is position, how much is content, how much is neither?"
     variables = {
         "additive_r": Variable(
-            *("r of the best position + content", "", "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)"),
-            *(_DIMS, "additive_r", "r"),
+            *("additive r", "", "sqrt(1 - kd - qkd): corr of w with the best position + content, f(q, d) + g(q, k)"),
+            *(_DIMS, "additive_r"),
             **_SHARE,
             judged=True,
         ),
@@ -186,7 +189,7 @@ class Variance(Measure):
         "atlas": _draw_atlas,
         "depth": lines(
             {
-                "correlation": [("position + content", "additive_r"), ("three axes", _three_axes)],
+                "correlation": [("additive r", "additive_r"), ("three axes", _three_axes)],
                 "std within rows, logits": [(of, "size", {"of": of}) for of in SIZES],
                 "share of what softmax sees": [(part, part) for part in PARTS],
             },
@@ -196,8 +199,8 @@ class Variance(Measure):
         "map": head_map(
             *("additive_r", *PARTS),
             title="Position + content",
-            subtitle="r: correlation with the best f(query, distance) + g(query, key); position, content, interaction: "
-            "shares of the variance that softmax can see; first token left out",
+            subtitle="additive r: correlation with the best f(query, distance) + g(query, key); position, content, "
+            "interaction: shares of the variance that softmax can see; first token left out",
         ),
     }
     caveats = {
@@ -234,7 +237,7 @@ class Variance(Measure):
         return {**OUT, "of": "scores"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        both = layer.once(moments_of)
+        both = layer.once(triple_moments_of)
         places = {
             f"places of {side}": PlaceSums(1, x.clone(), [getattr(one, side).about_mean for one in both])
             for side, x in (("q", layer.q), ("k", layer.k))
@@ -295,8 +298,8 @@ class Variance(Measure):
             n = counted(int(own.data["additive_r"].sel(OUT).notnull().sum()), "head")
             size, parts = own("size"), ", ".join(f"{part} {own(part):.0%}" for part in PARTS)
             found += [
-                "Scores correlate with the best position + content, f(query, distance) + g(query, key), at r = "
-                f"{own('additive_r'):.3f}, mean over {n}, first token left out{own.layers_not_above('additive_r')}.",
+                "Scores correlate with the best position + content, f(query, distance) + g(query, key), at additive r "
+                f"= {own('additive_r'):.3f}, mean over {n}, first token left out{own.layers_not_above('additive_r')}.",
                 "Softmax sees how the scores of one query differ: by a standard deviation of "
                 f"{size.with_interval:.2f} logits{size.null_in_brackets:.2f}. Of this variance: {parts}. Most "
                 f"position: {own.extreme('position'):.3f}; most interaction: {own.extreme('interaction'):.3f}.",
@@ -304,7 +307,7 @@ class Variance(Measure):
         return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
 
 
-def moments_of(layer: LayerCapture) -> list[TripleMoments]:
+def triple_moments_of(layer: LayerCapture) -> list[TripleMoments]:
     """Return the moments of q and k of all tokens, and without the first, as `TOKENS` has them; ask for them by
     `layer.once`."""
     return TripleMoments.with_and_without_first(layer.q, layer.k, layer.geometry.rope)

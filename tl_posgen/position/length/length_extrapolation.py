@@ -63,11 +63,11 @@ WORDS = {
 Condition = Literal["vanilla", "lm_infinite", "retrieval", "interpolation"]
 
 
-def in_training_lengths(inside: int, attrs: Mapping[str, Any]) -> str:
+def _in_training_lengths(inside: int, attrs: Mapping[str, Any]) -> str:
     """Return a length beside the training length, where it is another.
 
     Example:
-        >>> in_training_lengths(256, {"training_length": 8192})
+        >>> _in_training_lengths(256, {"training_length": 8192})
         '256 tokens (trained on 8,192)'
     """
     trained = attrs.get("training_length", inside)
@@ -101,7 +101,7 @@ def _by_condition(**titles: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def _length(result: Any) -> str:
-    return f"inside: {in_training_lengths(result.measure.inside, result.own.attrs)}"
+    return f"inside: {_in_training_lengths(result.measure.inside, result.own.attrs)}"
 
 
 def _draw_outputs(result: Any) -> go.Figure:
@@ -386,7 +386,7 @@ class LengthExtrapolation(Measure):
 
     def findings(self, own: Numbers) -> list[str]:
         assert self.inside is not None
-        length = in_training_lengths(self.inside, own.attrs)
+        length = _in_training_lengths(self.inside, own.attrs)
         if self.times < 2:
             return [f"Nothing was run beyond {length}."]
         said = []

@@ -25,7 +25,7 @@ def keep(x: Float[Tensor, "*batch d_head"], rope: Rope, band: Bool[Tensor, " pla
     return from_planes(to_planes(x, rope) * band.to(x.device), torch.zeros_like(x[..., rope.rotary_dim :]), rope)
 
 
-def freeze(rope: Rope, band: Bool[Tensor, " plane"]) -> Rope:
+def without_rotation(rope: Rope, band: Bool[Tensor, " plane"]) -> Rope:
     """theta = 0 in the band: its planes keep their content and do not rotate with the position."""
     return replace(rope, inv_freq=rope.inv_freq * ~band.to(rope.inv_freq.device))
 
@@ -56,7 +56,7 @@ def ablate(
         band = torch.ones_like(rope.inv_freq, dtype=torch.bool)
     elif band is None or band.shape != rope.inv_freq.shape:
         raise InputError(f"ablation {kind!r} needs a band: a boolean for each of the {len(rope.inv_freq)} planes")
-    turning = freeze(rope, band) if kind in ("freeze", "no_rope", "means_no_rope") else rope
+    turning = without_rotation(rope, band) if kind in ("freeze", "no_rope", "means_no_rope") else rope
     if kind in ("drop", "keep"):
         q, k = ((drop if kind == "drop" else keep)(x, rope, band) for x in (q, k))
     elif kind == "rank_one":

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from dense_fit import design, fit_of, fitted_entries, mask_of, weighted_reference
+from drawn import normal
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from rotated_heads import true_distances
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
@@ -25,13 +27,12 @@ KINDS = {
 
 def weights_of(pairs: CausalPairs) -> torch.Tensor:
     """[query, key]"""
-    index, given = torch.arange(pairs.n_tokens), torch.tensor(pairs.distance_weights, dtype=torch.float64)
-    return given[(index[:, None] - index).clamp(0, len(given) - 1)]
+    given = torch.tensor(pairs.distance_weights, dtype=torch.float64)
+    return given[true_distances(pairs.n_tokens).clamp(max=len(given) - 1)]
 
 
 def random_qk(n: int, *, heads: int = 1, d_head: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    q, k = torch.randn(2, heads, n, d_head, generator=generator, dtype=torch.float64)
+    q, k = normal(2, heads, n, d_head, seed=seed)
     return q + 1, k + torch.linspace(0, 2, n)[:, None]
 
 
@@ -78,7 +79,7 @@ def test_any_weights_lengths_and_windows(n, weights, window, first_token, from_s
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
 def test_the_normal_equations_are_solved(weights, ridge):
     pairs = CausalPairs(50, window=45, distance_weights=weights)
-    counts, x = pairs.counts(), torch.randn(3, 2, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    counts, x = pairs.counts(), normal(3, 2, 50, seed=1)
     x[0, :, pairs.width :] = 0
     right = pairs.normal(x, counts) + ridge * x
     found = solve(pairs, counts, right, ridge, 1e-12, torch.zeros_like(x))
@@ -114,7 +115,7 @@ def test_chance_r_of_weights_is_not_known_beyond_the_longest_text():
 
 
 def test_chance_r_is_what_gaussian_noise_reaches():
-    noise = torch.randn(400, 48, 48, generator=torch.Generator().manual_seed(6))
+    noise = normal(400, 48, 48, seed=6, dtype=torch.float32)
     for window, weights in ((None, (*NEAR, 0.05)), (20, (3.0, 0.1))):
         fit = fit_three_axis(pair_moments_from_scores(noise, window=window, distance_weights=weights))
         share = (fit.r.square() * fit.tss).sum() / fit.tss.sum()

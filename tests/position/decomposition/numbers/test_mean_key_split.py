@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawn import normal, visible
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rotated_heads import ROTATING
@@ -17,9 +18,8 @@ HALF = ROTATING["half"]
 
 
 def random_qk(n: int = 30, heads: int = 2, seed: int = 0):
-    generator = torch.Generator().manual_seed(seed)
-    q, k = torch.randn(2, heads, n, 8, generator=generator)
-    return q + 1.5, k + torch.randn(heads, 1, 8, generator=generator)
+    q, k = normal(2, heads, n, 8, seed=seed, dtype=torch.float32)
+    return q + 1.5, k + normal(heads, 1, 8, seed=seed + 1, dtype=torch.float32)
 
 
 def expected_r(q, k, rope, d0, *, window=None, rows: bool = False) -> torch.Tensor:
@@ -27,8 +27,7 @@ def expected_r(q, k, rope, d0, *, window=None, rows: bool = False) -> torch.Tens
     positions = torch.arange(n)
     w = 0.3 * rotate(q, positions, rope) @ rotate(k, positions, rope).mT
     split = split_scores(q, k, rope, 0.3, point_mass(d0)).scores
-    distance = positions[:, None] - positions
-    seen = (distance >= 0) & (distance < (window or n))
+    seen = visible(n, window)
     if rows:
         w, split = (x - x.masked_fill(~seen, 0).sum(-1, keepdim=True) / seen.sum(-1)[:, None] for x in (w, split))
     return torch.stack([torch.corrcoef(torch.stack([w[h, seen], split[h, seen]]))[0, 1] for h in range(len(q))])

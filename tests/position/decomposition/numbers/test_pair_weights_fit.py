@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from dense_fit import fit_of, fitted_entries, mask_of, weighted_reference
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rotated_heads import true_distances
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
@@ -21,8 +23,7 @@ PAIRS = CausalPairs(12)
 
 def scores_and_weights(n: int = 12, seed: int = 0, heads: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores with their own attention as weights: from 1 down to some 1e-4."""
-    generator = torch.Generator().manual_seed(seed)
-    scores = 2 * torch.randn(heads, n, n, generator=generator, dtype=torch.float64)
+    scores = 2 * normal(heads, n, n, seed=seed)
     return scores, scores.masked_fill(~mask_of(CausalPairs(n)), -math.inf).softmax(-1)
 
 
@@ -44,8 +45,7 @@ def test_fit_and_correlations_equal_dense_weighted_least_squares(n, kind, ridge,
 def test_weights_by_distance_are_a_special_case(kind, ridge):
     given, n = (8.0, 5.0, 1.0, 0.02), 40
     scores, _ = scores_and_weights(n)
-    index = torch.arange(n)
-    weights = torch.tensor(given, dtype=torch.float64)[(index[:, None] - index).clamp(0, 3)].expand(2, -1, -1)
+    weights = torch.tensor(given, dtype=torch.float64)[true_distances(n).clamp(max=3)].expand(2, -1, -1)
     how = {"window": kind.get("window"), "distance_weights": given}
     expected = fit_of(pair_moments_from_scores(scores, **how), kind.get("first_token", True), ridge=ridge)
     found = fit_pair_weights(scores, weights, CausalPairs(n, **kind), ridge=ridge)
@@ -88,17 +88,10 @@ def test_too_many_tokens_are_refused():
 def test_what_rounding_leaves_has_no_r(mean, size, constant):
     """As in the fit of all pairs alike: float32 cannot tell such scores from a constant, or from zero."""
     scores, weights = scores_and_weights()
-    fit, alike = (
-        fit_pair_weights(mean + size * scores, weights, PAIRS),
-        fit_three_axis(pair_moments_from_scores(mean + size * scores)),
-    )
+    scores = mean + size * scores
+    fit, alike = fit_pair_weights(scores, weights, PAIRS), fit_three_axis(pair_moments_from_scores(scores))
     for r in (fit.r, fit.r_within_rows, alike.r):
         assert (r.isnan() == constant).all()
-
-
-def test_scores_constant_within_rows_have_r_but_no_r_within_rows():
-    _, weights = scores_and_weights()
-    scores = torch.randn(2, 12, 1, generator=torch.Generator().manual_seed(0)).expand(2, 12, 12)
-    fit = fit_pair_weights(scores, weights, PAIRS)
-    np.testing.assert_allclose(fit.r, 1)
-    assert fit.r_within_rows.isnan().all()
+    rows = fit_pair_weights(normal(2, 12, 1).expand(2, 12, 12), weights, PAIRS)  # constant within rows alone
+    np.testing.assert_allclose(rows.r, 1)
+    assert rows.r_within_rows.isnan().all()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from dense_fit import dense_residual
+from drawn import normal, visible
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,16 +16,13 @@ N = 11
 @settings(max_examples=10, deadline=None)
 @given(rows=st.integers(1, N), window=st.none() | st.integers(3, N), crop=st.integers(1, N), seed=st.integers(0, 99))
 def test_sums_over_blocks_of_rows_are_those_of_dense_least_squares(rows, window, crop, seed):
-    draw = torch.Generator().manual_seed(seed)
-    distance = torch.arange(N)[:, None] - torch.arange(N)
-    visible = (distance >= 0) & (distance < (window or N))
-    scores = torch.randn(2, N, N, generator=draw, dtype=torch.float64).masked_fill(~visible, -torch.inf)
+    scores = normal(2, N, N, seed=seed).masked_fill(~visible(N, window), -torch.inf)
     fit = fit_three_axis(pair_moments.pair_moments_from_scores(scores, window=window), tolerance=1e-13)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair_moments, "SCORES_AT_ONCE", 2 * N * rows)
         found = residual_sums.residual_sums(lambda start, stop: scores[:, start:stop, :stop], fit, crop=crop)
     for first, sums in enumerate(found):
-        seen = visible.clone()
+        seen = visible(N, window)
         seen[:, :first] = False
         left = dense_residual(scores, seen)
         torch.testing.assert_close(sums.corner, left[:, :crop, :crop])

@@ -19,17 +19,20 @@ from dense_fit import (
     three_axis_from_scores,
     weighted_reference,
 )
+from drawn import normal
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers import three_axis_fit
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
-from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis, solve_triangle
 from tl_posgen.rope import bilinear_sums
 
 
 def noise(*shape: int, seed: int = 8) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return normal(*shape, seed=seed)
 
 
 # Counts, rank and the normal equations
@@ -241,3 +244,32 @@ def test_a_window_too_narrow_to_converge_is_refused(monkeypatch):
 def test_low_precision_is_raised_to_float32(dtype):
     q, k = (x.to(dtype) for x in random_qk(60))
     torch.testing.assert_close(three_axis_from_qk(q, k).r, three_axis_from_qk(q.float(), k.float()).r)
+
+
+# The closed form
+
+
+@settings(deadline=None)
+@given(st.integers(4, 40), st.integers(0, 1000), st.booleans())
+def test_solutions_leave_nothing_of_the_normal_equations(n, seed, as_pairs_without_first):
+    pairs = CausalPairs(n + 1, first_token=False) if as_pairs_without_first else CausalPairs(n)
+    x = torch.from_numpy(design(pairs).toarray())
+    scores = normal(2, len(x), seed=seed)
+    best = scores @ torch.linalg.pinv(x).T @ x.T  # fitted scores by dense least squares
+    sums = scores @ x
+    starts = 0, pairs.first, pairs.first
+    axes = [one[:, start : start + n] for one, start in zip(sums.view(2, 3, -1).unbind(1), starts, strict=True)]
+    theta = solve_triangle(torch.stack([axes[0], axes[1].flip(-1), axes[2]]))
+    a, b, c = (part.nan_to_num() for part in pairs.spread(theta))
+    torch.testing.assert_close(torch.cat([a, b, c], -1) @ x.T, best, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("n", [512, 4096, 30_000])
+def test_axes_come_back_at_any_length(n):
+    """Of axes without what is free: means of zero, and no straight line in the keys."""
+    pairs = CausalPairs(n)
+    theta = normal(3, 2, n, seed=1)
+    theta[1] *= torch.linspace(1, 30, n, dtype=torch.float64)
+    right = pairs.consistent(pairs.normal(theta, pairs.counts()))
+    left = pairs.normal(solve_triangle(right), pairs.counts()) - right
+    assert float((left / pairs.counts()).abs().max()) < 1e-13 * n

@@ -4,6 +4,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rotated_heads import scores_at_every
@@ -17,14 +18,10 @@ from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies
 ROPES = [Rope(inverse_frequencies(6, 50.0)), Rope(inverse_frequencies(4, 50.0), "adjacent", 1.4), Rope()]
 
 
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 def prompts(n: int, heads: int, n_tokens: int, d_head: int, place: torch.Tensor, seed: int = 0) -> torch.Tensor:
     """[prompt, head, pos, d_head]: places, and text that a token shares with its neighbour and with its prompt."""
-    text = drawn(n, heads, n_tokens + 1, d_head, seed=seed)
-    topic = 0.8 * drawn(n, heads, 1, d_head, seed=seed + 1)
+    text = normal(n, heads, n_tokens + 1, d_head, seed=seed)
+    topic = 0.8 * normal(n, heads, 1, d_head, seed=seed + 1)
     return 2 + place + topic + text[:, :, 1:] + 0.7 * text[:, :, :-1]
 
 
@@ -54,7 +51,7 @@ def covariance(x: torch.Tensor, rope: Rope) -> SecondMoments:
 )
 def test_shared_moments_are_those_of_two_prompts_at_one_position(n, n_tokens, d_head, first, kind):
     rope = ROPES[kind] if d_head > 5 else ROPES[2]
-    x = prompts(n, 2, n_tokens, d_head, drawn(2, n_tokens, d_head, seed=7))
+    x = prompts(n, 2, n_tokens, d_head, normal(2, n_tokens, d_head, seed=7))
     y = complex_planes(x[:, :, first:] - x[:, :, first:].mean(2, keepdim=True), rope)
     pairs = list(permutations(range(n), 2))
     found = sums_of(x, rope).shared(rope, first)
@@ -67,7 +64,7 @@ def replicates_of(place: torch.Tensor, n: int, shuffled: bool = False) -> torch.
     """G [replicate, ...] over n prompts whose places are known; a replicate stands as a head."""
     x = prompts(n, 600, *place.shape, place)
     if shuffled:
-        order = drawn(n, 600, len(place), seed=5).argsort(-1)
+        order = normal(n, 600, len(place), seed=5).argsort(-1)
         x = x.gather(2, order[..., None].expand_as(x))
     found = sums_of(x, ROPES[0]).shared(ROPES[0])
     return torch.stack([found.plain, found.conjugate], 1)
@@ -75,7 +72,7 @@ def replicates_of(place: torch.Tensor, n: int, shuffled: bool = False) -> torch.
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_shared_moments_are_unbiased_and_vanish_where_tokens_are_shuffled(shuffled):
-    place = 0.5 * drawn(10, 6, seed=3)
+    place = 0.5 * normal(10, 6, seed=3)
     found = replicates_of(place, 8, shuffled)
     truth = covariance(place[None], ROPES[0])
     expected = torch.stack([truth.plain[0], truth.conjugate[0]]) * (0 if shuffled else 1)
@@ -88,7 +85,7 @@ def test_shared_moments_are_unbiased_and_vanish_where_tokens_are_shuffled(shuffl
 @pytest.mark.parametrize("rope", ROPES)
 def test_shares_by_place_are_mean_squares_of_w_of_place_and_text(rope):
     """Every place meets every text, so that the covariance of their sums is the sum of their covariances."""
-    place, text = ({side: drawn(2, 4, 7, seed=seed + n) for n, side in enumerate("qk")} for seed in (0, 10))
+    place, text = ({side: normal(2, 4, 7, seed=seed + n) for n, side in enumerate("qk")} for seed in (0, 10))
     x = {side: 1 + (place[side][:, :, None] + text[side][:, None]).flatten(1, 2) for side in "qk"}
     moments = TripleMoments.from_qk(x["q"], x["k"], rope)
     shares = variance_shares(moments, rope, 1.0, 5)
@@ -111,7 +108,7 @@ def test_shares_by_place_are_mean_squares_of_w_of_place_and_text(rope):
 
 
 def test_shares_by_place_add_up_to_the_shares_and_a_constant_head_has_none():
-    rope, x = ROPES[0], prompts(8, 2, 9, 6, drawn(9, 6, seed=4))
+    rope, x = ROPES[0], prompts(8, 2, 9, 6, normal(9, 6, seed=4))
     x[:, 1] = 1.0
     moments = TripleMoments.from_qk(*[x.movedim(1, 0).flatten(1, 2)] * 2, rope)
     shared = dict.fromkeys("qk", sums_of(x, rope).shared(rope))

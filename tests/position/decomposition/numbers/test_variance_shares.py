@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rotated_heads import scores_at_every
@@ -22,9 +23,7 @@ ROPES = {
 
 
 def random_qk(n_q: int, n_k: int, d_head: int, seed: int = 0, heads: int = 2):
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(heads, n_q, d_head, dtype=torch.float64, generator=generator) + 0.7
-    return q, torch.randn(heads, n_k, d_head, dtype=torch.float64, generator=generator) - 0.4
+    return normal(heads, n_q, d_head, seed=seed) + 0.7, normal(heads, n_k, d_head, seed=seed + 1) - 0.4
 
 
 def hoeffding(w: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -159,10 +158,6 @@ def test_a_prompt_of_one_token_cannot_lose_it():
 TURNING = [Rope(inverse_frequencies(6, 50.0)), Rope(inverse_frequencies(4, 50.0), "adjacent", 1.4)]
 
 
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.5
-
-
 @pytest.mark.parametrize(("tokens", "first_token"), [("all", True), ("without first", False)])
 @pytest.mark.parametrize("weights", ["uniform", "causal"])
 def test_it_is_that_of_the_measure(capture, collected, tokens, first_token, weights):
@@ -177,12 +172,12 @@ def test_it_is_that_of_the_measure(capture, collected, tokens, first_token, weig
 @pytest.mark.parametrize("rope", TURNING)
 @pytest.mark.parametrize("first_token", [True, False])
 def test_gradients_are_those_of_finite_differences(rope, first_token):
-    q, k = (drawn(2, 1, 5, 6, seed=seed).requires_grad_() for seed in (0, 1))
+    q, k = (normal(2, 1, 5, 6, seed=seed).requires_grad_() for seed in (0, 1))
     assert torch.autograd.gradcheck(lambda q, k: interaction_share(q, k, rope, first_token=first_token), (q, k))
 
 
 def test_every_batch_stands_for_itself():
-    q, k = drawn(2, 3, 8, 6), drawn(2, 3, 8, 6, seed=1)
+    q, k = normal(2, 3, 8, 6), normal(2, 3, 8, 6, seed=1)
     whole = interaction_share(q, k, TURNING[0], n_distances=5)
     torch.testing.assert_close(whole[1, 2], interaction_share(q[1, 2], k[1, 2], TURNING[0], n_distances=5))
 
@@ -191,11 +186,11 @@ def test_every_batch_stands_for_itself():
 @pytest.mark.parametrize(
     ("q", "k", "how", "message"),
     [
-        (drawn(4, 8, 6), drawn(2, 8, 6), {}, "repeat keys of grouped heads"),
-        (*[drawn(4, 2, 6)] * 2, {}, "2 tokens: too few"),
-        (*[drawn(4, 8, 4)] * 2, {}, "vectors of 4 components and a rope that rotates 6"),
-        (*[drawn(2, 9, 6)] * 2, {"n_distances": 0}, "n_distances 0: give a whole number"),
-        *((x, x, {}, "give tensors of real numbers") for x in (drawn(6), drawn(3, 6).numpy(), drawn(3, 6) + 0j)),
+        (normal(4, 8, 6), normal(2, 8, 6), {}, "repeat keys of grouped heads"),
+        (*[normal(4, 2, 6)] * 2, {}, "2 tokens: too few"),
+        (*[normal(4, 8, 4)] * 2, {}, "vectors of 4 components and a rope that rotates 6"),
+        (*[normal(2, 9, 6)] * 2, {"n_distances": 0}, "n_distances 0: give a whole number"),
+        *((x, x, {}, "give tensors of real numbers") for x in (normal(6), normal(3, 6).numpy(), normal(3, 6) + 0j)),
     ],
 )
 def test_what_has_no_share_is_refused(q, k, how, message):

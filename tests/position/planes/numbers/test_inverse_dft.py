@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,14 +20,14 @@ def table_of(head, n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8])
 def test_half_as_many_planes_as_distances_and_one_suffice(n):
-    values = torch.rand(1, 1, n, generator=torch.Generator().manual_seed(0))
+    values = normal(1, 1, n)
     assert len(head_for_table(values).rope.inv_freq) == n // 2 + 1
 
 
 @settings(max_examples=40, deadline=None)
 @given(shape=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 33)), seed=st.integers(0, 999))
 def test_a_head_realises_any_table_of_tokens_and_distances(shape, seed):
-    table = 10 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    table = 10 * normal(*shape, seed=seed)
     torch.testing.assert_close(table_of(head_for_table(table), shape[2]), table)
 
 
@@ -37,13 +38,13 @@ def test_what_is_no_table_is_refused(unchecked, table):
 
 
 def test_frequencies_of_the_transform_fit_exactly():
-    values = torch.randn(9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = normal(9)
     fitted, _ = fit_frequencies(values, head_for_table(values[None, None]).rope.inv_freq)
     torch.testing.assert_close(fitted, values, atol=1e-10, rtol=0)
 
 
 def test_the_fit_is_the_least_squares_one_and_its_coefficients_give_the_fitted_values():
-    values = torch.randn(2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = normal(2, 50)
     inv_freq = inverse_frequencies(8, 100.0)
     angles = torch.arange(50.0, dtype=torch.float64)[:, None] * inv_freq
     design = torch.cat([angles.cos(), -angles.sin()], 1)

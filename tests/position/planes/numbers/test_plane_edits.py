@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,14 +18,11 @@ shares = st.floats(0, 1)
 
 
 def random_planes(size, seed=0, dtype=torch.complex128):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, generator=generator, dtype=dtype) + 0.4
+    return normal(*size, seed=seed, dtype=dtype) + 0.4
 
 
 def draw_for(size, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(size[1], generator=generator)
-    return Draw(order, torch.randn(*size, 2, generator=generator, dtype=torch.float64))
+    return Draw(normal(size[1], seed=seed).argsort(), normal(*size, 2, seed=seed + 1))
 
 
 @settings(**ANY)

@@ -4,11 +4,9 @@ import math
 
 import pytest
 import torch
-from additive_fit import additive_fit
-from distance_table import distance_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rotated_heads import ROTATING, random_head
+from rotated_heads import ROTATING, additive_fit, distance_table, random_head
 
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.position.planes.numbers.plane_patterns import (
