@@ -30,15 +30,8 @@ SIZES = {
     "pad_token_id": None,
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2}
-
-
-def scaled_llama(**rope: Any):
-    def config():
-        import transformers
-
-        return transformers.LlamaConfig(**GROUPED, rope_parameters={"rope_theta": 10_000.0, **rope})
-
-    return config
+GPT = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+GPT |= {"bos_token_id": 0, "eos_token_id": 1}
 
 
 def with_sizes(class_name: str, sizes: dict[str, Any], **more: Any) -> Callable[[], Any]:
@@ -48,6 +41,10 @@ def with_sizes(class_name: str, sizes: dict[str, Any], **more: Any) -> Callable[
         return getattr(transformers, class_name)(**{**sizes, **more})
 
     return config
+
+
+def scaled_llama(**rope: Any) -> Callable[[], Any]:
+    return with_sizes("LlamaConfig", GROUPED, rope_parameters={"rope_theta": 10_000.0, **rope})
 
 
 @dataclass(frozen=True)
@@ -68,27 +65,14 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(with_sizes("LlamaConfig", GROUPED, head_dim=8)),
-    "llama3": Family(
-        scaled_llama(
-            rope_type="llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=32,
-        )
-    ),
+    "llama3": Family(scaled_llama(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                  original_max_position_embeddings=32)),
     "llama_linear": Family(scaled_llama(rope_type="linear", factor=4.0), hooked=False),
-    "llama_yarn": Family(
-        scaled_llama(rope_type="yarn", factor=4.0, original_max_position_embeddings=32), hooked=False
-    ),
+    "llama_yarn": Family(scaled_llama(rope_type="yarn", factor=4.0, original_max_position_embeddings=32), hooked=False),
     "llama_dynamic": Family(scaled_llama(rope_type="dynamic", factor=4.0), hooked=False),
     "mistral": Family(with_sizes("MistralConfig", GROUPED, sliding_window=6)),
     "neox": Family(with_sizes("GPTNeoXConfig", SIZES, rotary_pct=0.5)),
-    "gptj": Family(
-        with_sizes("GPTJConfig", {}, vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT,
-                   rotary_dim=4, bos_token_id=0, eos_token_id=1),
-        handed_on=True,
-    ),
+    "gptj": Family(with_sizes("GPTJConfig", GPT, rotary_dim=4), handed_on=True),
     "qwen2": Family(with_sizes("Qwen2Config", GROUPED)),
     "qwen3": Family(with_sizes("Qwen3Config", GROUPED, head_dim=8)),
     "gemma2": Family(
@@ -101,17 +85,12 @@ FAMILIES: dict[str, Family] = {
         hooked=False,
     ),
     "phi": Family(with_sizes("PhiConfig", SIZES), hooked=False),
-    "gpt2": Family(
-        with_sizes("GPT2Config", {}, vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT,
-                   bos_token_id=0, eos_token_id=1)
-    ),
+    "gpt2": Family(with_sizes("GPT2Config", GPT)),
     "bloom": Family(
         with_sizes("BloomConfig", {}, vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0,
                    eos_token_id=1)
     ),
-    "opt": Family(
-        with_sizes("OPTConfig", SIZES, ffn_dim=48, word_embed_proj_dim=32), handed_on=True
-    ),
+    "opt": Family(with_sizes("OPTConfig", SIZES, ffn_dim=48, word_embed_proj_dim=32), handed_on=True),
     "gpt_neo": Family(
         with_sizes("GPTNeoConfig", {}, vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4, window_size=6,
                    attention_types=[[["global", "local"], 1]], max_position_embeddings=CONTEXT, bos_token_id=0,

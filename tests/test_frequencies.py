@@ -65,10 +65,28 @@ def test_longrope_divides_by_its_values_at_any_factor(factor):
     assert found.scaling == pytest.approx(math.sqrt(1 + math.log(factor) / math.log(N_CTX)))
 
 
-def test_closed_formulas():
-    plain = Rope(inverse_frequencies(16))
-    np.testing.assert_allclose(FrequencyRule("linear", 3)(plain).inv_freq, plain.inv_freq / 3, rtol=1e-6)
-    assert FrequencyRule("yarn", 4, N_CTX)(plain).scaling == pytest.approx(0.1 * math.log(4) + 1)
+PLAIN, TWO = Rope(inverse_frequencies(16)), torch.tensor([1.0, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("rule", "before", "inv_freq", "scaling"),
+    [
+        (FrequencyRule("linear", 3), PLAIN, PLAIN.inv_freq / 3, 1),
+        (FrequencyRule("linear", 2), Rope(TWO, scaling=1.2), TWO / 2, 1.2),  # on top of what is scaled already
+        (FrequencyRule("given", values=[0.5, 0.25]), Rope(TWO, "adjacent", 1.5), [0.5, 0.25], 1.5),
+        (FrequencyRule("p_rope", 2), Rope(torch.tensor([0.1, 1.0, 0.5, 0.2])), [0, 1, 0.5, 0], 1),  # the fastest
+        (FrequencyRule("yarn", 2, N_CTX), Rope(), [], 1),
+    ],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_closed_formulas_change_frequencies_and_nothing_else(rule, before, inv_freq, scaling):
+    found = rule(before)
+    np.testing.assert_allclose(found.inv_freq, inv_freq, rtol=1e-6)
+    assert (found.pairing, found.scaling) == (before.pairing, pytest.approx(scaling))
+
+
+def test_yarn_scales_by_the_logarithm_of_its_factor():
+    assert FrequencyRule("yarn", 4, N_CTX)(PLAIN).scaling == pytest.approx(0.1 * math.log(4) + 1)
 
 
 @pytest.mark.parametrize(("factor", "dim", "kept"), [(1, 16, 8), (2, 16, 4), (3, 16, 2), (4, 16, 2), (49, 98, 0)])
@@ -82,31 +100,10 @@ def test_p_rope_is_transformers_proportional_rule(factor, dim, kept):
     assert int((theta > 0).sum()) == kept
 
 
-def test_a_rule_comes_on_top_of_frequencies_that_are_scaled_already():
-    once = FrequencyRule("yarn", 2, N_CTX)(Rope(inverse_frequencies(16)))
-    twice = FrequencyRule("linear", 2)(once)
-    np.testing.assert_allclose(twice.inv_freq, once.inv_freq / 2, rtol=1e-6)
-    assert twice.scaling == once.scaling > 1
-
-
-def test_given_frequencies_are_taken_as_they_are():
-    rope = FrequencyRule("given", values=[0.5, 0.25])(Rope(inverse_frequencies(4), pairing="adjacent", scaling=1.5))
-    assert (rope.inv_freq.tolist(), rope.pairing, rope.scaling) == ([0.5, 0.25], "adjacent", 1.5)
-
-
-def test_a_layer_without_rope_stays_as_it_is():
-    assert FrequencyRule("yarn", 2, N_CTX)(Rope()).rotary_dim == 0
-
-
 @pytest.mark.parametrize("base", [100.0, 10_000.0, 500_000.0, 1_000_000.0])
 @pytest.mark.parametrize("dim", [4, 16, 128])
 def test_the_base_is_found(base, dim):
     assert _base_of(Rope(inverse_frequencies(dim, base).float())) == base
-
-
-def test_p_rope_keeps_the_fastest_wherever_they_are():
-    found = FrequencyRule("p_rope", 2)(Rope(torch.tensor([0.1, 1.0, 0.5, 0.2]))).inv_freq
-    assert found.tolist() == pytest.approx([0, 1.0, 0.5, 0])
 
 
 @pytest.mark.parametrize(
@@ -193,6 +190,5 @@ def test_frequencies_that_no_layer_can_have_are_refused(mini, frequencies, messa
 
 
 def test_a_model_without_rope_is_refused(family_model):
-    model = family_model("gpt2", "bridge")
     with pytest.raises(UnsupportedModelError, match="no chosen layer has RoPE"):
-        with_frequencies(model, FrequencyRule("linear", 2))
+        with_frequencies(family_model("gpt2", "bridge"), FrequencyRule("linear", 2))

@@ -3,20 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-
-from tl_posgen.models.conversion.files import MINI
 
 CHECKPOINT = Path(__file__).parents[2] / "examples" / "mini_model" / "checkpoints" / "step00000"
-
-
-def copy_of_mini(tmp_path):
-    directory = tmp_path / "model"
-    directory.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        (directory / name).write_bytes((MINI / name).read_bytes())
-    return directory
 
 
 @pytest.mark.parametrize(
@@ -39,12 +27,8 @@ def test_what_cannot_be_analysed_is_refused_before_anything_is_written(refused_a
 
 
 REFUSED = {
-    "a ratio above one": (["perturb", "--ratios", "0,2"], "2"),
     "a ratio that is no number": (["perturb", "--ratios", "many"], "--ratios"),
-    "kappa above one": (["slash", "--kappa", "2"], "kappa"),
     "a distance that no prompt reaches": (["slash", "--distances", "60"], "60"),
-    "more singular vectors than the model is wide": (["coupling", "--k", "999"], "999"),
-    "a layer that does not exist": (["substitute", "--from-layer", "9"], "9"),
     "a checkpoint that does not exist": (["emerge", "nowhere"], "nowhere"),
     "a paper that nobody wrote": (["claims", "--papers", "tea"], "tea"),
     "a paper that stands twice": (["claims", "--papers", "slash,slash"], "each once"),
@@ -58,21 +42,14 @@ REFUSED = {
     "no null, and its seeds": (["analyze", "--no-null", "--null-seeds", "0"], "--no-null and --null-seeds contradict"),
     "a prompt beside a text": (["analyze", "--prompt", "Down"], "--prompt is taken whole"),
     "too many layers": (["analyze", "--layers", "0-99999999999"], "write a shorter range"),
-    "a share that stands twice": (
-        ["perturb", "--ratios", "0.5,0.5"],
-        "--ratios [0.5, 0.5]: give a list of one at least, each once",
-    ),
+    "a share that stands twice": (["perturb", "--ratios", "0.5,0.5"], "--ratios [0.5, 0.5]: give a list of one at"),
     "an empty null seed": (["slash", "--null-seeds", ""], "--null-seeds"),
     "a null seed that stands twice": (["slash", "--null-seeds", "0,0-1"], "each seed may stand only once"),
     "too many null seeds": (["analyze", "--null-seeds", "0-99999999999"], "write a shorter range"),
-    "a checkpoint for claims that does not exist": (
-        ["claims", "--checkpoints", "nowhere"],
-        "nowhere: not a checkpoint",
-    ),
+    "no checkpoint for claims": (["claims", "--checkpoints", "nowhere"], "nowhere: not a checkpoint"),
     "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "give --tokenizer"),
     "a model without a tokenizer": (["analyze", "--model", CHECKPOINT], "no tokenizer; give --tokenizer, a directory"),
     "coupling between one token": (["token-coupling", "--tokens=-1"], "give two positions"),
-    "a token that stands twice": (["token-coupling", "--tokens", "3,3"], "--tokens [3, 3]: give a list of one at"),
 }
 
 
@@ -122,22 +99,6 @@ def test_an_empty_text_one_of_one_token_and_a_file_that_is_no_text_are_refused(r
     (tmp_path / "picture.png").write_bytes(content)
     error = refused_at_once("--text", tmp_path / "picture.png")
     assert len(content) < 5 or "picture.png" in error
-
-
-@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_directory_without_weights_tokenizer_or_config_is_refused(refused_at_once, tmp_path, text, missing):
-    directory = copy_of_mini(tmp_path)
-    (directory / missing).unlink()
-    refused_at_once("--model", directory, "--text", text)
-
-
-def test_nan_weights_are_refused_by_name(refused_at_once, tmp_path, text):
-    directory = copy_of_mini(tmp_path)
-    weights = load_file(directory / "model.safetensors")
-    name = next(name for name in weights if "q_proj" in name)
-    weights[name][0, 0] = torch.nan
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    assert "q_proj" in refused_at_once("--model", directory, "--text", text)
 
 
 def test_an_output_path_that_is_a_file_is_refused_before_any_work(run, tmp_path, text):

@@ -76,21 +76,22 @@ def test_logits_are_bit_equal_with_and_without_capture(llama):
     assert torch.equal(before, during)
 
 
-def hooks_on(model) -> list[tuple[int, int]]:
-    return [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
-
-
 def test_hooks_are_removed_when_the_consumer_fails(llama):
     def fail(capture):
         raise RuntimeError("stop here")
 
+    def hooks_on_it() -> list[int]:
+        return [
+            len(hooks) for module in llama.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+
     geometry_of(llama)
-    before = hooks_on(llama)
+    before = hooks_on_it()
     with pytest.raises(RuntimeError, match="stop here"):
         run_capture(llama, some_tokens(), fail, {"inputs"})
     with pytest.raises(RuntimeError, match="stop here"), capturing(llama, fail, {"inputs"}):
         llama(some_tokens())
-    assert hooks_on(llama) == before
+    assert hooks_on_it() == before
 
 
 @pytest.mark.parametrize(("dtype", "captured_as"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])

@@ -109,6 +109,8 @@ def test_prompts_are_unpadded_before_they_are_run(padding_model, side):
     ways = (tokens, {"input_ids": tokens, "attention_mask": mask}, [prompt.tolist() for prompt in prompts()], prompts())
     for given in ways:
         assert [prompt.tolist() for prompt in to_prompts(model, given)] == [prompt.tolist() for prompt in prompts()]
+    several = to_prompts(model, [*ways[:1], prompts()[0], prompts()[3]])  # batches of several widths
+    assert [len(prompt) for prompt in several] == [*LENGTHS, LENGTHS[0], LENGTHS[3]]
 
 
 def test_what_a_tokenizer_returns_is_taken_padded_or_not(padding_model):
@@ -159,15 +161,6 @@ def test_interventions_act_on_the_text_of_a_padded_batch(padding_model):
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
 
 
-def hide(where):
-    def edit(scores, hook):
-        scores = scores.clone()
-        scores[where] = -torch.inf
-        return scores
-
-    return edit
-
-
 HIDDEN = {
     "the first key": (..., 0),
     "the last key": (..., slice(19, None)),
@@ -178,20 +171,18 @@ HIDDEN = {
 @pytest.mark.parametrize("layers", [[0, 1], [1]])
 @pytest.mark.parametrize("what", HIDDEN)
 def test_a_hook_that_hides_a_token_is_not_taken_for_padding(llama, what, layers):
-    hooks = [(f"blocks.{layer}.attn.hook_attn_scores", hide(HIDDEN[what])) for layer in layers]
+    def hide(scores, hook):
+        scores = scores.clone()
+        scores[HIDDEN[what]] = -torch.inf
+        return scores
+
+    hooks = [(f"blocks.{layer}.attn.hook_attn_scores", hide) for layer in layers]
     for capture in captures_of(llama, torch.arange(2, 22)[None], hooks=hooks):
         assert capture.length == 20
         assert not capture.pattern.isnan().any()  # of what hides keys, the pattern can be measured
         if capture.layer in layers:
             with pytest.raises(UnsupportedModelError, match="sees other keys than its mask gives"):
                 capture.scores()
-
-
-def test_batches_of_several_widths_are_cut_each_by_itself(padding_model):
-    model, (tokens, _) = padding_model("llama"), padded("right")
-    given = to_prompts(model, [tokens, tokens[:2, :30], tokens[3, :9]])
-    lengths = [*LENGTHS, *LENGTHS[:2], LENGTHS[3]]
-    assert [len(prompt) for prompt in given] == lengths
 
 
 def test_tokens_are_those_of_the_pass(padding_model, backend):

@@ -47,6 +47,8 @@ def test_both_backends_are_described_alike(family_model, name):
         ("llama", 0, {"encoding": "rotary", "n_heads": 4, "n_key_value_heads": 2, "d_head": 8, "scale": 8**-0.5}),
         ("mistral", 0, {"window": 6}),
         ("gemma2", 1, {"window": None}),
+        ("gemma3", 0, {"window": 6}),
+        ("gemma3", 1, {"window": None}),
         ("gemma2", 0, {"window": 6, "soft_cap": 50.0, "scale": 0.25}),
         ("gpt2", 0, {"encoding": "absolute"}),
         ("bloom", 0, {"encoding": "alibi"}),
@@ -64,17 +66,19 @@ def test_layers_are_described_as_the_config_says(family_model, name, layer, fact
 
 
 @pytest.mark.parametrize(
-    ("name", "backend", "pairing", "inv_freq"),
+    ("name", "layer", "backend", "pairing", "inv_freq"),
     [
-        ("llama", "bridge", "half", inverse_frequencies(8)),
-        ("llama_linear", "bridge", "half", inverse_frequencies(8) / 4),
-        ("neox", "bridge", "half", inverse_frequencies(4)),
-        ("glm", "bridge", "adjacent", inverse_frequencies(4)),
-        ("gptj", "hooked", "adjacent", inverse_frequencies(4)),
+        ("llama", 0, "bridge", "half", inverse_frequencies(8)),
+        ("llama_linear", 0, "bridge", "half", inverse_frequencies(8) / 4),
+        ("neox", 0, "bridge", "half", inverse_frequencies(4)),
+        ("glm", 0, "bridge", "adjacent", inverse_frequencies(4)),
+        ("gptj", 0, "hooked", "adjacent", inverse_frequencies(4)),
+        ("gemma3", 0, "bridge", "half", inverse_frequencies(8, 10_000.0)),
+        ("gemma3", 1, "bridge", "half", inverse_frequencies(8, 1_000_000.0)),
     ],
 )
-def test_frequencies_and_pairing_are_those_of_the_formula(family_model, name, backend, pairing, inv_freq):
-    rope = geometry_of(family_model(name, backend))[0].rope
+def test_frequencies_and_pairing_are_those_of_the_formula(family_model, name, layer, backend, pairing, inv_freq):
+    rope = geometry_of(family_model(name, backend))[layer].rope
     assert rope.pairing == pairing
     torch.testing.assert_close(rope.inv_freq, inv_freq, rtol=1e-6, atol=0)
 
@@ -96,13 +100,6 @@ def test_a_hooked_transformer_of_its_own_config_is_described_by_it():
     assert (window.window, full.window) == (6, None)
     assert (window.soft_cap, full.soft_cap) == (0.5, 0.5)
     torch.testing.assert_close(full.rope.inv_freq, inverse_frequencies(8) / 4, rtol=1e-6, atol=0)
-
-
-def test_gemma3_has_other_frequencies_in_its_window_layers(family_model):
-    window, full = geometry_of(family_model("gemma3", "bridge"))
-    assert (window.window, full.window) == (6, None)
-    torch.testing.assert_close(window.rope.inv_freq, inverse_frequencies(8, 10_000.0), rtol=1e-6, atol=0)
-    torch.testing.assert_close(full.rope.inv_freq, inverse_frequencies(8, 1_000_000.0), rtol=1e-6, atol=0)
 
 
 def test_longrope_beyond_its_length_is_measured_once_its_short_factors_are_the_long_ones(tmp_path):
@@ -185,15 +182,10 @@ def test_latent_attention_is_refused(tmp_path):
         geometry_of(load_model(save_config(config, tmp_path), "bridge"))
 
 
-@pytest.fixture(scope="module")
-def turned_backwards(tmp_path_factory):
+def test_check_reports_an_unsupported_model_without_raising(tmp_path, capsys):
     """NanoChat, whose RoPE turns the other way round, and whose attention a bridge leaves to Hugging Face."""
     config = with_sizes("NanoChatConfig", {**SIZES, "num_key_value_heads": 2})()
-    return load_model(save_config(config, tmp_path_factory.mktemp("nanochat")), "bridge")
-
-
-def test_check_reports_an_unsupported_model_without_raising(turned_backwards, capsys):
-    table = check(turned_backwards)
+    table = check(load_model(save_config(config, tmp_path), "bridge"))
     assert table["supported"].tolist() == [False, False]
     assert "cannot be recomputed" in capsys.readouterr().out
 

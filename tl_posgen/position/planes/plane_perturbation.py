@@ -19,7 +19,7 @@ from tl_posgen.core.options import Each, Threshold
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layer_table import geometry_of
-from tl_posgen.models.loss import token_losses
+from tl_posgen.models.loss import BATCH, token_losses
 from tl_posgen.models.selection import select_heads
 from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.planes.numbers.plane_edits import Edit
@@ -41,7 +41,6 @@ CARRIED = ("position", "content", "energy")
 COSTS = ("edit", "control")
 MOST_LAYERS = 12  # that are mapped unless asked for
 MOST_CELLS = 96  # up to so many layers x planes are mapped one by one, else by frequency band
-BATCH = 8  # prompts per forward pass
 
 
 def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.DataArray:
