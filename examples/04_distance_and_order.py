@@ -35,10 +35,13 @@ tokens.shape
 # keeps its own distance.
 
 # %%
-for options in ({"distance": 0}, {"distance": 64}, {"beyond": 8}, {"distance": lambda d: d}):
-    hooks = at_dummy_distance(model, **options)
-    name = "its own" if callable(options.get("distance")) else str(options)
-    print(f"{name:17} {token_losses(model, tokens, hooks).mean():.3f} nats")
+for name, hooks in {
+    "all at 0": at_dummy_distance(model, distance=0),
+    "all at 64": at_dummy_distance(model, distance=64),
+    "8 at most": at_dummy_distance(model, beyond=8),
+    "its own": at_dummy_distance(model, distance=lambda d: d),
+}.items():
+    print(f"{name:9} {token_losses(model, tokens, hooks).mean():.3f} nats")
 
 # %% [markdown]
 # ## What stays?
