@@ -6,7 +6,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tl_posgen.loss import Loss
-from tl_posgen.models.loss import token_losses
+from tl_posgen.models import loss as losses
+from tl_posgen.models.loss import divergence, log_probabilities, token_losses
 from tl_posgen.models.tokens import to_prompts
 
 CUT = {"length": 32, "n_prompts": 3}
@@ -28,6 +29,15 @@ def test_it_is_the_cross_entropy_of_the_next_token(mini, alice, result):
     np.testing.assert_allclose(result.own["loss"], expected.mean(1), rtol=1e-5)
     np.testing.assert_allclose(result.own["token_loss"], token_losses(mini, tokens), rtol=1e-5)
     assert result.own["position"].values.tolist() == list(range(1, 32))
+
+
+@pytest.mark.parametrize("at_once", [1, 300, 2**21])
+def test_probabilities_of_blocks_of_positions_are_those_of_the_whole(monkeypatch, at_once):
+    monkeypatch.setattr(losses, "AT_ONCE", at_once)
+    logits, others = 5 * torch.randn(2, 3, 9, 40, generator=torch.Generator().manual_seed(0))
+    log_p, log_q = (one.double() - one.double().exp().sum(-1, keepdim=True).log() for one in (logits, others))
+    torch.testing.assert_close(torch.cat([block for _, block in log_probabilities(logits)], 1), log_p)
+    torch.testing.assert_close(divergence(logits, others), (log_p.exp() * (log_p - log_q)).sum(-1))
 
 
 def test_chosen_layers_and_heads_do_not_change_it(mini, alice, result):

@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import Measure, TokenView, Variable, in_words
 from tl_posgen.core.number import Number
@@ -18,7 +17,7 @@ from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.given import check_hooks
-from tl_posgen.models.loss import judged, logits_of
+from tl_posgen.models.loss import divergence, judged, logits_of
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.kinds import bars
@@ -143,7 +142,7 @@ class Interventions(Measure):
         losses, kl = [], []
         with session.exclusive(session.owner), torch.no_grad():
             unchanged = logits_of(session, row)
-            log_p, of_unchanged = double(unchanged).log_softmax(-1), judged(session, unchanged, row)[0].cpu()
+            of_unchanged = judged(session, unchanged, row)[0].cpu()
             for given in hooks.values():
                 if given is None:
                     losses.append(torch.full_like(of_unchanged, torch.nan))
@@ -152,7 +151,7 @@ class Interventions(Measure):
                 with session.under(given):
                     logits = logits_of(session, row) if given else unchanged
                 losses.append(judged(session, logits, row)[0].cpu())
-                kl.append((log_p.exp() * (log_p - double(logits).log_softmax(-1))).sum(-1).mean().item())
+                kl.append(divergence(unchanged, logits).mean().item())
         of_all, labels = torch.stack(losses), {"condition": [*hooks]}
         found = {"loss": of_all.mean(-1), "kl": kl, "token_change": (of_all - of_unchanged)[:, :CROP]}
         dims = ("condition", "shown_target")

@@ -84,6 +84,28 @@ def test_perturbations_of_nothing_change_nothing(family_model, name, backend):
         assert largest(logits(model, hooks) - plain) < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("hooks_of", "is_jitter"),
+    [
+        (permute_positions, False),
+        (partial(permute_positions, keys_only=True), False),
+        (permute_position_part, False),
+        (jitter_distances, True),
+    ],
+)
+def test_every_prompt_of_a_pass_may_have_a_disturbance_of_its_own(llama, hooks_of, is_jitter):
+    draws = [
+        jittered_distances(N, 0.5, 4, seed=seed) if is_jitter else swap_tokens(N, 0.5, seed=seed).permutation
+        for seed in (3, 4)
+    ]
+    together = logits(llama, hooks_of(llama, torch.stack(draws)))
+    for prompt, one in enumerate(draws):
+        torch.testing.assert_close(together[[prompt]], logits(llama, hooks_of(llama, one), TOKENS[[prompt]]))
+        assert largest(together[[1 - prompt]] - logits(llama, hooks_of(llama, one), TOKENS[[1 - prompt]])) > 1e-3
+    with pytest.raises(InputError, match="prompt 2 has 24 tokens"):
+        logits(llama, hooks_of(llama, torch.stack(draws)), TOKENS[[0, 1, 0]])
+
+
 def test_equal_keys_have_a_position_part_only(llama):
     permutation = swap_tokens(N, 0.5, seed=3).permutation
     constant = TOKENS[:1, :1].expand(1, N)

@@ -1,13 +1,13 @@
 """Loss of a running model, token by token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import double, double_device
+from tl_posgen.arithmetic import double, double_device, elements_at_once, row_ranges
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
@@ -16,11 +16,12 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.progress import count_pass
 
 Hooks = Sequence[tuple[Any, Any]]
-AT_ONCE = 128  # positions whose probabilities are in memory
+BATCH = 8  # prompts per forward pass
+AT_ONCE = 2**21  # probabilities in memory
 
 
 def token_losses(
-    model: Model | Session, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = 8
+    model: Model | Session, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = BATCH
 ) -> Float[Tensor, "prompt target"]:
     """-ln p(token_{t+1} | tokens up to t) in nats for t = 0 .. pos - 2, float64, on the CPU, without gradients; or the
     metric that was chosen in its place.
@@ -45,10 +46,14 @@ def token_losses(
     return torch.cat(rows)
 
 
-def logits_of(model: Model | Session, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
-    """Return the logits of prompts of one length without padding, on the model's device."""
+def logits_of(
+    model: Model | Session, tokens: Int[Tensor, "prompt pos"], first: int = 0
+) -> Float[Tensor, "prompt _ vocabulary"]:
+    """Return the logits of prompts of one length without padding, on the model's device; only those from the position
+    `first` on are computed."""
     session = session_of(model)
-    with streaming_by_policy(session, tokens.shape[1]):
+    only = [("unembed.hook_in", lambda x, hook: x[:, first:])] if first else []
+    with streaming_by_policy(session, tokens.shape[1]), session.under(only):
         count_pass(len(tokens))
         return session.model(tokens, return_type="logits", **session.backend.options(tokens))
 
@@ -60,10 +65,30 @@ def judged(
     chosen in its place. In float64."""
     if (metric := session.choices.metric) is not None:
         return metric.values(logits, tokens)
-    # log_softmax in the logits' own precision would round away small differences, in float64 it takes 8 times theirs
     targets = tokens[:, 1:, None].to(double_device(logits.device))
-    blocks = zip(logits[:, :-1].split(AT_ONCE, 1), targets.split(AT_ONCE, 1), strict=True)
-    return torch.cat([-double(some).log_softmax(-1).gather(-1, next_)[..., 0] for some, next_ in blocks], 1)
+    found = [log_p.gather(-1, targets[:, at]) for at, log_p in log_probabilities(logits[:, :-1])]
+    return -torch.cat(found, 1)[..., 0]
+
+
+def divergence(
+    logits: Float[Tensor, "prompt pos vocabulary"], others: Float[Tensor, "prompt pos vocabulary"]
+) -> Float[Tensor, "prompt pos"]:
+    """KL(p || q) = sum p (ln p - ln q), with p = softmax(logits) and q = softmax(others). In float64."""
+    both = zip(log_probabilities(logits), log_probabilities(others), strict=True)
+    return torch.cat([(log_p.exp() * (log_p - log_q)).sum(-1) for (_, log_p), (_, log_q) in both], 1)
+
+
+def log_probabilities(
+    logits: Float[Tensor, "prompt pos vocabulary"],
+) -> Iterator[tuple[slice, Float[Tensor, "prompt _ vocabulary"]]]:
+    """Yield (positions, ln softmax(logits)) of one block of positions after the other.
+
+    In float64, as the logits' own precision would round away small differences; in blocks, as more would be 8 times
+    what the logits take, and five times as slow where its memory is new each time.
+    """
+    n, row = max(1, logits.shape[1]), len(logits) * logits.shape[2]
+    for start, stop in row_ranges(n, row, elements_at_once(logits.device, AT_ONCE)):
+        yield slice(start, stop), double(logits[:, start:stop]).log_softmax(-1)
 
 
 def prompts_of_one_length(

@@ -20,6 +20,7 @@ from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.conversion.files import MINI, TOKENIZERS
 from tl_posgen.models.loading.checkpoints import Checkpoints
 from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.loss import logits_of
 from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
@@ -34,6 +35,21 @@ def test_logits_are_those_of_hugging_face(family_directory, family_model, name, 
     original = AutoModelForCausalLM.from_pretrained(family_directory(name), attn_implementation="eager").eval()
     with torch.no_grad():
         torch.testing.assert_close(model(TOKENS), original(TOKENS).logits, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(("name", "backend"), LOADABLE)
+def test_the_last_logits_alone_are_those_of_the_whole_pass(family_model, name, backend):
+    model = family_model(name, backend)
+    with torch.no_grad():
+        torch.testing.assert_close(logits_of(model, TOKENS, first=37), logits_of(model, TOKENS)[:, 37:])
+
+
+def test_a_pass_of_a_hooked_transformer_makes_no_copy_of_its_weights(family_model, has_hooked):
+    """It reads W.T in one piece, and copies what lies otherwise."""
+    if not has_hooked:
+        pytest.skip("this TransformerLens has none")
+    block, unembed = family_model("llama", "hooked").blocks[0].mlp, family_model("llama", "hooked").unembed
+    assert all(one.T.is_contiguous() for one in (unembed.W_U, block.W_gate, block.W_in, block.W_out))
 
 
 def test_auto_takes_a_hooked_transformer_where_it_can(family_directory, has_hooked):

@@ -80,14 +80,16 @@ def test_scores_are_those_of_the_right_and_of_the_likeliest_choice(mini, items):
         assert found["cloze_accuracy"] == (np.argmax([float(one.sum()) for one in log_p]) == item.gold)
 
 
-@pytest.mark.parametrize("condition", ["tokens", "jitter"])
-def test_choices_that_differ_in_their_last_token_alone_are_read_off_one_row(mini, condition):
+@pytest.mark.parametrize(("condition", "n_rows"), [("tokens", 1), ("jitter", 1), ("position_part", 3)])
+def test_choices_are_read_off_rows_that_begin_with_them(mini, condition, n_rows):
     choices = tuple(map(torch.tensor, ([5], [7], [9, 3], [9, 4, 6], [9, 11])))
     item = EncodedItem(torch.arange(20, 40), choices, 3)
-    assert item.rows == {(): [0, 1], (9,): [2, 4], (9, 4): [3]}
+    assert item.rows("tokens") == {(9, 4): [3, 2, 4, 0, 1]}
+    assert item.rows("position_part") == {(9, 4): [3], (9,): [2, 4], (): [0, 1]}
+    assert EncodedItem(item.context, (*choices, torch.tensor([8, 1])), 3).rows("words").keys() == {(9, 4), (8,)}
     with Passes(shown=True) as passes:
         found = score_one(mini, item, condition, 0.0)
-        assert passes.now.done == 3
+        assert passes.now.done == n_rows
     log_p = log_p_of(mini, item)
     assert found["cloze_log_likelihood"] == pytest.approx(float(log_p[3].mean()), abs=1e-5)
     assert found["cloze_accuracy"] == (np.argmax([float(one.sum()) for one in log_p]) == 3)

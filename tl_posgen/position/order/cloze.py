@@ -12,12 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import bos_of, given_prompts
 from tl_posgen.position.order.hooks import disturb, draw
+from tl_posgen.position.order.numbers import Disturbance
 
 ITEMS_OF_INITS = 200  # at most, as they are at chance
 N_CHOICES = 4
@@ -43,12 +43,17 @@ class EncodedItem:
     choices: tuple[Int[Tensor, " _"], ...]
     gold: int
 
-    @property
-    def rows(self) -> dict[tuple[int, ...], list[int]]:
-        """The choices by their tokens but the last, which follow the context: those that one row of tokens scores."""
+    def rows(self, condition: str) -> dict[tuple[int, ...], list[int]]:
+        """Return the choices by the tokens that follow the context in the row that scores them: all but their last.
+
+        A row also scores the choices that it begins with; not under "position_part", where the mean key is that of the
+        whole row.
+        """
         found: dict[tuple[int, ...], list[int]] = {}
-        for number, choice in enumerate(self.choices):
-            found.setdefault(tuple(choice[:-1].tolist()), []).append(number)
+        for number in sorted(range(len(self.choices)), key=lambda one: -len(self.choices[one])):
+            own = tuple(self.choices[number][:-1].tolist())
+            longer = () if condition == "position_part" else (row for row in found if row[: len(own)] == own)
+            found.setdefault(next(iter(longer), own), []).append(number)
         return found
 
     @property
@@ -125,43 +130,36 @@ def score_items(
     """Return of every item whether the right choice is the likeliest (1 or 0), and its ln p per token, after the
     disturbed context.
 
-    Choices are never disturbed, and those of an item share one draw. Rows of one length share forward passes: of all
-    items where the text is disturbed, of one where hooks disturb.
+    Choices are never disturbed, and those of an item share one draw. Rows of one length share forward passes.
 
     Args:
         seed: of the first item; each further one has the next.
         where: layers and heads that hooks disturb.
     """
     log_p: list[dict[int, Float[Tensor, " _"]]] = [{} for _ in items]
-    of_text: dict[int, list[tuple[int, list[int], Tensor]]] = {}  # by length: item, its choices, tokens that are read
+    by_length: dict[int, list[tuple[int, list[int], Tensor, Disturbance]]] = {}  # item, its choices, tokens, draw
     session = session_of(model)
-
-    def score(rows: Sequence[tuple[int, list[int], Tensor]], hooks: HookList) -> None:
-        tokens = torch.stack([one for *_, one in rows]).to(session.device)
-        with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
-            logits = [one for some in tokens.split(AT_ONCE) for one in logits_of(session, some)]
-        for (number, choices, _), of_row in zip(rows, logits, strict=True):
-            for choice in choices:
-                asked = items[number].choices[choice]
-                found = double(of_row[-len(asked) :]).log_softmax(-1).cpu()
-                log_p[number][choice] = found.gather(-1, asked[:, None])[:, 0]
-
     for number, item in enumerate(items):
         n, total = len(item.context), len(item.longest)
         share = ratio if condition == "jitter" else ratio * n / total  # swaps move a share of all tokens
         how: dict[str, Any] = {"seed": seed + number, "window": window, "protected": [0, *range(n, total)]}
-        disturbance = draw(model, item.longest, condition, reach, share, **how)
-        for length in {len(tokens) for tokens in item.rows}:
-            some = {tokens: choices for tokens, choices in item.rows.items() if len(tokens) == length}
-            rows = torch.stack([torch.cat([item.context, torch.tensor(one, dtype=torch.int64)]) for one in some])
-            rows, hooks = disturb(model, rows, condition, disturbance, **where)
-            together = [(number, choices, row) for choices, row in zip(some.values(), rows, strict=True)]
-            if hooks:
-                score(together, hooks)
-            else:
-                of_text.setdefault(len(rows[0]), []).extend(together)
-    for together in of_text.values():
-        score(together, [])
+        drawn = draw(model, item.longest, condition, reach, share, **how)
+        for follows, choices in item.rows(condition).items():
+            row = torch.cat([item.context, torch.tensor(follows, dtype=torch.int64)])
+            by_length.setdefault(len(row), []).append((number, choices, row, drawn))
+    batches = [some[at : at + AT_ONCE] for some in by_length.values() for at in range(0, len(some), AT_ONCE)]
+    for some in batches:
+        rows, draws = torch.stack([row for *_, row, _ in some]), [drawn for *_, drawn in some]
+        rows, hooks = disturb(model, rows, condition, draws, **where)
+        first = min(len(items[number].context) for number, *_ in some) - 1  # of the logits that are needed
+        with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
+            logits = logits_of(session, rows.to(session.device), first)
+        for (number, choices, *_), of_row in zip(some, logits, strict=True):
+            begin = len(items[number].context) - 1 - first
+            for choice in choices:
+                asked = items[number].choices[choice]
+                found = double(of_row[begin : begin + len(asked)]).log_softmax(-1).cpu()
+                log_p[number][choice] = found.gather(-1, asked[:, None])[:, 0]
     sums = [[float(one[choice].sum()) for choice in sorted(one)] for one in log_p]
     return {
         "cloze_accuracy": [float(np.argmax(one) == item.gold) for one, item in zip(sums, items, strict=True)],

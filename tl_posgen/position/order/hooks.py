@@ -1,6 +1,6 @@
 """Disturbed order: hooks on positions of queries, keys, pairs and the position part alone, and draws for them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import is_real_tensor
 from tl_posgen.core.options import require
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList, ScoresOf, at_positions, finished, replace_scores
+from tl_posgen.hooks.replace_scores import HookList, at_positions, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
@@ -34,7 +34,7 @@ OF_TEXT = ("tokens", "words")
 
 def permute_positions(
     model: Model,
-    positions: Real[Tensor, " pos"],
+    positions: Real[Tensor, "*prompt pos"],
     *,
     keys_only: bool = False,
     layers: Layers = None,
@@ -43,7 +43,8 @@ def permute_positions(
     """P: score_ij <- scale <R_{p_i} q_i, R_{p_j} k_j>; tokens, causal mask and targets are unchanged.
 
     Args:
-        positions: p, one per token: usually a permutation of 0 .. n - 1, see `swap_tokens`.
+        positions: p, one per token: usually a permutation of 0 .. n - 1, see `swap_tokens`. Or a row of them for each
+            prompt of a pass.
         keys_only: queries keep their own positions: R_j k_j <- R_{p_j - j} R_j k_j, each rotated key moved alone (F).
 
     Only prompts of exactly this length can be run. Ours: the paper's definition of the perturbation is not known.
@@ -62,22 +63,22 @@ def permute_positions(
     """
     require("keys_only", keys_only, bool)
 
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        return at_positions(capture, capture.positions if keys_only else positions, positions)
+    def scores_of(capture: LayerCapture, there: Tensor) -> Float[Tensor, "head query key"]:
+        return at_positions(capture, capture.positions if keys_only else there, there)
 
     return _of_one_length(model, positions, scores_of, layers, heads)
 
 
 def jitter_distances(
-    model: Model, distances: Int[Tensor, "query key"], *, layers: Layers = None, heads: Heads = None
+    model: Model, distances: Int[Tensor, "*prompt query key"], *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
     """F, per pair: score_ij <- the score at distances_ij = i - j + u_ij, see `jittered_distances`."""
-    scores_of = partial(scores_at_distance, distance=distances, beyond=None)
+    scores_of = partial(scores_at_distance, beyond=None)
     return _of_one_length(model, distances, scores_of, layers, heads, n_axes=2)
 
 
 def permute_position_part(
-    model: Model, positions: Real[Tensor, " pos"], *, layers: Layers = None, heads: Heads = None
+    model: Model, positions: Real[Tensor, "*prompt pos"], *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
     """F': W_ij <- W_ij + f(q_i, i - p_j) - f(q_i, i - j), with f(q_i, d) = scale <R_d q_i, R_0 kbar>.
 
@@ -85,9 +86,9 @@ def permute_position_part(
     the prompt, so no distance distribution enters. Soft caps and ALiBi are applied afterwards, at the true distances.
     """
 
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+    def scores_of(capture: LayerCapture, there: Tensor) -> Float[Tensor, "head query key"]:
         q, k, geometry, here = capture.q, capture.k, capture.geometry, capture.positions
-        mean, there = k.mean(1, keepdim=True).expand_as(k), positions.to(q.device)
+        mean, there = k.mean(1, keepdim=True).expand_as(k), there.to(q.device)
         # <q_i, k_j> at the true distance, and kbar moved from j to p_j
         moved = scores_at_positions(q, mean, geometry.rope, geometry.scale, here, there)
         stayed = scores_at_positions(q, k - mean, geometry.rope, geometry.scale, here, here)
@@ -97,20 +98,26 @@ def permute_position_part(
 
 
 def _of_one_length(
-    model: Model, given: Tensor, scores_of: ScoresOf, layers: Layers, heads: Heads, n_axes: int = 1
+    model: Model,
+    given: Tensor,
+    scores_of: Callable[[LayerCapture, Tensor], Float[Tensor, "head query key"]],
+    layers: Layers,
+    heads: Heads,
+    n_axes: int = 1,
 ) -> HookList:
     """Return `replace_scores` for prompts of the length of the given positions or distances."""
-    if not is_real_tensor(given, n_axes):
+    if not is_real_tensor(given, n_axes) and not is_real_tensor(given, n_axes + 1):
         what = (
             "positions: give a tensor of real numbers, one a token" if n_axes == 1 else "distances: give [query, key]"
         )
         raise InputError(f"{what}, not {list(given.shape) if isinstance(given, Tensor) else repr(given)}")
 
     def checked(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        n = capture.q.shape[1]
-        if any(size != n for size in given.shape):
-            raise InputError(f"positions or distances {list(given.shape)} were given, and this prompt has {n} tokens")
-        return scores_of(capture)
+        n, rows = capture.q.shape[1], given.reshape(-1, *given.shape[-n_axes:])
+        place = capture.prompt if len(rows) > 1 else 0
+        if place >= len(rows) or any(size != n for size in rows.shape[1:]):
+            raise InputError(f"positions or distances {list(given.shape)} were given; prompt {place} has {n} tokens")
+        return scores_of(capture, rows[place])
 
     return replace_scores(model, checked, layers, heads, needs_positions=True)
 
@@ -171,27 +178,27 @@ def draw(
 
 def disturb(
     model: Model,
-    tokens: Int[Tensor, "*row pos"],
+    tokens: Int[Tensor, "row pos"],
     condition: str,
-    disturbance: Disturbance,
+    drawn: Sequence[Disturbance],
     layers: Layers = None,
     heads: Heads = None,
-) -> tuple[Int[Tensor, "*row pos"], HookList]:
-    """Return the tokens that the model reads, and the hooks that disturb its attention.
+) -> tuple[Int[Tensor, "row pos"], HookList]:
+    """Return the tokens that the model reads, and the hooks that disturb its attention in a pass of these rows.
 
-    The disturbance may be that of a longer prompt whose further tokens are in order.
+    The disturbance of a row may be that of a longer prompt whose further tokens are in order.
     """
     n = tokens.shape[-1]
-    permutation = disturbance.permutation[:n]
+    permutations = torch.stack([one.permutation[:n] for one in drawn])
     where: dict[str, Any] = {"layers": layers, "heads": heads}
     if condition in OF_TEXT:
-        return tokens[..., permutation], []
+        return tokens.gather(-1, permutations), []
     if condition == "jitter":
-        assert disturbance.distances is not None
-        return tokens, jitter_distances(model, disturbance.distances[:n, :n], **where)
+        distances = [one.distances[:n, :n] for one in drawn if one.distances is not None]
+        return tokens, jitter_distances(model, torch.stack(distances), **where)
     if condition == "position_part":
-        return tokens, permute_position_part(model, permutation, **where)
-    return tokens, permute_positions(model, permutation, keys_only=condition == "key_positions", **where)
+        return tokens, permute_position_part(model, permutations, **where)
+    return tokens, permute_positions(model, permutations, keys_only=condition == "key_positions", **where)
 
 
 def _require_tokenizer(model: Model) -> None:

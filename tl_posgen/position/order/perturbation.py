@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.core.measure import Measure, Variable
@@ -18,11 +18,12 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import tokens_by_condition
+from tl_posgen.models.loss import BATCH
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES, EncodedItem, encoded_items, score_items
 from tl_posgen.position.order.hooks import Condition, conditions_for, disturb, draw
-from tl_posgen.position.order.numbers import Disturbance, Reach
+from tl_posgen.position.order.numbers import Reach
 from tl_posgen.report.circuits import CROP
 from tl_posgen.report.kinds import lines
 
@@ -156,10 +157,11 @@ class Perturbation(Measure):
     def passes(self, run: Run) -> int:
         conditions, n_moved = conditions_for(run.model, self.conditions, **run.where), sum(map(bool, self.ratios))
         of_text = len(run.rows) * (1 + len(conditions) * len(self.reaches) * n_moved * self.n_draws)
-        of_text += len(conditions) * (n_moved > 0)  # token by token, of the first prompt
-        of_cloze = len(self.of_cloze(conditions))
-        n_cloze = of_cloze * n_moved + (of_cloze > 0 and n_moved < len(self.ratios))  # in order once
-        return of_text + n_cloze * sum(len(item.rows) for item in self.cloze_items(run)[1])
+        times = {one: n_moved for one in self.of_cloze(conditions)}
+        if times and n_moved < len(self.ratios):
+            times[next(iter(times))] += 1  # in order once
+        items = self.cloze_items(run)[1]
+        return of_text + sum(n * len(item.rows(condition)) for condition, n in times.items() for item in items)
 
     def of_model(self, run: Run) -> xr.Dataset:
         conditions = conditions_for(run.model, self.conditions, **run.where)
@@ -168,35 +170,55 @@ class Perturbation(Measure):
         n_clean = round(self.clean * run.tokens.shape[1])
         suffix = torch.arange(loss.shape[1]) >= loss.shape[1] - n_clean
 
-        def cell(condition: str, reach: str, ratio: float, draw: int, prompt: int) -> Mapping[str, Any]:
-            _, change, drawn = self.disturbed(run, condition, reach, ratio, draw, prompt)
-            targets = (slice(None), ~drawn.moved[1:], suffix)
-            return {"change": [float(change[one].mean()) for one in targets], "moved": drawn.ratio}
+        def cell(condition: str, reach: str, ratio: float, draw: int) -> Mapping[str, Any]:
+            rows, change, moved, shares = self.disturbed(run, condition, reach, ratio, draw)
+            each = [
+                [float(one[to].mean()) for to in (slice(None), ~out[1:], suffix)]
+                for one, out in zip(change, moved, strict=True)
+            ]
+            return {
+                "change": each,
+                "moved": shares,
+                "token_change": change[0, :CROP],
+                "token_text": np.array(token_strings(run.session, rows[0, 1 : CROP + 1]), dtype=object),
+            }
 
-        axes = {"condition": conditions, "reach": list(self.reaches), "ratio": ratios}
-        data = run.grid(cell, pure=True, **axes, draw=range(self.n_draws), prompt=range(len(run.rows)))
+        axes = {"condition": conditions, "reach": list(self.reaches), "ratio": ratios, "draw": range(self.n_draws)}
+        data = run.grid(cell, pure=True, **axes)
         ratio = min([one for one in ratios if one] or ratios, key=lambda one: abs(one - SHOWN))
-        shown = [self.disturbed(run, one, self.widest, ratio, 0, 0) for one in conditions]
-        texts = [np.array(token_strings(run.session, row[1 : CROP + 1]), dtype=object) for row, *_ in shown]
-        changes = [change[:CROP].numpy() for _, change, _ in shown]
-        data = data.assign(loss=("prompt", loss.mean(-1).numpy()))
-        data = data.assign(token_change=(TOKEN, np.stack(changes)), token_text=(TOKEN, np.stack(texts)))
+        shown = data[["token_change", "token_text"]].sel(reach=self.widest, ratio=ratio, draw=0, drop=True)
+        data = data.assign(shown).assign(loss=("prompt", loss.mean(-1).numpy()))
         data = data.merge(self.cloze(run, conditions, ratios), join="outer")  # NaN where the cloze leaves one out
         return data.reindex(condition=conditions).assign_attrs(shown=f", {ratio:.0%} moved")  # the join sorts them
 
     def disturbed(
-        self, run: Run, condition: str, reach: str, ratio: float, number: int, prompt: int
-    ) -> tuple[Int[Tensor, " pos"], Float[Tensor, " target"], Disturbance]:
-        """Return a prompt as the model reads it, the change of the loss of each token, and what is out of order."""
+        self, run: Run, condition: str, reach: str, ratio: float, number: int
+    ) -> tuple[Int[Tensor, "prompt pos"], Float[Tensor, "prompt target"], Bool[Tensor, "prompt pos"], list[float]]:
+        """Return prompts as the model reads them, the change of the loss of each token, which were moved, and the share
+        of each prompt that was."""
         n_prompts, n = run.tokens.shape
-        protected = [0, *range(n - round(self.clean * n), n)]
-        seed = (run.seed * self.n_draws + number) * n_prompts + prompt  # every prompt has draws of its own
-        how: dict[str, Any] = {"seed": seed, "window": self.window, "protected": protected}
-        drawn = draw(run.model, run.tokens[prompt], condition, reach, ratio, **how)
         if not ratio:
-            return run.tokens[prompt], torch.zeros_like(run.loss[prompt]), drawn
-        row, hooks = disturb(run.model, run.tokens[prompt], condition, drawn, **run.where)
-        return row, run.losses(row[None], hooks)[0] - run.loss[prompt], drawn
+            return (
+                run.tokens,
+                torch.zeros_like(run.loss),
+                torch.zeros_like(run.tokens, dtype=torch.bool),
+                [0.0] * n_prompts,
+            )
+        first = (run.seed * self.n_draws + number) * n_prompts  # every prompt has draws of its own
+        how: dict[str, Any] = {"window": self.window, "protected": [0, *range(n - round(self.clean * n), n)]}
+        read, losses, moved, shares = [], [], [], []
+        for at in range(0, n_prompts, BATCH):
+            rows = run.tokens[at : at + BATCH]
+            drawn = [
+                draw(run.model, row, condition, reach, ratio, seed=first + prompt, **how)
+                for prompt, row in enumerate(rows, at)
+            ]
+            rows, hooks = disturb(run.model, rows, condition, drawn, **run.where)
+            read.append(rows)
+            losses.append(run.losses(rows, hooks))
+            moved += [one.moved for one in drawn]
+            shares += [one.ratio for one in drawn]
+        return torch.cat(read), torch.cat(losses) - run.loss, torch.stack(moved), shares
 
     def cloze(self, run: Run, conditions: Sequence[str], ratios: Sequence[float]) -> xr.Dataset:
         """Return the scores of every cloze item; nothing where the text has none. Of random inits NaN for items beyond

@@ -19,7 +19,7 @@ from tl_posgen.core.options import Each, Threshold
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layer_table import geometry_of
-from tl_posgen.models.loss import token_losses
+from tl_posgen.models.loss import BATCH, token_losses
 from tl_posgen.models.selection import select_heads
 from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.planes.numbers.plane_edits import Edit
@@ -41,7 +41,6 @@ CARRIED = ("position", "content", "energy")
 COSTS = ("edit", "control")
 MOST_LAYERS = 12  # that are mapped unless asked for
 MOST_CELLS = 96  # up to so many layers x planes are mapped one by one, else by frequency band
-BATCH = 8  # prompts per forward pass
 
 
 def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.DataArray:
@@ -86,7 +85,8 @@ class PlanePerturbation(Interventions):
 
     Args:
         edits: what is done in all planes and in thirds of them.
-        strengths: how far edits go, in (0, 1].
+        strengths: how far edits go, in (0, 1]: full alone if left out, as each takes six passes an edit and prompt; a
+            third of the planes is edited at the highest.
         map_edits: for the map; none for no map. If left out, the three that shuffle, of models with up to 12 layers.
         map_by: "planes"; "bands": a third of a layer's planes at a time; "auto": planes up to 96 of them, else bands.
 
@@ -105,7 +105,7 @@ class PlanePerturbation(Interventions):
     """
 
     edits: Annotated[Sequence[Edit], Each()] = _SHUFFLES
-    strengths: Annotated[Sequence[Threshold], Each()] = (0.3, 1.0)
+    strengths: Annotated[Sequence[Threshold], Each()] = (1.0,)
     map_edits: Annotated[Sequence[Edit], Each(least=0)] | None = None
     map_by: Literal["auto", "planes", "bands"] = "auto"
 
