@@ -1,6 +1,7 @@
 """Head profiles: columns from where they come, other papers' metrics by brute force, and what is shown."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def report(mini, alice):
     return tl_posgen.analyze(mini, alice, measures=[Profiles(period=20)], null_seeds=(0, 1), **CUT)
 
 
-def captured(model):
+def captured(model) -> Any:
     tokens = torch.randint(3, 60, (1, 24), generator=torch.Generator().manual_seed(1))
     return run(session_of(model), tokens, {"pattern"}, layers=[1])[0]
 
