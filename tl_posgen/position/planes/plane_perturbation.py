@@ -85,7 +85,8 @@ class PlanePerturbation(Interventions):
 
     Args:
         edits: what is done in all planes and in thirds of them.
-        strengths: how far edits go, in (0, 1].
+        strengths: how far edits go, in (0, 1]: full alone if left out, as each takes six passes an edit and prompt; a
+            third of the planes is edited at the highest.
         map_edits: for the map; none for no map. If left out, the three that shuffle, of models with up to 12 layers.
         map_by: "planes"; "bands": a third of a layer's planes at a time; "auto": planes up to 96 of them, else bands.
 
@@ -104,7 +105,7 @@ class PlanePerturbation(Interventions):
     """
 
     edits: Annotated[Sequence[Edit], Each()] = _SHUFFLES
-    strengths: Annotated[Sequence[Threshold], Each()] = (0.3, 1.0)
+    strengths: Annotated[Sequence[Threshold], Each()] = (1.0,)
     map_edits: Annotated[Sequence[Edit], Each(least=0)] | None = None
     map_by: Literal["auto", "planes", "bands"] = "auto"
 
