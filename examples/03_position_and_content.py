@@ -17,6 +17,8 @@
 # are replaced by such a sum, and the loss says whether it still works.
 
 # %%
+import pandas as pd
+
 import tl_posgen
 from tl_posgen.models import bundled_text, to_prompts
 from tl_posgen.models.loss import token_losses
@@ -24,6 +26,7 @@ from tl_posgen.position import Substitution
 
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
 text = bundled_text()
+pd.options.display.precision = 3
 cut = {"length": 128, "n_prompts": 4, "progress": False}
 model.cfg.n_layers, model.cfg.n_heads
 
@@ -35,13 +38,13 @@ model.cfg.n_layers, model.cfg.n_heads
 
 # %%
 replaced = Substitution()(model, text, **cut)
-replaced.table().round(3)
+replaced.table()
 
 # %% [markdown]
 # The same for the random init. No change of its attention changes its loss:
 
 # %%
-replaced.table("random init").round(3)
+replaced.table("random init")
 
 # %%
 print(*replaced.findings(), sep="\n")
