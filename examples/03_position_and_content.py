@@ -13,10 +13,12 @@
 # %% [markdown]
 # # Does the model run on position + content?
 #
-# A high correlation of the scores with position + content is not yet a mechanism. Here the scores of the running model are
-# replaced, and the loss says what it runs on.
+# Scores that correlate with position + content do not show that the model uses this sum. Here all scores of the running model
+# are replaced by such a sum, and the loss says whether it still works.
 
 # %%
+import pandas as pd
+
 import tl_posgen
 from tl_posgen.models import bundled_text, to_prompts
 from tl_posgen.models.loss import token_losses
@@ -24,24 +26,25 @@ from tl_posgen.position import Substitution
 
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
 text = bundled_text()
+pd.options.display.precision = 3
 cut = {"length": 128, "n_prompts": 4, "progress": False}
 model.cfg.n_layers, model.cfg.n_heads
 
 # %% [markdown]
 # ## Replace every score
 #
-# `recovered` is the share of the way from uniform attention (0) to the untouched model (1). Beside it stands `r`, the
-# correlation of the replacement with the true scores: they do not rank the replacements alike.
+# `recovered` is 0 for uniform attention and 1 for the untouched model. `r` is the correlation of the replacement with the true
+# scores. The two order the replacements differently.
 
 # %%
 replaced = Substitution()(model, text, **cut)
-replaced.table().round(3)
+replaced.table()
 
 # %% [markdown]
-# The same of the random init, whose loss no attention changes:
+# The same for the random init. No change of its attention changes its loss:
 
 # %%
-replaced.table("random init").round(3)
+replaced.table("random init")
 
 # %%
 print(*replaced.findings(), sep="\n")
@@ -52,7 +55,8 @@ replaced.plot("correlation")
 # %% [markdown]
 # ## One hook at a time
 #
-# A split that is best for the distances 0 to 7, in all heads, then in layer 0 alone; and the null, uniform attention.
+# A split made for the distances 0 to 7 replaces the scores of all heads, then those of layer 0 alone. The null is uniform
+# attention.
 
 # %%
 from tl_posgen.position import by_constant, by_split, substitute, triangle
@@ -72,7 +76,7 @@ for name, hooks in {
 # %% [markdown]
 # ## Which tokens pay?
 #
-# The change of each token's loss where all scores are replaced: red where the model loses, blue where it gains.
+# The change of each token's loss when all scores are replaced: red where the loss rises, blue where it falls.
 
 # %%
 replaced.show()
@@ -80,7 +84,8 @@ replaced.show()
 # %% [markdown]
 # ## Scores beside their two parts
 #
-# A few heads, each above the same one of the random init: scores within rows, their position part, their content part.
+# Scores of a few heads, their position part and their content part, each less the mean of its row. Below each head stands the
+# same head of the random init.
 
 # %%
 examples = tl_posgen.analyze(model, text, measures=["three_axis", "split_examples"], **cut)

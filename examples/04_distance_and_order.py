@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Dummy distance and word order
 #
-# Every pair is shown another distance than its own; then tokens, positions and features are put out of order. If scores are
-# position + content, the content part should not care.
+# First every pair of tokens is given another distance than its own. Then tokens, positions and features are swapped. If scores
+# are position + content, the content part should stay as it is.
 
 # %%
 import tl_posgen
@@ -31,19 +31,23 @@ tokens.shape
 # %% [markdown]
 # ## Control the distance
 #
-# Every pair of every head sees one distance; or no pair sees more than a limit. Last, the null: all pairs at their own distance.
+# All pairs get one distance, in every head; or distances above a limit become the limit. In the last row, the null, every pair
+# keeps its own distance.
 
 # %%
-for options in ({"distance": 0}, {"distance": 64}, {"beyond": 8}, {"distance": lambda d: d}):
-    hooks = at_dummy_distance(model, **options)
-    name = "its own" if callable(options.get("distance")) else str(options)
-    print(f"{name:17} {token_losses(model, tokens, hooks).mean():.3f} nats")
+for name, hooks in {
+    "all at 0": at_dummy_distance(model, distance=0),
+    "all at 64": at_dummy_distance(model, distance=64),
+    "8 at most": at_dummy_distance(model, beyond=8),
+    "its own": at_dummy_distance(model, distance=lambda d: d),
+}.items():
+    print(f"{name:9} {token_losses(model, tokens, hooks).mean():.3f} nats")
 
 # %% [markdown]
 # ## What stays?
 #
-# c(j), the key part of the three-axis fit, fitted at the true distances and again at a dummy distance: do they agree? Beside
-# it the random init.
+# The key part c(j) of the three-axis fit is fitted twice: at the true distances, and with all pairs at one distance. Do the two
+# agree? The random init stands beside them.
 
 # %%
 controlled = DummyDistance(distances=(0, 16, 64), limits=(1, 8, 64))(model, text, **cut)
@@ -58,8 +62,8 @@ controlled.plot("curves")
 # %% [markdown]
 # ## Disturb the order
 #
-# The same swaps of tokens, of the positions of queries and keys, or of the position part alone. `n_cloze` adds the accuracy in a
-# cloze made from the text.
+# Swapped are tokens, the positions of queries and keys, or the positions in the position part alone; the swaps are the same.
+# `n_cloze` would add the accuracy in a cloze made from the text.
 
 # %%
 disturbed = Perturbation(
@@ -74,7 +78,7 @@ print(*disturbed.findings(), sep="\n")
 disturbed.plot()
 
 # %% [markdown]
-# Token by token: whose loss rises?
+# Which tokens' loss rises?
 
 # %%
 disturbed.show()

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Long contexts: beyond the training length
 #
-# The mini model was trained on 512 tokens. You measure what happens beyond, keep it in its distribution with LM-Infinite, measure
-# long prompts without a [query, key] matrix, and let the model write under hooks. A TransformerBridge throughout: a
-# HookedTransformer ends at its training length.
+# The mini model was trained on 512 tokens. This notebook measures what happens beyond them, with and without LM-Infinite;
+# measures long prompts without forming score matrices; and lets the model write under hooks. The model is a TransformerBridge,
+# because a HookedTransformer takes no more than its training length.
 
 # %%
 import torch
@@ -33,8 +33,9 @@ model.cfg.n_ctx
 # %% [markdown]
 # ## What happens beyond the training length?
 #
-# Loss and outputs at twice the length: untouched, and with LM-Infinite (ten global tokens and a local window, distances
-# frozen at the training length). The noise level is the distance between two halves of the prompts inside.
+# Loss and heads' outputs up to twice the training length, untouched and with LM-Infinite: ten global tokens and a local window,
+# and no distance above the training length. The noise level is the Fréchet distance between the outputs of two halves of the
+# prompts inside the training length.
 
 # %%
 measure = LengthExtrapolation(inside=inside, times=2, conditions=("lm_infinite",))
@@ -50,7 +51,7 @@ found.plot("drift")
 # %% [markdown]
 # ## The same with hooks by hand, window by window
 #
-# Mean loss in the last quarter of twice the training length; the null for each is the text before it.
+# `beyond` is the mean loss in the last quarter of the prompt. Compare it with `inside`, the loss up to the training length.
 
 # %%
 tokens = to_prompts(model, text, length=2 * inside, n_prompts=1)[0][None]
@@ -63,8 +64,8 @@ for name, hooks in {"untouched": [], **windows}.items():
 # %% [markdown]
 # ## Long prompts without a matrix
 #
-# Prompts of more than 1,024 tokens are streamed where the model allows it: no scores are formed, every hook fires, the numbers are
-# the same. `streaming` is a tool of its own, too.
+# Prompts of more than 1,024 tokens are streamed: no score matrix is formed, hooks fire as usual, and numbers are the same.
+# `streaming` does this for your own passes too.
 
 # %%
 with torch.no_grad(), tl_posgen.streaming(model):
@@ -82,8 +83,8 @@ print(*long.findings(), sep="\n")
 # %% [markdown]
 # ## Let it write
 #
-# Greedy, after a prompt of three times the training length. Interventions that look at each query by itself work with the KV
-# cache; captures, and interventions that need whole prompts, take `use_past_kv_cache=False`.
+# The model continues a prompt of three times the training length, always with the likeliest token. Interventions that treat each
+# query by itself work with the KV cache; the others need `use_past_kv_cache=False`.
 
 # %%
 book = to_prompts(model, text, length=3 * inside + 60, n_prompts=1)[0]
@@ -96,7 +97,7 @@ for name, hooks in {"untouched": [], "LM-Infinite": lm_infinite(model, n_local=i
     print(repr(model.tokenizer.decode(written)), "\n")
 
 # %% [markdown]
-# The text goes on with as many different tokens as:
+# For comparison, the number of different tokens in the book's own continuation:
 
 # %%
 follows = book[3 * inside :]
@@ -104,7 +105,7 @@ print(f"the book: {len(set(follows.tolist()))} of {len(follows)}")
 print(repr(model.tokenizer.decode(follows)))
 
 # %% [markdown]
-# With and without the cache it writes the same:
+# With and without the cache the model writes the same:
 
 # %%
 with model.hooks(fwd_hooks=lm_infinite(model, n_local=inside // 2)):

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Why does this head attend there?
 #
-# One prompt, one head, one token that attends. Its attention scores are split into what the distance alone makes, what the
-# key alone makes, what query and key make together, and what needs all three; then into RoPE planes, and into the
-# components of the model that wrote the key. All of them are exact sums: they add up to the model's own scores.
+# One prompt, one head, one token that attends. Each of its attention scores is a sum of four terms: position (query and
+# distance), the key alone, query and key together, and what needs query, key and distance. Each term is a sum over RoPE planes,
+# and over the components of the model that wrote the key. All sums are exact: they give the model's own scores.
 
 # %%
 import tl_posgen
@@ -26,17 +26,17 @@ found = tl_posgen.explain(model, prompt, head="L3H1", query=-1)
 found.table().head(6).round(2)
 
 # %% [markdown]
-# L3H1 looks at the token before. A row of scores means nothing by itself, as softmax sees differences only: here
-# every number is less the mean of the row under its own attention. Sharper is the question why this token rather than
-# that one: `against` is a token that the head could have attended to.
+# L3H1 looks at the token before. Softmax sees only how the scores of a query differ, so the mean of these scores, weighted by
+# attention, is taken from each. A sharper question is why the head attends to one token and not to another: with `against`, the
+# score of that other token is taken away instead.
 
 # %%
 found = tl_posgen.explain(model, prompt, head="L3H1", query=-1, against=-3)
 found.plot()
 
 # %% [markdown]
-# Position is what the query and the distance give, whatever the key. The mean key that it needs comes from another text, the
-# bundled book unless you give one: means of the prompt itself would hold what is to be explained.
+# Position depends on the query and the distance, with the mean key in the place of the key. The mean key is that of another
+# text, the bundled book unless you give one, because a mean over the prompt would contain what is to be explained.
 
 # %%
 print(found.data.attrs["reference"])
@@ -45,18 +45,19 @@ found.show()
 # %% [markdown]
 # ## Is it so?
 #
-# The sum is exact, but which of its terms matter? `check` deletes the largest terms in the running model, and beside them drawn
-# terms of the same sum of absolute values.
+# The sum is exact, but which of its terms matter? `check` deletes the largest terms in the running model and, for comparison,
+# randomly drawn terms whose absolute values have the same sum.
 
 # %%
 found.check(n=10).round(3)
 
 # %% [markdown]
-# Both columns are changes. The largest terms move where the head looks more than drawn ones do; the next token does not tell the two apart.
+# `attention` and `prediction` are changes. The largest terms change the attention more than drawn ones do; the
+# prediction does not tell the two apart.
 #
 # ## The planes, and who wrote the key
 #
-# RoPE turns pairs of coordinates. Fast planes (low numbers) tell neighbours apart.
+# RoPE turns pairs of coordinates, its planes. The fast ones (low numbers) tell neighbours apart.
 
 # %%
 key = found.stands_out
@@ -70,11 +71,12 @@ planes[planes["key"] == key].pivot(index="plane", columns="term", values="contri
 found.largest(8, key=key, by=("term", "source")).round(2)
 
 # %% [markdown]
-# Terms of opposite sign cancel: two large ones are not two reasons. Sums over sources come first, `frame(by=("term",))`.
+# Terms of opposite sign cancel, so two large terms need not be two reasons. Look at `frame(by=("term",))` first, which sums over
+# sources.
 #
 # ## The same head without training
 #
-# In a randomly initialised model of the same shape attention is nearly even, and the terms are small.
+# In a randomly initialised model of the same shape attention is nearly uniform, and the terms are small.
 
 # %%
 random = tl_posgen.random_like(model, seed=0)
@@ -83,8 +85,8 @@ tl_posgen.explain(random, prompt, head="L3H1", query=-1, against=-3).table().hea
 # %% [markdown]
 # ## As tables, and as hooks
 #
-# `split` gives the terms of all queries and keys. `patch_parts` runs the model with the position part of another prompt, and
-# `ablate_heads` without the head: what each does to the loss of this prompt.
+# `split` gives the terms of all queries and keys. `patch_parts` gives the head the position or the content of another prompt, and
+# `ablate_heads` removes the head. What does each do to the loss of this prompt?
 
 # %%
 from tl_posgen.hooks.ablate_heads import ablate_heads
@@ -109,8 +111,8 @@ for name, hooks in conditions.items():
 # %% [markdown]
 # ## Who writes the position, and what is left without it
 #
-# Position rests on a key that is nearly the same for all tokens. The measure `sources` says, over a text, which component writes
-# it: shares of the position part, a row a layer, beside a randomly initialised model.
+# Position needs the mean key, what the keys of all tokens have in common. Which component writes it? The measure `sources` gives
+# each component's share of the position part over a text, a row a layer, beside a randomly initialised model.
 
 # %%
 from tl_posgen.models import bundled_text
@@ -121,8 +123,9 @@ print(*written.findings(), sep="\n")
 written.plot()
 
 # %% [markdown]
-# In layer 1 it is the first MLP. `remove_source` takes its mean, the same vector for every token, out of the keys of one head, and
-# the head no longer finds the token before. The control takes a vector of the same length with random phases.
+# In layer 1 it is the first MLP. Its constant is its mean over tokens, one vector for all. `remove_source` takes it out of the
+# keys of one head, and the head no longer finds the token before. The control takes out a vector of the same length with random
+# phases.
 
 # %%
 earlier = {}

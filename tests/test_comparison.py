@@ -150,12 +150,6 @@ def test_the_recall_of_every_rule_is_compared_head_by_head(mini, alice):
     assert position.low <= position.value <= position.high
 
 
-def nearly(report):
-    """The report with numbers that rounding changes."""
-    results = {name: replace(one, dataset=one.dataset + 1e-5) for name, one in report.items()}
-    return Report(results, report.provenance)
-
-
 def test_of_models_of_different_shape_each_ones_own_means_are_compared(small_model, tmp_path, command):
     cut = {"length": 18, "n_prompts": 4, "null_seeds": (0,), "progress": False, "measures": ["variance"]}
     both = [tl_posgen.analyze(model, bundled_text(), **cut) for model in ("mini", small_model)]
@@ -194,7 +188,9 @@ def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path)
     [said] = [one for one in report.findings() if one.startswith("r within rows: ")]
     assert said.endswith(f"; most in L{layer}H{head} ({float(change.sel(layer=layer, head=head)):+.3f}).")
     assert tl_posgen.compare(intact, intact).findings()[1:] == ["No head changes."]
-    assert tl_posgen.compare(intact, nearly(intact)).findings()[1:] == ["No head changes by 0.0005 or more."]
+    rounded = {name: replace(one, dataset=one.dataset + 1e-5) for name, one in intact.items()}
+    nearly = Report(rounded, intact.provenance)
+    assert tl_posgen.compare(intact, nearly).findings()[1:] == ["No head changes by 0.0005 or more."]
     table = report["comparison"].table()
     assert {"intact", "ablated"} <= set(table)
     page = report.write(tmp_path / "page").read_text()

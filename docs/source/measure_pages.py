@@ -12,7 +12,6 @@ from tl_posgen.core.measure import Measure
 
 PART = "measures"  # whose numbers these pages show
 MOST_FINDINGS = 1
-MOST_WORDS = 35  # of details
 GROUPS = {  # question -> the measures that answer it, as the navigation and the list of measures have them
     "How much is position, how much content?": (
         "three_axis",
@@ -38,7 +37,6 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
     "Do layers act along the same directions?": ("coupling", "token_coupling"),
     "What is a head, and what would replace it?": ("profiles", "sources", "rules"),
 }
-SECTIONS = ("Args", "Attributes", "Raises", "Source", "Example")
 
 
 def measured_of_models() -> list[type[Measure]]:
@@ -51,7 +49,6 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
     """Yield what the page of each measure has beside its template."""
     settings = numbers["settings"]
     for measure in measured_of_models():
-        formula, text = definition(measure)
         found = numbers["more"].get(measure.name, {})  # {}: not measured yet
         length = found.get("length", settings["length"])
         findings = [as_markdown(one) for one in found.get("findings", ())[:MOST_FINDINGS]]
@@ -60,8 +57,7 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             measure=measure,
             command=measure.name.replace("_", "-"),
             explanation=as_markdown(measure.explanation),
-            formula=formula,
-            text=text,
+            formula=re.sub(r"\s+", " ", inspect.cleandoc(measure.__doc__ or "").partition("\n\n")[0]).strip(),
             options=options(measure),
             source=in_table(measure.source.removesuffix(".")),
             package=package,
@@ -71,19 +67,6 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             picture=found.get("picture", ""),
             findings=findings,
         )
-
-
-def definition(measure: type[Measure]) -> tuple[str, str]:
-    """Return the formula that a docstring begins with, and the first paragraphs behind the explanation."""
-    text = inspect.cleandoc(measure.__doc__ or "")
-    begins = re.split(rf"^(?:{'|'.join(SECTIONS)}):", text, flags=re.MULTILINE)[0]
-    formula, _, rest = begins.partition("\n\n")
-    kept: list[str] = []
-    for paragraph in rest.partition("\n\n")[2].strip().split("\n\n"):
-        if len(" ".join([*kept, paragraph]).split()) > MOST_WORDS:  # all are on the page of the reference
-            break
-        kept.append(paragraph)
-    return re.sub(r"\s+", " ", formula).strip(), as_markdown("\n\n".join(kept))
 
 
 def as_markdown(text: str) -> str:

@@ -14,11 +14,6 @@ from tl_posgen.hooks.replace_scores import at_positions, finished, replace_score
 POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
 
-def at_rest(capture):
-    """Return the scores with every token at its own position."""
-    return at_positions(capture, capture.positions, capture.positions)
-
-
 def stretched(capture):
     """Return the scores with all distances doubled."""
     return at_positions(capture, 2 * capture.positions, 2 * capture.positions)
@@ -32,7 +27,8 @@ def zeros(capture):
 def test_at_the_true_positions_nothing_changes_and_at_others_it_does(family_model, name, backend):
     model = family_model(name, backend)
     plain = logits(model)
-    assert largest(logits(model, replace_scores(model, at_rest)) - plain) < 1e-5 * max(1, plain.abs().max())
+    at_rest = logits(model, replace_scores(model, lambda one: at_positions(one, one.positions, one.positions)))
+    assert largest(at_rest - plain) < 1e-5 * max(1, plain.abs().max())
     if name in POSITIONLESS:
         with pytest.raises(UnsupportedModelError, match=r"layer 0: .*residual stream"):
             replace_scores(model, stretched, needs_positions=True)

@@ -1,10 +1,12 @@
 """Head profiles: columns from where they come, other papers' metrics by brute force, and what is shown."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from captures import run
 from families import FAMILIES
 from scipy import stats
 
@@ -12,7 +14,6 @@ import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.joining import Profiles, scatter
 from tl_posgen.joining.profiles import _literature_metrics, _permuted_overlaps
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.session import session_of
 from tl_posgen.position import Variance
 from tl_posgen.rope.rotation import to_planes
@@ -32,11 +33,9 @@ def report(mini, alice):
     return tl_posgen.analyze(mini, alice, measures=[Profiles(period=20)], null_seeds=(0, 1), **CUT)
 
 
-def captured(model, layer=1, n=24):
-    found = []
-    tokens = torch.randint(3, 60, (1, n), generator=torch.Generator().manual_seed(1))
-    run_capture(session_of(model), tokens, found.append, {"pattern"}, layers=[layer])
-    return found[0]
+def captured(model) -> Any:
+    tokens = torch.randint(3, 60, (1, 24), generator=torch.Generator().manual_seed(1))
+    return run(session_of(model), tokens, {"pattern"}, layers=[1])[0]
 
 
 def overlaps(capture):

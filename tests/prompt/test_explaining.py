@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from captures import run
 from families import family_cases
 
 import tl_posgen
 from tl_posgen.errors import InputError, OutputError, UnsupportedModelError
-from tl_posgen.models import run_capture
 from tl_posgen.prompt import reference_of, residual_sources
 from tl_posgen.prompt.numbers import TERMS
 
@@ -16,16 +16,11 @@ PROMPT = "Down, down, down. Would the fall never end? I wonder how many miles I 
 TOKENS = torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
 
 
-def captured(model, tokens, layer):
-    found = []
-    run_capture(model, tokens[None], found.append, {"attn_scores", "resid"}, layers=[layer])
-    return found[0]
-
-
 def largest_gap(model, tokens, found, cap=None):
     """max |sum over terms, planes and sources - the model's own score|, both less the baseline."""
     attrs, keys = found.data.attrs, found.data["key"].values
-    row = captured(model, tokens, attrs["layer"]).attn_scores[attrs["head"], attrs["query"]].double().numpy()[keys]
+    (capture,) = run(model, tokens[None], {"attn_scores"}, layers=[attrs["layer"]])
+    row = capture.attn_scores[attrs["head"], attrs["query"]].double().numpy()[keys]
     before_cap = row if cap is None else cap * np.arctanh(row / cap)
     weights = found.data["attention"].values
     np.testing.assert_allclose(weights, np.exp(row - row.max()) / np.exp(row - row.max()).sum(), rtol=1e-6)
@@ -93,7 +88,7 @@ def test_parts_of_the_users_give_what_the_sources_give(mini):
 
 def test_parts_of_the_users_must_add_up_or_leave_a_rest(mini, reference):
     tokens = tl_posgen.models.to_prompts(mini, PROMPT)[0]
-    stream = captured(mini, tokens, 2).resid
+    stream = run(mini, tokens[None], {"resid"}, layers=[2])[0].resid
     parts = {"half": stream / 2, "feature": stream / 4}
     options = {"head": "2.1", "reference": reference}
     with pytest.raises(InputError, match=r"do not add up .* off by .* where it reaches .*; give rest=True"):

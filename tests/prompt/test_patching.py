@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from captures import run
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.session import session_of
 from tl_posgen.prompt import patch_parts, reference_of, split
 
@@ -22,10 +22,8 @@ def means(model):
 
 
 def scores(model, tokens, hooks=()):
-    found = []
     with model.hooks(fwd_hooks=list(hooks)):
-        run_capture(model, tokens[None], found.append, {"attn_scores"}, layers=[0])
-    return found[0].attn_scores
+        return run(model, tokens[None], {"attn_scores"}, layers=[0])[0].attn_scores
 
 
 def test_chosen_parts_are_those_of_the_other_prompt_and_the_rest_stays(model):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from captures import run
 from families import family_cases
 
 import tl_posgen
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.position.substitution.numbers import split_maps
 from tl_posgen.prompt import position_part, reference_of
 from tl_posgen.residual.reference import BUNDLED
@@ -17,12 +17,6 @@ PROMPT = "Down, down, down. Would the fall never end?"
 OTHERS = {"row", "alibi"}  # parts besides the four
 
 
-def scores_of(model, tokens, layer):
-    found = []
-    run_capture(model, tokens[None], found.append, {"attn_scores"}, layers=[layer])
-    return found[0].attn_scores.numpy()
-
-
 @pytest.mark.parametrize(("name", "backend"), family_cases("llama", "gemma2"))
 @pytest.mark.parametrize("layer", [0, 1])
 def test_parts_add_up_to_the_models_own_scores(family_model, name, backend, layer):
@@ -30,7 +24,7 @@ def test_parts_add_up_to_the_models_own_scores(family_model, name, backend, laye
     parts = tl_posgen.split(model, tokens, layer=layer, reference=TEXT)
     total = parts.position + parts.key_part + parts.query_key + parts.interaction
     total = total + sum(parts[one] for one in OTHERS & set(parts))
-    used = scores_of(model, tokens, layer)
+    used = run(model, tokens[None], {"attn_scores"}, layers=[layer])[0].attn_scores.numpy()
     visible = np.isfinite(used)
     assert (np.isfinite(total.values) == visible).all()
     if "capped" in parts:
@@ -59,8 +53,7 @@ def test_parts_of_the_whole_text_are_those_of_the_split_maps(mini, alice):
     """With the prompt's own means asked for as a reference, position and content are those of `split_examples`."""
     tokens = tl_posgen.models.to_prompts(mini, alice, 48, 1)[0]
     parts = tl_posgen.split(mini, tokens, layer=2, reference=reference_of(mini, tokens[None], layers=[2], length=48))
-    found = []
-    run_capture(mini, tokens[None], found.append, {"attn_scores"}, layers=[2])
+    found = run(mini, tokens[None], {"attn_scores"}, layers=[2])
     capture = found[0]
     maps = split_maps(capture.scores(), capture.q, capture.k, capture.geometry.rope, capture.geometry.scale)
     counted = np.isfinite(maps.position[0].numpy())
@@ -83,7 +76,7 @@ def test_the_reference_is_named_and_is_never_the_prompt(mini):
 def test_a_reference_is_the_mean_of_its_prompts_without_the_first_token(mini, alice):
     prompts, found = tl_posgen.models.to_prompts(mini, alice, 40, 3), []
     for prompt in prompts:
-        run_capture(mini, prompt[None], found.append, {"pattern"}, layers=[1])
+        found += run(mini, prompt[None], {"pattern"}, layers=[1])
     reference = reference_of(mini, [prompt.tolist() for prompt in prompts], length=40, distances="attention")
     own = reference.layers[1]
     keys, queries = (torch.cat([getattr(one, part)[:, 1:] for one in found], 1).double() for part in ("k", "q"))

@@ -27,12 +27,6 @@ def result(mini, prompts):
     return Sources(check=True)(mini, prompts, **QUIET)
 
 
-def keys_of(mini, row):
-    """Capture of layer 2, and the first MLP's keys [head, pos, d_head]."""
-    capture, vectors = source_vectors(mini, row, 2, "k")
-    return capture, vectors["L0 MLP"]
-
-
 def slash_score(capture, keys, distance):
     rotated = rotate(keys, capture.positions, capture.geometry.rope)
     pattern = scores_from(capture.rotated_q, rotated, capture.geometry, capture.heads).softmax(-1)
@@ -40,7 +34,7 @@ def slash_score(capture, keys, distance):
 
 
 def test_the_fall_is_that_of_scores_without_the_constant_of_the_other_prompts(mini, prompts, result):
-    read = [keys_of(mini, row) for row in prompts]
+    read = [(one, vectors["L0 MLP"]) for one, vectors in (source_vectors(mini, row, 2, "k") for row in prompts)]
     means = [keys[:, 1:].mean(1) for _, keys in read]
     data = result.own.sel(layer=2, source="L0 MLP")
     scores = [[slash_score(capture, capture.k, distance) for capture, _ in read] for distance in range(12)]

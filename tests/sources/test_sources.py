@@ -66,18 +66,15 @@ def test_shares_are_those_of_every_query_key_and_distance(family_model, name, ba
             assert found.sel(source=others).isnull().all()
 
 
-def variance_of(data):
-    """Variance of all scores: that between keys and distances of one query is `size` squared, and leaves q's out."""
-    return data["size"].sel(of="scores") ** 2 / (1 - data["share"].sel(part="q"))
-
-
 def test_every_term_is_its_part_of_the_variance_and_sums_to_one_in_every_group(mini, alice):
     cut = {"length": 24, "n_prompts": 4, "consecutive": True, "layers": [1], **QUIET}
     found = analyze(mini, alice, measures=[Sources(**EVERY), "variance"], **cut)
     for tokens in ("all", "without first"):
         one, data = (found[name].sel(tokens=tokens) for name in ("variance", "sources"))
+        # of all scores: that between keys and distances of one query is `size` squared, and leaves q's out
+        variance = one["size"].sel(of="scores") ** 2 / (1 - one["share"].sel(part="q"))
         for term, parts in PARTS.items():
-            expected = one["share"].sel(part=list(parts)).sum("part") * variance_of(one)
+            expected = one["share"].sel(part=list(parts)).sum("part") * variance
             for side in ("k", "q"):
                 np.testing.assert_allclose(data["mean_square"].sel(term=term, side=side), expected, rtol=1e-4)
     share = found["sources"].dataset["share"]

@@ -141,7 +141,7 @@ def bars(
         every = list(_drawn(result, known, along))
         words = {label: in_words(label, result.measure.words) for one in every for label in one.labels}
         n_bars = max(sum(1 + len(one.nulls) for one in every if one.panel == panel) for panel in range(len(known)))
-        height = 60 + len(words) * max(24, 14 * n_bars)
+        height = 60 + len(words) * max(24, 20 * n_bars)
         look: dict[str, Any] = {"columns": columns or len(known), "shared_yaxes": True, "horizontal_spacing": 0.04}
         drawn = Panels(list(known), row_height=height, **look)
         for one in every:
@@ -152,7 +152,7 @@ def bars(
             for kind, values in one.nulls.items():
                 grey: dict[str, Any] = {"orientation": "h", "marker_color": _NULL_COLOURS[kind]}
                 drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **grey))
-        drawn.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.25)
+        drawn.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.12)
         has_ends = any(np.isfinite(one.ends[1:]).any() for one in every)
         return _finished(drawn, result, title, subtitle, _INTERVALS if has_ends else "")
 

@@ -30,7 +30,7 @@ from tl_posgen.rope.frequency_bands import BANDS, Band, band_of
 from tl_posgen.slash.dominance import Dominance, statistics_of
 from tl_posgen.slash.numbers.ablations import OF_THE_PROMPT, Ablation, ablate
 from tl_posgen.slash.slash import Slash
-from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Scheme, ablations
+from tl_posgen.slash.slash_ablation import WORDS, Scheme, ablations
 
 _OF_PROMPTS = {
     "profile": Variable("", dims=(*HEAD, "distance")),
@@ -119,7 +119,7 @@ class BandAblation(Dominance, Interventions):
 
     schemes: Sequence[Scheme] = ("thirds",)
 
-    words = WHOLE_KINDS
+    words = WORDS
     question = "Which frequencies does the running model need?"
     after = (Slash,)
     matrices = 10
@@ -183,7 +183,7 @@ class BandAblation(Dominance, Interventions):
         heads, score, rises = self.n_heads(own), partial(self.slash_score, own), self.rises(own)
         banded = product(dict.fromkeys(self.schemes), BANDS)
         names = {f"drop {band}, {scheme}": f"without {band} frequencies ({scheme})" for scheme, band in banded}
-        names |= {kind: WHOLE_KINDS[kind] for kind in ("rank_one", "no_rope", "means")}
+        names |= {kind: WORDS[kind] for kind in ("rank_one", "no_rope", "means")}
         parts = [
             f"{words} {score(one).with_interval:.3f} (loss {rises[one].with_interval:+.3f})"
             for one, words in names.items()

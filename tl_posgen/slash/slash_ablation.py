@@ -23,13 +23,14 @@ from tl_posgen.slash.dominance import at_distance, best_distance, statistics_fro
 from tl_posgen.slash.numbers.ablations import ablate
 
 Scheme = Literal["thirds", "wavelength"]
-_BAND_KINDS = ("drop", "freeze", "keep")
+_BAND_KINDS = {"drop": "without", "freeze": "unrotated", "keep": "only"}
 WHOLE_KINDS = {
     "rank_one": "Q, K of rank one",
     "no_rope": "RoPE removed",
     "means": "Q, K their means",
     "means_no_rope": "Q, K their means with RoPE removed",
 }
+WORDS = WHOLE_KINDS | _BAND_KINDS
 _WITHOUT_PLANES = ["unchanged", "rank_one", "means"]
 _ROWS = ("condition", *HEAD)
 
@@ -92,7 +93,7 @@ class SlashAblation(Measure):
 
     schemes: Sequence[Scheme] = get_args(Scheme)
 
-    words = WHOLE_KINDS
+    words = WORDS
     question = "What makes the slash: content, RoPE, which frequencies?"
     needs = frozenset({"pattern"})
     rows = _ROWS

@@ -18,11 +18,6 @@ from tl_posgen.rope.scores_at import scores_at, scores_at_positions, scores_froz
 SCALE = 0.3
 
 
-@pytest.fixture(params=ROPES.values(), ids=ROPES.keys())
-def rope(request) -> Rope:
-    return request.param
-
-
 def brute_scores(q, k, rope, distance) -> torch.Tensor:
     """One pair at a time: the query turned by the distance, the key left at position zero."""
     n, still = q.shape[1], rotate(k, torch.zeros(k.shape[1]), rope)

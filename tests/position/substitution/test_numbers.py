@@ -44,11 +44,6 @@ DISTRIBUTIONS = {
 VISIBLE = visible(N)
 
 
-@pytest.fixture(params=ROPES.values(), ids=ROPES.keys())
-def rope(request) -> Rope:
-    return request.param
-
-
 def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
     return normal(*shape, seed=seed) + 0.3
 
