@@ -188,14 +188,21 @@ def test_an_architecture_that_transformers_does_not_read_is_one_line(tmp_path):
         load_model(tmp_path / "model.gguf")
 
 
-def test_weights_that_do_not_fit_the_metadata_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("held", "told", "message"),
+    [
+        (1, 2, r"the weights lack model\.layers\.1\..* does not belong to its metadata"),
+        (2, 1, "it holds layer 1, and its metadata counts 1 layers"),
+    ],
+)
+def test_weights_that_do_not_fit_the_metadata_are_named(tmp_path, held, told, message):
     path = tmp_path / "model.gguf"
-    save_gguf(path, num_hidden_layers=1)
+    save_gguf(path, num_hidden_layers=held)
     whole = path.read_bytes()
     key = b"llama.block_count"
     place = whole.index(key) + len(key) + 4
-    path.write_bytes(whole[:place] + (2).to_bytes(4, "little") + whole[place + 4 :])
-    with pytest.raises(ModelError, match=r"the weights lack model\.layers\.1\..* does not belong to its metadata"):
+    path.write_bytes(whole[:place] + told.to_bytes(4, "little") + whole[place + 4 :])
+    with pytest.raises(ModelError, match=message):
         load_model(path)
 
 

@@ -178,6 +178,16 @@ def require_memory(place: Path, n_weights: int, dtype: torch.dtype) -> None:
         )
 
 
+def require_layers(place: Path, reader: Any, config: Any) -> None:
+    """Refuse a GGUF file with tensors of other layers than its metadata counts: transformers leaves them out."""
+    layers = {int(found[1]) for tensor in reader.tensors if (found := re.match(r"blk\.(\d+)\.", tensor.name))}
+    n = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if n is not None and layers and max(layers) >= n:
+        raise ModelError(
+            f"{place}: it holds layer {max(layers)}, and its metadata counts {n} layers; download it again"
+        )
+
+
 @contextmanager
 def read_once(place: Path) -> Iterator[Any]:
     """Yield the reader of a GGUF file, None of a directory. While the block runs transformers gets the same reader for

@@ -23,6 +23,7 @@ from tl_posgen.models.conversion.hugging_face import (
     quiet,
     read_config,
     read_once,
+    require_layers,
     require_memory,
 )
 from tl_posgen.models.model import Model
@@ -160,6 +161,7 @@ class Pretrained:
             else:
                 held, quantised = torch.float32 if chosen == "auto" else chosen, quantisation_of(gguf)
                 require_memory(place, sum(int(tensor.n_elements) for tensor in gguf.tensors), held)
+                require_layers(place, gguf, config)
             dtype, half = held, held.itemsize < torch.float32.itemsize
             if chosen == "auto" and held == torch.float16 and torch.device(device).type == "cpu":
                 dtype = torch.float32  # 10 to 100 times faster than float16 there

@@ -195,7 +195,7 @@ def disturb(
         return tokens.gather(-1, permutations), []
     if condition == "jitter":
         distances = [one.distances[:n, :n] for one in drawn if one.distances is not None]
-        return tokens, jitter_distances(model, torch.stack(distances), **where)
+        return tokens, jitter_distances(model, distances[0] if len(tokens) == 1 else torch.stack(distances), **where)
     if condition == "position_part":
         return tokens, permute_position_part(model, permutations, **where)
     return tokens, permute_positions(model, permutations, keys_only=condition == "key_positions", **where)

@@ -207,8 +207,9 @@ class Perturbation(Measure):
         first = (run.seed * self.n_draws + number) * n_prompts  # every prompt has draws of its own
         how: dict[str, Any] = {"window": self.window, "protected": [0, *range(n - round(self.clean * n), n)]}
         read, losses, moved, shares = [], [], [], []
-        for at in range(0, n_prompts, BATCH):
-            rows = run.tokens[at : at + BATCH]
+        at_once = 1 if condition == "jitter" else BATCH  # of which each prompt has a matrix of distances
+        for at in range(0, n_prompts, at_once):
+            rows = run.tokens[at : at + at_once]
             drawn = [
                 draw(run.model, row, condition, reach, ratio, seed=first + prompt, **how)
                 for prompt, row in enumerate(rows, at)
