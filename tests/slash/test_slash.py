@@ -77,6 +77,13 @@ def test_dominant_heads_reach_kappa(mini, alice):
         np.testing.assert_array_equal(n_long, expected.sum("distance").transpose("layer", "head"))
 
 
+def test_a_score_that_equals_kappa_is_dominant():
+    score = xr.DataArray([[[0.25, 0.24999]]], dims=("layer", "head", "distance"), coords={"distance": [0, 1]})
+    measure = Slash(kappa=0.25, distances=[0, 1])
+    assert measure.dominant_at(score, xr.zeros_like(score)).values.tolist() == [[[True, False]]]
+    assert not measure.dominant_at(score, xr.full_like(score, 0.25)).any()  # twice that of uniform attention
+
+
 def test_no_head_of_a_prompt_of_two_tokens_is_dominant_and_the_sentence_says_why(mini, alice):
     n = 2
     report = tl_posgen.analyze(

@@ -26,6 +26,9 @@ def test_parts_are_shares_of_what_softmax_sees(result):
     np.testing.assert_allclose(data["content"], (share["k"] + share["qk"]) / seen)
     np.testing.assert_allclose(data["interaction"], (share["kd"] + share["qkd"]) / seen)
     np.testing.assert_allclose(data["additive_r"], np.sqrt(1 - share["kd"] - share["qkd"]))
+    curve = next(one for one in result.plot("depth").data if one.name == "three axes")
+    of_layers = np.sqrt(share["q"] + share["k"] + share["d"]).sel(OUT).mean("head")
+    np.testing.assert_allclose(curve.y, of_layers, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("tokens", "first"), [("all", 0), ("without first", 1)])
