@@ -15,7 +15,7 @@ import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.conversion.convert import hooked_parts, snapshot
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.loading.nulls import is_matrix, random_like, shuffled_like
+from tl_posgen.models.loading.nulls import is_matrix, random_like, shuffle, shuffled_like
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.session import session_of
 
@@ -32,6 +32,21 @@ def logits(model):
 
 def weights(model):
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("at_once", [1000, 2**22])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_entries_stand_in_the_order_that_the_seed_draws_and_come_back(dtype, at_once, monkeypatch):
+    monkeypatch.setattr("tl_posgen.models.loading.nulls._AT_ONCE", at_once)
+    model, generator = load_model("mini", "bridge", dtype), torch.Generator().manual_seed(3)
+    before = weights(model)
+    shuffle(model, 3)
+    for name, weight in model.named_parameters():
+        if is_matrix(name, weight):
+            order = torch.randperm(weight.numel(), generator=generator)
+            assert torch.equal(weight.flatten(), before[name].flatten()[order])
+    shuffle(model, 3, undo=True)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
 @pytest.mark.parametrize("name", ["llama", "falcon", "phi3"])

@@ -6,12 +6,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tl_posgen.arithmetic import elements_at_once, row_ranges
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.conversion.hugging_face import quiet
 from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 
+_AT_ONCE = 2**22  # entries that are moved
 _SHUFFLED_BY = "trained, entries of every weight matrix permuted"
 
 
@@ -108,11 +110,17 @@ def shuffle(model: Model, seed: int, *, undo: bool = False) -> None:
                 n, flat = weight.numel(), weight.flatten()
                 indices = torch.int32 if n < 2**31 else torch.int64  # both give the same permutation
                 order = torch.randperm(n, generator=generator, dtype=indices, device="cpu").to(weight.device)
-                shuffled = torch.empty_like(flat) if undo else flat.index_select(0, order)
-                if undo:
-                    shuffled[order] = flat
+                # entries take the memory of the part of the order that has been read: a permutation is as large as W
+                reused = not undo and flat.element_size() <= order.element_size()
+                shuffled = order.view(flat.dtype)[:n] if reused else torch.empty_like(flat)
+                for start, stop in row_ranges(n, 1, elements_at_once(flat.device, _AT_ONCE)):
+                    some = order[start:stop]
+                    if undo:
+                        shuffled[some] = flat[start:stop]
+                    else:
+                        shuffled[start:stop] = flat.index_select(0, some)
                 weight.copy_(shuffled.view_as(weight))
-                if n > 2**20:  # a permutation takes twice as much as weights of two bytes
+                if n > 2**20:
                     del order, flat, shuffled
                     trim(every=0.2)
 
