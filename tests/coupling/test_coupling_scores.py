@@ -98,7 +98,7 @@ def test_sizes_that_all_models_share_are_not_compared_with(scores):
     assert of_width.startswith(
         f"Width correlates with score at r = {width.with_interval:.2f}: coupling is not told from"
     )
-    assert of_width.endswith(f"(|r| of coupling {excess.with_interval:+.2f}).")
+    assert of_width.endswith(f"it, |r| of coupling {excess:+.2f}.")
     assert of_parameters.startswith("Parameters")
     assert width.inits == (width.value, width.value)  # random inits have the sizes of their models
 
@@ -118,7 +118,7 @@ def test_coupling_is_said_to_beat_the_sizes_that_it_beats_beyond_chance_and_no_o
     assert float(excess["n_layers"]) == pytest.approx(abs(r.value) - abs(of_depth.value))
     assert excess["d_model"].low > 0
     assert excess["parameters"].low < 0 < excess["parameters"].high
-    told = [one.split(": coupling ")[1].split(" it ")[0] for one in found.findings()[1:4]]
+    told = [one.split(": coupling ")[1].split(" it, ")[0] for one in found.findings()[1:4]]
     assert told == ["beats", "beats", "is not told from"]
 
 
@@ -131,7 +131,7 @@ def test_a_correlation_that_width_makes_is_gone_once_width_is_held_fixed(of_many
     assert f"given width and size {given.plain:.3f} [" in first
     assert "random init" not in first
     assert [one.split()[0] for one in more] == ["Width", "Depth", "Parameters", "Warning:"]  # all was computed
-    told = [one.split(": coupling ")[1].split(" it ")[0] for one in more[:3]]
+    told = [one.split(": coupling ")[1].split(" it, ")[0] for one in more[:3]]
     assert told == ["is beaten by", "beats", "is not told from"]
 
 

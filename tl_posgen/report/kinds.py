@@ -141,7 +141,7 @@ def bars(
         every = list(_drawn(result, known, along))
         words = {label: in_words(label, result.measure.words) for one in every for label in one.labels}
         n_bars = max(sum(1 + len(one.nulls) for one in every if one.panel == panel) for panel in range(len(known)))
-        height = 60 + len(words) * max(24, 20 * n_bars)
+        height = 60 + max(1, len(words)) * max(24, 20 * n_bars)
         look: dict[str, Any] = {"columns": columns or len(known), "shared_yaxes": True, "horizontal_spacing": 0.04}
         drawn = Panels(list(known), row_height=height, **look)
         for one in every:
