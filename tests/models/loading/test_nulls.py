@@ -34,7 +34,7 @@ def weights(model):
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
-@pytest.mark.parametrize("at_once", [1000, 2**22])
+@pytest.mark.parametrize("at_once", [1000, 2**24])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_entries_stand_in_the_order_that_the_seed_draws_and_come_back(dtype, at_once, monkeypatch):
     monkeypatch.setattr("tl_posgen.models.loading.nulls._AT_ONCE", at_once)

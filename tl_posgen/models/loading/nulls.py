@@ -13,7 +13,7 @@ from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 
-_AT_ONCE = 2**22  # entries that are moved
+_AT_ONCE = 2**24  # entries that are moved: smaller blocks stay in the heap, between those that are freed
 _SHUFFLED_BY = "trained, entries of every weight matrix permuted"
 
 
