@@ -21,8 +21,6 @@ from tl_posgen.models.same_logits import how_they_differ, random_tokens, roundin
 
 PARAMETERS = "_tl_posgen_parameters"  # attribute of a model made here: the number of weights before conversion
 _N_TOKENS = 24
-# weights that a HookedTransformer copies in every pass, for W.T in one piece, unless that is how they lie in memory
-_READ_TRANSPOSED = ("unembed.W_U", "mlp.W_gate", "mlp.W_in", "mlp.W_out")
 _REFUSALS = (ArithmeticError, AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 
 
@@ -156,9 +154,6 @@ def _as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
                 raise ValueError(f"its window of {window} tokens is lost")
             cfg.model_name, cfg.tokenizer_name = name, None  # it was the temporary directory
             model = HookedTransformer(cfg, tokenizer=tokenizer)
-            for weight, held in model.named_parameters():
-                if weight.endswith(_READ_TRANSPOSED if cfg.gated_mlp else _READ_TRANSPOSED[:1]):
-                    held.data = held.new_empty(held.T.shape).T
             state = loading.get_pretrained_state_dict(place, cfg, hf_model)
         state = {weight: tensor.detach() for weight, tensor in model.fill_missing_keys(state).items()}
         release(hf_model)
