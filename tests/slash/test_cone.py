@@ -31,6 +31,12 @@ def layer(mini, alice):
     return found, found.inputs, found.projections
 
 
+def test_heads_are_those_of_the_highest_score_on_the_axis(result):
+    found = result.heads(2, by="best_score", input="axis only", tokens="all")
+    scores = result.sel(tokens="all", input="axis only")["best_score"].to_series()
+    assert found["best_score"].tolist() == scores.nlargest(2).tolist()
+
+
 def axis_of(inputs: torch.Tensor) -> torch.Tensor:
     return torch.linalg.svd(inputs.double()).Vh[0]
 

@@ -49,6 +49,7 @@ class Variable:
         bounds: the range of its values, (-1, 1) of a correlation, which its interval does not leave; None for none.
         judged: whether sentences say where it is not above its nulls: of what training is said to make high.
         compared: whether comparisons of two reports hold it; not a yardstick, which no model can change.
+        beside: a variable of the same dims that `Result.heads` shows beside it, such as the distance of a best score.
     """
 
     label: str
@@ -61,6 +62,7 @@ class Variable:
     bounds: tuple[int | float, int | float] | None = None
     judged: bool = False
     compared: bool = True
+    beside: str = ""
 
     @property
     def attributes(self) -> dict[str, str]:

@@ -234,8 +234,7 @@ class Result:
         return table.rename(columns=lambda name: re.sub(r"\bloss\b", "metric", str(name)))
 
     def heads(self, top: int = 5, by: str | None = None, **labels: Any) -> pd.DataFrame:
-        """Return the `top` heads by a quantity: layer, head and the quantity, largest first; of the best score, its
-        distance too.
+        """Return the `top` heads by a quantity: layer, head, the quantity, largest first, and what stands beside it.
 
         Args:
             by: a per-head variable; the measure's first headline if left out.
@@ -250,10 +249,10 @@ class Result:
         by = by or next(iter(headlines or known), "")
         if by not in known:
             raise InputError(f"by={by!r}: {self.name} has, per head, {', '.join(known) or 'nothing'}")
-        own = Numbers(self.measure, self.own)
+        own, beside = Numbers(self.measure, self.own), variables[by].beside if by in variables else ""
         if more := [str(dim) for dim in own.array(by, **labels).dims if dim not in HEAD]:
             raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=...")
-        shown = [by, *(name for name in ("best_distance",) if by == "best_score" and name in known)]
+        shown = [by, beside] if beside in known else [by]
         frame = pd.DataFrame({name: own.array(name, **labels).transpose(*HEAD).to_series() for name in shown})
         return frame.dropna(subset=by).astype({by: float}).nlargest(top, by).reset_index()[[*HEAD, *shown]]
 

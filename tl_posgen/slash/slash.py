@@ -72,7 +72,11 @@ class Slash(Dominance):
         "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij", PER_HEAD, interval=True),
         "first_token": Variable("attention to the first token", "", "E_i S_i0", **SHARE),
         "best_score": Variable(
-            "highest slash score", "", "over D < N/2", headline="slash_score", short="slash", **SHARE
+            *("highest slash score", "", "over D < N/2"),
+            **SHARE,
+            headline="slash_score",
+            short="slash",
+            beside="best_distance",
         ),
         "best_distance": Variable(
             "distance of the highest slash score", "tokens", "D of best_score", headline="slash_distance", short="D"
