@@ -64,3 +64,11 @@ def test_the_sentence_and_the_title_show_the_mean_beside_the_nulls(result):
     ]
     assert own < min(nulls) - 1
     assert f"mean over 3 prompts; over all positions {own:.3f}" in result.plot().layout.title.text
+
+
+def test_the_curve_is_the_mean_over_prompts(result):
+    own, null, shuffled = result.plot().data
+    np.testing.assert_allclose(own.y, result.own["token_loss"].mean("prompt"))
+    np.testing.assert_allclose(null.y, result.null["token_loss"].mean("prompt"))
+    assert own.x.tolist() == list(range(1, 32))
+    assert (null.name, shuffled.name) == ("random init (seed 0)", "shuffled weights (seed 0)")

@@ -232,3 +232,8 @@ def test_a_prompt_of_one_token_is_refused_wherever_it_comes_from(mini):
     for ask in (run.report, lambda: tl_posgen.analyze_cache(mini, cache, measures=["slash"])):
         with pytest.raises(InputError, match="prompt 0 has only 1 token"):
             ask()
+
+
+def test_what_needs_logits_cannot_be_attached(mini):
+    with pytest.raises(InputError, match="attach: loss needs the logits"), tl_posgen.attach(mini, ["loss"]):
+        pass

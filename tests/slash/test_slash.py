@@ -1,5 +1,7 @@
 """Slash scores on real models."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -75,6 +77,13 @@ def test_dominant_heads_reach_kappa(mini, alice):
         expected = far.score >= xr.where(far.uniform < 0.0128, 0.0128, 2 * far.uniform)
         n_long = whole.sel(tokens=tokens)["n_long"]
         np.testing.assert_array_equal(n_long, expected.sum("distance").transpose("layer", "head"))
+
+
+def test_maps_are_of_different_numbers_on_a_scale_of_their_own(result, data):
+    maps = result.plot("map")
+    values = [np.asarray(one.z, float) for one in maps.data]
+    assert not any(np.array_equal(one, other) for one, other in pairwise(values))
+    assert maps.layout.coloraxis.cmax == max(map(np.nanmax, values)) < 1
 
 
 def test_a_score_that_equals_kappa_is_dominant():

@@ -6,6 +6,7 @@ import torch
 import xarray as xr
 from rotated_heads import captures_of
 
+from tl_posgen.core.formatting import format_bound
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import SlashPlanes
 
@@ -66,6 +67,14 @@ def test_what_is_not_rotated_is_a_band_of_its_own(of_family):
     assert 0 < int(np.isinf(data["wavelength"]).sum()) < data["wavelength"].size
     assert "unrotated" in result.plot("bands").data[0].y
     np.testing.assert_allclose(unrotated.transpose(*plain.dims), plain)
+
+
+def test_the_lift_is_said_beside_the_largest_of_each_kind_of_null_models(result):
+    most = abs(result.dataset["bands"].sel(tokens="all", at="best").mean(["layer", "head"])).max("band")
+    [told] = [sentence for sentence in result.findings() if "above the mean logit" in sentence]
+    assert result.numbers.by_null
+    for kind, nulls in result.numbers.by_null.items():
+        assert f"{kind} {format_bound(most.sel(init=nulls.labels).values.tolist())}" in told
 
 
 def test_a_model_of_absolute_positions_turns_nothing_and_says_so(of_family):
