@@ -101,7 +101,7 @@ class SlashToy(Measure):
     snapshots: Sequence[int] | None = None
 
     question = "Does gradient descent make a slash head?"
-    rows = ("seed",)
+    rows = ("seed", "step")
     variables = {
         "loss": Variable("squared loss", "", "of the held-out prompts whose answer was shown", _CURVE),
         "score": Variable("slash score at D", dims=("features", *_CURVE)),
