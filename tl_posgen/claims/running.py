@@ -22,7 +22,7 @@ from tl_posgen.core.store import Parts
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError, check_seed
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.checkpoints import Checkpoints
-from tl_posgen.models.loading.load import without_context_limit
+from tl_posgen.models.loading.load import AnyModel, without_context_limit
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
@@ -36,7 +36,7 @@ CUT = ("length", "n_prompts")  # what a claim may ask for beside options of the 
 
 
 def judge_claims(
-    model: Any,
+    model: AnyModel,
     prompts: str,
     *,
     papers: Sequence[str] = tuple(PAPERS),

@@ -18,14 +18,15 @@ from tl_posgen.errors import InputError, check_seed
 from tl_posgen.hooks.given import every_hook_firing
 from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import capturing
+from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import provenance_of
-from tl_posgen.models.selection import select_heads
+from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import session_of
 
 
 @contextmanager
 def attach(
-    model: Any, measures: Measures = None, *, layers: Sequence[int] | None = None, heads: Any = None, seed: int = 0
+    model: Model, measures: Measures = None, *, layers: Layers = None, heads: Heads = None, seed: int = 0
 ) -> Iterator["Attached"]:
     """Register measures as hooks: any forward pass inside the block feeds them, beside the user's own hooks.
 
@@ -108,13 +109,13 @@ class Attached:
 
 
 def analyze_cache(
-    model: Any,
+    model: Model,
     cache: Any,
     *,
     tokens: Any = None,
     measures: Measures = None,
-    layers: Sequence[int] | None = None,
-    heads: Any = None,
+    layers: Layers = None,
+    heads: Heads = None,
     seed: int = 0,
 ) -> Report:
     """Measure from an existing ActivationCache of `model.run_with_cache`; no forward pass is made, and no null.

@@ -27,13 +27,13 @@ from tl_posgen.core.store import Parts, check_after, configuration_of, content, 
 from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.hooks.given import Hooks, check_hooks, under
 from tl_posgen.models import open_model
-from tl_posgen.models.loading.load import is_ours
+from tl_posgen.models.loading.load import AnyModel, is_ours
 from tl_posgen.models.loading.nulls import check_draws_on
 from tl_posgen.models.loss import require_context, require_one_length
 from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
 from tl_posgen.models.provenance import null_label, provenance_of
-from tl_posgen.models.selection import head_name, select_heads
+from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
 from tl_posgen.models.session import Choices, Session, session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.progress import Passes, Stage
@@ -44,12 +44,12 @@ Measures: TypeAlias = str | Measure | type[Measure] | Sequence[Any] | None
 
 @full_precision()
 def analyze(
-    model: Any,
+    model: AnyModel,
     prompts: Prompts,
     *,
     measures: Measures = None,
-    layers: Sequence[int] | None = None,
-    heads: Any = None,
+    layers: Layers = None,
+    heads: Heads = None,
     length: int | None = None,
     n_prompts: int | None = None,
     consecutive: bool = False,

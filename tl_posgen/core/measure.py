@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tl_posgen.core.run import Run
     from tl_posgen.core.sums import Sums
     from tl_posgen.models.layers.capture import LayerCapture
+    from tl_posgen.models.loading.load import AnyModel
     from tl_posgen.models.session import Session
 
 HEAD = ("layer", "head")
@@ -252,7 +253,7 @@ class Measure:
 
     # Its call
 
-    def __call__(self, model: Any, prompts: Any, **settings: Any) -> "Result":
+    def __call__(self, model: "AnyModel", prompts: Any, **settings: Any) -> "Result":
         """Return the `Result` of this measure alone; settings are those of `tl_posgen.analyze`.
 
         Example:

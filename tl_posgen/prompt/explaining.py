@@ -14,7 +14,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.geometry.proof import allowed_error, tolerance
 from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import soft_capped
-from tl_posgen.models.loading.load import open_model
+from tl_posgen.models.loading.load import AnyModel, open_model
 from tl_posgen.models.selection import head_name, one_head
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import token_strings
@@ -31,7 +31,7 @@ Parts = Mapping[str, Tensor]
 
 @full_precision()
 def explain(
-    model: Any,
+    model: AnyModel,
     prompt: Any,
     layer: int | None = None,
     head: Any = None,

@@ -17,7 +17,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.geometry.proof import allowed_error
 from tl_posgen.models.layers.capture import LayerCapture, finished_scores
 from tl_posgen.models.layers.geometry import soft_capped
-from tl_posgen.models.loading.load import open_model
+from tl_posgen.models.loading.load import AnyModel, open_model
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import to_prompts, token_strings
@@ -39,7 +39,9 @@ DESCRIPTIONS = {
 
 
 @full_precision()
-def split(model: Any, prompt: Any, layer: int | None = None, heads: Heads = None, reference: Any = None) -> xr.Dataset:
+def split(
+    model: AnyModel, prompt: Any, layer: int | None = None, heads: Heads = None, reference: Any = None
+) -> xr.Dataset:
     r"""W_ij = position + content + interaction, content = key_part + query_key, for every pair of one prompt.
 
     Args:
@@ -76,7 +78,13 @@ def split(model: Any, prompt: Any, layer: int | None = None, heads: Heads = None
 
 
 def position_part(
-    cache: Any, layer: int | None = None, head: Any = None, *, model: Any, reference: Any = None, tokens: Any = None
+    cache: Any,
+    layer: int | None = None,
+    head: Any = None,
+    *,
+    model: AnyModel,
+    reference: Any = None,
+    tokens: Any = None,
 ) -> xr.DataArray:
     """q_i conj(kbar) u(i - j): the position part of one head's scores, [query, key], from an ActivationCache.
 
@@ -191,7 +199,7 @@ OF_PART = {"content": ("key_part", "query_key")} | {term: (term,) for term in TE
 
 
 def patch_parts(
-    model: Any,
+    model: AnyModel,
     from_prompt: Any,
     parts: Sequence[Part | str] = ("position",),
     heads: Heads = None,

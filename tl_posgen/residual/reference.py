@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from tl_posgen.arithmetic import double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.models.loading.load import open_model
+from tl_posgen.models.loading.load import AnyModel, open_model
 from tl_posgen.models.selection import Layers, check_indices
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import bundled_text, spread, text_ids, to_prompts
@@ -89,7 +89,7 @@ class Reference:
 
 @full_precision()
 def reference_of(
-    model: Any,
+    model: AnyModel,
     text: Any = None,
     *,
     layers: Layers = None,
@@ -168,7 +168,7 @@ def reference_of(
     return Reference(session.label, name, len(rows), longest, str(distances), means)
 
 
-def given_reference(model: Any, reference: Any, layers: Sequence[int], *, sources: bool = False) -> Reference:
+def given_reference(model: AnyModel, reference: Any, layers: Sequence[int], *, sources: bool = False) -> Reference:
     """Return a Reference as it is, or the one of a text (None: the bundled book) at these layers."""
     if isinstance(reference, Reference):
         return reference

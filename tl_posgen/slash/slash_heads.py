@@ -11,6 +11,7 @@ from tl_posgen.core.options import Whole, require
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
 from tl_posgen.models import open_model, to_prompts
+from tl_posgen.models.loading.load import AnyModel
 from tl_posgen.slash.dominance import thresholds
 from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 from tl_posgen.slash.slash import Slash
@@ -26,7 +27,7 @@ _ELSEWHERE = {
 
 
 def find_slash_heads(
-    model: Any,
+    model: AnyModel,
     prompts: Prompts,
     *,
     kappa: float = SHORT_KAPPA,

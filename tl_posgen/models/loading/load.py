@@ -183,12 +183,15 @@ class Pretrained:
         return model
 
 
+AnyModel: TypeAlias = Model | Pretrained | str | os.PathLike
+
+
 def is_ours(model: Any) -> bool:
     """Tell whether `open_model` will load this anew, so that nobody else holds the model."""
     return isinstance(model, str | os.PathLike | Pretrained)
 
 
-def open_model(model: Model | Pretrained | str | os.PathLike, *, precise: bool = False) -> Model:
+def open_model(model: AnyModel, *, precise: bool = False) -> Model:
     """Return a model of TransformerLens as it is, or load the one of that name or directory.
 
     Args:
