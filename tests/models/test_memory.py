@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 import tl_posgen
 from tl_posgen.core.null_models import NullModels
 from tl_posgen.errors import InputError
+from tl_posgen.models import memory
 from tl_posgen.models.loading.load import Pretrained, open_model
 from tl_posgen.models.loading.nulls import random_like
-from tl_posgen.models.memory import is_released, trim
+from tl_posgen.models.memory import is_released, prompts_that_fit, trim
 from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
@@ -42,6 +43,14 @@ def as_dtype(directory: Path, place: Path, dtype: torch.dtype) -> Path:
     config = json.loads((place / "config.json").read_text()) | {"dtype": str(dtype).removeprefix("torch.")}
     (place / "config.json").write_text(json.dumps(config))
     return place
+
+
+@pytest.mark.parametrize(("held", "expected"), [(10**3, 1), (3 * 10**6, 1), (7 * 10**6, 3), (10**9, 8), (None, 8)])
+def test_as_many_prompts_share_a_pass_as_fit_into_memory(mini, monkeypatch, held, expected):
+    monkeypatch.setattr(memory, "memory_of", lambda device: held)
+    one = 3 * 4 * mini.cfg.n_heads * 200**2  # bytes of three matrices in float32
+    assert one == 1_920_000
+    assert prompts_that_fit(mini, 200, 8, is_streamed=False) == expected
 
 
 @pytest.mark.parametrize(

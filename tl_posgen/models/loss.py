@@ -11,7 +11,7 @@ from tl_posgen.arithmetic import double, double_device, elements_at_once, row_ra
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
-from tl_posgen.models.streaming.stream import streaming_by_policy
+from tl_posgen.models.streaming.stream import prompts_at_once, streaming_by_policy
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.progress import count_pass
 
@@ -29,7 +29,7 @@ def token_losses(
     Args:
         tokens: prompts of one length, no padding.
         hooks: interventions at work meanwhile.
-        batch: prompts per forward pass.
+        batch: prompts per forward pass; fewer where memory is short, and one under hooks given to `analyze`.
 
     Example:
         >>> import torch
@@ -41,7 +41,7 @@ def token_losses(
     session.require_evaluation()
     rows = []
     with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
-        for some in tokens.to(session.device).split(batch):
+        for some in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1], batch)):
             rows.append(judged(session, logits_of(session, some), some).cpu())
     return torch.cat(rows)
 

@@ -62,6 +62,14 @@ def require_pass_fits(model: Any, n: int, *, is_streamed: bool, matrices: int = 
         )
 
 
+def prompts_that_fit(model: Any, n: int, most: int, *, is_streamed: bool, matrices: int = 0) -> int:
+    """Return how many prompts of n tokens fit into one forward pass, 1 to `most`: see `need_of_pass`."""
+    cfg, weight = model.cfg, next(model.parameters())
+    held, width, size = memory_of(weight.device), cfg.d_vocab + cfg.d_model, weight.element_size()
+    _, each, power = need_of_pass(cfg.n_heads, width, size, is_streamed=is_streamed, matrices=matrices)
+    return most if held is None else max(1, min(most, held // (each * n**power)))
+
+
 def need_of_pass(
     n_heads: int, width: int, itemsize: int, *, is_streamed: bool, matrices: int = 0
 ) -> tuple[str, int, int]:

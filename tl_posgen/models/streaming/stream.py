@@ -25,7 +25,7 @@ from tl_posgen.models.geometry.proof import UNITS, allowed_error, checked_rows
 from tl_posgen.models.layers.capture import scores_from
 from tl_posgen.models.layers.fused import FAILURES, LayerAttention, as_mask, attend, form, masked_softmax, scale_of
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.models.memory import require_pass_fits
+from tl_posgen.models.memory import prompts_that_fit, require_pass_fits
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import centred, how_they_differ, rounding_remedy, without_hooks
 from tl_posgen.models.selection import head_name
@@ -103,9 +103,21 @@ def require_fits(session: Session, n: int) -> None:
     the session chose to measure of it."""
     session.require_length(n)
     if n > LONG:
-        with streaming_by_policy(session, n):
-            streamed = session.streamed.by is not None
-        require_pass_fits(session.model, n, is_streamed=streamed, matrices=session.choices.matrices)
+        require_pass_fits(session.model, n, **_cost_of_pass(session, n))
+
+
+def prompts_at_once(session: Session, n: int, most: int) -> int:
+    """Return how many prompts of n tokens share a forward pass: as many as fit into memory, `most` at the most; one
+    under hooks of the user's, as they may be written for a single prompt."""
+    if session.choices.one_by_one:
+        return 1
+    return prompts_that_fit(session.model, n, most, **_cost_of_pass(session, n)) if n > LONG else most
+
+
+def _cost_of_pass(session: Session, n: int) -> dict[str, Any]:
+    """Return what the memory of a pass over n tokens depends on: whether it is streamed, and what is measured of it."""
+    with streaming_by_policy(session, n):
+        return {"is_streamed": session.streamed.by is not None, "matrices": session.choices.matrices}
 
 
 class _Stream:
