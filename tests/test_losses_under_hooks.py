@@ -13,8 +13,8 @@ import tl_posgen
 from tl_posgen.core import store
 from tl_posgen.errors import InputError
 from tl_posgen.interventions import PREDICTIONS, Interventions, tokens_by_condition
-from tl_posgen.models import loss
 from tl_posgen.models.loss import token_losses
+from tl_posgen.models.streaming import stream
 from tl_posgen.models.tokens import bundled_text, to_prompts
 from tl_posgen.slash import BandAblation
 
@@ -60,7 +60,7 @@ def test_prompts_whose_memory_is_checked_run_alone(mini, monkeypatch):
     rows, sizes = torch.stack(to_prompts(mini, bundled_text(), 16, 4)), []
     watch = [("hook_embed", lambda x, hook: sizes.append(len(x)))]
     together = token_losses(mini, rows, watch)
-    monkeypatch.setattr(loss, "LONG", 15)
+    monkeypatch.setattr(stream, "LONG", 15)
     np.testing.assert_allclose(token_losses(mini, rows, watch), together, atol=1e-5)
     assert sizes[-5:] == [4, 1, 1, 1, 1]  # before them the probe
 

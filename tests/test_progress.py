@@ -162,7 +162,7 @@ def measure_that_plans(n):
             return n
 
         def of_model(self, run):
-            token_losses(run.model, run.tokens)
+            token_losses(run.model, run.tokens, batch=1)
             return xr.Dataset()
 
     return Plans()

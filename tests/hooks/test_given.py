@@ -64,6 +64,25 @@ def test_experiments_in_the_running_model_start_from_the_hooked_one(mini):
     assert f"perturbation, loss: measured under hooks, the null models too: {HOOK}: silent." in found.findings()
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_a_hook_written_for_one_prompt_holds_for_each(mini, added):
+    def silent_first(z, hook):  # of the first prompt of a pass
+        z[0] = 0
+        return z
+
+    hooks = [(HOOK, silent_first)]
+    options = {"measures": ["band_ablation", "loss"], "null_seeds": (), "progress": False}
+    if added:
+        with mini.hooks(fwd_hooks=hooks):
+            found = tl_posgen.analyze(mini, TOKENS, **options)
+    else:
+        found = tl_posgen.analyze(mini, TOKENS, fwd_hooks=hooks, **options)
+    with mini.hooks(fwd_hooks=[(HOOK, silent)]):
+        expected = float(token_losses(mini, TOKENS).mean())
+    assert found["loss"].numbers("loss").value == pytest.approx(expected, abs=1e-5)
+    assert found["band_ablation"].table()["loss"][0] == pytest.approx(expected, abs=1e-5)
+
+
 def test_finished_results_under_other_hooks_are_not_taken(mini):
     before = tl_posgen.analyze(mini, TOKENS, measures=["loss"], null_seeds=(), progress=False)
     with pytest.raises(InputError, match="another fwd_hooks"):

@@ -25,7 +25,7 @@ from tl_posgen.core.result import Result, contiguous, result_of
 from tl_posgen.core.run import Run
 from tl_posgen.core.store import Parts, check_after, configuration_of, content, require_same
 from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
-from tl_posgen.hooks.given import Hooks, check_hooks, under
+from tl_posgen.hooks.given import Hooks, check_hooks, has_added_hooks, under
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.load import AnyModel, is_ours
 from tl_posgen.models.loading.nulls import check_draws_on
@@ -90,7 +90,8 @@ def analyze(
         null_device: on which the weights of random inits are drawn: "cuda" is far sooner for a model of billions of
             weights, and draws other numbers than the CPU from one seed.
         fwd_hooks: hooks under which everything is measured, as TransformerLens takes them: (name of a hook point or a
-            function that chooses names, hook) each; the random inits under the same. Beside the report of the intact
+            function that chooses names, hook) each; the random inits under the same. Each forward pass is then of one
+            prompt, and so it is under hooks that were added to the model before. Beside the report of the intact
             model, `tl_posgen.compare` shows what they change.
         metric: in the place of the loss, in every measure that runs or judges the model: a function of logits
             [prompt, pos, vocabulary] and tokens [prompt, pos] that returns a value a prompt or a predicted token, or
@@ -142,7 +143,8 @@ def analyze(
     if keep is not None and (hooked or metric is not None):
         what = "fwd_hooks do" if hooked else "a metric does"
         raise InputError(f"keep: another run cannot know what {what}; give one of them")
-    choices = Choices(streaming, max((measure.matrices for measure in to_measure), default=0), metric)
+    matrices = max((measure.matrices for measure in to_measure), default=0)
+    choices = Choices(streaming, matrices, metric, one_by_one=bool(fwd_hooks) or has_added_hooks(session))
     nulls = null_models_of(session, null_seeds, shuffled_seeds, null_device)
     with (
         session.exclusive("analyze"),

@@ -88,6 +88,11 @@ def every_hook_firing(model: Model) -> Iterator[None]:
         handle.remove()
 
 
+def has_added_hooks(session: Session) -> bool:
+    """Return whether hooks of the user's are on the model."""
+    return bool(_added_hooks(session.model.hook_dict))
+
+
 def _added_hooks(points: Mapping[str, Any]) -> dict[int, list[str]]:
     """Return the hook points of each function that is added to the model, TransformerLens' own, which keep a cache,
     left out. A function at several points is a filter's."""

@@ -11,21 +11,17 @@ from tl_posgen.arithmetic import double, double_device, elements_at_once, row_ra
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
-from tl_posgen.models.streaming.stream import LONG, streaming_by_policy
+from tl_posgen.models.streaming.stream import prompts_at_once, streaming_by_policy
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.progress import count_pass
 
 Hooks = Sequence[tuple[Any, Any]]
+BATCH = 8  # prompts per forward pass
 AT_ONCE = 2**21  # probabilities in memory
 
 
-def prompts_at_once(n: int) -> int:
-    """Return how many prompts of n tokens one forward pass takes: those that `require_fits` measures go alone."""
-    return 8 if n <= LONG else 1
-
-
 def token_losses(
-    model: Model | Session, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = ()
+    model: Model | Session, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = BATCH
 ) -> Float[Tensor, "prompt target"]:
     """-ln p(token_{t+1} | tokens up to t) in nats for t = 0 .. pos - 2, float64, on the CPU, without gradients; or the
     metric that was chosen in its place.
@@ -33,6 +29,7 @@ def token_losses(
     Args:
         tokens: prompts of one length, no padding.
         hooks: interventions at work meanwhile.
+        batch: prompts per forward pass; one of prompts above 1,024 tokens, and under hooks given to `analyze`.
 
     Example:
         >>> import torch
@@ -44,7 +41,7 @@ def token_losses(
     session.require_evaluation()
     rows = []
     with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
-        for some in tokens.to(session.device).split(prompts_at_once(tokens.shape[1])):
+        for some in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1], batch)):
             rows.append(judged(session, logits_of(session, some), some).cpu())
     return torch.cat(rows)
 

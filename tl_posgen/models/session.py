@@ -41,11 +41,13 @@ class Choices:
         streaming: whether captured passes are streamed (True), are not (False), or are if they are long (None).
         matrices: how many [head, query, key] matrices of a layer are held by what is measured, however it is run.
         metric: in the place of the loss; None for the loss itself.
+        one_by_one: whether a forward pass is of one prompt, whatever runs the model.
     """
 
     streaming: bool | None = None
     matrices: int = 0
     metric: Any = None
+    one_by_one: bool = False
 
 
 @dataclass

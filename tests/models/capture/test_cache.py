@@ -85,6 +85,14 @@ def test_tokens_of_another_shape_than_the_cache_are_refused(llama):
         captures_from_cache(cached(llama, TOKENS), llama, tokens=TOKENS[:1])
 
 
+def test_what_is_no_tensor_is_refused_with_its_name(llama):
+    cache = cached(llama, TOKENS, EVERYTHING)
+    name = "blocks.1.attn.hook_q"
+    for value in (cache[name].numpy(), None):
+        with pytest.raises(InputError, match=f"^the cache's {name} is a {type(value).__name__}; give tensors"):
+            captures_from_cache({**cache, name: value}, llama, tokens=TOKENS)
+
+
 def test_what_lies_on_the_device_meta_is_refused_with_its_name(llama):
     cache = cached(llama, TOKENS, EVERYTHING)
     message = "on the device meta, which holds no numbers"

@@ -8,7 +8,7 @@ import torch
 from captures import run
 from families import ANALYSED, CONTEXT, FAMILIES, GROUPED, SIZES, VOCAB, lively, save_config, scaled_llama, with_sizes
 
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.bridge import window_of
 from tl_posgen.models.conversion.convert import hooked_parts
 from tl_posgen.models.layer_table import check, geometry_of
@@ -26,6 +26,16 @@ def test_recomputed_scores_equal_the_models_own(family_model, name, backend):
     errors = [layer.error for layer in geometry_of(family_model(name, backend))]
     assert len(errors) == 2
     assert max(errors) < 1e-5
+
+
+@pytest.mark.usefixtures("needs_hooked")
+def test_weights_of_another_dtype_than_the_config_says_are_refused_where_they_cannot_run():
+    HookedTransformer, HookedTransformerConfig, _ = hooked_parts()
+    sizes = {"n_layers": 1, "d_model": 16, "n_ctx": 32, "d_head": 8, "d_vocab": VOCAB, "act_fn": "gelu"}
+    model = HookedTransformer(HookedTransformerConfig(**sizes, normalization_type="LNPre", device="cpu")).double()
+    with pytest.raises(ModelError, match=r"^this model cannot run: its weights are torch.float64, .*model\.to\("):
+        geometry_of(model)
+    assert len(geometry_of(model.to(torch.float64))) == 1
 
 
 @pytest.mark.parametrize("name", BOTH)

@@ -79,6 +79,10 @@ def captures_from_cache(
         )
     for one in probed:
         for name in held.intersection(one.names.values()):
+            if not isinstance(cache[name], Tensor):
+                raise InputError(
+                    f"the cache's {name} is a {type(cache[name]).__name__}; give tensors, as model.run_with_cache does"
+                )
             if cache[name].is_meta:
                 raise InputError(f"the cache's {name}: on the device meta, which holds no numbers; give those of a run")
         if one.handed_on and (name := one.names["attn_scores"]) in held and is_pattern(cache[name]):

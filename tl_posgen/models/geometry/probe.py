@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tl_posgen.arithmetic import full_precision, summable
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import ModelError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, Read
 from tl_posgen.models.geometry.proof import is_pattern, plain_scores, prove
 from tl_posgen.models.layers.capture import PARTS
@@ -107,5 +107,13 @@ def _probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:
 
     # one entry for all hooks, as a bridge works out its thousands of names anew for each
     with torch.no_grad(), model.hooks(fwd_hooks=[(places.__contains__, remember)]):
-        model(tokens, return_type=None, **backend.options(tokens))
+        try:
+            model(tokens, return_type=None, **backend.options(tokens))
+        except RuntimeError as error:
+            if (dtype := next(model.parameters()).dtype) == model.cfg.dtype:
+                raise
+            raise ModelError(
+                f"this model cannot run: its weights are {dtype}, and its config says {model.cfg.dtype} ({error}); "
+                f"model.to({dtype}) sets both"
+            ) from error
     return fired

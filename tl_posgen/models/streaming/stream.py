@@ -108,6 +108,12 @@ def require_fits(session: Session, n: int) -> None:
         require_pass_fits(session.model, n, is_streamed=streamed, matrices=session.choices.matrices)
 
 
+def prompts_at_once(session: Session, n: int, most: int) -> int:
+    """Return how many prompts of n tokens share a forward pass: `most`, or one where `require_fits` asks for the memory
+    of one, and under hooks of the user's, as they may be written for a single prompt."""
+    return 1 if session.choices.one_by_one or n > LONG else most
+
+
 class _Stream:
     """Replacement of a model's attention, layer by layer.
 

@@ -15,6 +15,7 @@ from tl_posgen.arithmetic import double
 from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import session_of
+from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.models.tokens import bos_of, given_prompts
 from tl_posgen.position.order.hooks import disturb, draw
 from tl_posgen.position.order.numbers import Disturbance
@@ -147,7 +148,10 @@ def score_items(
         for follows, choices in item.rows(condition).items():
             row = torch.cat([item.context, torch.tensor(follows, dtype=torch.int64)])
             by_length.setdefault(len(row), []).append((number, choices, row, drawn))
-    batches = [some[at : at + AT_ONCE] for some in by_length.values() for at in range(0, len(some), AT_ONCE)]
+    batches = []
+    for length, some in by_length.items():
+        at_once = prompts_at_once(session, length, AT_ONCE)
+        batches += [some[at : at + at_once] for at in range(0, len(some), at_once)]
     for some in batches:
         rows, draws = torch.stack([row for *_, row, _ in some]), [drawn for *_, drawn in some]
         rows, hooks = disturb(model, rows, condition, draws, **where)

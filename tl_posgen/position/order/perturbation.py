@@ -18,7 +18,8 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import tokens_by_condition
-from tl_posgen.models.loss import prompts_at_once
+from tl_posgen.models.loss import BATCH
+from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES, EncodedItem, encoded_items, score_items
@@ -207,7 +208,8 @@ class Perturbation(Measure):
         first = (run.seed * self.n_draws + number) * n_prompts  # every prompt has draws of its own
         how: dict[str, Any] = {"window": self.window, "protected": [0, *range(n - round(self.clean * n), n)]}
         read, losses, moved, shares = [], [], [], []
-        at_once = 1 if condition == "jitter" else prompts_at_once(n)  # of which each prompt has a matrix of distances
+        most = 1 if condition == "jitter" else BATCH  # of which each prompt has a matrix of distances
+        at_once = prompts_at_once(run.session, n, most)
         for at in range(0, n_prompts, at_once):
             rows = run.tokens[at : at + at_once]
             drawn = [
