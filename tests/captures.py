@@ -1,7 +1,10 @@
-"""Captures of passes that a test makes itself, and their comparison."""
+"""Captures of passes that a test makes itself, their comparison, and measures that are fed with them."""
 
 import torch
+import xarray as xr
 
+from tl_posgen.core.measure import Measure, with_token_variants
+from tl_posgen.core.sums import Sums
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 
@@ -21,6 +24,14 @@ def run(model, tokens, needs=EVERYTHING, **options) -> list[LayerCapture]:
     found = []
     run_capture(model, tokens, found.append, needs, **options)
     return found
+
+
+def collected(measure: Measure, *captures: LayerCapture) -> xr.Dataset:
+    """Return the dataset of a measure that was fed these."""
+    sums = Sums(measure.variables, measure.labels())
+    for one in captures:
+        sums.add_layer(one, with_token_variants(measure.of_layer(one)))
+    return measure.finish(sums)
 
 
 def assert_same_parts(found: LayerCapture, expected: LayerCapture, rtol: float = 0.0, atol: float = 0.0) -> None:

@@ -178,6 +178,12 @@ def family_model(family_directory: Callable[[str], Path]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
+def llama(family_model: Callable[..., Any]) -> Any:
+    """A tiny Llama with random weights and grouped keys: 2 layers of 4 heads with 2 key heads."""
+    return family_model("llama")
+
+
+@pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a tiny model with random weights and the bundled model's tokenizer."""
     from families import save_small

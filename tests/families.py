@@ -7,6 +7,7 @@ Every one-dimensional weight (biases, norms) is moved off its initial 0 or 1 and
 attention scores are of order one and a forgotten bias or norm shows.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -181,6 +182,19 @@ def save_config(config: Any, directory: str | Path, seed: int = 0) -> Path:
     lively(config, seed).save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return Path(directory)
+
+
+def as_dtype(directory: Path, place: Path, dtype: torch.dtype) -> Path:
+    """Write a copy of a model's directory with weights of another dtype, which its config.json says, too."""
+    from safetensors.torch import load_file, save_file
+
+    for file in directory.iterdir():
+        (place / file.name).write_bytes(file.read_bytes())
+    weights = {name: weight.to(dtype) for name, weight in load_file(directory / "model.safetensors").items()}
+    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((place / "config.json").read_text()) | {"dtype": str(dtype).removeprefix("torch.")}
+    (place / "config.json").write_text(json.dumps(config))
+    return place
 
 
 def save_small(directory: str | Path, seed: int = 0) -> Path:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+from quick_options import NAMES
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import tl_posgen
@@ -30,7 +31,6 @@ from tl_posgen.models.tokens import bundled_text, to_prompts
 HERE = Path(__file__).parent
 SHARED = HERE.parents[1] / "shared"
 REAL = "SmolLM2_two_layers"
-BACKENDS = ("bridge", "hooked")
 LENGTH, PROMPTS, LAYERS = 24, 4, 2
 CUT = {"null_seeds": (0,), "shuffled_seeds": (0,), "seed": 0, "progress": False}
 GONE = ("any_distance", "plane_sufficiency", "key_cut")  # measures that 0.4 has not
@@ -108,11 +108,6 @@ def machine() -> str:
     return f"{processor}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
-def names() -> list[str]:
-    """Return the names of the built-in measures of a model and prompts."""
-    return [name for name in registry.measurable() if name in registry.BUILT_IN]
-
-
 @cache
 def found_now(model: str, measure: str) -> xr.Dataset:
     """Return the arrays that a measure has of a model, its nulls and its groups of prompts."""
@@ -156,7 +151,7 @@ def freeze(model: str) -> None:
     tokens = tokens_of(model)
     made_by = {"version": tl_posgen.__version__, "machine": machine()}
     tree = {"prompts": xr.Dataset({"tokens": (("prompt", "pos"), tokens.numpy())}, attrs=made_by)}
-    for name in names():
+    for name in NAMES:
         before = perf_counter()
         tree[name] = found_now(model, name)
         size = sum(one.size for one in tree[name].data_vars.values())

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from captures import run
 from drawn import normal
 
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at_positions
@@ -42,10 +42,7 @@ def true_distances(n: int) -> torch.Tensor:
 
 def captures_of(model, prompts: Iterable[torch.Tensor], *needs: str, **where) -> list[LayerCapture]:
     """Layer by layer, prompt after prompt."""
-    kept: list[LayerCapture] = []
-    for prompt in prompts:
-        run_capture(model, prompt[None], kept.append, frozenset(needs), **where)
-    return kept
+    return [one for prompt in prompts for one in run(model, prompt[None], frozenset(needs), **where)]
 
 
 def attention_of(page: str) -> dict:

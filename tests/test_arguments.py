@@ -23,7 +23,6 @@ from tl_posgen import PosgenError, coupling, slash
 from tl_posgen.core import registry
 from tl_posgen.core.options import annotations_of
 from tl_posgen.coupling.jacobians import residual_jacobians
-from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.files import MINI
 from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
 from tl_posgen.sources import remove_source
@@ -159,14 +158,6 @@ ANALYZE = {
 }
 
 
-@pytest.mark.parametrize("case", ANALYZE)
-def test_analyze_names_what_is_wrong(case):
-    arguments, said = ANALYZE[case]
-    with pytest.raises(InputError, match=said) as refusal:
-        called("analyze", {"prompts": TEXT, "measures": "three_axis", **CUT} | arguments)
-    one_line(refusal.value)
-
-
 OTHERS = {
     "load": ("load", {"path": 5}, "5"),
     "load_model": ("load_model", {"name_or_directory": 5}, "5"),
@@ -201,11 +192,15 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", OTHERS)
-def test_the_other_functions_name_it_too(case):
-    name, arguments, said = OTHERS[case]
-    with pytest.raises(PosgenError, match=said):
+WRONG = {case: ("analyze a text", *one) for case, one in ANALYZE.items()} | OTHERS
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_every_function_names_what_is_wrong(case):
+    name, arguments, said = WRONG[case]
+    with pytest.raises(PosgenError, match=said) as refusal:
         called(name, (CALLS | LONGER_CALLS)[name][1] | arguments)
+    one_line(refusal.value)
 
 
 def test_the_harness_and_the_registry_name_it_too():

@@ -1,4 +1,4 @@
-"""Numbers are made where their tensors are: no accelerator is needed to see it.
+"""Numbers are made where their tensors are, and leave them as they are: no accelerator is needed to see it.
 
 The "meta" device holds shapes and no data. Where it is the default, a tensor that a function makes without naming its
 input's device is one of them, and cannot meet the input; where it is the inputs', a tensor that stays behind cannot.
@@ -18,16 +18,24 @@ from tl_posgen.position.substitution.numbers import positional_profile, running_
 from tl_posgen.rope.bilinear_sums import sums_over_band
 from tl_posgen.rope.frequency_bands import bands_by_wavelength
 from tl_posgen.rope.planes import turning_factors
-from tl_posgen.rope.rotation import Rope, complex_frequencies, inverse_frequencies, rotate
+from tl_posgen.rope.rotation import Rope, complex_frequencies, complex_planes, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 from tl_posgen.rope.spectra import rank_one, rank_one_share
 from tl_posgen.rope.splits import attention_profile, split_scores
+from tl_posgen.slash.numbers.ablations import drop, keep, without_rotation
 
 ROPE = Rope(inverse_frequencies(4))  # where a model's description is, whatever its device
-WEIGHTS = torch.ones(9)
+WEIGHTS, BAND = torch.ones(9), torch.tensor([True, False])
 ALIBI = LayerGeometry(0, "alibi", 2, 2, 8, 0.3, alibi_slopes=torch.tensor([0.5, 0.25]))
 OF_SHAPES = {
     "rotate": lambda q: rotate(q, torch.arange(20, device=q.device), ROPE),
+    "rotate adjacent pairs": lambda q: rotate(
+        q, torch.arange(20, device=q.device), Rope(ROPE.inv_freq, "adjacent", 2.0)
+    ),
+    "complex planes": lambda q: complex_planes(q, ROPE),
+    "a band dropped": lambda q: drop(q, ROPE, BAND),
+    "a band kept": lambda q: keep(q, ROPE, BAND),
+    "a band that does not turn": lambda q: without_rotation(Rope(torch.ones(2, device=q.device)), BAND),
     "turning factors": lambda q: turning_factors(torch.arange(20, device=q.device), ROPE, 8),
     "scores at a distance": lambda q: scores_at(q, q, ROPE, 0.3, 2.5),
     "scores frozen": lambda q: scores_frozen_beyond(q, q, ROPE, 0.3, 3),
@@ -58,10 +66,12 @@ OF_VALUES = {
 
 
 @pytest.mark.parametrize("function", (OF_SHAPES | OF_VALUES).values(), ids=OF_SHAPES | OF_VALUES)
-def test_nothing_is_made_on_the_default_device(function):
+def test_nothing_is_made_on_the_default_device_and_what_is_given_is_left_as_it_was(function):
     q = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
+    given = q.clone()
     with torch.device("meta"):
         assert "meta" not in repr(function(q))
+    assert torch.equal(q, given)
 
 
 @pytest.mark.parametrize("function", OF_SHAPES.values(), ids=OF_SHAPES)

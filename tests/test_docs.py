@@ -27,14 +27,11 @@ def test_pages_are_what_their_templates_and_the_numbers_give():
     assert stale == [], "run make pages"
 
 
-def test_every_measure_of_a_model_has_its_page():
-    named = [one.name for one in pages.measure_pages.measured_of_models()]
-    assert sorted(named) == [path.stem for path in sorted((DOCS / "measures").glob("*.md"))]
-
-
-def test_every_measure_answers_one_question_of_the_navigation():
+def test_every_measure_of_a_model_has_its_page_and_answers_one_question_of_the_navigation():
+    named = sorted(one.name for one in pages.measure_pages.measured_of_models())
+    assert named == [path.stem for path in sorted((DOCS / "measures").glob("*.md"))]
     grouped = [name for names in pages.measure_pages.GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(one.name for one in pages.measure_pages.measured_of_models())
+    assert sorted(grouped) == named
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for question, names in pages.measure_pages.GROUPS.items():
         pages_of = "".join(f"          - {name}: measures/{name}.md\n" for name in names)

@@ -8,22 +8,21 @@ import numpy as np
 import pytest
 import torch
 from families import family_cases
+from interventions import logits
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.frequencies import FrequencyRule, _base_of, with_frequencies
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
-TOKENS = torch.randint(2, 60, (2, 20), generator=torch.manual_seed(0))
 WITHOUT_ROPE = ["gpt2", "bloom", "opt", "gpt_neo", "mpt"]
 NOT_HERE = [*WITHOUT_ROPE, "llama4", "gptj"]  # these two show scores only in streamed passes
 N_CTX, FACTORS = 512, [1.0, 1.1, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]
 
 
 def transformers_own(rope_type, dim, base, length=None, **parameters):
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     rope = {"rope_type": rope_type, "rope_theta": base, "original_max_position_embeddings": N_CTX, **parameters}
     config = LlamaConfig(
         hidden_size=3 * dim, num_attention_heads=3, max_position_embeddings=N_CTX, rope_parameters=rope
@@ -85,10 +84,6 @@ def test_closed_formulas_change_frequencies_and_nothing_else(rule, before, inv_f
     assert (found.pairing, found.scaling) == (before.pairing, pytest.approx(scaling))
 
 
-def test_yarn_scales_by_the_logarithm_of_its_factor():
-    assert FrequencyRule("yarn", 4, N_CTX)(PLAIN).scaling == pytest.approx(0.1 * math.log(4) + 1)
-
-
 @pytest.mark.parametrize(("factor", "dim", "kept"), [(1, 16, 8), (2, 16, 4), (3, 16, 2), (4, 16, 2), (49, 98, 0)])
 def test_p_rope_is_transformers_proportional_rule(factor, dim, kept):
     """Where it rounds down, too: of 49 planes it keeps none at a share of 1 / 49."""
@@ -130,11 +125,6 @@ def test_rules_that_cannot_be_are_refused(make, message):
 
 
 # Hooks
-
-
-@torch.no_grad()
-def logits(model, hooks=()):
-    return model.run_with_hooks(TOKENS, fwd_hooks=list(hooks))
 
 
 @pytest.mark.parametrize(("name", "backend"), family_cases("llama", "neox", without=NOT_HERE))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import xarray as xr
 from freeze import GONE as GONE_MEASURES
-from freeze import MODELS, OPTIONS, found_now, frozen, frozen_file, machine, model_of, names
+from freeze import MODELS, OPTIONS, found_now, frozen, frozen_file, machine, model_of
+from quick_options import NAMES
 
 from tl_posgen.core.measure import ENDS
 from tl_posgen.core.numbers import Numbers
@@ -150,7 +151,7 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
 }
 
 
-@pytest.mark.parametrize("measure", names())
+@pytest.mark.parametrize("measure", NAMES)
 @pytest.mark.parametrize(
     "model", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.soak) for name in MODELS]
 )
@@ -192,9 +193,9 @@ def require_equal(name: str, old: xr.DataArray, new: xr.DataArray, tolerance: fl
 
 
 def test_every_frozen_measure_is_compared():
-    assert set(frozen("mini_bridge").children) - {"prompts"} <= {*names(), *GONE_MEASURES}
+    assert set(frozen("mini_bridge").children) - {"prompts"} <= {*NAMES, *GONE_MEASURES}
 
 
 def test_options_are_of_measures_that_exist():
-    assert set(OPTIONS) <= set(names())
+    assert set(OPTIONS) <= set(NAMES)
     assert all(frozen_file(model).exists() for model in MODELS)

@@ -36,7 +36,7 @@ def test_analyze_takes_it_by_name_beside_ours(mini, alice):
     assert report["figures"].own["share"].attrs["long_name"] == "mean key share"
 
 
-def test_its_sentence_has_its_number_and_its_null(mini, alice):
+def test_its_sentence_has_its_number_and_its_null_and_loaded_it_draws_its_own_figure_again(mini, alice, tmp_path):
     result = tl_posgen.analyze(mini, alice, measures="figures", **CUT)["figures"]
     sentence, caveat = result.findings()
     own, null, shuffled = re.findall(r"\d+%", sentence)
@@ -44,6 +44,9 @@ def test_its_sentence_has_its_number_and_its_null(mini, alice):
     assert own == f"{float(result.own['share'].mean()):.0%}"
     assert null == f"{float(result.null['share'].mean()):.0%}"
     assert caveat.endswith("keys are taken before they rotate.")
+    again = tl_posgen.load(result.save(tmp_path / "figures.nc"))["figures"]
+    assert again.plot().data[0].x.tolist() == pytest.approx(result.own["share"].mean("head").values.tolist())
+    assert again.show(1) is not None
 
 
 def test_attach_takes_it_and_its_options(mini):
@@ -74,11 +77,3 @@ def test_the_command_line_takes_it_and_its_page_shows_its_picture(command, tmp_p
     page = (tmp_path / "index.html").read_text()
     assert f"Mean key share {share:.2f}" in page
     assert "<h3>layer 0</h3>" in page
-
-
-@pytest.mark.longer
-def test_saved_and_loaded_it_draws_its_own_figure_again(mini, alice, tmp_path):
-    result = tl_posgen.analyze(mini, alice, measures="figures", **CUT)["figures"]
-    again = tl_posgen.load(result.save(tmp_path / "figures.nc"))["figures"]
-    assert again.plot().data[0].x.tolist() == pytest.approx(result.own["share"].mean("head").values.tolist())
-    assert again.show(1) is not None

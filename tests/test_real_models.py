@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import tl_posgen
 from tl_posgen.models.conversion.hugging_face import quiet
@@ -22,8 +23,6 @@ HEADS = [(0, 4), (14, 0), (29, 8)]
 @pytest.fixture(scope="module")
 def plain():
     """transformers' own reading of the file."""
-    from transformers import AutoModelForCausalLM
-
     if not SMOLLM2.is_file():
         pytest.skip(f"{SMOLLM2} is not here: make real-models")
     with quiet():

@@ -1,8 +1,11 @@
 """Sliding windows of one and two tokens: every measure of one pass says what can be said, and nothing else."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
+import transformers
 from drawn import normal, visible
 from families import GROUPED, save_config
 from rotated_heads import true_distances
@@ -19,45 +22,36 @@ FED = ["three_axis", "variance", "mean_key", "residual", "slash", "slash_planes"
 @pytest.fixture(scope="module")
 def of_window(tmp_path_factory):
     """window -> every measure of a tiny Mistral with that window."""
-    import transformers
 
-    def of(window, measures=FED, n_prompts=1):
+    @cache
+    def of(window):
         config = transformers.MistralConfig(**GROUPED, sliding_window=window)
         model = tl_posgen.load_model(save_config(config, tmp_path_factory.mktemp("window")), "bridge")
-        prompts = torch.randint(2, 62, (n_prompts, N), generator=torch.Generator().manual_seed(0))
-        return tl_posgen.analyze(model, prompts, measures=measures, null_seeds=(), progress=False)
+        prompts = torch.randint(2, 62, (1, N), generator=torch.Generator().manual_seed(0))
+        return tl_posgen.analyze(model, prompts, measures=FED, null_seeds=(), progress=False)
 
     return of
 
 
-@pytest.fixture(scope="module")
-def alone(of_window):
-    return of_window(1)
-
-
-@pytest.fixture(scope="module")
-def pairs(of_window):
-    return of_window(2)
-
-
-def test_every_page_of_windows_of_one_and_two_is_made(alone, pairs):
-    for report in (alone, pairs):
+def test_every_page_of_windows_of_one_and_two_is_made(of_window):
+    for report in map(of_window, (1, 2)):
         assert "nan%" not in " ".join(report.findings())
         assert "nan" not in report.html().partition("<script")[0].lower().split()
 
 
-@pytest.mark.parametrize("window", ["alone", "pairs"])
-def test_a_fit_of_as_many_parameters_as_pairs_leaves_nothing_that_can_be_told(window, request):
-    report = request.getfixturevalue(window)
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_fit_of_as_many_parameters_as_pairs_leaves_nothing_that_can_be_told(window, of_window):
+    report = of_window(window)
     data = report["residual"].dataset
     for name in ("share", "std", "top_share"):
         assert bool(data[name].isnull().all()), name
     assert "in 8 heads a window of 1 or 2 tokens leaves no more pairs" in " ".join(report["residual"].findings())
     assert bool(report["three_axis"].dataset["r"].isnull().all())
-    assert f"a window of {1 if window == 'alone' else 2} leaves no more pairs" in report["three_axis"].findings()[0]
+    assert f"a window of {window} leaves no more pairs" in report["three_axis"].findings()[0]
 
 
-def test_of_a_single_key_softmax_sees_nothing_vary(alone, of_window):
+def test_of_a_single_key_softmax_sees_nothing_vary(of_window):
+    alone = of_window(1)
     variance = alone["variance"]
     for part in ("position", "content", "interaction"):
         assert bool(variance.dataset[part].isnull().all())
@@ -70,8 +64,8 @@ def test_of_a_single_key_softmax_sees_nothing_vary(alone, of_window):
     assert bool((alone["slash"].dataset["score"].sel(distance=0) == 1).all())
 
 
-def test_what_a_window_hides_is_in_no_lift_and_no_prediction(pairs):
-    data = pairs["slash_planes"].dataset
+def test_what_a_window_hides_is_in_no_lift_and_no_prediction(of_window):
+    data = of_window(2)["slash_planes"].dataset
     assert bool(data["contribution"].sel(at=["2", "3", "4"]).isnull().all())
     assert bool(data["contribution"].sel(at=["0", "1", "best"]).notnull().all())
     for name in ("score", "predicted"):

@@ -19,6 +19,7 @@ from tl_posgen.slash.slash_toy import slash_toy
 CLAIMS = [claim for claims in PAPERS.values() for claim in claims]
 ELSEWHERE = {"emergence", "coupling_scores", "slash_toy"}  # not of one model and one text
 CUT = {"length": 32, "n_prompts": 2, "progress": False}
+SLASH = {"papers": ["slash"], "length": 24, "n_prompts": 1, "progress": False}
 QUICK = {
     "dummy_distance": {"distances": (0, 64), "limits": (8,)},
     "perturbation": {
@@ -69,10 +70,6 @@ def test_every_claim_has_a_row_with_numbers_a_null_and_a_criterion_or_says_why_n
     assert table.loc["position 1", "null"].startswith("random init: additive r ")
     assert "; shuffled: additive r " in table.loc["position 1", "null"]
     assert table.loc["position 1", "verdict"] == "open"  # two prompts have no interval
-
-
-def test_names_are_unique():
-    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
 
 
 @pytest.mark.slow
@@ -141,7 +138,8 @@ def labels_of(result):
     ]
 
 
-def test_options_that_claims_ask_for_are_those_of_their_measures():
+def test_claims_have_names_of_their_own_and_ask_for_options_that_their_measures_have():
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
     for claim in CLAIMS:
         assert set(claim.options) <= set(claim.needs)
         for name, options in claim.options.items():
@@ -154,7 +152,7 @@ def test_options_that_claims_ask_for_are_those_of_their_measures():
 @pytest.mark.slow
 def test_a_run_goes_on_from_its_parts(small_model, alice, tmp_path, monkeypatch):
     monkeypatch.setattr("tl_posgen.claims.running.TOY_STEPS", 2)
-    run = {"papers": ["slash"], "length": 24, "n_prompts": 1, "keep": tmp_path, "progress": False}
+    run = {**SLASH, "keep": tmp_path}
     first = judge_claims(small_model, alice, **run)
     monkeypatch.setattr(
         "tl_posgen.core.store.write_files", lambda *_: pytest.fail("a finished part was measured again")
@@ -167,8 +165,7 @@ def test_a_run_goes_on_from_its_parts(small_model, alice, tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypatch):
     monkeypatch.setattr("tl_posgen.claims.running.TOY_STEPS", 2)
-    run = {"papers": ["slash"], "length": 24, "n_prompts": 1, "keep": tmp_path, "progress": False}
-    found = judge_claims(small_model, alice, null_seeds=(), **run)
+    found = judge_claims(small_model, alice, null_seeds=(), keep=tmp_path, **SLASH)
     rows = found["claims"].frame()[:4]
     assert set(rows["null"]) == {""}
     assert found["claims"].findings() == ["Without null models, the claims that are judged against them are open."]

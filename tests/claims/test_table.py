@@ -1,6 +1,7 @@
 """The table of claims: verdicts at thresholds and beside nulls, on results whose numbers are given."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -113,14 +114,6 @@ def over_training(values=(0.1, 0.2, 0.3), half=0.02, name="coupling_coupling"):
     return made.assign_attrs(measures=["coupling"])
 
 
-def straightened(values=(1.9, 1.6, 1.4), half=0.02):
-    return over_training(values, half, "coupling_line_shape_score")
-
-
-def grown(values=(0.5, 0.7, 0.95), half=0.02):
-    return over_training(values, half, "coupling_growth_r2")
-
-
 def transfer(near=0.95, far=0.92, n=(1, 1)):
     """r of text with random tokens at D = 1 and 2, and how many heads are dominant on text there."""
     x, z = np.linalg.qr(np.random.default_rng(0).normal(size=(900, 3)) * [0, 1, 1] + [1, 0, 0])[0][:, 1:].T
@@ -214,6 +207,8 @@ def between(low=0.3, chance=0.02, **of_kind):
 
 COUPLING, CONE, ORDER = (Coupling(k=30), coupled), (Cone(), cone), Perturbation(ratios=(0, 0.05, 0.2))
 TRAINING = Emergence(per_head=False)
+STRAIGHTENED = partial(over_training, values=(1.9, 1.6, 1.4), name="coupling_line_shape_score")
+GROWN = partial(over_training, values=(0.5, 0.7, 0.95), name="coupling_growth_r2")
 MADE = {  # by claim: each measure and what makes its numbers; a null that is far from those that hold, None for its own
     "position 1": ([(Variance(), additive)], {"r": 0.2}),
     "position 1b": ([(ThreeAxis(), fitted), (MeanKey(), fitted)], {"r": 0.2}),
@@ -235,8 +230,8 @@ MADE = {  # by claim: each measure and what makes its numbers; a null that is fa
     "coupling 2": ([COUPLING], {"score": 2.0}),
     "coupling 3": ([COUPLING], {"r2": 0.2}),
     "coupling 4": ([(TRAINING, over_training)], None),
-    "coupling 4b": ([(TRAINING, straightened)], None),
-    "coupling 4c": ([(TRAINING, grown)], None),
+    "coupling 4b": ([(TRAINING, STRAIGHTENED)], None),
+    "coupling 4c": ([(TRAINING, GROWN)], None),
     "coupling 5": ([(TokenCoupling(k=30), between)], {"low": 0.0}),
 }
 COUNTS = {"position 6", "slash 1", "slash 5", "slash 6"}  # without an interval over prompts

@@ -8,6 +8,7 @@ from families import save_small
 import tl_posgen
 from tl_posgen.cli.commands import name_options
 from tl_posgen.cli.options import parse_indices
+from tl_posgen.core import null_models
 from tl_posgen.errors import InputError
 
 MEASURES = {
@@ -43,8 +44,6 @@ def test_the_main_job_prints_a_table_and_writes_three_files(done, cut):
 @pytest.mark.longer
 def test_no_null_is_said_to_be_missing(monkeypatch, done, small, cut):
     """Options are never accepted and ignored: without a null no random init is built."""
-    from tl_posgen.core import null_models
-
     monkeypatch.setattr(null_models, "random_like", lambda *_: pytest.fail("a random init was built"))
     words = ["--model", small, "--measures", "three_axis,slash"]
     printed, summary = done("analyze", *words, *cut(32, 1), "--no-null")
@@ -118,8 +117,6 @@ def test_coupling_scores_reads_a_table_of_models(done, checkpoints, tmp_path, cu
 
 @pytest.mark.slow
 def test_claims_go_on_from_finished_parts(done, small, tmp_path, cut):
-    import tl_posgen
-
     words = ["claims", "--papers", "coupling", "--model", small, *cut(24, 2)]
     printed, _ = done(*words)
     table = tl_posgen.load(tmp_path / "report")["claims"].frame()

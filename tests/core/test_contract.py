@@ -106,13 +106,18 @@ def test_a_condition_has_one_name_in_sentences_tables_and_figures(result):
 # Datasets
 
 
-def test_every_variable_is_declared_with_exactly_its_dims(result):
+def test_every_variable_is_declared_with_exactly_its_dims_and_carries_cf_attributes(result):
     variables = result.measure.variables
+    assert not [name for name in map(str, {*variables, *result.dataset.data_vars}) if WITH_A_LABEL.search(name)]
     for name, array in result.dataset.data_vars.items():
         declared = variables[name]
         assert tuple(dim for dim in array.dims if dim not in ENGINE) == declared.dims, name
         assert "init" in array.dims or all(name not in null for null in result.nulls), name
         assert ("group" in array.dims) <= declared.interval, name
+    for name in variables.keys() & set(result.dataset.variables):
+        attributes = result.dataset[name].attrs
+        assert variables[name].attributes.items() <= attributes.items(), name
+        assert attributes["long_name"] == variables[name].label != "", name
     for dim in ("init", *(dim for one in variables.values() for dim in one.dims if dim in LABELS)):
         if dim in result.dataset.dims:
             assert dim in result.dataset.coords, dim
@@ -126,19 +131,6 @@ def test_what_is_declared_is_measured_and_has_an_interval_if_it_says_so(result):
             array = result.dataset[name]
             assert {"group", "prompt", "item", "end"} & set(array.dims), name
             assert np.isfinite(result.numbers.intervals(name)["low"]).any() or array.isnull().all(), name
-
-
-def test_variables_carry_cf_attributes(result):
-    for name, one in result.measure.variables.items():
-        if name in result.dataset:
-            assert one.label
-            assert one.attributes.items() <= result.dataset[name].attrs.items(), name
-            assert result.dataset[name].attrs["long_name"] == one.label
-
-
-def test_no_name_of_a_variable_has_a_label_in_it(result):
-    names = [*result.measure.variables, *map(str, result.dataset.data_vars)]
-    assert not [name for name in names if WITH_A_LABEL.search(name)]
 
 
 def test_null_models_are_labelled_by_their_seeds(result):

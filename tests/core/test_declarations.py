@@ -21,10 +21,6 @@ ANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 FIELDS = [(name, one.name) for name, kind in KINDS.items() for one in fields(kind)]
 
 
-def annotation_of(name, option):
-    return annotations_of(KINDS[name])[option]
-
-
 def refusal_of(name, option, value):
     """The message of the refusal; None where the value is accepted."""
     needed = {one.name for one in fields(KINDS[name]) if one.default is MISSING and one.default_factory is MISSING}
@@ -41,7 +37,7 @@ def refusal_of(name, option, value):
 @settings(max_examples=12, **ANY)
 @given(data=st.data())
 def test_wrong_values_of_an_option_are_refused_in_one_line_and_right_ones_kept(name, option, data):
-    annotation = annotation_of(name, option)
+    annotation = annotations_of(KINDS[name])[option]
     refused = refusal_of(name, option, data.draw(option_values.wrong(annotation))) or "accepted"
     assert refused.startswith(f"{name}: {option} = ")
     assert "\n" not in refused

@@ -24,16 +24,12 @@ TOKENS = torch.arange(60)[None] + 300
 QUICK = {"null_seeds": (), "progress": False}
 
 
-@pytest.fixture(scope="session")
-def report(mini, alice):
-    return tl_posgen.analyze(mini, alice, length=96, n_prompts=2, progress=False)
-
-
 @pytest.mark.slow
-def test_a_loaded_report_writes_the_page_and_the_summary_of_the_first(report, tmp_path):
+def test_a_loaded_report_writes_the_page_and_the_summary_of_the_first(mini, alice, tmp_path):
     def without_random_ids(page: str) -> str:
         return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{20,}|circuits-vis-[0-9a-f-]+", "", page)
 
+    report = tl_posgen.analyze(mini, alice, length=96, n_prompts=2, progress=False)
     first = report.write(tmp_path / "first")
     again = tl_posgen.load(tmp_path / "first").write(tmp_path / "again")
     assert without_random_ids(again.read_text()) == without_random_ids(first.read_text())
@@ -106,24 +102,13 @@ def test_as_many_sessions_are_made_however_many_the_prompts(small_model, alice, 
 
 @dataclass(frozen=True)
 class QueryNorm(Measure):
-    """E |q| before RoPE.
-
-    Source: the test's own.
-    """
+    """E |q| before RoPE."""
 
     question = "How long are queries?"
     variables = {"norm": Variable("query norm")}
 
     def of_layer(self, layer):
         return {"norm": layer.q.norm(dim=-1).mean(1)}
-
-
-def test_a_measure_of_ones_own_works_in_analyze_and_in_the_report(mini, tmp_path):
-    report = tl_posgen.analyze(mini, TOKENS, measures=[QueryNorm()], **QUICK)
-    _, cache = mini.run_with_cache(TOKENS)
-    expected = torch.stack([cache[f"blocks.{layer}.attn.hook_q"][0].norm(dim=-1).mean(0) for layer in range(4)])
-    np.testing.assert_allclose(report["query_norm"].own["norm"], expected, rtol=1e-5)
-    assert "How long are queries?" in report.write(tmp_path).read_text()
 
 
 def test_a_saved_result_of_a_measure_that_is_nowhere_is_still_mapped(mini, tmp_path, monkeypatch):
@@ -199,14 +184,13 @@ def test_the_global_random_state_is_left_alone(small_model):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_attach_and_caches_ask_what_analyze_asks(mini):
-    tokens, far = torch.arange(5, 25)[None], [Slash(distances=(50,))]
-    with pytest.raises(InputError, match="seed = -1"), tl_posgen.attach(mini, far, seed=-1):
-        pass
-    with tl_posgen.attach(mini, far) as run, torch.no_grad():
+@pytest.mark.parametrize(("n", "distance", "said"), [(1, 0, "prompt 0 has only 1 token"), (20, 50, "distance 50")])
+def test_attach_and_caches_ask_what_analyze_asks(mini, n, distance, said):
+    tokens, asked = torch.arange(5, 5 + n)[None], [Slash(distances=(distance,))]
+    with tl_posgen.attach(mini, asked) as run, torch.no_grad():
         _, cache = mini.run_with_cache(tokens)
-    for ask in (run.report, lambda: tl_posgen.analyze_cache(mini, cache, tokens=tokens, measures=far)):
-        with pytest.raises(InputError, match="50"):
+    for ask in (run.report, lambda: tl_posgen.analyze_cache(mini, cache, measures=asked)):
+        with pytest.raises(InputError, match=said):
             ask()
 
 
@@ -221,19 +205,8 @@ def test_patterns_that_a_hook_scaled_are_named(mini, factor):
     assert run.report()["slash"].dataset.attrs["edited_patterns"] == [1]
 
 
-def test_seeds_are_looked_at_before_a_model_is_loaded():
+def test_seeds_are_looked_at_before_a_model_is_loaded_or_attached_to(mini):
     with pytest.raises(InputError, match="null_seeds"):
         tl_posgen.analyze("no-such/model", "text", null_seeds=(-1,))
-
-
-def test_a_prompt_of_one_token_is_refused_wherever_it_comes_from(mini):
-    with tl_posgen.attach(mini, ["slash"]) as run, torch.no_grad():
-        _, cache = mini.run_with_cache(torch.tensor([[5]]))
-    for ask in (run.report, lambda: tl_posgen.analyze_cache(mini, cache, measures=["slash"])):
-        with pytest.raises(InputError, match="prompt 0 has only 1 token"):
-            ask()
-
-
-def test_what_needs_logits_cannot_be_attached(mini):
-    with pytest.raises(InputError, match="attach: loss needs the logits"), tl_posgen.attach(mini, ["loss"]):
+    with pytest.raises(InputError, match="seed = -1"), tl_posgen.attach(mini, "slash", seed=-1):
         pass

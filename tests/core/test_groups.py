@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from quick_options import OPTIONS
+from quick_options import KINDS, OPTIONS
 
 import tl_posgen
-from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.sums import PromptGroups, total
 from tl_posgen.stats.intervals import FEWEST, MOST_GROUPS, jackknife_interval, prompts_per_group
@@ -19,8 +18,8 @@ pytestmark = pytest.mark.longer
 
 QUICK = {"null_seeds": (), "progress": False}
 N_PROMPTS = 7  # three groups of two, the last one of one
-KINDS = [registry.find(name) for name in registry.BUILT_IN]
-MEASURES = [one.name for one in KINDS if one.is_fed and any(each.interval for each in one.variables.values())]
+FED = [name for name, kind in KINDS.items() if kind.is_fed]
+MEASURES = [name for name in FED if any(one.interval for one in KINDS[name].variables.values())]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def with_groups(data):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURES)
 def test_leaving_a_group_out_is_measuring_without_its_prompts(mini, prompts, name):
-    measure = registry.find(name).with_options(OPTIONS.get(name, {}))
+    measure = KINDS[name].with_options(OPTIONS.get(name, {}))
 
     def of(kept):
         return measure(mini, [prompts[n] for n in kept], layers=[1], **QUICK)
@@ -89,12 +88,7 @@ def test_attached_batches_of_several_passes_have_the_same_intervals(mini, prompt
 
 @dataclass(frozen=True)
 class Means(Measure):
-    """x = x.
-
-    A mean.
-
-    Source: the test's own
-    """
+    """x = x."""
 
     variables = {"x": Variable("x", dims=("layer", "head"), interval=True)}
 

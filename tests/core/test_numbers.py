@@ -25,12 +25,7 @@ SHARES = np.array([0.3, 0.2, 0.2, 0.2, 0.1])
 
 @dataclass(frozen=True)
 class MadeUp(Measure):
-    """x = x.
-
-    Numbers that were made up.
-
-    Source: the test's own
-    """
+    """x = x."""
 
     variables = {
         "r": Variable("r", dims=("tokens", "layer", "head"), interval=True, bounds=(-1, 1)),
@@ -74,23 +69,17 @@ def same(number, value, low, high, inits):
     np.testing.assert_allclose(number.inits, inits)
 
 
-def test_a_number_with_groups_has_the_jackknife_of_its_means_over_heads(own, data):
+def test_a_number_has_the_jackknife_of_groups_students_interval_of_prompts_and_items_or_its_own_ends(own, data):
     means = data["r"].sel(tokens="without first").values.mean((-1, -2))  # [init, group]
     ends = jackknife_interval(means[0, :1].mean(), means[0, 1:], SHARES, (-1, 1))
     same(own("r", tokens="without first"), means[0, 0], *map(float, ends), means[1:, 0])
-
-
-def test_a_number_with_prompts_or_items_has_students_interval(own, data):
     loss = data["loss"].values[:, 0]
     same(own("loss"), loss[0].mean(), *map(float, mean_interval(loss[0])), loss[1:].mean(1))
     score = data["score"].values.mean(1)
     same(own("score"), score[0].mean(), *map(float, mean_interval(score[0])), score[1:].mean(1))
-
-
-def test_a_number_that_came_with_its_ends_keeps_them_unless_it_is_a_mean(own, data):
     gain = data["gain"].values
     same(own("gain", kind="b"), *gain[0, 1], gain[1:, 1, 0])
-    same(own("gain"), gain[0, :, 0].mean(), np.nan, np.nan, gain[1:, :, 0].mean(1))
+    same(own("gain"), gain[0, :, 0].mean(), np.nan, np.nan, gain[1:, :, 0].mean(1))  # a mean has no ends of its own
 
 
 def test_labels_are_the_usual_ones_and_none_averages(own, data):
@@ -213,9 +202,6 @@ def test_a_number_that_is_not_defined_is_said_to_be(value):
     assert f"{Number(math.nan).plain:.3f}" == "not defined"
     assert not Number(math.nan)
     assert Number(0.0)
-
-
-def test_a_bound_of_an_undefined_number_is_undefined():
     assert format_bound([0.2, math.nan]) == format_bound([math.nan, 0.2]) == "not defined"
 
 

@@ -18,12 +18,7 @@ from tl_posgen.errors import InputError, OutputError
 
 @dataclass(frozen=True)
 class SomeonesMeasure(Measure):
-    """r = r.
-
-    A measure that is not registered here.
-
-    Source: the test's own
-    """
+    """r = r. It is not registered here."""
 
     variables = {
         "r": Variable("r", dims=("tokens", "layer", "head"), headline="someones_r"),

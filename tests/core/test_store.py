@@ -154,12 +154,7 @@ def test_what_another_run_cannot_know_is_refused(small_model, tmp_path):
 
 @dataclass(frozen=True)
 class Mine(Loss):
-    """The loss once more.
-
-    Under a name of its own.
-
-    Source: the test's own
-    """
+    """The loss once more, under a name of its own."""
 
 
 def test_measures_of_others_are_measured_anew(small_model, tmp_path):

@@ -75,14 +75,11 @@ def test_means_are_those_of_the_prompts_that_have_a_value(data):
         np.testing.assert_allclose(data["seconds"].sel(layer=layer), seconds)
 
 
-def test_heads_that_a_layer_lacks_have_no_value(data):
+def test_heads_that_a_layer_lacks_have_no_value_and_rows_of_prompts_are_kept(data):
     assert data["head"].values.tolist() == [0, 1, 2]
     assert data["layer"].values.tolist() == [0, 3]
     for layer, head in ((0, 1), (3, 0)):
         assert data[["r", "curve", "of_prompt"]].sel(layer=layer, head=head).isnull().all().to_array().all()
-
-
-def test_rows_of_prompts_are_kept(data):
     assert data["loss"].dims == ("prompt", "position")
     assert data["prompt"].values.tolist() == list(LENGTHS)
     for prompt, length in LENGTHS.items():

@@ -13,19 +13,14 @@ WIDTHS = (16, 16, 24, 32)
 
 
 @pytest.fixture(scope="session")
-def tiny(family_model):
-    return family_model("llama")
-
-
-@pytest.fixture(scope="session")
 def prompts():
     return torch.randint(2, VOCAB, (4, 20), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope="session")
-def result(tiny, prompts):
+def result(llama, prompts):
     """Two K, three tokens, beside two random inits."""
-    return Coupling(k=(2, 5), tokens=[4, 12, -1])(tiny, prompts, null_seeds=(0, 1), progress=False)
+    return Coupling(k=(2, 5), tokens=[4, 12, -1])(llama, prompts, null_seeds=(0, 1), progress=False)
 
 
 @pytest.fixture(scope="session")

@@ -43,9 +43,9 @@ def test_trained_models_have_the_reference_values_beside_their_random_inits(trai
         assert found == pytest.approx(expected, abs=0.005)
 
 
-def test_the_map_is_the_formula_on_dense_jacobians(tiny, prompts):
-    found = Coupling(k=(3,))(tiny, prompts[:1], **WHOLE).own["coupling"].isel(prompt=0).sel(k=3, layer=0, layer_2=1)
-    first, second = (j.dense() for j in residual_jacobians(tiny, prompts[0], -1))
+def test_the_map_is_the_formula_on_dense_jacobians(llama, prompts):
+    found = Coupling(k=(3,))(llama, prompts[:1], **WHOLE).own["coupling"].isel(prompt=0).sel(k=3, layer=0, layer_2=1)
+    first, second = (j.dense() for j in residual_jacobians(llama, prompts[0], -1))
     u, _, vh = torch.linalg.svd(second)
     values = torch.diag(torch.linalg.svdvals(first)[:3])
     signed, swapped = u[:, :3].mT @ first @ vh[:3].mT, vh[:3] @ first @ u[:, :3]
@@ -68,17 +68,17 @@ def test_intervals_are_over_prompts_and_the_mean_is_that_over_pairs_of_different
         assert np.isnan(np.diagonal(square.values, axis1=1, axis2=2)).all()
 
 
-def test_linearisation_is_the_product_of_all_blocks(tiny, prompts, result):
-    streams = residual_streams(tiny, prompts[0])
+def test_linearisation_is_the_product_of_all_blocks(llama, prompts, result):
+    streams = residual_streams(llama, prompts[0])
     x = streams[0, -1]
-    for jacobian in residual_jacobians(tiny, prompts[0], -1):
+    for jacobian in residual_jacobians(llama, prompts[0], -1):
         x = (torch.eye(len(x)) + jacobian.dense()) @ x
     expected = torch.nn.functional.cosine_similarity(x, streams[-1, -1], dim=0)
     assert result.own["linearisation"].sel(prompt=0, token=19).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_a_subset_of_layers_is_labelled_with_their_numbers(tiny, prompts):
-    found = Coupling(k=(2,))(tiny, prompts[:1], layers=[1], **WHOLE)
+def test_a_subset_of_layers_is_labelled_with_their_numbers(llama, prompts):
+    found = Coupling(k=(2,))(llama, prompts[:1], layers=[1], **WHOLE)
     assert found.own["layer"].values.tolist() == [1]
     assert "linearisation" not in found.own
     assert not found.numbers("coupling")
@@ -97,8 +97,8 @@ def test_the_first_token_is_in_no_path_and_the_growth_line_is_fitted_to_the_mean
     assert not np.allclose(first, curve)
 
 
-def test_matrix_free_and_dense_routes_give_the_same_map(tiny, prompts):
-    free, dense = (Coupling(k=(4,), dense_up_to=size)(tiny, prompts[:1], **WHOLE).own for size in (0, 64))
+def test_matrix_free_and_dense_routes_give_the_same_map(llama, prompts):
+    free, dense = (Coupling(k=(4,), dense_up_to=size)(llama, prompts[:1], **WHOLE).own for size in (0, 64))
     np.testing.assert_allclose(free["coupling"], dense["coupling"], atol=1e-3)
     np.testing.assert_allclose(free["chance"], dense["chance"], atol=1e-5)
 

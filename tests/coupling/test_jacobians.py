@@ -161,7 +161,9 @@ def test_works_where_gradients_are_switched_off_and_leaves_nothing_behind(family
     before, state = model(tokens[None]), torch.random.get_rng_state()
     with torch.no_grad():
         found = residual_jacobians(model, tokens, -1)[0].matvec(torch.eye(32, dtype=torch.float64))
+        values = residual_jacobians(model, tokens, -1)[0].triplets(2, dense_up_to=0).values
     assert found.isfinite().all()
+    assert values.isfinite().all()
     assert torch.equal(model(tokens[None]), before)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in model.parameters())

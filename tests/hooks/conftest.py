@@ -4,12 +4,6 @@ import pytest
 
 
 @pytest.fixture
-def llama(family_model):
-    """A tiny Llama with grouped keys."""
-    return family_model("llama")
-
-
-@pytest.fixture
 def model(family_model, backend):
-    """The same on either backend."""
+    """A tiny Llama with grouped keys on either backend."""
     return family_model("llama", backend)

@@ -8,10 +8,12 @@ import xarray as xr
 import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import token_losses
+from tl_posgen.position import Perturbation
 
 pytestmark = pytest.mark.longer
 
 TOKENS = torch.arange(3, 43).view(2, 20)
+QUICK = {"measures": "variance", "null_seeds": (), "progress": False}
 HOOK = "blocks.1.attn.hook_z"
 
 
@@ -30,14 +32,13 @@ def model(request):
 
 
 def test_measures_are_those_of_attached_passes_under_the_same_hooks(model):
-    options = {"measures": "variance", "null_seeds": (), "progress": False}
-    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[(HOOK, silent)], **options)
+    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[(HOOK, silent)], **QUICK)
     with tl_posgen.attach(model, "variance") as run, model.hooks(fwd_hooks=[(HOOK, silent)]):
         for row in TOKENS:
             model(row[None])
     expected = run.report()["variance"].own
     xr.testing.assert_allclose(found["variance"].own[list(expected)], expected)
-    intact = tl_posgen.analyze(model, TOKENS, **options)["variance"].own
+    intact = tl_posgen.analyze(model, TOKENS, **QUICK)["variance"].own
     change = abs(found["variance"].own["position"] - intact["position"]).max(("tokens", "head"))
     assert change[:2].max() == 0 < change[2:].min()
     assert hooks_of(model) == 0
@@ -53,10 +54,7 @@ def test_the_random_init_runs_under_the_same_hooks(mini):
 def test_experiments_in_the_running_model_start_from_the_hooked_one(mini):
     with mini.hooks(fwd_hooks=[(HOOK, silent)]):
         expected = float(token_losses(mini, TOKENS).mean())
-    options = {"conditions": ["tokens"], "ratios": (0.2,), "reaches": ("uniform",), "n_cloze": 0}
-    from tl_posgen.position import Perturbation
-
-    measures = [Perturbation(**options), "loss"]
+    measures = [Perturbation(conditions=["tokens"], ratios=(0.2,), reaches=("uniform",), n_cloze=0), "loss"]
     found = tl_posgen.analyze(mini, TOKENS, measures=measures, fwd_hooks=[(HOOK, silent)], null_seeds=())
     assert found["perturbation"].numbers("loss").value == pytest.approx(expected, abs=1e-5)
     assert found["loss"].numbers("loss").value == pytest.approx(expected, abs=1e-5)
@@ -133,58 +131,54 @@ def test_hooks_at_points_that_are_switched_off_are_refused_by_name(family_model,
     model, name = family_model("llama", backend), f"blocks.0.{point}"
     message = rf"{name} does not fire in this model, so its hook would change nothing; model.{GATED[point]}\(True\)"
     with pytest.raises(InputError, match=message):
-        tl_posgen.analyze(model, TOKENS, measures="variance", fwd_hooks=[(name, fails)], null_seeds=(), progress=False)
+        tl_posgen.analyze(model, TOKENS, fwd_hooks=[(name, fails)], **QUICK)
     assert hooks_of(model) == 0
 
 
 def test_such_a_hook_fires_once_its_point_is_switched_on(family_directory, backend):
     model = tl_posgen.load_model(family_directory("llama"), backend)
-    options = {"measures": "variance", "null_seeds": (), "progress": False}
-    intact = tl_posgen.analyze(model, TOKENS, **options)["variance"].own
+    intact = tl_posgen.analyze(model, TOKENS, **QUICK)["variance"].own
     model.set_use_attn_result(True)
-    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.0.attn.hook_result", silent)], **options)
+    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.0.attn.hook_result", silent)], **QUICK)
     changed = abs(found["variance"].own["position"] - intact["position"]).max(("tokens", "head"))
     assert changed[0] < 1e-6 < changed[1]
     model.set_use_attn_result(False)
     with pytest.raises(InputError, match="hook_result does not fire"):
-        tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.0.attn.hook_result", silent)], **options)
+        tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.0.attn.hook_result", silent)], **QUICK)
 
 
 @pytest.mark.filterwarnings("ignore:hooks.*gated-off")  # TransformerLens says so too, of a bridge
 def test_a_filter_needs_one_point_that_fires_and_the_report_names_the_others(family_model, backend):
     model = family_model("llama", backend)
-    options = {"measures": "variance", "null_seeds": (), "progress": False}
 
     def ends(*words):
         return lambda name: name.startswith("blocks.0.") and name.endswith(words)
 
-    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[(ends("hook_z"), silent)], **options)
+    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[(ends("hook_z"), silent)], **QUICK)
     [plain] = found.provenance["fwd_hooks"]
     assert plain.endswith(": silent")
-    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[(ends("hook_z", "hook_result"), silent)], **options)
+    found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[(ends("hook_z", "hook_result"), silent)], **QUICK)
     assert found.provenance["fwd_hooks"] == [f"{plain} (silent: blocks.*.attn.hook_result)"]
     with pytest.raises(
         InputError, match=r"hook_\w+ does not fire in this model, nor do \d+ others that the hook is at"
     ):
-        tl_posgen.analyze(model, TOKENS, fwd_hooks=[(ends("hook_result", "q_input", "mlp_in"), fails)], **options)
+        tl_posgen.analyze(model, TOKENS, fwd_hooks=[(ends("hook_result", "q_input", "mlp_in"), fails)], **QUICK)
 
 
 def test_points_that_a_kind_of_bridge_never_calls_are_refused_and_the_rest_work(family_model):
     model = family_model("neox", "bridge")  # a joint projection: its hook_rot_q is there and never fires
-    options = {"measures": "variance", "null_seeds": (), "progress": False}
     with pytest.raises(
         InputError, match=r"blocks.1.attn.hook_rot_q does not fire .* choose another of model.hook_dict"
     ):
-        tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.1.attn.hook_rot_q", fails)], **options)
-    assert tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.1.attn.hook_z", silent)], **options)
+        tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.1.attn.hook_rot_q", fails)], **QUICK)
+    assert tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.1.attn.hook_z", silent)], **QUICK)
 
 
 @pytest.mark.parametrize("streaming", [None, True])
 def test_scores_of_attention_left_to_hugging_face_fire(family_model, streaming):
     model, calls = family_model("gptj", "bridge"), []
     hooks = [("blocks.0.attn.hook_attn_scores", lambda scores, hook: calls.append(scores.shape))]
-    options = {"measures": "variance", "null_seeds": (), "progress": False}
-    tl_posgen.analyze(model, TOKENS, fwd_hooks=hooks, streaming=streaming, **options)
+    tl_posgen.analyze(model, TOKENS, fwd_hooks=hooks, streaming=streaming, **QUICK)
     assert [tuple(shape) for shape in calls] == [(1, 4, 20, 20)] * 2  # in every pass, and in no other
 
 
@@ -214,6 +208,6 @@ def test_a_hook_that_was_added_to_the_model_before_is_checked_too(family_model):
     model.hook_dict["blocks.0.hook_mlp_in"].add_hook(fails)
     try:
         with pytest.raises(InputError, match=r"blocks\.0\.hook_mlp_in does not fire"):
-            tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(), progress=False)
+            tl_posgen.analyze(model, TOKENS, **QUICK)
     finally:
         model.reset_hooks()

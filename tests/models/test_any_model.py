@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from captures import EVERYTHING
 from families import lively, tokenizer
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -44,8 +46,6 @@ class Drawn:
     seed: int
 
     def model(self) -> Any:
-        import transformers
-
         def make() -> Any:
             hf_model = lively(getattr(transformers, self.config)(**self.options), self.seed)
             hf_model.set_attn_implementation("eager")
@@ -71,8 +71,6 @@ class Drawn:
 @cache
 def saved_tokenizer() -> Any:
     """As it is loaded, with a padding token of its own, so that padding can be told from text."""
-    from transformers import AutoTokenizer
-
     directory = tempfile.mkdtemp()  # TransformerLens looks there again
     atexit.register(shutil.rmtree, directory)
     tokenizer().save_pretrained(directory)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import VOCAB, save_family
-from safetensors.torch import load_file, save_file
+from families import VOCAB, as_dtype, save_family
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import tl_posgen
 from tl_posgen.core.null_models import NullModels
@@ -32,16 +33,6 @@ QUIET = {"progress": False, "null_seeds": ()}
 def bfloat16(family_directory, tmp_path_factory):
     """A Llama whose checkpoint holds bfloat16."""
     return as_dtype(family_directory("llama"), tmp_path_factory.mktemp("bf16"), torch.bfloat16)
-
-
-def as_dtype(directory: Path, place: Path, dtype: torch.dtype) -> Path:
-    for file in directory.iterdir():
-        (place / file.name).write_bytes(file.read_bytes())
-    weights = {name: weight.to(dtype) for name, weight in load_file(directory / "model.safetensors").items()}
-    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((place / "config.json").read_text()) | {"dtype": str(dtype).removeprefix("torch.")}
-    (place / "config.json").write_text(json.dumps(config))
-    return place
 
 
 @pytest.mark.parametrize(
@@ -133,8 +124,6 @@ print(peak() - before)
 def test_the_weights_are_held_once(tmp_path, backend):
     """Beyond what a small model takes, null models included; in a HookedTransformer they are copied from a file whose
     pages count too. Some 15 s. Blocks that were freed count only where the C library cannot give them back."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 16}
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=512, max_position_embeddings=64))
@@ -173,8 +162,6 @@ def test_memory_freed_between_what_stays_goes_back_to_the_system_and_seldom_if_a
 
 
 def test_a_random_init_has_the_weights_that_transformers_gives_that_seed(bfloat16):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     null = random_like(tl_posgen.load_model(bfloat16, "bridge"), 5)
     torch.manual_seed(5)
     plain = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(bfloat16))

@@ -6,6 +6,8 @@ import math
 import pytest
 import torch
 from families import FAMILIES, GROUPED, save_config, with_sizes
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM
 
 from tl_posgen.models import provenance
 from tl_posgen.models.loading.load import load_model
@@ -54,8 +56,6 @@ COUNTED = [("tied", "hooked"), *((name, one) for name in ("llama", "neox", "phi3
 @pytest.mark.parametrize(("name", "kind"), [("tied", "bridge"), *(one for one in COUNTED if one != ("phi3", "hooked"))])
 def test_parameters_are_those_of_transformers_tied_ones_once(tmp_path, has_hooked, name, kind):
     """TransformerLens copies tied embeddings, adds biases, and splits joint matrices beside them."""
-    from transformers import AutoModelForCausalLM
-
     if kind == "hooked" and not has_hooked:
         pytest.skip("no HookedTransformer here")
     directory = save_config((TIED if name == "tied" else FAMILIES[name].config)(), tmp_path)
@@ -66,9 +66,6 @@ def test_parameters_are_those_of_transformers_tied_ones_once(tmp_path, has_hooke
 
 
 def test_parameters_of_an_object_of_the_users_own_are_counted_too(tmp_path, has_hooked):
-    from transformer_lens.model_bridge import TransformerBridge
-    from transformers import AutoModelForCausalLM
-
     directory = save_config(TIED(), tmp_path)
     expected = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(directory).parameters())
     bridge = TransformerBridge.boot_transformers(str(directory), device="cpu")

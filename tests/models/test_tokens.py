@@ -6,6 +6,8 @@ import shutil
 import pytest
 import torch
 from families import VOCAB, tokenizer
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoTokenizer
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError
@@ -22,11 +24,13 @@ def own(text: str) -> list[int]:
     return tokenizer()(text).input_ids
 
 
-def test_a_text_becomes_the_tokens_its_tokenizer_gives_by_default(llama):
+def test_a_text_becomes_the_tokens_its_tokenizer_gives_by_default_and_several_a_prompt_each(llama):
     (prompt,) = to_prompts(llama, "the cat")
     assert prompt.tolist() == own("the cat") == llama.to_tokens("the cat")[0].tolist()
     assert prompt[0] == 0
     assert prompt.dtype == torch.int64
+    assert [len(prompt) for prompt in to_prompts(llama, ["abc", "abcdef"])] == [4, 7]
+    assert len(to_prompts(llama, ["abc", "abcdef", "ab"], n_prompts=2)) == 2
 
 
 def test_a_text_that_begins_with_bos_gets_no_second_one(llama):
@@ -44,9 +48,6 @@ def test_a_text_that_begins_with_bos_gets_no_second_one(llama):
 @pytest.mark.parametrize("adds_bos", [True, False])
 def test_a_text_has_the_tokens_of_its_tokenizer_whatever_the_object(family_directory, tmp_path, adds_bos, has_hooked):
     """TransformerLens gives its own objects a tokenizer with a BOS token, and default_prepend_bos=True."""
-    from transformer_lens.model_bridge import TransformerBridge
-    from transformers import AutoTokenizer
-
     directory = shutil.copytree(family_directory("llama"), tmp_path / "model")
     if not adds_bos:
         written = json.loads((directory / "tokenizer.json").read_text())
@@ -135,8 +136,6 @@ def test_sentencepiece_token_strings_keep_their_spaces(shared):
 
 
 def test_first_512_tokens_of_a_real_text_are_the_tokenizers(shared):
-    from transformers import AutoTokenizer
-
     text = read_text(shared / "text/tinystories.txt")
     for name in ("stories260K", "atome_vanilla_1m"):
         model, length = load_model(shared / "models" / name), 256
@@ -240,8 +239,3 @@ def test_a_chat_is_the_ids_of_its_template(llama):
     text = llama.tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)
     expected = llama.tokenizer.apply_chat_template(chat, chat_template=template, return_dict=False)
     assert to_prompts(llama, text)[0].tolist() == expected
-
-
-def test_several_texts_are_one_prompt_each(llama):
-    assert [len(prompt) for prompt in to_prompts(llama, ["abc", "abcdef"])] == [4, 7]
-    assert len(to_prompts(llama, ["abc", "abcdef", "ab"], n_prompts=2)) == 2

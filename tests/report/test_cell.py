@@ -19,16 +19,13 @@ def report(alice):
     return tl_posgen.analyze("mini", alice, measures=measures, length=24, n_prompts=2, progress=False)
 
 
-def test_a_result_shows_its_findings_its_table_and_its_first_figure(report):
+def test_a_result_shows_its_findings_table_and_first_figure_and_a_report_all_findings_and_one_table_a_head(report):
     shown = report["three_axis"]._repr_html_()
     assert "Are the scores position + query + key?" in shown
     assert "random init" in shown
     assert shown.count("<tr") == 1 + CELL_ROWS
     assert "Three-axis fit" in shown
     assert len(shown) < 200_000  # plotly's script comes once, from outside
-
-
-def test_a_report_shows_all_findings_and_one_table_a_head(report):
     shown = report._repr_html_()
     assert all(sentence.split("(")[0][:40] in shown for sentence in report.findings())
     assert "<th>three axis r</th>" in shown

@@ -59,11 +59,8 @@ def test_every_head_has_its_attention_among_the_first_tokens(report, mini, alice
     assert found["known"] == [True] * 3 + [False] * 5
 
 
-def test_a_report_without_heads_has_none(report):
+def test_a_report_without_heads_has_none_and_its_page_no_panel(report):
     assert heads_of({"loss": report["loss"]}) is None
-
-
-def test_the_page_of_a_report_without_heads_has_no_panel(report):
     page = tl_posgen.Report({"loss": report["loss"]}, report.provenance).html()
     assert 'id="heads">null</script>' in page
     assert '<dialog id="panel">' not in page

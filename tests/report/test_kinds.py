@@ -24,12 +24,7 @@ DIMS = {
 
 @dataclass(frozen=True)
 class Figures(Measure):
-    """1.
-
-    Numbers that were made up.
-
-    Source: ours
-    """
+    """1."""
 
     of: int = 3
     question = "What is drawn?"

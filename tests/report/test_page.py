@@ -36,10 +36,6 @@ def page(browser, page_path):
     context.close()
 
 
-def test_the_page_asks_for_nothing_and_raises_no_error(page):
-    assert page.problems == []
-
-
 def test_every_figure_is_drawn_when_it_comes_into_view(page):
     figures = page.locator(".plot")
     assert figures.count() >= 6
@@ -112,20 +108,18 @@ def test_the_order_of_heads_is_that_of_the_measure(page):
     page.locator("#close").click()
 
 
-def test_token_views_show_the_tokens_as_text(page):
+def test_token_views_show_the_tokens_as_text_and_the_page_asks_for_nothing_and_raises_no_error(page):
+    assert page.problems == []
     assert page.locator(".view").count() == 2  # two heads
     assert page.locator(".view").first.locator("text=additive").count() > 0
     assert page.locator("b:text('bold')").count() == 0
 
 
-def test_it_leads_with_findings_beside_the_null(page):
+def test_it_leads_with_findings_beside_the_null_and_carries_tables_and_provenance(page):
     findings = page.locator("ul.findings").first.locator("li")
     assert findings.count() == 3
     assert "random init" in findings.first.inner_text()
     assert "without the first token" in page.locator("main > p.soft").inner_text()
-
-
-def test_the_sections_carry_their_tables_and_the_provenance(page):
     assert page.locator("section#three_axis table tbody tr").count() == 16
     assert "transformer-lens" in page.locator("section#provenance").text_content()
 

@@ -12,7 +12,6 @@ from tl_posgen.residual.residual_sources import SourceVectors, read_prompts, res
 TOKENS = torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
 LEARNED = {"gpt2", "opt", "gpt_neo"}
 BIASED = {"neox", "gptj", "phi", "gpt2", "bloom", "opt", "gpt_neo"}  # MLPs
-POST_NORM = {"gemma2", "gemma3", "olmo2"}
 
 
 @pytest.mark.parametrize(("name", "backend"), family_cases("neox", "qwen3", "gemma3", "olmo2", "gpt2"))

@@ -29,13 +29,10 @@ def test_turning_factors_turn_the_score_of_every_head_layout(rotary, pairing, sc
     torch.testing.assert_close(found, expected)
 
 
-def test_mean_square_from_moments_is_the_mean_square():
+def test_moments_give_mean_squares_and_products_those_of_all_pairs():
     x, z = complex_normal(3, 50, 4, seed=0), complex_normal(3, 5, 4, seed=1)
     expected = (z @ x.mT).real.square().mean(-1)
     torch.testing.assert_close(SecondMoments.from_samples(x).mean_square(z), expected)
-
-
-def test_times_gives_the_moments_of_all_pairs():
     x, y = complex_normal(7, 4, seed=0), complex_normal(6, 4, seed=1)
     every = (x[:, None] * y.conj()).flatten(0, 1)
     found = SecondMoments.from_samples(x).times(SecondMoments.from_samples(y))

@@ -1,14 +1,8 @@
 """What the tests of slash measures share, made once a session."""
 
-from functools import partial
-
 import pytest
 
 import tl_posgen
-from tl_posgen.core.measure import with_token_variants
-from tl_posgen.core.result import Result, joined
-from tl_posgen.core.sums import Sums
-from tl_posgen.models import run_capture
 from tl_posgen.slash import BandAblation, SlashAblation
 
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
@@ -42,21 +36,3 @@ def trained(request, mini, alice):
     if request.param == "bundled":
         return mini, alice
     return request.getfixturevalue("stories"), request.getfixturevalue("tinystories")
-
-
-@pytest.fixture(scope="session")
-def by_hand():
-    """(measure, model, rows of token ids) -> its result, from `of_layer` and `finish` alone."""
-
-    def measured(measure, model, rows):
-        sums = Sums(measure.variables, measure.labels())
-
-        def consumer(layer, number):
-            layer.prompt = number
-            sums.add_layer(layer, with_token_variants(measure.of_layer(layer)))
-
-        for number, row in enumerate(rows):
-            run_capture(model, row[None], partial(consumer, number=number), measure.needs)
-        return Result(measure, joined(measure, {"trained": measure.finish(sums)}, ["model"]))
-
-    return measured

@@ -8,6 +8,7 @@ from made_up import dataset_of, result_of
 from rotated_heads import captures_of
 
 import tl_posgen
+import tl_posgen.models.session as session
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.rotation import rotate
@@ -141,8 +142,6 @@ def test_grouped_heads_share_what_is_measured_of_their_keys(family_model):
 
 
 def test_a_layer_without_projections_is_refused_before_anything_runs(mini, alice, monkeypatch):
-    import tl_posgen.models.session as session
-
     def refuse(*_):
         raise UnsupportedModelError("layer 0: its W_Q is not one matrix a head")
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from captures import collected, run
 
 import tl_posgen
 from tl_posgen.core.numbers import Numbers
@@ -17,12 +18,6 @@ THIRDS = {"schemes": ["thirds"]}  # half of the conditions
 QUICK = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
 TOKENS = torch.arange(24)[None] + 10
 QUIET = {"null_seeds": (), "progress": False}
-
-
-@pytest.fixture
-def llama(family_model):
-    """A tiny model with rotary positions: 2 layers of 4 heads."""
-    return family_model("llama")
 
 
 def test_scores_are_those_of_the_measure_slash_in_the_model_and_in_its_random_init(small):
@@ -67,9 +62,13 @@ def test_very_short_prompts_are_measured_told_and_drawn(llama, n):
 
 
 @pytest.mark.parametrize("measure", [Slash(), SlashPlanes(), SlashAblation(**THIRDS), Cone()])
-def test_each_prompt_counts_once_and_a_distance_where_it_exists(llama, by_hand, measure):
-    rows = [torch.arange(n) + 10 for n in (2, 9, 24)]
-    whole, *parts = (by_hand(measure, llama, some).own for some in (rows, *([row] for row in rows)))
+def test_each_prompt_counts_once_and_a_distance_where_it_exists(llama, measure):
+    captures = [run(llama, torch.arange(n)[None] + 10, measure.needs) for n in (2, 9, 24)]
+    parts = [collected(measure, *of_prompt) for of_prompt in captures]
+    for number, of_prompt in enumerate(captures):
+        for one in of_prompt:
+            one.prompt = number
+    whole = collected(measure, *(one for of_prompt in captures for one in of_prompt))
     for name in {"score", "uniform", "contribution", "r1"} & set(whole):
         expected = xr.concat([one[name] for one in parts], "prompt", join="outer").mean("prompt")
         np.testing.assert_allclose(whole[name], expected.transpose(*whole[name].dims), atol=1e-6)

@@ -27,13 +27,8 @@ def data(result):
     return result.sel(tokens="all")
 
 
-@pytest.fixture(scope="module")
-def captures(mini, alice):
-    """[prompt][layer] captures of the same prompts."""
-    return [captures_of(mini, [tokens], "pattern") for tokens in to_prompts(mini, alice, **CUT)]
-
-
-def test_numbers_are_those_of_patterns_and_of_queries_and_keys_before_rope_over_prompts(data, captures):
+def test_numbers_are_those_of_patterns_and_of_queries_and_keys_before_rope_over_prompts(mini, alice, data):
+    captures = [captures_of(mini, [tokens], "pattern") for tokens in to_prompts(mini, alice, **CUT)]
     for layer, of_layer in enumerate(zip(*captures, strict=True)):
         pattern, at = torch.stack([one.pattern for one in of_layer]).double(), data.sel(layer=layer)
         for distance in (0, 1, 5, 63):

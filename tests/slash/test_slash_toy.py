@@ -18,11 +18,6 @@ def short(planes="all", steps=150, **options):
     return slash_toy(planes=planes, steps=steps, batch=48, progress=False, **{"seeds": (0,), **options})
 
 
-@pytest.fixture(scope="module")
-def learned():
-    return short(snapshots=[0, 150])
-
-
 @pytest.fixture
 def prompts():
     settings = SlashToy(**SETTINGS)
@@ -31,7 +26,8 @@ def prompts():
     return model, settings, *draw_prompts(settings, generators, n_prompts=5)
 
 
-def test_slash_head_forms_within_a_hundred_and_fifty_steps_and_works_on_unseen_features(learned):
+def test_slash_head_forms_within_a_hundred_and_fifty_steps_and_works_on_unseen_features():
+    learned = short(snapshots=[0, 150])
     data, row = learned.own.isel(seed=0), learned.table().iloc[0]
     trained, unseen = data.score
     assert trained[0] < 2 * data.uniform[3]
@@ -111,7 +107,6 @@ def test_prediction_is_the_attended_mean_of_the_labels_shown(prompts):
         (dict(distance=46), "allow 0..45"),
         (dict(snapshots=[3000]), "steps in 0..1500"),
         (dict(d_head=7), "an even number"),
-        (dict(planes="fast"), "planes = 'fast': give one of 'all', 'high_medium'"),
     ],
 )
 def test_settings_that_make_no_task_are_refused_before_training(unchecked, options, message):

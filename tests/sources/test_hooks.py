@@ -120,21 +120,18 @@ def test_it_is_a_name_of_the_package_and_a_text_may_be_the_reference(mini):
 
 
 def test_what_is_not_there_is_refused_with_what_is(mini, reference, family_model):
-    for source, message in (("L7 MLP", "L7 MLP' before it; it has embed, L0H0"), ("L2 attention", "L2 a")):
-        with pytest.raises(InputError, match=f"no source '{message}"):
-            remove_source(mini, source, heads=[(2, 0)], reference=reference)
-    with pytest.raises(InputError, match=r"layer 3: no source 'L9H0' before it; it has embed, .*L2 MLP"):
-        remove_source(mini, "L9H0", reference=reference)
-    with pytest.raises(InputError, match="layer 0: no source 'L0 MLP' before it; it has embed"):
-        remove_source(mini, "L0 MLP", heads=[(0, 1), (1, 1)], reference=reference)
-    with pytest.raises(InputError, match="no source 'L9 MLP'"):
-        remove_source(mini, ["L0 MLP", "L9 MLP"], reference=reference)
-    with pytest.raises(InputError, match="give one at least"):
-        remove_source(mini, [], reference=reference)
-    with pytest.raises(InputError, match="control=True with part='all'"):
-        remove_source(mini, "embed", "all", control=True, reference=reference)
-    with pytest.raises(InputError, match="sources=True"):
-        remove_source(mini, "embed", reference=reference_of(mini, TEXT, length=16, sources=False))
+    for source, how, message in (
+        ("L7 MLP", {"heads": [(2, 0)]}, "no source 'L7 MLP' before it; it has embed, L0H0"),
+        ("L2 attention", {"heads": [(2, 0)]}, "no source 'L2 a"),
+        ("L9H0", {}, r"layer 3: no source 'L9H0' before it; it has embed, .*L2 MLP"),
+        ("L0 MLP", {"heads": [(0, 1), (1, 1)]}, "layer 0: no source 'L0 MLP' before it; it has embed"),
+        (["L0 MLP", "L9 MLP"], {}, "no source 'L9 MLP'"),
+        ([], {}, "give one at least"),
+        ("embed", {"part": "all", "control": True}, "control=True with part='all'"),
+        ("embed", {"reference": reference_of(mini, TEXT, length=16, sources=False)}, "sources=True"),
+    ):
+        with pytest.raises(InputError, match=message):
+            remove_source(mini, source, **{"reference": reference, **how})
     gpt2 = family_model("gpt2")
     learned = reference_of(gpt2, TEXT, length=16)
     with pytest.raises(UnsupportedModelError, match="nothing rotates"):

@@ -6,6 +6,7 @@ import torch
 from families import family_cases
 from source_vectors import part_of, source_vectors
 
+import tl_posgen
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.rope.planes import turning_factors
@@ -19,11 +20,6 @@ TOKENS = torch.randint(2, 60, (2, 9), generator=torch.manual_seed(0))
 QUIET = {"null_seeds": (), "progress": False}
 EVERY = {"terms": tuple(TERMS), "sides": ("k", "q")}
 PARTS = {"position": ("d", "qd"), "content": ("k", "qk"), "interaction": ("kd", "qkd"), "key": ("k",)}
-
-
-@pytest.fixture(scope="module")
-def result(mini, alice):
-    return Sources()(mini, alice, length=64, n_prompts=4, null_seeds=(), progress=False)
 
 
 def vectors_of(model, layer):
@@ -82,7 +78,8 @@ def test_every_term_is_its_part_of_the_variance_and_sums_to_one_in_every_group(m
     assert share.sizes["group"] == 5
 
 
-def test_sums_of_absolute_shares_and_the_largest_stand_beside_them(result):
+def test_sums_of_absolute_shares_and_the_largest_stand_beside_them(mini, alice):
+    result = Sources()(mini, alice, length=64, n_prompts=4, **QUIET)
     data = result.own
     expected = abs(data["share"].sel(tokens="without first")).sum("source").mean()
     assert result.measure.absolute(result.numbers).value == pytest.approx(float(expected))
@@ -100,8 +97,6 @@ def test_heads_of_a_layer_add_up_to_it(mini, alice):
 
 
 def test_in_half_precision_what_rounding_takes_is_a_source(mini, alice):
-    import tl_posgen
-
     cut = {"length": 24, "n_prompts": 1, "consecutive": True, **QUIET}
     data = Sources()(tl_posgen.load_model("mini", dtype="bfloat16"), alice, **cut).own
     assert data["source"].values[-1] == "rounding"

@@ -1,6 +1,7 @@
 """Checkpoints and their results, which several tests share."""
 
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tl_posgen.coupling import Coupling
 from tl_posgen.models.conversion.files import MINI
@@ -12,8 +13,6 @@ CUT = {"tokenizer": "mini", "length": 32, "n_prompts": 4, "progress": False}
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory):
     """some_model/checkpoints/step0: random weights; step10: the bundled model's. Neither has a tokenizer."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     root = tmp_path_factory.mktemp("root") / "some_model" / "checkpoints"
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(MINI)).save_pretrained(root / "step0")
     AutoModelForCausalLM.from_pretrained(MINI).save_pretrained(root / "step10")

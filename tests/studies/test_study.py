@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from families import as_dtype
 
 from tl_posgen.core.files import write_files
 from tl_posgen.core.report import Report
@@ -191,17 +191,6 @@ def test_one_revision_is_dropped_from_the_cache_and_the_others_stay(tmp_path):
     assert drop_from_cache("someone/model", None, tmp_path / "nowhere") == 0
 
 
-def in_bfloat16(source, place):
-    """A copy of a model's directory with weights in bfloat16, which its config.json says, too."""
-    for file in source.iterdir():
-        (place / file.name).write_bytes(file.read_bytes())
-    weights = {name: weight.bfloat16() for name, weight in load_file(source / "model.safetensors").items()}
-    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((place / "config.json").read_text())
-    (place / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
-    return place
-
-
 def test_models_that_were_swept_in_several_runs_are_all_there(tmp_path):
     for models in (["mini"], [{"name": "mini", "label": "again"}]):
         leave(Study.read(LEAST | {"models": models}).jobs()[0], tmp_path)
@@ -237,7 +226,7 @@ def test_what_is_finished_asks_nothing_of_the_network(tmp_path, no_network):
 
 def test_a_measure_that_needs_more_digits_than_the_checkpoint_gets_them(family_directory, tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
-    model, dtypes = str(in_bfloat16(family_directory("llama"), tmp_path / "model")), []
+    model, dtypes = str(as_dtype(family_directory("llama"), tmp_path / "model", torch.bfloat16)), []
 
     def analyzed(model, words, **how):
         return dtypes.append(model.cfg.dtype) or Report({}, {})

@@ -16,7 +16,6 @@ import xarray as xr
 from tqdm.auto import tqdm
 
 import tl_posgen
-from tl_posgen.cli import main
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.studies.overview import open_study, report_study
@@ -223,27 +222,24 @@ def test_ray_that_is_not_installed_is_one_line(study, tmp_path, monkeypatch):
         sweep(study, out=tmp_path, ray="auto", progress=False)
 
 
-def test_the_command_lists_runs_and_refuses(tmp_path, monkeypatch, capsys):
+def test_the_command_lists_runs_and_refuses(tmp_path, command):
     (tmp_path / "study.toml").write_text(
         'name = "one"\nmodels = ["mini"]\nlength = 8\nn_prompts = 1\nmeasures = ["loss"]\nnull_seeds = []'
     )
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["tl-posgen", "sweep", *map(str, words), "--out", str(tmp_path / "runs")])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return int(stop.value.code or 0), capsys.readouterr()
+        return command("sweep", *words, "--out", tmp_path / "runs")
 
-    code, said = run(tmp_path / "study.toml", "--list")
-    assert (code, said.out.split()) == (0, ["mini/bundled", "to", "do"])
+    code, printed, _ = run(tmp_path / "study.toml", "--list")
+    assert (code, printed.split()) == (0, ["mini/bundled", "to", "do"])
     assert not (tmp_path / "runs").exists()
-    code, said = run(tmp_path / "study.toml")
-    assert code == 0, said.err
-    assert "1 finished, 0 failed in" in said.out
+    code, printed, error = run(tmp_path / "study.toml")
+    assert code == 0, error
+    assert "1 finished, 0 failed in" in printed
     assert (tmp_path / "runs" / "report" / "index.html").exists()
     (tmp_path / "changed.toml").write_text((tmp_path / "study.toml").read_text().replace("= 8", "= 9"))
     for words in (["none.toml"], ["changed.toml"], ["changed.toml", "--list"]):
-        code, said = run(tmp_path / words[0], *words[1:])
+        code, _, error = run(tmp_path / words[0], *words[1:])
         assert code == 2
-        assert said.err.startswith("error: ")
-        assert len(said.err.splitlines()) == 1
+        assert error.startswith("error: ")
+        assert len(error.splitlines()) == 1

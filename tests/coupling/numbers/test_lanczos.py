@@ -94,9 +94,3 @@ def test_float32_converges_to_its_own_precision():
 def test_a_number_of_triplets_that_does_not_exist_is_refused(k):
     with pytest.raises(ValueError, match=f"k = {k} triplets of a 5 x 8 matrix"):
         lanczos(torch.ones(5, 8).double(), k)
-
-
-def test_the_global_generator_is_left_alone():
-    state = torch.random.get_rng_state()
-    lanczos(torch.eye(10).double(), 2)
-    assert torch.equal(state, torch.random.get_rng_state())

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from families import GROUPED, save_config, with_sizes
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layer_table import check, geometry_of
@@ -12,44 +14,31 @@ from tl_posgen.models.session import session_of
 TOKENS = torch.arange(2, 42)[None]
 
 
-@pytest.fixture
-def directory(tmp_path):
+def test_a_bridge_that_computes_something_else_is_refused_wherever_it_is_met(tmp_path):
     """HunYuan: its bridge normalises queries and keys before RoPE, Hugging Face after it."""
-    return save_config(with_sizes("HunYuanDenseV1Config", GROUPED, head_dim=8)(), tmp_path)
-
-
-@pytest.fixture
-def hunyuan(directory):
-    from transformer_lens.model_bridge import TransformerBridge
-    from transformers import AutoModelForCausalLM
-
+    directory = save_config(with_sizes("HunYuanDenseV1Config", GROUPED, head_dim=8)(), tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
     bridge = TransformerBridge.boot_transformers(str(directory), device="cpu")
     bridge.eval()
     with torch.no_grad():
         if torch.allclose(bridge(TOKENS), plain(TOKENS).logits, rtol=1e-3, atol=1e-3):
             pytest.skip("this TransformerLens has put it right")
-    return bridge
-
-
-def test_a_bridge_that_computes_something_else_is_refused(hunyuan):
     message = "this TransformerBridge computes something else .*logits differ by .*, the largest being"
     with pytest.raises(UnsupportedModelError, match=message):
-        geometry_of(hunyuan)
-    table = check(hunyuan, printed=False)
+        geometry_of(bridge)
+    table = check(bridge, printed=False)
     assert not table["supported"].any()
     assert "computes something else" in table["refusal"][0]
-
-
-def test_it_is_refused_when_loaded(hunyuan, directory):
     with pytest.raises(UnsupportedModelError, match="computes something else"):
         load_model(directory, "bridge")
+    processed = TransformerBridge.boot_transformers(str(directory), device="cpu")
+    processed.enable_compatibility_mode(disable_warnings=True)  # which hides nothing
+    with pytest.raises(UnsupportedModelError, match="computes something else"):
+        geometry_of(processed.eval())
 
 
 @pytest.mark.parametrize("name", ["llama", "neox", "qwen3", "gemma2", "gpt2", "bloom", "opt", "gptj"])
-def test_the_plain_model_is_lent_and_put_back(family_directory, name):
-    from transformers import AutoModelForCausalLM
-
+def test_the_plain_model_is_lent_and_put_back_after_an_error_too(family_directory, name):
     bridge = load_model(family_directory(name), "bridge")
     plain = AutoModelForCausalLM.from_pretrained(family_directory(name), attn_implementation="eager").eval()
     modules = [id(module) for module in bridge.modules()]
@@ -59,11 +48,6 @@ def test_the_plain_model_is_lent_and_put_back(family_directory, name):
             torch.testing.assert_close(lent(TOKENS).logits, plain(TOKENS).logits, rtol=0, atol=0)
         assert torch.equal(bridge(TOKENS), before)
     assert [id(module) for module in bridge.modules()] == modules
-
-
-def test_it_is_put_back_after_an_error(family_directory):
-    bridge = load_model(family_directory("llama"), "bridge")
-    modules = [id(module) for module in bridge.modules()]
     with pytest.raises(ZeroDivisionError), session_of(bridge).backend.plain():
         raise ZeroDivisionError
     assert [id(module) for module in bridge.modules()] == modules
@@ -95,12 +79,6 @@ def test_weights_changed_under_a_bridge_are_its_own(family_directory, name):
     with torch.no_grad():
         bridge.blocks[0].attn.W_Q.mul_(1.5)
     assert session_of(bridge).difference(again=True) == ""
-
-
-def test_compatibility_mode_hides_nothing(hunyuan):
-    hunyuan.enable_compatibility_mode(disable_warnings=True)
-    with pytest.raises(UnsupportedModelError, match="computes something else"):
-        geometry_of(hunyuan)
 
 
 @pytest.fixture

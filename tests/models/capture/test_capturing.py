@@ -60,20 +60,24 @@ def test_captures_come_layer_by_layer_with_the_prompts_numbered(llama):
     assert [(c.layer, c.prompt) for c in captures] == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]
 
 
-def test_keys_and_values_are_repeated_for_grouped_heads(llama):
+def test_grouped_heads_share_keys_values_and_one_matrix(llama):
     capture = captured(llama, needs=frozenset({"v"}))[0]
     assert capture.k.shape == capture.v.shape == capture.q.shape == (4, 20, 8)
     torch.testing.assert_close(capture.k[0], capture.k[1])
     assert not torch.equal(capture.k[1], capture.k[2])
+    projections = session_of(llama).projections(0)
+    assert (len(projections.w_q), len(projections.w_k)) == (4, 2)
+    keys = projections.keys(torch.ones(3, 32))
+    torch.testing.assert_close(keys[0], keys[1])
 
 
-def test_logits_are_bit_equal_with_and_without_capture(llama):
-    tokens = some_tokens()
-    with torch.no_grad():
-        before = llama(tokens)
-        with capturing(llama, lambda capture: None, needs=EVERYTHING):
-            during = llama(tokens)
+def test_logits_are_bit_equal_with_and_without_capture_and_captures_need_no_gradient(llama):
+    tokens, captures = some_tokens(), []
+    before = llama(tokens)
+    with capturing(llama, captures.append, needs=EVERYTHING):
+        during = llama(tokens)
     assert torch.equal(before, during)
+    assert not any(getattr(c, name).requires_grad for c in captures for name in ("q", "k", *EVERYTHING))
 
 
 def test_hooks_are_removed_when_the_consumer_fails(llama):
@@ -113,13 +117,6 @@ def test_a_pass_that_broke_off_leaves_nothing_for_the_next(llama):
     assert [c.q.shape[1] for c in captures] == [9, 9]
 
 
-def test_captures_need_no_gradient(llama):
-    captures = []
-    with capturing(llama, captures.append, needs=EVERYTHING):
-        llama(some_tokens())
-    assert not any(getattr(c, name).requires_grad for c in captures for name in ("q", "k", *EVERYTHING))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -131,11 +128,6 @@ def test_captures_need_no_gradient(llama):
 def test_what_does_not_exist_is_refused_before_the_model_runs(llama, unchecked, options, message):
     with pytest.raises(InputError, match=message), capturing(llama, print, **options):
         pass
-
-
-def test_prompts_beyond_the_models_context_are_refused(family_model):
-    with pytest.raises(InputError, match="prompts of 129 tokens are too long: this model takes 128"):
-        captured(family_model("gpt2"), some_tokens(1, 129))
 
 
 def test_rope_beyond_the_context_is_captured_where_the_model_allows_it(family_model):
@@ -224,13 +216,6 @@ def test_a_bias_is_found_where_the_model_has_one(family_model, backend):
     biased, plain = (session_of(family_model(name, backend)).projections(0) for name in ("qwen2", "llama"))
     assert biased.b_q.abs().max() > 0.1
     assert plain.b_q is None or not plain.b_q.any()
-
-
-def test_grouped_keys_have_one_matrix_a_key_head_and_one_row_a_query_head(llama):
-    projections = session_of(llama).projections(0)
-    assert (len(projections.w_q), len(projections.w_k)) == (4, 2)
-    keys = projections.keys(torch.ones(3, 32))
-    torch.testing.assert_close(keys[0], keys[1])
 
 
 def test_an_input_split_by_head_is_refused(family_model):

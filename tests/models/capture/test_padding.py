@@ -12,6 +12,7 @@ from tl_posgen.models.capture.padding import NO_PADDING, texts_of
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.streaming.stream import streaming
 from tl_posgen.models.tokens import to_prompts
+from tl_posgen.position.order import permute_positions
 
 PAD = 61  # the tokenizer's last: of its own: neither begins nor ends a text
 LENGTHS = (2, 17, 40, 5)
@@ -149,8 +150,6 @@ def test_a_mask_before_the_text_must_be_proved_by_the_cache(padding_model):
 
 
 def test_interventions_act_on_the_text_of_a_padded_batch(padding_model):
-    from tl_posgen.position.order import permute_positions
-
     model, (tokens, mask) = padding_model("llama"), padded("left")
     n = LENGTHS[1]
     order = torch.arange(n).flip(0)

@@ -1,6 +1,7 @@
 """Passes that no measure is true of are refused: two threads, dropout, autocast, quantised weights, a null alike."""
 
 import threading
+import warnings
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.loading.nulls import random_like
 
 TOKENS = torch.randint(2, VOCAB - 2, (1, 100), generator=torch.Generator().manual_seed(4))
 
@@ -75,8 +77,6 @@ def test_quantised_weights_are_refused(model):
 
 
 def test_a_null_that_has_the_models_weights_says_so(mini):
-    from tl_posgen.models.loading.nulls import random_like
-
     report = tl_posgen.analyze(random_like(mini, 3), TOKENS, measures="three_axis", null_seeds=(3, 4), progress=False)
     assert any("the random init has the model's own weights" in sentence for sentence in report.findings())
     assert report["three_axis"].nulls[0].attrs["model"].startswith("random init (seed 3), the model's own weights")
@@ -84,8 +84,6 @@ def test_a_null_that_has_the_models_weights_says_so(mini):
 
 
 def test_dynamically_quantised_layers_are_refused(family_directory):
-    import warnings
-
     model = load_model(family_directory("llama"), "bridge")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from captures import run
 from families import ANALYSED, CONTEXT, FAMILIES, GROUPED, SIZES, VOCAB, lively, save_config, scaled_llama, with_sizes
+from transformers import AutoModelForCausalLM
 
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.bridge import window_of
@@ -157,8 +159,6 @@ def test_a_full_layer_of_exaone_4_has_no_window(tmp_path):
 
 @pytest.mark.parametrize("name", ["Exaone4Config", "ExaoneMoeConfig", "Kolibri1Config", "Gemma2Config", "Qwen3Config"])
 def test_the_window_is_that_of_the_layers_own_type(name):
-    import transformers
-
     if not hasattr(transformers, name):
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
@@ -168,8 +168,6 @@ def test_the_window_is_that_of_the_layers_own_type(name):
 
 
 def test_falcon_with_alibi_is_refused_while_transformers_adds_it_twice(tmp_path):
-    from transformers import AutoModelForCausalLM
-
     config = with_sizes("FalconConfig", SIZES, alibi=True, new_decoder_architecture=False)()
     directory, tokens = save_config(config, tmp_path), torch.arange(2, 22)[None]
     kinds = ("eager", "sdpa")

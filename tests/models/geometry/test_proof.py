@@ -1,9 +1,11 @@
 """The proof refuses every description that does not reproduce the scores, and says what is likely to be wrong."""
 
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 import torch
+from families import GROUPED, save_config, with_sizes
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.geometry.proof import (
@@ -32,15 +34,12 @@ def probed(family_model):
     return geometry_of(model)[0], q.transpose(0, 1), k.transpose(0, 1), plain_scores(scores, torch.float32)
 
 
-def test_the_true_description_passes(probed):
+def test_the_true_description_passes_and_of_several_drafts_the_best_the_first_of_equals(probed):
     geometry, q, k, scores = probed
     assert prove([geometry], q, k, scores).error < 1e-5
-
-
-def test_the_best_of_several_drafts_is_taken(probed):
-    geometry, q, k, scores = probed
     wrong = replace(geometry, rope=replace(geometry.rope, pairing="adjacent"))
     assert prove([wrong, geometry], q, k, scores).rope.pairing == "half"
+    assert prove([replace(geometry, window=20), geometry], q, k, scores).window == 20  # of 20 tokens
 
 
 @pytest.mark.parametrize(
@@ -70,11 +69,6 @@ def test_rounding_is_named_where_the_model_has_half_precision(probed, dtype):
     assert ('dtype="float32"' in str(refused.value)) == (dtype == torch.bfloat16)
 
 
-def test_a_draft_is_taken_as_it_is_when_another_fits_as_well(probed):
-    geometry, q, k, scores = probed
-    assert prove([replace(geometry, window=20), geometry], q, k, scores).window == 20
-
-
 @pytest.mark.parametrize(("share", "passes"), [(0.9, True), (1.1, False)])
 def test_the_error_may_be_a_ten_thousandth_of_the_largest_score(probed, share, passes):
     geometry, q, k, scores = probed
@@ -91,11 +85,15 @@ def test_eight_units_of_rounding_are_allowed_below_float32():
     assert (tolerance(torch.float64), tolerance(torch.float32), tolerance(torch.bfloat16)) == (1e-4, 1e-4, 8 * 2**-7)
 
 
-def test_a_key_hidden_beyond_the_mask_is_named_as_such(probed):
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(-torch.inf, "layer 0: it masks other keys than a causal mask would"), (torch.nan, "NaN or inf in the weights")],
+)
+def test_a_key_hidden_beyond_the_mask_and_what_is_no_number_are_named_as_such(probed, value, message):
     geometry, q, k, scores = probed
     scores = scores.clone()
-    scores[2, 9, 4] = -torch.inf
-    with pytest.raises(UnsupportedModelError, match="layer 0: it masks other keys than a causal mask would"):
+    scores[2, 9, 4] = value
+    with pytest.raises(UnsupportedModelError, match=message):
         prove([geometry], q, k, scores)
 
 
@@ -139,12 +137,6 @@ def test_queries_after_rope_are_recognised(probed):
         prove([geometry], q, k, scores)
 
 
-def test_not_a_number_is_refused(probed):
-    geometry, q, k, scores = probed
-    with pytest.raises(UnsupportedModelError, match="NaN or inf in the weights"):
-        prove([geometry], q, k, scores + torch.nan)
-
-
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [([1.01, 0.0], True), ([0.5, 0.5], True), ([1.03, 0.0], False), ([0.5, 2.5], False), ([1.5, -0.5], False)],
@@ -173,10 +165,6 @@ def test_hooks_that_change_the_scores_during_the_probe_are_refused(model):
 
 def test_a_bridge_that_computes_another_rotation_is_refused(tmp_path):
     """TransformerLens 3.9 pairs Cohere's coordinates wrongly, so its Cohere is not Cohere; version 4 mended it."""
-    from importlib.metadata import version
-
-    from families import GROUPED, save_config, with_sizes
-
     directory = save_config(with_sizes("CohereConfig", GROUPED)(), tmp_path)
     if int(version("transformer-lens").split(".")[0]) >= 4:
         assert geometry_of(load_model(directory, "bridge"))[0].rope.pairing == "adjacent"

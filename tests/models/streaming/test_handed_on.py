@@ -85,8 +85,9 @@ def test_layers_with_keys_of_their_own_are_measured_beside_others(tmp_path, caps
         torch.testing.assert_close(capture.pattern, attentions[capture.layer][capture.prompt], atol=1e-5, rtol=1e-4)
 
 
-def test_passes_that_show_no_scores_are_refused(family_model):
-    model = family_model("opt", "bridge")
+@pytest.mark.parametrize("name", NAMES)
+def test_passes_that_show_no_scores_are_refused(family_model, name):
+    model = family_model(name, "bridge")
     hooks = replace_scores(model, lambda capture: capture.scores())
     with pytest.raises(UnsupportedModelError, match=r"layer 0: .*with tl_posgen.streaming"):
         model.run_with_hooks(TOKENS, fwd_hooks=hooks)

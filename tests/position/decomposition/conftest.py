@@ -1,16 +1,11 @@
-"""Shared by the tests of this folder: one report of all measures of the mini model, and measures fed by hand."""
-
-from collections.abc import Callable
+"""Shared by the tests of this folder: one report of all measures of the mini model."""
 
 import pytest
 import torch
-import xarray as xr
 from rotated_heads import captures_of
 
 from tl_posgen.core.engine import analyze
-from tl_posgen.core.measure import Measure, with_token_variants
 from tl_posgen.core.report import Report
-from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import to_prompts
 
@@ -38,16 +33,3 @@ def single(mini, prompts) -> Report:
 def capture(mini, prompts) -> LayerCapture:
     """Layer 1 on the first prompt."""
     return captures_of(mini, prompts[:1], layers=[1])[0]
-
-
-@pytest.fixture(scope="session")
-def collected() -> Callable[..., xr.Dataset]:
-    """(measure, captures) -> the dataset of a measure that was fed these."""
-
-    def dataset_of(measure: Measure, *captures: LayerCapture) -> xr.Dataset:
-        sums = Sums(measure.variables, measure.labels())
-        for one in captures:
-            sums.add_layer(one, with_token_variants(measure.of_layer(one)))
-        return measure.finish(sums)
-
-    return dataset_of

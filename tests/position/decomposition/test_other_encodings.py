@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from captures import collected
 from drawn import token_ids
 from rotated_heads import captures_of
 
@@ -43,7 +44,7 @@ def test_every_measure_has_numbers_that_its_encoding_allows(reports, name):
     assert (share.sel(part="d") > 0).all() if name == "bloom" else np.allclose(share.sel(part="d"), 0, atol=1e-9)
 
 
-def test_the_slope_of_alibi_is_not_in_the_residual_nor_in_the_mean_key_split_but_in_r(family_model, collected):
+def test_the_slope_of_alibi_is_not_in_the_residual_nor_in_the_mean_key_split_but_in_r(family_model):
     (one,) = captures_of(family_model("bloom"), token_ids(2, 40, seed=1, high=64)[:1], layers=[1])
     captures = one, replace(one, geometry=replace(one.geometry, alibi_slopes=None), _rotated={})
 

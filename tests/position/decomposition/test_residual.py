@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from captures import collected
 from dense_fit import dense_residual
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,7 +78,7 @@ def test_energies_of_prompts_add_up(mini, prompts):
     np.testing.assert_allclose(2 * both["top_share"], one["top_share"] + other["top_share"], rtol=1e-6)
 
 
-def test_heads_taken_a_few_at_a_time_are_the_same(capture, collected, data, monkeypatch):
+def test_heads_taken_a_few_at_a_time_are_the_same(capture, data, monkeypatch):
     monkeypatch.setattr(residual, "ENTRIES", 3 * N**2)
     again, whole = collected(Residual(), capture), data.sel(layer=[1])
     for name in ("share", "top_share"):
@@ -88,7 +89,7 @@ def test_heads_taken_a_few_at_a_time_are_the_same(capture, collected, data, monk
 
 
 @pytest.fixture
-def of_scores(collected):
+def of_scores():
     """scores [query, key] -> the result of such a head without RoPE: key j is the j-th unit vector."""
 
     def result_of(scores: torch.Tensor) -> Result:
@@ -101,14 +102,11 @@ def of_scores(collected):
     return result_of
 
 
-def test_an_additive_head_leaves_nothing_and_has_no_shape(of_scores):
+def test_an_additive_head_leaves_nothing_and_has_no_shape_and_one_of_constant_rows_no_share(of_scores):
     i = torch.arange(12.0)
     found = of_scores(torch.cos(i[:, None] - i) + 3 * i[:, None].sin() - i.sqrt()).sel(tokens="all")
     assert found["share"].item() < 1e-10
     assert found["top_share"].isnull().all()
-
-
-def test_a_head_of_constant_rows_has_no_share(of_scores):
     found = of_scores(torch.arange(12.0)[:, None].expand(12, 12))
     assert found.own["share"].isnull().all()
     assert "not defined" in found.findings()[0]

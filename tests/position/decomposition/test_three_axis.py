@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from captures import collected
 
 import tl_posgen
 from tl_posgen.core.engine import analyze
-from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import MeanKey, ThreeAxis
@@ -40,7 +40,7 @@ def test_fits_of_a_layer_are_those_of_its_scores(single, capture):
         *({"weights": "attention"}, {"weights": "attention", "ridge": 0.1}),
     ],
 )
-def test_options_change_the_fit_that_they_name(capture, collected, options):
+def test_options_change_the_fit_that_they_name(capture, options):
     found, fit = collected(ThreeAxis(**options), capture), fit_capture(capture, **options)[0]
     np.testing.assert_allclose(found["r"].sel(tokens="all").squeeze("layer"), fit.r)
     np.testing.assert_allclose(found["a"].squeeze("layer"), fit.a)
@@ -131,13 +131,6 @@ def test_scores_that_rounding_made_say_nothing():
     assert "attention_examples" in report  # and nothing was lost
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("weights", [(1.0, 0.0), (-1.0,), "near"], ids=str)
-def test_weights_that_cannot_be_are_refused(weights):
-    with pytest.raises(InputError, match=r"three_axis: weights = .*: give a list, each a number above 0 or "):
-        ThreeAxis(weights=weights)
-
-
 def test_noise_reaches_what_iid_r_says(result):
     assert float(result.own["iid_r"].mean()) == pytest.approx(np.sqrt((3 * 64 - 4) / (64 * 65 / 2 - 1)))
 
@@ -145,7 +138,7 @@ def test_noise_reaches_what_iid_r_says(result):
 # The mean-key split
 
 
-def test_r_is_that_of_q_and_k_before_rope(capture, collected):
+def test_r_is_that_of_q_and_k_before_rope(capture):
     found = collected(MeanKey(d0=7, distances=(0, 2.5)), capture).squeeze("layer")
     geometry = capture.geometry
     assert found["d0"].values.tolist() == [0, 2.5, 7]

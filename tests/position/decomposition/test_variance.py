@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from captures import collected
 from rotated_heads import captures_of
 
 import tl_posgen
@@ -44,7 +45,7 @@ def test_shares_are_those_of_all_tokens_of_all_prompts(mini, prompts, result, to
     np.testing.assert_allclose(found["mean_energy"].sel(side="k"), moments.k.mean_energy, rtol=1e-5)
 
 
-def test_distances_and_weights_are_those_asked_for(capture, collected):
+def test_distances_and_weights_are_those_asked_for(capture):
     few = collected(Variance(n_distances=5, weights="causal"), capture)
     geometry = capture.geometry
     moments = TripleMoments.from_qk(capture.q, capture.k, geometry.rope, first_token=False)
@@ -86,7 +87,7 @@ def test_too_few_attached_prompts_are_refused(mini):
 
 
 @pytest.mark.longer
-def test_places_of_queries_and_keys_are_those_that_vectors_were_made_with(collected):
+def test_places_of_queries_and_keys_are_those_that_vectors_were_made_with():
     """Without RoPE, places and text of queries and keys independent: the share of places alone is that of the true
     place vectors' scores, and of the text of one side's variance."""
     n, n_tokens, generator = 16, 64, torch.Generator().manual_seed(0)

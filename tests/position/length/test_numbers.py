@@ -60,16 +60,13 @@ def test_moments_of_prompts_add_up_to_those_of_their_outputs():
     torch.testing.assert_close(total.norm / total.n, joined.norm(dim=-1).mean(-1))
 
 
-def test_axes_are_the_fewest_that_hold_the_share_of_variance():
+def test_axes_are_the_fewest_that_hold_the_share_of_variance_and_none_without_any():
     axes, along, kept = principal_axes(moments(0), 0.95)
     variance = torch.tensor([16.0, 9, 4, 1, 0.01, 1e-4])
     assert variance[:2].sum() < 0.95 * variance.sum() < variance[:3].sum()
     assert kept.tolist() == [3, 3]
     torch.testing.assert_close(along[:, :3], torch.tensor([[16.0, 9, 4]] * 2).double(), rtol=0.1, atol=0)
     assert not axes[..., 3:].any()
-
-
-def test_axes_without_variance_are_never_kept():
     o = outputs(100, 0)
     o[..., 3:] = 0
     assert principal_axes(OutputMoments.from_outputs(o), 1.0)[2].tolist() == [3, 3]

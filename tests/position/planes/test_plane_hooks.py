@@ -30,11 +30,6 @@ def captured(model, **where):
         return captures_of(model, TOKENS[:1], **where)[0]
 
 
-@pytest.fixture
-def llama(family_model):
-    return family_model("llama")
-
-
 @pytest.mark.parametrize(("name", "backend"), ROTARY)
 def test_strength_zero_changes_nothing_and_every_edit_does(family_model, name, backend):
     model = family_model(name, backend)

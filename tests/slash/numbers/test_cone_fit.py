@@ -20,12 +20,17 @@ def inputs_on_a_cone(angle=0.4, n=60):
     return torch.cat([along, math.sin(angle) * around], dim=-1)
 
 
-def test_cone_built_by_hand_is_found():
+def test_a_cone_built_by_hand_is_found_and_inputs_in_random_directions_lie_on_none():
     found = fit_cone(inputs_on_a_cone(angle=0.4))
     torch.testing.assert_close(found.axis, torch.eye(D_MODEL, dtype=torch.float64)[0])
     assert found.cosine.mean().item() == pytest.approx(math.cos(0.4))
     assert found.cosine.std(correction=0).item() == pytest.approx(0, abs=1e-7)
     assert found.r1.item() == pytest.approx(math.cos(0.4) ** 2)
+    found = fit_cone(normal(500, D_MODEL))
+    assert found.cosine.mean() < 0.2
+    assert found.r1 < 3 / D_MODEL
+    inputs = normal(30, D_MODEL) + 0.5
+    torch.testing.assert_close(fit_cone(inputs).r1, rank_one_share(inputs))
 
 
 def test_gain_is_one_on_average_over_random_axes():
@@ -47,11 +52,3 @@ def test_the_bias_share_is_of_the_energies_of_both_parts():
     free, energy = bias.expand(40, 2, 8).square().sum((0, 2)), (inputs @ weight).square().sum((1, 2))
     torch.testing.assert_close(bias_share(inputs, weight, bias), free / (free + energy))
     assert bias_share(inputs, weight, None).tolist() == [0, 0]
-
-
-def test_inputs_in_random_directions_lie_on_no_cone():
-    found = fit_cone(normal(500, D_MODEL))
-    assert found.cosine.mean() < 0.2
-    assert found.r1 < 3 / D_MODEL
-    inputs = normal(30, D_MODEL) + 0.5
-    torch.testing.assert_close(fit_cone(inputs).r1, rank_one_share(inputs))

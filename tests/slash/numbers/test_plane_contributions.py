@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tl_posgen.errors import InputError
 from tl_posgen.rope.frequency_bands import bands_by_thirds
 from tl_posgen.rope.rotation import Rope, complex_frequencies, complex_planes, inverse_frequencies, rotate
-from tl_posgen.slash.numbers.ablations import ablate, drop, keep, without_rotation
+from tl_posgen.slash.numbers.ablations import ablate, drop, keep
 from tl_posgen.slash.numbers.plane_contributions import (
     match_profiles,
     plane_contributions,
@@ -141,12 +141,3 @@ def test_score_of_a_profile_with_huge_logits_is_finite():
     score = score_of_profile(logit)
     assert score[0, 200].item() == pytest.approx(1)
     assert score.isfinite().all()
-
-
-def test_the_mask_of_a_band_goes_to_the_device_of_what_it_is_taken_of():
-    """PyTorch refuses operands on "meta" and the CPU, as on accelerators."""
-    rope, band = Rope(torch.ones(2)), torch.tensor([True, False])
-    x = torch.empty(1, 3, 6, device="meta")
-    for function in (drop, keep):
-        assert function(x, rope, band).device.type == "meta"
-    assert without_rotation(Rope(torch.ones(2, device="meta")), band).inv_freq.device.type == "meta"

@@ -80,14 +80,11 @@ def test_the_first_token_left_out_is_the_text_without_it(window):
         torch.testing.assert_close(one[1], other[0], equal_nan=True)
 
 
-def test_constant_keys_and_planes_that_never_turn_split_exactly():
+def test_constant_keys_and_planes_that_never_turn_split_exactly_and_constant_scores_have_no_r():
     q, k = random_qk()
     for keys, rope in ((k[:, :1].expand_as(k), HALF), (k, Rope(torch.zeros(4, dtype=torch.float64)))):
         r, _ = mean_key_r(q, keys, rope, 0.3, [1000])
         torch.testing.assert_close(r[0], torch.ones(1, 2, dtype=torch.float64), atol=1e-5, rtol=0)
-
-
-def test_constant_scores_have_no_r():
     ones = torch.ones(1, 10, 8)
     assert mean_key_r(ones, ones, Rope(), 1.0, [0])[0].isnan().all()
 

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from captures import collected
 from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -160,7 +161,7 @@ TURNING = [Rope(inverse_frequencies(6, 50.0)), Rope(inverse_frequencies(4, 50.0)
 
 @pytest.mark.parametrize(("tokens", "first_token"), [("all", True), ("without first", False)])
 @pytest.mark.parametrize("weights", ["uniform", "causal"])
-def test_it_is_that_of_the_measure(capture, collected, tokens, first_token, weights):
+def test_it_is_that_of_the_measure(capture, tokens, first_token, weights):
     expected = collected(Variance(weights=weights), capture).sel(tokens=tokens)["interaction"].values[0]
     rope = capture.geometry.rope
     found = interaction_share(capture.q, capture.k, rope, weights=weights, first_token=first_token)
