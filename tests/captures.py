@@ -29,8 +29,8 @@ def run(model, tokens, needs=EVERYTHING, **options) -> list[LayerCapture]:
 def collected(measure: Measure, *captures: LayerCapture) -> xr.Dataset:
     """Return the dataset of a measure that was fed these."""
     sums = Sums(measure.variables, measure.labels())
-    for one in captures:
-        sums.add_layer(one, with_token_variants(measure.of_layer(one)))
+    for one, values in zip(captures, measure.of_layers([measure.of_layer(one) for one in captures]), strict=True):
+        sums.add_layer(one, with_token_variants(values))
     return measure.finish(sums)
 
 

@@ -72,6 +72,9 @@ def on_host(value: Any, *, wait: bool = True) -> Any:
     return value
 
 
+WAITING, WAITING_ON_ACCELERATOR = 2**15, 2**19  # heads x tokens of layers that `of_layers` is given at once: measured
+
+
 class Feed:
     """Gives every captured layer to every measure, and adds up what they compute in groups of prompts.
 
@@ -93,7 +96,10 @@ class Feed:
         self._edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
         self._edited_patterns: set[int] = set()  # layers whose pattern is not the softmax of its scores
         self._proved = True
-        self._copies: tuple[_LayerKey, Mapping[str, Any], Any] | None = None  # the last layer's, on their way
+        self._waiting: dict[str, list[tuple[_LayerKey, Any]]] = {measure.name: [] for measure in measures}
+        self._copies: list[tuple[str, _LayerKey, Mapping[str, Any]]] = []  # on their way to the host
+        self._copied: Any = None  # the event after the last of them
+        self._device: Any = None  # of the last layer
 
     def __call__(self, capture: LayerCapture) -> None:
         capture.prompt += self.first_prompt
@@ -104,25 +110,40 @@ class Feed:
             self._edits.setdefault(capture.layer, capture.why)
         if capture.edited_pattern:
             self._edited_patterns.add(capture.layer)
-        layer_by_layer = (one for one in self.measures if type(one).of_layer is not Measure.of_layer)
-        values = {measure.name: _values_of(measure, capture) for measure in layer_by_layer}
+        if capture.device != self._device:  # the layers of a model may lie on several
+            self._complete()
+            self._device = capture.device
+        found = {one.name: one.of_layer(capture) for one in self.measures if type(one).of_layer is not Measure.of_layer}
         self.add_copies()
-        copies = {name: on_host(of_one, wait=False) for name, of_one in values.items()}
         place = _LayerKey(capture.layer, capture.geometry, list(capture.heads), capture.prompt, capture.length)
-        is_cuda = capture.device.type == "cuda"  # which copies into pinned memory while it computes
-        self._copies = place, copies, torch.cuda.current_stream(capture.device).record_event() if is_cuda else None
-        if capture.device.type == "cpu":  # nothing to wait for
+        self._n_layers[place.prompt] = self._n_layers.get(place.prompt, 0) + 1
+        for name, of_one in found.items():
+            self._waiting[name].append((place, of_one))
+        self._complete(WAITING if capture.device.type == "cpu" else WAITING_ON_ACCELERATOR)
+        if self._copied is None:  # nothing to wait for
             self.add_copies()
 
+    def _complete(self, enough: int = 0) -> None:
+        """Start to copy to the host the values of layers that wait, of measures that wait for no more of them."""
+        for measure in self.measures:
+            waiting = self._waiting[measure.name]
+            waits = type(measure).of_layers is not Measure.of_layers
+            if not waiting or (waits and sum(len(key.heads) * key.length for key, _ in waiting) < enough):
+                continue
+            keys, found = zip(*waiting, strict=True)
+            for key, values in zip(keys, measure.of_layers(found), strict=True):
+                self._copies.append((measure.name, key, on_host(_checked(measure, key, values), wait=False)))
+            waiting.clear()
+        if self._copies and self._device.type == "cuda":  # which copies into pinned memory while it computes
+            self._copied = torch.cuda.current_stream(self._device).record_event()
+
     def add_copies(self) -> None:
-        """Add the values of the last layer, which were copied to the host while the next one was computed."""
-        if self._copies is not None:
-            (place, copies, copied), self._copies = self._copies, None
-            if copied is not None:  # it is already, once the host has waited for a later result
-                copied.synchronize()
-            for name, values in copies.items():
-                self._groups[name].sums_of(place.prompt).add_layer(place, values)
-            self._n_layers[place.prompt] = self._n_layers.get(place.prompt, 0) + 1
+        """Add the values that were copied to the host while the next layer was computed."""
+        if self._copied is not None:  # they are there already, once the host has waited for a later result
+            self._copied.synchronize()
+        for name, place, values in self._copies:
+            self._groups[name].sums_of(place.prompt).add_layer(place, values)
+        self._copies, self._copied = [], None
 
     def add_logits(
         self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"], session: Session
@@ -145,6 +166,7 @@ class Feed:
         """
         if not self.prompts:
             raise InputError("no forward pass was captured: run the model on tokens inside the `with` block")
+        self._complete()
         self.add_copies()
         if short := [prompt for prompt in self.prompts if self._n_layers.get(prompt, 0) < n_layers]:
             n = self._n_layers.get(short[0], 0)
@@ -166,9 +188,9 @@ class Feed:
         return found
 
 
-def _values_of(measure: Measure, capture: LayerCapture) -> Mapping[str, Any]:
-    """Return what `of_layer` of a measure gives; refuse another shape than that of its variables' dims."""
-    values, n_heads = with_token_variants(measure.of_layer(capture)), len(capture.heads)
+def _checked(measure: Measure, key: _LayerKey, found: Any) -> Mapping[str, Any]:
+    """Return the values of a layer, both token variants in one; refuse another shape than that of the dims declared."""
+    values, n_heads = with_token_variants(found), len(key.heads)
     if measure.name in BUILT_IN:  # ours are tested
         return values
     for name, value in values.items():
@@ -185,6 +207,6 @@ def _values_of(measure: Measure, capture: LayerCapture) -> Mapping[str, Any]:
             told = 'with the dim "tokens" give a pair of mappings, of all tokens and without the first one'
             raise InputError(
                 f"{measure.name}: of_layer gives {name} with the shape {shape}, and the dims of its Variable are "
-                f"[{', '.join(dims)}], {n_heads} heads in layer {capture.layer}; {told}, else one mapping"
+                f"[{', '.join(dims)}], {n_heads} heads in layer {key.layer}; {told}, else one mapping"
             )
     return values

@@ -91,7 +91,8 @@ class Measure:
     instance gives its `Result`.
 
     A measure defines `of_layer`, from one layer of one prompt to arrays that are averaged over prompts (or to objects
-    with a `+`), in the forward pass that all measures share; or `of_model`, which runs the model itself; or both.
+    with a `+`), in the forward pass that all measures share; or `of_model`, which runs the model itself; or both. What
+    is faster for several layers at once is a second step, `of_layers`.
 
     The class docstring is the measure's description: its first paragraph the formula, its second the explanation shown
     on pages, then `Args:` (the options), `Source:` and `Example:`.
@@ -216,6 +217,12 @@ class Measure:
         A pair of such mappings, of all tokens and without the first one, fills the dim "tokens" of what both have.
         """
         raise NotImplementedError
+
+    def of_layers(self, found: Sequence[Any]) -> Sequence[Any]:
+        """Return what `of_layer` describes, of several layers and prompts, from what `of_layer` gave of each; as they
+        are, unless overridden. For many small operations, which take an accelerator as long for one layer as for ten.
+        """
+        return found
 
     def of_logits(self, tokens: Tensor, logits: Tensor, session: "Session") -> Mapping[str, Any]:
         """Return, by name, arrays of the logits [pos, vocabulary] of one prompt, which ran in this session; for

@@ -72,6 +72,14 @@ def fits_of(moments: PairMoments, **how: Any) -> tuple[ThreeAxisFit, ThreeAxisFi
     return fit_three_axis(moments, **how), None if without is None else fit_three_axis(without, **how)
 
 
+def _values_of(full: ThreeAxisFit, rest: ThreeAxisFit | None) -> dict[str, Tensor]:
+    """Return the variables of fits with and without the first token, NaN where nothing is left without it."""
+    own = torch.stack([full.r, full.r_within_rows, full.std_within_rows])
+    others = own * torch.nan if rest is None else torch.stack([rest.r, rest.r_within_rows, rest.std_within_rows])
+    r, within, std = torch.stack([own, others], 1)
+    return {"r": r, "r_within_rows": within, "std": std, "a": full.a, "b": full.b, "c": full.c, "iid_r": full.iid_r}
+
+
 def shuffled(scores: Float[Tensor, "head query key"]) -> Float[Tensor, "head query key"]:
     """Return the scores with the visible ones of every head in an order drawn with seed 0."""
     visible = scores[0] != -torch.inf
@@ -171,14 +179,27 @@ class ThreeAxis(Measure):
         "none": "a(i - j) is what texts themselves have in common at a distance, such as near tokens being alike.",
     }
 
-    def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        full, rest = layer.once(fit_capture) if self == ThreeAxis() else fit_capture(layer, **asdict(self))
-        of_all, without = (
-            {"r": fit.r, "r_within_rows": fit.r_within_rows, "std": fit.std_within_rows} for fit in (full, rest or full)
-        )
-        if rest is None:
-            without = {name: torch.full_like(one, torch.nan) for name, one in without.items()}
-        return of_all | {"a": full.a, "b": full.b, "c": full.c, "iid_r": full.iid_r}, without
+    def of_layer(self, layer: LayerCapture) -> Any:
+        if isinstance(self.weights, str):
+            return fit_capture(layer, **asdict(self))
+        return layer.once(pair_moments_of) if self.weights is None else pair_moments_of(layer, self.weights)
+
+    def of_layers(self, found: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+        if isinstance(self.weights, str):
+            return [_values_of(*fits) for fits in found]
+        alike: dict[CausalPairs, list[int]] = {}
+        for number, moments in enumerate(found):
+            alike.setdefault(moments.pairs, []).append(number)
+        values: dict[int, dict[str, Tensor]] = {}
+        for numbers in alike.values():
+            some = [found[number] for number in numbers]
+            of_all = _values_of(*fits_of(PairMoments.joined(some), ridge=self.ridge, gauge=self.gauge))
+            sizes = [len(moments.within_rows) for moments in some]
+            parts = {
+                name: one.split(sizes, self.variables[name].dims.index("head") - 1) for name, one in of_all.items()
+            }
+            values |= {n: {name: part[at] for name, part in parts.items()} for at, n in enumerate(numbers)}
+        return [values[number] for number in range(len(found))]
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data, why, lengths = sums.means(), "", sorted(set(sums.lengths.values()))

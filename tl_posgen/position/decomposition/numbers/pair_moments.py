@@ -40,6 +40,15 @@ class PairMoments:
     within_rows: Float[Tensor, " head"]
     without_first_token: "PairMoments | None" = None
 
+    @classmethod
+    def joined(cls, parts: Sequence["PairMoments"]) -> "PairMoments":
+        """Return the moments of all heads of several layers, over the same pairs."""
+        if len(parts) == 1:
+            return parts[0]
+        rests = [one.without_first_token for one in parts if one.without_first_token is not None]
+        sums, within = torch.cat([one.sums for one in parts], 1), torch.cat([one.within_rows for one in parts])
+        return cls(parts[0].pairs, sums, within, cls.joined(rests) if rests else None)
+
     @cached_property
     def mean(self) -> Float[Tensor, " head"]:
         return self.sums[2].sum(-1) / self.pairs.total
