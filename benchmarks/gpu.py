@@ -143,7 +143,7 @@ def table_of_kernels(heads: int, d_head: int, lengths: list[int], rounds: int, c
 
 def kernels(q: torch.Tensor, k: torch.Tensor) -> dict[str, tuple[Callable[[], object], int]]:
     """name -> what is timed, and the bytes that it has to read."""
-    from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+    from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_products
     from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
     from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
     from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
@@ -157,7 +157,7 @@ def kernels(q: torch.Tensor, k: torch.Tensor) -> dict[str, tuple[Callable[[], ob
         "pair_moments": (lambda: pair_moments(q, k, scale), both),
         "fit_three_axis": (lambda: fit_three_axis(moments), 8 * moments.sums.numel()),
         "TripleMoments": (lambda: TripleMoments.from_qk(q, k, rope), both),
-        "mean_key_r": (lambda: mean_key_r(q, k, rope, scale, [0, 64, 1000], scores=moments), both),
+        "mean_key_r": (lambda: mean_key_products(q, k, rope, scale, [0, 64, 1000], scores=moments).correlation(), both),
     }
 
 

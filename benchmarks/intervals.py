@@ -37,7 +37,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, read_text, to_prompts
-from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_products
 from tl_posgen.position.decomposition.numbers.variance_shares import Spread, TripleMoments, variance_shares
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.decomposition.variance import triple_moments_of
@@ -79,7 +79,9 @@ def kinds_of(model, tokens) -> dict[str, Kind]:
         geometry[:] = [where]
         own = {"r": layer.once(fit_capture)[0].r, "slash": layer.once(statistics_of).score[0, :, : LENGTH // 2]}
         rotated = {"rotated": (layer.rotated_q, layer.rotated_k), "scores": None}
-        own["split"] = mean_key_r(layer.q, layer.k, where.rope, where.scale, [D0], **rotated)[0][0, 0]
+        own["split"] = mean_key_products(layer.q, layer.k, where.rope, where.scale, [D0], **rotated).correlation()[0][
+            0, 0
+        ]
         for side, spread in (("q", moments.q), ("k", moments.k)):
             about_zero = spread.second_moments
             own |= {f"mean_{side}": spread.mean, f"conjugate_{side}": about_zero.conjugate}

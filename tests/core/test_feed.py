@@ -5,10 +5,13 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+import xarray as xr
 
 import tl_posgen
 from tl_posgen import Measure, Variable
+from tl_posgen.core import feed
 from tl_posgen.errors import InputError
+from tl_posgen.position import MeanKey, ThreeAxis
 from tl_posgen.progress import Passes
 
 TOKENS = torch.arange(5, 25)[None]
@@ -46,6 +49,19 @@ def test_a_measure_may_overwrite_its_tensors(mini):
     torch.testing.assert_close(
         torch.tensor(found["energy"].own["energy"].values), torch.stack(energies).double(), rtol=1e-6, atol=0
     )
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "bloom"])  # with a window, and with ALiBi
+def test_layers_that_are_computed_at_once_have_their_own_numbers(family_model, monkeypatch, family):
+    model, found = family_model(family), []
+    prompts = [torch.arange(n)[None] for n in (30, 12, 30, 2)]
+    measures = [ThreeAxis(), ThreeAxis(ridge=0.5), MeanKey()]
+    for waiting in (1, 100, 10**9):  # a layer, some and all of them at once
+        monkeypatch.setattr(feed, "WAITING", waiting)
+        found.append([one(model, prompts, null_seeds=(), progress=False).own for one in measures])
+    for alone, *others in zip(*found, strict=True):
+        for together in others:
+            xr.testing.assert_allclose(alone, together, rtol=1e-10)
 
 
 def test_a_layer_in_which_a_measure_failed_is_in_no_report(mini):

@@ -51,7 +51,8 @@ def sums_over_band(q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head p
     for q_part, k_part in zip(q.mT.split(group, 1), k.mT.split(group, 1), strict=True):  # a few coordinates at a time
         spectrum += torch.linalg.vecdot(torch.fft.rfft(k_part, length), torch.fft.rfft(q_part, length), dim=1)
     distance = torch.fft.irfft(spectrum)[:, :n]
-    distance[:, width:] = 0
+    if width < n:
+        distance[:, width:] = 0
     return distance, query, key, squares
 
 
@@ -64,7 +65,10 @@ def weighted_sums_over_band(
     the distances that have a weight of their own; the rest is one weight times the sums over the band.
     """
     *near, far = weights
-    distance, query, key, squares = (far * x for x in sums_over_band(q, k, width))
+    sums = sums_over_band(q, k, width)
+    if not near and far == 1:
+        return sums
+    distance, query, key, squares = (far * x for x in sums)
     (heads, n, _), reach = q.shape, min(len(near), q.shape[1])
     own, index = torch.tensor(near, dtype=DOUBLE, device=q.device) - far, torch.arange(n, device=q.device)
     step = max(CHUNK, min(reach, elements_at_once(q.device, WORKING_SET) // (heads * max(reach, 1))))

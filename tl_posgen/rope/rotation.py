@@ -126,13 +126,24 @@ def rotate(
         >>> rotate(torch.tensor([[1.0, 0.0]]), torch.tensor([1.0]), rope).round(decimals=6).tolist()
         [[0.0, 1.0]]
     """
-    if not rope.rotary_dim:
-        return at_least_float32(x).expand(*x.shape[:-2], len(positions), -1)
-    z = to_planes(x, rope)
+    return rotate_by(x, turns_at(positions, rope), rope)
+
+
+def turns_at(positions: Real[Tensor, " pos"], rope: Rope) -> Complex[Tensor, "pos plane"]:
+    """Return scaling exp(i theta_m p), by which plane m at position p is rotated; angles are computed in float64."""
     angles = double(positions)[:, None]
     angles = angles * double(rope.inv_freq).to(angles.device)
-    turn = torch.polar(torch.full_like(angles, rope.scaling), angles)
-    return from_planes(z * turn.to(z.dtype).to(z.device), x[..., rope.rotary_dim :], rope)
+    return torch.polar(torch.full_like(angles, rope.scaling), angles)
+
+
+def rotate_by(
+    x: Float[Tensor, "*batch #pos d_head"], turns: Complex[Tensor, "pos plane"], rope: Rope
+) -> Float[Tensor, "*batch pos d_head"]:
+    """Return x rotated as `rotate` does, by what `turns_at` gives for the positions."""
+    if not rope.rotary_dim:
+        return at_least_float32(x).expand(*x.shape[:-2], len(turns), -1)
+    z = to_planes(x, rope)
+    return from_planes(z * turns.to(z.dtype).to(z.device), x[..., rope.rotary_dim :], rope)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

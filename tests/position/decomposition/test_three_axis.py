@@ -11,7 +11,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import MeanKey, ThreeAxis
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_products
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
@@ -142,7 +142,7 @@ def test_r_is_that_of_q_and_k_before_rope(capture):
     found = collected(MeanKey(d0=7, distances=(0, 2.5)), capture).squeeze("layer")
     geometry = capture.geometry
     assert found["d0"].values.tolist() == [0, 2.5, 7]
-    both = mean_key_r(capture.q, capture.k, geometry.rope, geometry.scale, [0, 2.5, 7])
+    both = mean_key_products(capture.q, capture.k, geometry.rope, geometry.scale, [0, 2.5, 7]).correlation()
     for name, expected in zip(("r", "r_within_rows"), both, strict=True):
         np.testing.assert_allclose(found[name].transpose("tokens", "d0", "head"), expected, atol=1e-6)
 

@@ -279,19 +279,21 @@ def _difference(
     positions, geometry = capture.query_positions[rows], capture.geometry
     q, k = capture.rotated_q[:, rows], capture.rotated_k
     recomputed = scores_from(q, k, geometry, capture.heads, positions)
-    n_seen, used = (used != -torch.inf).sum(), used[..., span]
+    whole, used = used, used[..., span]
     seen = used != -torch.inf
-    masked = (seen != (recomputed != -torch.inf)) | (n_seen > seen.sum())
+    masked = seen != (recomputed != -torch.inf)
+    if used.shape[-1] < whole.shape[-1]:  # padding
+        masked = masked | ((whole != -torch.inf).sum() > seen.sum())
     used = without_row_offsets(used, q, k, geometry, positions)
-    error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
+    error = (recomputed - used).abs().masked_fill(~seen, 0)
     fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
     # scale max |q| max |k| d_head < 1e15: no score is NaN, and its square is far from float32's largest number
-    largest = capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1]
+    largest = capture.q.norm(torch.inf) * capture.k.norm(torch.inf) * capture.q.shape[-1]
     finite = largest * max(1.0, geometry.scale) < _SURELY_FINITE
     fine, capture.finite = torch.stack([fine, finite]).tolist()
     if fine:
         return "", False
-    hidden = bool(masked.any())
+    hidden, error = bool(masked.any()), error.nan_to_num(torch.inf)
     head, row, _ = map(int, torch.unravel_index((masked.float() if hidden else error).argmax(), error.shape))
     differs = "sees other keys than its mask gives"
     if not hidden:

@@ -7,13 +7,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Real
+from jaxtyping import Complex, Float, Int, Real
 from torch import Tensor
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
 from tl_posgen.models.layers.projections import Projections
-from tl_posgen.rope.rotation import rotate
+from tl_posgen.rope.rotation import rotate_by, turns_at
 
 PER_HEAD = ("q", "k", "v", "attn_scores", "pattern")
 PARTS = ("resid", *PER_HEAD)  # that hooks carry
@@ -112,16 +112,20 @@ class LayerCapture:
     def query_positions(self) -> Int[Tensor, " query"]:
         return self.positions[-self.q.shape[1] :]
 
+    @cached_property
+    def _turns(self) -> Complex[Tensor, "pos plane"]:
+        return turns_at(self.positions, self.geometry.rope)
+
     @property
     def rotated_q(self) -> Float[Tensor, "head query d_head"]:
         if "q" not in self._rotated:
-            self._rotated["q"] = rotate(self.q, self.query_positions, self.geometry.rope)
+            self._rotated["q"] = rotate_by(self.q, self._turns[-self.q.shape[1] :], self.geometry.rope)
         return self._rotated["q"]
 
     @property
     def rotated_k(self) -> Float[Tensor, "head pos d_head"]:
         if "k" not in self._rotated:
-            self._rotated["k"] = rotate(self.k, self.positions, self.geometry.rope)
+            self._rotated["k"] = rotate_by(self.k, self._turns, self.geometry.rope)
         return self._rotated["k"]
 
     def scores(self, n: int | None = None) -> Float[Tensor, "head query key"]:

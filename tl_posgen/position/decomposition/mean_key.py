@@ -13,7 +13,8 @@ from tl_posgen.core.options import NonNegative
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.session import session_of
-from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.all_layers import of_all_layers
+from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_products
 from tl_posgen.position.decomposition.three_axis import pair_moments_of
 from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import lines
@@ -84,15 +85,18 @@ class MeanKey(Measure):
     def usual(self) -> Mapping[str, Any]:
         return {"d0": self.headline}
 
-    def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
+    def of_layer(self, layer: LayerCapture) -> Any:
         geometry = layer.geometry
-        r, within_rows = mean_key_r(
+        return mean_key_products(
             *(layer.q, layer.k, geometry.rope, geometry.scale, self.labels()["d0"]),
             window=geometry.window,
             rotated=(layer.rotated_q, layer.rotated_k),
             scores=layer.once(pair_moments_of) if geometry.bilinear else None,
         )
-        return {"r": r.mT, "r_within_rows": within_rows.mT}
+
+    def of_layers(self, found: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+        names = "r", "r_within_rows"
+        return of_all_layers(self, found, lambda products: dict(zip(names, products.correlation().mT, strict=True)))
 
     def findings(self, own: Numbers) -> list[str]:
         return [

@@ -17,6 +17,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.position.decomposition.all_layers import of_all_layers
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_rows
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights, refuse_long
@@ -187,19 +188,8 @@ class ThreeAxis(Measure):
     def of_layers(self, found: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
         if isinstance(self.weights, str):
             return [_values_of(*fits) for fits in found]
-        alike: dict[CausalPairs, list[int]] = {}
-        for number, moments in enumerate(found):
-            alike.setdefault(moments.pairs, []).append(number)
-        values: dict[int, dict[str, Tensor]] = {}
-        for numbers in alike.values():
-            some = [found[number] for number in numbers]
-            of_all = _values_of(*fits_of(PairMoments.joined(some), ridge=self.ridge, gauge=self.gauge))
-            sizes = [len(moments.within_rows) for moments in some]
-            parts = {
-                name: one.split(sizes, self.variables[name].dims.index("head") - 1) for name, one in of_all.items()
-            }
-            values |= {n: {name: part[at] for name, part in parts.items()} for at, n in enumerate(numbers)}
-        return [values[number] for number in range(len(found))]
+        how = {"ridge": self.ridge, "gauge": self.gauge}
+        return of_all_layers(self, found, lambda moments: _values_of(*fits_of(moments, **how)))
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data, why, lengths = sums.means(), "", sorted(set(sums.lengths.values()))

@@ -9,7 +9,7 @@ from rotated_heads import ROTATING
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers import mean_key_split
-from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_products
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
 from tl_posgen.rope.rotation import Rope, rotate
 from tl_posgen.rope.splits import point_mass, split_scores
@@ -42,7 +42,7 @@ def expected_r(*args, **how) -> torch.Tensor:
 def test_r_is_that_of_the_explicit_split(rope):
     q, k = random_qk()
     distances = (0, 2.5, 1000)
-    found = mean_key_r(q, k, rope, 0.3, distances)
+    found = mean_key_products(q, k, rope, 0.3, distances).correlation()
     for r, r_within_rows, d0 in zip(*(one[0] for one in found), distances, strict=True):
         torch.testing.assert_close(r, expected_r(q, k, rope, d0), atol=1e-6, rtol=0)
         torch.testing.assert_close(r_within_rows, expected_r(q, k, rope, d0, rows=True), atol=1e-6, rtol=0)
@@ -63,7 +63,7 @@ def test_r_within_windows_is_that_of_the_explicit_split(n, window, d0, seed, for
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mean_key_split, "FORMED", formed)
         patch.setattr(mean_key_split, "SCORES_AT_ONCE", at_once)
-        r, _ = mean_key_r(q, k, HALF, 0.3, [d0], window=window)
+        r, _ = mean_key_products(q, k, HALF, 0.3, [d0], window=window).correlation()
     for found, first in ((r[0, 0], 0), (r[1, 0], 1)):
         case = q[:, first:], k[:, first:], HALF, d0
         pairs = explicit_pairs(*case, window=window)  # a few may be nearly alike: rounding to float32 counts for more
@@ -74,8 +74,8 @@ def test_r_within_windows_is_that_of_the_explicit_split(n, window, d0, seed, for
 @pytest.mark.parametrize("window", [None, 1, 2, 7, 28, 29, 30, 40])
 def test_the_first_token_left_out_is_the_text_without_it(window):
     q, k = random_qk()
-    found = mean_key_r(q, k, HALF, 0.3, [3], window=window)
-    alone = mean_key_r(q[:, 1:], k[:, 1:], HALF, 0.3, [3], window=window)
+    found = mean_key_products(q, k, HALF, 0.3, [3], window=window).correlation()
+    alone = mean_key_products(q[:, 1:], k[:, 1:], HALF, 0.3, [3], window=window).correlation()
     for one, other in zip(found, alone, strict=True):  # r, and r within rows
         torch.testing.assert_close(one[1], other[0], equal_nan=True)
 
@@ -83,10 +83,10 @@ def test_the_first_token_left_out_is_the_text_without_it(window):
 def test_constant_keys_and_planes_that_never_turn_split_exactly_and_constant_scores_have_no_r():
     q, k = random_qk()
     for keys, rope in ((k[:, :1].expand_as(k), HALF), (k, Rope(torch.zeros(4, dtype=torch.float64)))):
-        r, _ = mean_key_r(q, keys, rope, 0.3, [1000])
+        r, _ = mean_key_products(q, keys, rope, 0.3, [1000]).correlation()
         torch.testing.assert_close(r[0], torch.ones(1, 2, dtype=torch.float64), atol=1e-5, rtol=0)
     ones = torch.ones(1, 10, 8)
-    assert mean_key_r(ones, ones, Rope(), 1.0, [0])[0].isnan().all()
+    assert mean_key_products(ones, ones, Rope(), 1.0, [0]).correlation()[0].isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_constant_keys_and_planes_that_never_turn_split_exactly_and_constant_sco
 )
 def test_a_single_token_and_distances_below_zero_are_refused(n, distance, message):
     with pytest.raises(InputError, match=message):
-        mean_key_r(*random_qk(n), HALF, 0.3, [distance])
+        mean_key_products(*random_qk(n), HALF, 0.3, [distance]).correlation()
 
 
 def test_moments_that_are_known_are_not_taken_again():
     q, k = random_qk()
     positions = torch.arange(q.shape[1])
     moments = pair_moments(rotate(q, positions, HALF), rotate(k, positions, HALF), 0.3)
-    known, own = (mean_key_r(q, k, HALF, 0.3, [3], scores=scores) for scores in (moments, None))
+    known, own = (mean_key_products(q, k, HALF, 0.3, [3], scores=scores).correlation() for scores in (moments, None))
     torch.testing.assert_close(known, own)

@@ -143,9 +143,11 @@ class CausalPairs:
         (X'WX x)_t = N_t x_t + the weighted sum of the other two axes over the pairs of t: with x = (a, b, c), the sums
         by distance, query and key of the additive matrix a_{i-j} + b_i + c_j.
         """
-        weights = self.weights(x.device)
-        at_distances = weights * x[1:].sum(0).cumsum(-1).flip(-1)
-        at_tokens = self.over_band(x[1:]).flip(0, -1) + (weights * x[0]).cumsum(-1).flip(-1)
+        of_distances, at_distances = x[0], x[1:].sum(0).cumsum(-1).flip(-1)
+        if not self.unweighted or self.width < self.size:
+            weights = self.weights(x.device)
+            of_distances, at_distances = weights * of_distances, weights * at_distances
+        at_tokens = self.over_band(x[1:]).flip(0, -1) + of_distances.cumsum(-1).flip(-1)
         return torch.cat([at_distances[None], at_tokens]).addcmul_(counts, x)
 
     def consistent(self, sums: Float[Tensor, "axis=3 head size"]) -> Float[Tensor, "axis=3 head size"]:

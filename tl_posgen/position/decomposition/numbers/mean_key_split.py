@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -22,7 +22,45 @@ FORMED, FORMED_ON_ACCELERATOR = 768, 2048  # tokens up to which scores are forme
 SCORES_AT_ONCE = 2**19  # entries of all forms of a block of rows: fits the cache
 
 
-def mean_key_r(
+@dataclass(frozen=True)
+class MeanKeyProducts:
+    """Centred sums over pairs that the correlation of W with its split is made of.
+
+    Attributes:
+        shared, of_split: sums of W (f + g), and of (f + g)^2.
+        scores: moments of W.
+    """
+
+    shared: Float[Tensor, "tokens=2 rows=2 distance head"]
+    of_split: Float[Tensor, "tokens=2 rows=2 distance head"]
+    scores: PairMoments
+
+    @classmethod
+    def joined(cls, parts: Sequence["MeanKeyProducts"]) -> "MeanKeyProducts":
+        """Return those of all heads of several layers, over the same pairs."""
+        shared, of_split = (torch.cat([getattr(one, name) for one in parts], -1) for name in ("shared", "of_split"))
+        return cls(shared, of_split, PairMoments.joined([one.scores for one in parts]))
+
+    @property
+    def pairs(self) -> CausalPairs:
+        return self.scores.pairs
+
+    @property
+    def n_heads(self) -> int:
+        return self.scores.n_heads
+
+    def correlation(self) -> Float[Tensor, "rows=2 tokens=2 distance head"]:
+        """corr(W, f + g) over all pairs, and within rows, whose means softmax ignores; NaN where W is constant."""
+        assert self.scores.without_first_token
+        both = self.scores, self.scores.without_first_token
+        squares, constant = (
+            torch.stack([getattr(one, name) for one in both])[:, :, None] for name in ("squares", "is_constant")
+        )
+        r = (self.shared / (squares * self.of_split).sqrt()).nan_to_num(0, 0, 0).clamp(-1, 1)
+        return r.masked_fill(constant, torch.nan).transpose(0, 1)
+
+
+def mean_key_products(
     q: Float[Tensor, "head pos d_head"],
     k: Float[Tensor, "head pos d_head"],
     rope: Rope,
@@ -32,7 +70,7 @@ def mean_key_r(
     window: int | None = None,
     rotated: tuple[Float[Tensor, "head pos d_head"], Float[Tensor, "head pos d_head"]] | None = None,
     scores: PairMoments | None = None,
-) -> tuple[Float[Tensor, "tokens=2 distance head"], Float[Tensor, "tokens=2 distance head"]]:
+) -> MeanKeyProducts:
     r"""f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = R_d0; r = corr(W, f + g).
 
     W, f and g are bilinear, so sums of products of two of them need no [query, key] matrix, and they give
@@ -48,8 +86,8 @@ def mean_key_r(
         rotated, scores: q and k after RoPE, and the moments of W over all pairs; computed if not given.
 
     Returns:
-        r over all pairs, and within rows, whose means do not affect softmax: of all tokens, and with token 0 left out
-        as query, as key and from the mean key. NaN where W is constant.
+        Sums over all pairs and within rows: of all tokens, and with token 0 left out as query, as key and from the mean
+        key. See `correlation`.
 
     Source: the estimator with d0 = 1000 is in the public code of the first author of Han & Ji 2025
     (arXiv 2503.13305); this way to compute r is ours.
@@ -63,25 +101,26 @@ def mean_key_r(
     dtype = DOUBLE if pairs.width < n else torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(dtype), k.to(dtype)
     turned_q, turned_k = (x.to(dtype) for x in rotated or (rotate(x, positions, rope) for x in (q, k)))
-    factors = turning_factors(torch.tensor(distances, dtype=DOUBLE, device="cpu"), rope, q.shape[-1])
-    planes = complex_planes(torch.eye(q.shape[-1], dtype=DOUBLE, device="cpu"), rope)
-    turns = (real_coordinates(planes * factors[:, None]) @ real_coordinates(planes).mT).to(q)  # x @ turn = R_d x
+    turns = _turns(tuple(distances), rope, q.shape[-1], dtype, q.device)
     at_once = max(1, elements_at_once(q.device, QUERIES_AT_ONCE) // q[0].numel())
     mean, mean_of_rest = (x.mean(1, keepdim=True, dtype=DOUBLE).to(dtype) for x in (k, k[:, 1:]))
     turned_means = rotate(torch.stack([mean, mean_of_rest]), positions, rope)
     heads = (q, mean - mean_of_rest, turned_q, turned_k, *turned_means, k - mean_of_rest)
     groups = zip(*(x.split(at_once) for x in heads), strict=True)
     found = torch.cat([_products(*group, turns=turns, pairs=pairs) for group in groups], -2).mT * scale**2
-    scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
-    assert scores.without_first_token
-    both = (scores, scores.without_first_token)
-    squares, constant = (
-        torch.stack(some) for some in zip(*((one.squares, one.is_constant) for one in both), strict=True)
-    )
     shared, of_split = found
-    r = (shared / (squares[:, :, None] * of_split).sqrt()).nan_to_num(0, 0, 0).clamp(-1, 1)
-    over_all, within_rows = r.masked_fill(constant[:, :, None], torch.nan).unbind(1)
-    return over_all, within_rows
+    return MeanKeyProducts(shared, of_split, scores or pair_moments(turned_q, turned_k, scale, window=window))
+
+
+@lru_cache(maxsize=128)
+@torch.inference_mode(False)
+def _turns(
+    distances: tuple[int | float, ...], rope: Rope, d_head: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return a matrix for each distance d, x @ turn = R_d x."""
+    factors = turning_factors(torch.tensor(distances, dtype=DOUBLE, device="cpu"), rope, d_head)
+    planes = complex_planes(torch.eye(d_head, dtype=DOUBLE, device="cpu"), rope)
+    return (real_coordinates(planes * factors[:, None]) @ real_coordinates(planes).mT).to(device, dtype)
 
 
 def _products(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
 import torch
@@ -48,6 +48,10 @@ class PairMoments:
         rests = [one.without_first_token for one in parts if one.without_first_token is not None]
         sums, within = torch.cat([one.sums for one in parts], 1), torch.cat([one.within_rows for one in parts])
         return cls(parts[0].pairs, sums, within, cls.joined(rests) if rests else None)
+
+    @property
+    def n_heads(self) -> int:
+        return len(self.within_rows)
 
     @cached_property
     def mean(self) -> Float[Tensor, " head"]:
@@ -210,7 +214,7 @@ def _of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> list[Te
     q, k, query_part, key_part = (x[:, 1:] for x in (q, k, query_part, key_part))
     counts = rest.counts(q.device)
     distance, query, key, squares = weighted_sums_over_band(q, k, rest.own_weights, rest.width)
-    squares = squares + (key_part * (2 * key + counts[2] * key_part)).sum(-1)
+    squares = squares + (key_part * torch.add(counts[2] * key_part, key, alpha=2)).sum(-1)
     by_row = (query + rest.over_band(key_part)).flip(-1)  # a query part adds nothing within rows
     within = (squares - (by_row.square() / counts[1]).sum(-1)).clamp(min=0)
     parts = torch.stack([torch.zeros_like(key_part), query_part.flip(-1), key_part])
@@ -221,18 +225,30 @@ def _of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> list[Te
 def _with_first_key(rest: Sequence[Tensor], first_key: Tensor, pairs: CausalPairs) -> PairMoments:
     """Return the moments of all keys, of the scores of key 0 [head, query], and the sums and squares of the others."""
     n, seen, weights = pairs.size, min(pairs.width, pairs.size), pairs.weights(first_key.device)
-    first_key = first_key.masked_fill(torch.arange(n, device=first_key.device) >= seen, 0)
-    weighted = weights * first_key
-    key_sum = weighted.sum(-1, keepdim=True)
+    if seen < n:
+        first_key = first_key.masked_fill(torch.arange(n, device=first_key.device) >= seen, 0)
+    weighted = first_key if pairs.unweighted else weights * first_key
+    sums = torch.stack([weighted, weighted.flip(-1), pad(weighted.sum(-1, keepdim=True), (0, n - 1))])
     if not rest:
-        return PairMoments(pairs, weighted.expand(3, -1, -1).clone(), torch.zeros_like(key_sum[:, 0]))
+        return PairMoments(pairs, sums, sums.new_zeros(len(first_key)))
     without = PairMoments(replace(pairs, first_token=False), rest[0], rest[1][:, 0])
-    at_rows = without.pairs.counts(first_key.device)[1].flip(-1)[:, : seen - 1]  # rows 1 .. seen - 1
-    own, others_mean = weights[1:seen], without.sums[1].flip(-1)[:, : seen - 1] / at_rows
-    gained = own * at_rows / (at_rows + own) * (first_key[:, 1:seen] - others_mean).square()
-    added = torch.stack([weighted, weighted.flip(-1), pad(key_sum, (0, n - 1))])
-    sums = torch.stack([*pad(without.sums[:2], (0, 1)), pad(without.sums[2], (1, 0))]) + added
-    return PairMoments(pairs, sums, without.within_rows + gained.sum(-1), without_first_token=without)
+    sums[:2, :, :-1] += without.sums[:2]
+    sums[2, :, 1:] += without.sums[2]
+    at_rows, gained = _first_key_tables(pairs, first_key.device)
+    others_mean = without.sums[1].flip(-1)[:, : seen - 1] / at_rows
+    within = without.within_rows + ((first_key[:, 1:seen] - others_mean).square() * gained).sum(-1)
+    return PairMoments(pairs, sums, within, without_first_token=without)
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def _first_key_tables(pairs: CausalPairs, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return, of the rows that see token 0 and others, N the weight of the others; and what the square of score 0 less
+    their mean adds to the squares within the row, w N / (w + N)."""
+    seen = min(pairs.width, pairs.size)
+    at_rows = replace(pairs, first_token=False).counts()[1].flip(-1)[:, : seen - 1]
+    own = pairs.weights("cpu")[1:seen]
+    return at_rows.to(device), (own * at_rows / (at_rows + own)).to(device)
 
 
 def _not_finite(moments: PairMoments) -> Bool[Tensor, "head query"]:
