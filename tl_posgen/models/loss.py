@@ -16,12 +16,11 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.progress import count_pass
 
 Hooks = Sequence[tuple[Any, Any]]
-BATCH = 8  # prompts per forward pass
 AT_ONCE = 2**21  # probabilities in memory
 
 
 def token_losses(
-    model: Model | Session, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = BATCH
+    model: Model | Session, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = ()
 ) -> Float[Tensor, "prompt target"]:
     """-ln p(token_{t+1} | tokens up to t) in nats for t = 0 .. pos - 2, float64, on the CPU, without gradients; or the
     metric that was chosen in its place.
@@ -29,7 +28,6 @@ def token_losses(
     Args:
         tokens: prompts of one length, no padding.
         hooks: interventions at work meanwhile.
-        batch: prompts per forward pass; one of prompts above 1,024 tokens, and under hooks given to `analyze`.
 
     Example:
         >>> import torch
@@ -41,7 +39,7 @@ def token_losses(
     session.require_evaluation()
     rows = []
     with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
-        for some in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1], batch)):
+        for some in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
             rows.append(judged(session, logits_of(session, some), some).cpu())
     return torch.cat(rows)
 

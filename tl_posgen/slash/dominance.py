@@ -54,7 +54,8 @@ class Dominance(Measure):
         prompt = "without its first token the longest prompt" if self.all_reached else "the longest prompt"
         n = max(len(prompt) for prompt in tokens) - self.all_reached
         if distance >= n:
-            raise InputError(f"distance {distance}: {prompt} has {n} tokens; give longer prompts, or smaller distances")
+            remedy = "give longer prompts, or smaller distances"
+            raise InputError(f"{self.name}: distance {distance}: {prompt} has {n} tokens; {remedy}")
         return self
 
     def dominant_at(self, score: xr.DataArray, uniform: xr.DataArray) -> xr.DataArray:

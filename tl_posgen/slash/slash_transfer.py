@@ -22,15 +22,20 @@ from tl_posgen.slash.dominance import TITLES, Dominance, at_distance, statistics
 from tl_posgen.slash.slash import Slash
 
 SOURCES = ("natural", "random")
-_N_PANELS = 5  # distances drawn in one row
+_MOST_PANELS = 5  # distances drawn in one row
+
+
+def _drawn(result: Any) -> list[int]:
+    """Return the distances that have a panel."""
+    return result.measure.reached(result.own)[:_MOST_PANELS]
 
 
 def _panels(result: Any) -> Mapping[str, Mapping[str, Any]]:
     """Return a panel a distance, with and without the first token, titled by its correlation over heads."""
     measure, panels = result.measure, {}
-    for tokens, distance in product(TOKENS, measure.reached(result.own)[:_N_PANELS]):
+    for tokens, distance in product(TOKENS, _drawn(result)):
         r = measure.correlation(result.numbers, distance, tokens)
-        panels[f"D = {distance}: r {r.plain:.2f}{in_brackets(f'{r.null:.2f}')}<br>{TITLES[tokens]}"] = {
+        panels[f"D = {distance}<br>r {r.plain:.2f}{in_brackets(f'{r.null:.2f}')}<br>{TITLES[tokens]}"] = {
             "tokens": tokens,
             "distance": distance,
         }
@@ -87,7 +92,7 @@ class SlashTransfer(Dominance):
             x_title="on text",
             y_title="on random tokens",
             equal=True,
-            columns=_N_PANELS,
+            columns=lambda result: len(_drawn(result)),
         )
     }
 

@@ -75,7 +75,7 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
 def test_prompts_of_several_batches_are_those_of_one(mini, alice, monkeypatch):
     measure = PlanePerturbation(edits=["mean_phase"], strengths=[1], map_edits=[])
     whole = measure(mini, alice, null_seeds=(), **CUT).own["loss"]
-    monkeypatch.setattr(plane_perturbation, "BATCH", 1)
+    monkeypatch.setattr(plane_perturbation, "prompts_at_once", lambda *_: 1)
     found = measure(mini, alice, null_seeds=(), **CUT).own["loss"]
     np.testing.assert_allclose(found.sel(cost="edit"), whole.sel(cost="edit"), atol=1e-6)  # nothing is drawn in a mean
 

@@ -257,7 +257,14 @@ class _PassCapture:
             mask, self.mask = self.mask, None
             self.shape, self.spans = (batch, length), text_of_pass(mask, batch, length, tokens, self.pad)
         if self.shape != (batch, length):
-            raise InputError(f"layer {layer}: the pass skipped layer {self.layers[0].geometry.layer}, which begins it")
+            first, why = self.layers[0].geometry.layer, ""
+            if any(self.shape):
+                why = (
+                    f"{batch} prompts of {length} tokens, where layer {first} had {self.shape[0]} of {self.shape[1]}: "
+                )
+                why += "a hook cut the residual stream, or "
+            why += f"the pass skipped layer {first}, which begins it"
+            raise InputError(f"layer {layer}: {why}")
         edited = {
             "all_scores": any(self.is_hooked(layer, name) for name in _EDITED),
             "all_patterns": self.is_hooked(layer, "pattern"),

@@ -32,6 +32,7 @@ from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import Session, session_of
 
 LONG = 1024  # tokens: longer prompts are streamed unless told otherwise
+BATCH = 8  # prompts of a forward pass, of shorter ones
 ROWS = 4  # query rows of every pass whose output is proved, the last among them
 # under which TransformerLens computes attention in other steps
 _OTHER_STEPS = ("use_attn_result", "use_split_qkv_input", "use_attn_in", "ungroup_grouped_query_attention")
@@ -108,7 +109,7 @@ def require_fits(session: Session, n: int) -> None:
         require_pass_fits(session.model, n, is_streamed=streamed, matrices=session.choices.matrices)
 
 
-def prompts_at_once(session: Session, n: int, most: int) -> int:
+def prompts_at_once(session: Session, n: int, most: int = BATCH) -> int:
     """Return how many prompts of n tokens share a forward pass: `most`, or one where `require_fits` asks for the memory
     of one, and under hooks of the user's, as they may be written for a single prompt."""
     return 1 if session.choices.one_by_one or n > LONG else most

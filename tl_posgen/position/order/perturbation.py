@@ -18,8 +18,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import tokens_by_condition
-from tl_posgen.models.loss import BATCH
-from tl_posgen.models.streaming.stream import prompts_at_once
+from tl_posgen.models.streaming.stream import BATCH, prompts_at_once
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES, EncodedItem, encoded_items, score_items

@@ -19,7 +19,7 @@ from tl_posgen.core.options import Each, Threshold
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layer_table import geometry_of
-from tl_posgen.models.loss import BATCH, token_losses
+from tl_posgen.models.loss import token_losses
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.position.planes.hooks import perturb_planes
@@ -199,7 +199,7 @@ class PlanePerturbation(Interventions):
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss [cost, prompt] under an edit and under its control; every prompt has different draws."""
-        batches = run.tokens.split(prompts_at_once(run.session, run.tokens.shape[1], BATCH))
+        batches = run.tokens.split(prompts_at_once(run.session, run.tokens.shape[1]))
         if not hooks:
             return {"loss": np.tile(run.loss.mean(-1).numpy(), (len(COSTS), 1))}
         # a full strength of phase noise, which is nearly uniform, is pi radians
@@ -210,7 +210,7 @@ class PlanePerturbation(Interventions):
             for number, batch in enumerate(batches):
                 seed = (run.seed * len(batches) + number) % 2**63
                 perturbed = perturb_planes(run.model, **how, seed=seed, control=control)
-                found.append(token_losses(run.session, batch, perturbed, batch=BATCH).mean(-1))
+                found.append(token_losses(run.session, batch, perturbed).mean(-1))
         return {"loss": torch.cat(found).unflatten(0, (2, -1)).numpy()}
 
     def of_model(self, run: Run) -> xr.Dataset:
