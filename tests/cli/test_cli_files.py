@@ -102,7 +102,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 def test_a_stopped_analysis_leaves_nothing(stopped, tmp_path):
     """A fresh interpreter, hence seconds; the next test sends the other signal."""
     words = ("--length", "256", "--prompts", "60", "--no-null")
-    ended = stopped(signal.SIGTERM, "/61 [", "analyze", *words)
+    ended = stopped(signal.SIGTERM, "/60 [", "analyze", *words)
     assert ended == (143, "stopped by SIGTERM")
     assert list(tmp_path.iterdir()) == []
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tl_posgen.core.measure import Measure
 
 Consumer = Callable[[Any], None]
-_MOST_CHOSEN = 6  # heads that are all shown where the user chose them
+MOST_CHOSEN = 6  # heads that are all shown where the user chose them
 _Pick = tuple[int, int, str]  # layer, head, why
 
 
@@ -160,7 +160,7 @@ def pick_heads(values: pd.Series, n: int, why: tuple[str, str], chosen: Any = No
     user has chosen a few heads."""
     ranked = values.dropna().sort_values(ascending=False)
     heads = [(int(layer), int(head)) for layer, head in ranked.index.to_list()]
-    if chosen is not None and len(heads) <= _MOST_CHOSEN:
+    if chosen is not None and len(heads) <= MOST_CHOSEN:
         return [(*head, "chosen") for head in heads]
     n = max(1, min(n, len(heads) // 2))
     highest = [(*head, why[0]) for head in heads[:n]]
@@ -193,9 +193,17 @@ def head_examples(
 
     if picks:
         run_capture(run.session, row[None], keep, **(where or {"heads": [*chosen]}))
-    labels: dict[str, Any] = {**LABELS, **run.measure.labels()}
+    return examples_of(run.measure, picks, found, n).assign_coords(token=token_texts(run.session, row[:n]))
+
+
+def examples_of(
+    measure: "Measure", picks: Sequence[_Pick], found: Mapping[tuple[int, int], Mapping[str, Any]], n: int
+) -> xr.Dataset:
+    """Return arrays by (layer, head) and name, of n tokens, of the picked heads along "example", with layer, head and
+    why."""
+    labels: dict[str, Any] = {**LABELS, **measure.labels()}
     data = {}
-    for name, variable in run.measure.variables.items():
+    for name, variable in measure.variables.items():
         if "example" in variable.dims:
             inner = tuple(dim for dim in variable.dims if dim != "example")
             empty = np.zeros((0, *(len(labels.get(dim, range(n))) for dim in inner)))
@@ -205,5 +213,9 @@ def head_examples(
     coords: dict[str, Any] = {dim: list(one) for dim, one in labels.items() if dim in used}
     coords["example"] = np.arange(len(picks))
     coords |= {name: ("example", [one[at] for one in picks]) for at, name in enumerate(("layer", "head", "why"))}
-    coords["token"] = ("key", np.array(token_strings(run.session, row[:n]), dtype=object))  # numpy's texts lose NULs
     return xr.Dataset(data, coords)
+
+
+def token_texts(session: Session, tokens: Int[Tensor, " pos"]) -> xr.DataArray:
+    """Return the texts of tokens along "key"."""
+    return xr.DataArray(np.array(token_strings(session, tokens), dtype=object), dims="key")  # numpy's texts lose NULs

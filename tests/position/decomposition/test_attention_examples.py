@@ -10,12 +10,13 @@ from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition import AttentionExamples
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.progress import Passes
 
 MEASURE = "attention_examples"
 
 
-def test_the_heads_are_those_with_the_highest_and_lowest_r_within_rows(report, result):
-    ranked = report["three_axis"].sel(tokens="all")["r_within_rows"].to_series().sort_values(ascending=False)
+def test_the_heads_are_those_with_the_highest_and_lowest_r_within_rows_on_the_first_prompt(single, result):
+    ranked = single["three_axis"].sel(tokens="all")["r_within_rows"].to_series().sort_values(ascending=False)
     heads = list(zip(result.own["layer"].values, result.own["head"].values, strict=True))
     assert heads == [*ranked.index[:2], *ranked.index[-2:]]
     assert result.own["why"].values.tolist() == ["closest to position + key"] * 2 + ["furthest from position + key"] * 2
@@ -37,7 +38,7 @@ def test_the_maps_are_softmax_of_the_scores_and_of_the_fit_on_the_first_prompt(m
 def test_the_first_prompt_is_shown_and_no_random_init_is_run(mini, prompts, result):
     assert result.own["token"].values.tolist() == token_strings(mini, prompts[0])
     assert result.nulls == ()
-    assert result.provenance["prompts"] == 1
+    assert result.provenance["prompts"] == len(prompts)
 
 
 def test_heads_of_constant_scores_leave_nothing_to_show(mini):
@@ -45,8 +46,8 @@ def test_heads_of_constant_scores_leave_nothing_to_show(mini):
         return torch.zeros_like(value)
 
     with mini.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_q", still) for layer in range(4)]):
-        report = analyze(mini, torch.arange(12)[None], measures=["attention_examples"], null_seeds=(), progress=False)
-    assert list(report) == ["three_axis", "attention_examples"]  # asked for by name, it brings the fit along
+        tokens, measures = torch.arange(12)[None], ["three_axis", "attention_examples"]
+        report = analyze(mini, tokens, measures=measures, null_seeds=(), progress=False)
     result = report["attention_examples"]
     assert result.own.sizes["example"] == 0
     assert result.kinds == []
@@ -54,9 +55,19 @@ def test_heads_of_constant_scores_leave_nothing_to_show(mini):
     assert "scores of every head are constant" in report["three_axis"].findings()[0]
 
 
+def test_the_pass_that_all_measures_share_gives_the_examples(mini, prompts):
+    how: dict = {"measures": [AttentionExamples(examples=1)], "null_seeds": ()}
+    with Passes.counted(shown=True) as passes:
+        found = analyze(mini, prompts, **how)[MEASURE]
+    assert passes.done == passes.total == len(prompts)
+    assert found.own.sizes["example"] == 2
+    chosen = analyze(mini, prompts, heads=[(1, 0), (2, 3)], **how)[MEASURE]
+    assert chosen.own["why"].values.tolist() == ["chosen"] * 2
+
+
 def test_long_prompts_are_cropped_after_the_fit(mini, alice):
     options = {"length": 140, "n_prompts": 1, "layers": [1], "null_seeds": (), "progress": False}
-    report = analyze(mini, alice, measures=[AttentionExamples(examples=1)], **options)
+    report = analyze(mini, alice, measures=["three_axis", AttentionExamples(examples=1)], **options)
     data = report["attention_examples"].own
     assert data["pattern"].shape == (2, 2, 128, 128)
     assert len(data["token"]) == 128

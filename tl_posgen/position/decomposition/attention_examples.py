@@ -6,18 +6,19 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
-from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.options import Count
-from tl_posgen.core.run import Run, head_examples, pick_heads
+from tl_posgen.core.run import MOST_CHOSEN, Run, examples_of, pick_heads, token_texts
+from tl_posgen.core.sums import First, Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
-from tl_posgen.position.decomposition.three_axis import ThreeAxis, fit_capture
+from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.report.figures import DIVERGING, SCALE, Panels, model_label, token_map
 
@@ -60,13 +61,11 @@ class AttentionExamples(Measure):
     r"""softmax(W) beside softmax(a_{i-j} + b_i + c_j) for chosen heads: first prompt, first 128 tokens.
 
     Softmax of the true scores, softmax of the additive fit, and their difference. Shown are the heads with the highest
-    and the lowest correlation within rows over all prompts, on the first 128 tokens of the first prompt; the r of a
-    picture is of these tokens. Hover over a cell for its value.
+    and the lowest correlation within rows on the first prompt, and of that its first 128 tokens. Hover over a cell for
+    its value.
 
-    The heads are those that follow position + query + key most within rows, and least, over all prompts, as
-    `three_axis` of the same run found; the `r_within_rows` of this measure is of the prompt that is shown. The fit is
-    made over the whole prompt, then cropped. b_i never changes a pattern. It shows the model alone: no random init is
-    run.
+    The fit, and the r within rows that picks the heads, are of the whole first prompt; then it is cropped. b_i never
+    changes a pattern. It shows the model alone: no random init is run.
 
     Args:
         examples: how many heads of either end; of up to 6 heads that `heads=` chooses, all are shown.
@@ -94,7 +93,6 @@ class AttentionExamples(Measure):
             headline="r_within_rows",
         ),
     }
-    after = (ThreeAxis,)
     has_null = False
     rows = ("example",)
     figures = {"patterns": _draw_patterns}
@@ -111,27 +109,40 @@ class AttentionExamples(Measure):
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return ["patterns"] if data.sizes["example"] else []
 
-    def prompt_tokens(self, *given: Any, **how: Any) -> Sequence[Tensor]:
-        return super().prompt_tokens(*given, **how)[:1]
+    def passes(self, run: Run) -> int:
+        return 0  # the shared pass gives all
+
+    def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
+        if layer.prompt:
+            return {}
+        fit, place = layer.once(fit_capture)[0], layer.positions[:CROP]
+        true = double(layer.scores(len(place))).softmax(-1)
+        additive = fit.fitted(place, place).nan_to_num(-torch.inf).softmax(-1)
+        both, r = torch.stack([true, additive], 1).float(), fit.r_within_rows
+        heads = torch.arange(len(r), device=r.device)
+        if len(r) > MOST_CHOSEN:  # at either end there can be no other of this layer
+            n = min(self.examples, len(r))
+            heads = torch.cat([r.nan_to_num(-2).topk(n).indices, (-r.nan_to_num(2)).topk(n).indices])
+        few = both[..., :_TOKENS_OF_EVERY_HEAD, :_TOKENS_OF_EVERY_HEAD].clone()
+        return {"examples": First({"r": r, "heads": heads, "pattern": both[heads], "of_every_head": few})}
+
+    def finish(self, sums: Sums) -> xr.Dataset:
+        of_layers: dict[int, Any] = {layer: one.value for layer, one in sums.by_layer("examples").items()}
+        r, maps, every = dict[tuple[int, int], float](), dict[tuple[int, int], Any](), dict[str, np.ndarray]()
+        for layer, found in of_layers.items():
+            places = [(layer, head) for head in sums.layers[layer][1]]
+            r |= zip(places, found["r"].tolist(), strict=True)
+            maps |= {places[n]: one.numpy() for n, one in zip(found["heads"], found["pattern"], strict=True)}
+            every |= zip((head_name(*place) for place in places), found["of_every_head"].numpy(), strict=True)
+        chosen = any(len(heads) < geometry.n_heads for geometry, heads in sums.layers.values()) or None
+        picks = pick_heads(pd.Series(r), self.examples, _WHY, chosen)
+        shown = {(layer, head) for layer, head, _ in picks}
+        of_heads = {at: {"pattern": maps[at], "r_within_rows": r[at]} for at in shown}
+        data = examples_of(self, picks, of_heads, min(CROP, sums.lengths[0]))
+        n_tokens = int((_VALUES_OF_EVERY_HEAD / max(len(r), 1)) ** 0.5)  # fewer of many heads
+        few = np.stack(list(every.values()), 1)[..., :n_tokens, :n_tokens]
+        return data.assign(of_every_head=(self.variables["of_every_head"].dims, few)).assign_coords(unit=list(every))
 
     def of_model(self, run: Run) -> xr.Dataset:
-        r = run.found(ThreeAxis)["r_within_rows"].sel(tokens="all").transpose("layer", "head").to_series()
-        picks = pick_heads(r, self.examples, _WHY, run.where["heads"])
-        n = min(CROP, len(run.rows[0]))
-        of_each = int((_VALUES_OF_EVERY_HEAD / max(r.notnull().sum(), 1)) ** 0.5)  # fewer tokens of many heads
-        few, every = min(n, _TOKENS_OF_EVERY_HEAD, of_each), dict[str, np.ndarray]()
-
-        def of_layer(layer: LayerCapture) -> dict[str, Tensor]:
-            fit, place = layer.once(fit_capture)[0], layer.positions[:n]
-            true = double(layer.scores(n)).softmax(-1)
-            additive = fit.fitted(place, place).nan_to_num(-torch.inf).softmax(-1)
-            both = torch.stack([true, additive], 1).float()
-            shown = both[..., :few, :few].cpu().numpy().copy()
-            every.update({head_name(layer.layer, head): one for head, one in zip(layer.heads, shown, strict=True)})
-            return {"pattern": both, "r_within_rows": fit.r_within_rows}
-
-        data = head_examples(run, run.rows[0], n, picks, of_layer, **run.where)
-        if every:
-            maps = (self.variables["of_every_head"].dims, np.stack(list(every.values()), 1))
-            data = data.assign(of_every_head=maps).assign_coords(unit=list(every))
-        return data
+        row = run.rows[0][:CROP]
+        return xr.Dataset(coords={"token": token_texts(run.session, row)})
