@@ -20,6 +20,9 @@ from tl_posgen.models.memory import trim
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
 
+# heads x tokens of layers that `of_layers` is given at once: on a CPU as many as fit its cache (measured)
+WAITING, WAITING_ON_ACCELERATOR = 2**15, 2**19
+
 
 def one_pass(
     session: Session,
@@ -70,9 +73,6 @@ def on_host(value: Any, *, wait: bool = True) -> Any:
         held = {one.name: getattr(value, one.name) for one in fields(value) if one.init}
         return replace(value, **on_host(held, wait=wait))
     return value
-
-
-WAITING, WAITING_ON_ACCELERATOR = 2**15, 2**19  # heads x tokens of layers that `of_layers` is given at once: measured
 
 
 class Feed:
