@@ -126,8 +126,8 @@ def one_by_one(part: Part) -> Mapping[str, Any]:
     """Run every measure alone, and time it and the forward passes of the same prompts."""
     import torch
 
-    from tl_posgen.models.loading.load import without_context_limit
     from tl_posgen.models.loss import prompts_of_one_length
+    from tl_posgen.position import LengthExtrapolation
 
     model, text, settings = model_of(part.model), text_of(part.model), {**CUT, **NULL, **part.settings}
     prompts = prompts_of_one_length(model, text, settings["length"], settings["n_prompts"])
@@ -135,9 +135,10 @@ def one_by_one(part: Part) -> Mapping[str, Any]:
         passes = seconds_of(lambda: [model(one[None]) for one in prompts])[1]
     found = {}
     for measure in measured_of_models():
-        beyond = measure.name == "length_extrapolation"  # which has a length of its own
-        subject, own = (without_context_limit(model), {**settings, "length": None}) if beyond else (model, settings)
-        report, seconds = seconds_of(partial(tl_posgen.analyze, subject, text, measures=measure.name, **own))
+        asked, own = measure(), settings
+        if measure is LengthExtrapolation:  # which has a length of its own
+            asked, own = LengthExtrapolation(inside=settings["length"]), {**settings, "length": None}
+        report, seconds = seconds_of(partial(tl_posgen.analyze, model, text, measures=[asked], **own))
         times = {"seconds": seconds, "passes": (1 + len(own["null_seeds"])) * passes}
         found[measure.name] = replace(report[measure.name], provenance={**report[measure.name].provenance, **times})
         print(f"{measure.name}: {seconds:.1f} s", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""docs/measures/*.md: a page a measure, from its class and from what it found on the bundled model."""
+"""docs/measures/*.md: a page a measure, from its class and from what it found on SmolLM2."""
 
 import inspect
 import re

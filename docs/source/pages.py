@@ -166,6 +166,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "groups": measure_pages.GROUPS,
         "questions": how_to.QUESTIONS,
         "papers": PAPERS,
+        "shown_model": REAL[0],  # of the part `measures`
         "measures": list(measure_pages.pages_of(numbers[measure_pages.PART])),
         "max": max,
     }

@@ -69,7 +69,7 @@ PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
     "commands": Part("mini", {"lines": LINES}, commands),
     "demo results": Part("mini", {"length": 512, "measures": ("variance", "three_axis", "mean_key", "loss")}, analysis),
-    "measures": Part("mini", {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
+    "measures": Part(REAL[0], {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
     "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
     "stories260K claims": Part("stories260K", CLAIMED, claims),
     **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in REAL},
