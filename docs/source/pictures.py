@@ -42,7 +42,7 @@ PICTURES = {
 
 
 WIDTH, WIDEST = 900, 1160  # of a measure's picture, and of one with more columns than the first has room for
-WIDE = ("dummy_distance", "residual", "slash_transfer")
+WIDE = ("dummy_distance", "residual")
 PAGE = "demo results"  # the part whose page is photographed
 SECONDS = 20  # for a page to draw itself
 BLANK = 0.985  # a picture with more than this share of one colour shows nothing

@@ -112,7 +112,7 @@ class Panels:
     """
 
     def __init__(self, titles: Sequence[str], *, columns: int = 4, row_height: int = 230, **subplots: Any):
-        self.titles, self.n_panels, self.n_columns = titles, len(titles), max(1, min(columns, len(titles)))
+        self.n_panels, self.n_columns = len(titles), max(1, min(columns, len(titles)))
         self.n_rows = max(1, -(-len(titles) // self.n_columns))
         self.row_height = row_height
         subplots = subplots if titles else {}  # their specs are of no panel
@@ -175,11 +175,9 @@ class Panels:
         if drawn.layout.coloraxis.to_plotly_json():  # the page may make the figure taller
             bar = {"lenmode": "pixels", "len": min(_COLOUR_BAR, height - 140), "y": 1, "yanchor": "top"}
             self.figure.update_layout(coloraxis_colorbar=bar)
-        below = _LINE * max((str(axis.title.text).count("<br>") for axis in drawn.select_xaxes()), default=0)
-        above = _LINE * max(0, 0, *(one.count("<br>") - 1 for one in self.titles))  # there is room for two lines
-        figure: Any = finish(drawn, title, subtitle, height=height + below + above)
-        margin = figure.layout.margin
-        return figure.update_layout(margin_b=margin.b + below, margin_t=margin.t + above)
+        lines = max((str(axis.title.text).count("<br>") for axis in drawn.select_xaxes()), default=0)
+        figure: Any = finish(drawn, title, subtitle, height=height + lines * _LINE)
+        return figure.update_layout(margin_b=figure.layout.margin.b + lines * _LINE)
 
 
 def line(

@@ -169,7 +169,7 @@ def points(
     x_title: str = "",
     y_title: str = "",
     equal: bool = False,
-    columns: int | Callable[[Any], int] = 4,
+    columns: int = 4,
 ) -> Figure:
     """Return a figure of one per-head variable against another, a point a head; the null models' heads are crosses.
 
@@ -178,13 +178,11 @@ def points(
         panels: title -> labels of both, or a function of the result that returns this; one panel if left out.
         subtitle: as in `lines`.
         equal: draw the diagonal.
-        columns: of panels, or a function of the result that returns their number.
     """
 
     def figure(result: Any) -> go.Figure:
         known = panels(result) if callable(panels) else panels or {"": {}}
-        n_columns = columns(result) if callable(columns) else columns
-        drawn = Panels(list(known), columns=n_columns, horizontal_spacing=0.04)
+        drawn = Panels(list(known), columns=columns, horizontal_spacing=0.04)
         for panel, labels in enumerate(known.values()):
             tops = []
             for side, data, colour in sides(result):

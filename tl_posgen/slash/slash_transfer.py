@@ -22,23 +22,16 @@ from tl_posgen.slash.dominance import TITLES, Dominance, at_distance, statistics
 from tl_posgen.slash.slash import Slash
 
 SOURCES = ("natural", "random")
-_MOST_PANELS = 5  # distances drawn in one row
-
-
-def _drawn(result: Any) -> list[int]:
-    """Return the distances that have a panel."""
-    return result.measure.reached(result.own)[:_MOST_PANELS]
+_MOST_DISTANCES = 5  # that are drawn, a row each
 
 
 def _panels(result: Any) -> Mapping[str, Mapping[str, Any]]:
     """Return a panel a distance, with and without the first token, titled by its correlation over heads."""
     measure, panels = result.measure, {}
-    for tokens, distance in product(TOKENS, _drawn(result)):
+    for distance, tokens in product(measure.reached(result.own)[:_MOST_DISTANCES], TOKENS):
         r = measure.correlation(result.numbers, distance, tokens)
-        panels[f"D = {distance}<br>r {r.plain:.2f}{in_brackets(f'{r.null:.2f}')}<br>{TITLES[tokens]}"] = {
-            "tokens": tokens,
-            "distance": distance,
-        }
+        words = f"D = {distance}, {TITLES[tokens]}: r {r.plain:.2f}{in_brackets(f'{r.null:.2f}')}"
+        panels[words] = {"tokens": tokens, "distance": distance}
     return panels
 
 
@@ -88,11 +81,11 @@ class SlashTransfer(Dominance):
             ("score", {"source": "random"}),
             _panels,
             title="Slash scores in and out of distribution",
-            subtitle="a panel a distance D; r: Pearson over heads",
+            subtitle="a row a distance D; r: Pearson over heads",
             x_title="on text",
             y_title="on random tokens",
             equal=True,
-            columns=lambda result: len(_drawn(result)),
+            columns=len(TOKENS),
         )
     }
 
