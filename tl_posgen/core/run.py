@@ -155,12 +155,12 @@ class Run:
 # Examples of heads
 
 
-def pick_heads(values: pd.Series, n: int, why: tuple[str, str], chosen: Any = None) -> list[_Pick]:
+def pick_heads(values: pd.Series, n: int, why: tuple[str, str], *, chosen: bool) -> list[_Pick]:
     """Return (layer, head, why) of the n heads with the highest values, and of the n with the lowest; all where the
-    user has chosen a few heads."""
-    ranked = values.dropna().sort_values(ascending=False)
+    user has chosen a few heads. Of equal values the first in the order of `values` are the highest."""
+    ranked = values.dropna().sort_values(ascending=False, kind="stable")
     heads = [(int(layer), int(head)) for layer, head in ranked.index.to_list()]
-    if chosen is not None and len(heads) <= MOST_CHOSEN:
+    if chosen and len(heads) <= MOST_CHOSEN:
         return [(*head, "chosen") for head in heads]
     n = max(1, min(n, len(heads) // 2))
     highest = [(*head, why[0]) for head in heads[:n]]
@@ -173,14 +173,12 @@ def head_examples(
     n: int,
     picks: Sequence[_Pick],
     of_layer: Callable[[LayerCapture], Mapping[str, Tensor]],
-    **where: Any,
 ) -> xr.Dataset:
     """Return the picked heads of one prompt along "example", with layer, head and why, and the texts of its first n
     tokens along "key".
 
     Args:
         of_layer: from a captured layer to arrays [head, *dims of the variable, "example" left out] by name.
-        where: layers and heads that are captured; the picked heads if left out.
     """
     found: dict[tuple[int, int], dict[str, np.ndarray]] = {}
     chosen = {(layer, head) for layer, head, _ in picks}
@@ -192,7 +190,7 @@ def head_examples(
                 found[layer.layer, head] = {name: array[place].copy() for name, array in arrays.items()}
 
     if picks:
-        run_capture(run.session, row[None], keep, **(where or {"heads": [*chosen]}))
+        run_capture(run.session, row[None], keep, heads=[*chosen])
     return examples_of(run.measure, picks, found, n).assign_coords(token=token_texts(run.session, row[:n]))
 
 

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from captures import collected
 from rotated_heads import attention_of, captures_of
 
 from tl_posgen.core.engine import analyze
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition import AttentionExamples
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
@@ -63,6 +66,14 @@ def test_the_pass_that_all_measures_share_gives_the_examples(mini, prompts):
     assert found.own.sizes["example"] == 2
     chosen = analyze(mini, prompts, heads=[(1, 0), (2, 3)], **how)[MEASURE]
     assert chosen.own["why"].values.tolist() == ["chosen"] * 2
+
+
+def test_heads_with_the_same_r_are_shown_like_others():
+    q, k = torch.randn(2, 1, 24, 4, generator=torch.Generator().manual_seed(0)).expand(2, 20, 24, 4)
+    alike = LayerCapture(LayerGeometry(0, "none", 20, 20, 4, 0.5), range(20), 0, None, q, k)
+    data = collected(AttentionExamples(examples=2), alike)
+    assert data["head"].values.tolist() == [0, 1, 18, 19]
+    assert data["r_within_rows"].values.tolist() == [data["r_within_rows"].values[0]] * 4
 
 
 def test_long_prompts_are_cropped_after_the_fit(mini, alice):

@@ -68,7 +68,7 @@ class AttentionExamples(Measure):
     changes a pattern. It shows the model alone: no random init is run.
 
     Args:
-        examples: how many heads of either end; of up to 6 heads that `heads=` chooses, all are shown.
+        examples: how many heads of either end; of up to 6 heads that `heads=` chooses of their layers, all are shown.
 
     Source: ours
 
@@ -121,8 +121,8 @@ class AttentionExamples(Measure):
         both, r = torch.stack([true, additive], 1).float(), fit.r_within_rows
         heads = torch.arange(len(r), device=r.device)
         if len(r) > MOST_CHOSEN:  # at either end there can be no other of this layer
-            n = min(self.examples, len(r))
-            heads = torch.cat([r.nan_to_num(-2).topk(n).indices, (-r.nan_to_num(2)).topk(n).indices])
+            highest, lowest = (r.nan_to_num(other).argsort(descending=True, stable=True) for other in (-2, 2))
+            heads = torch.cat([highest[: self.examples], lowest[-self.examples :]])
         few = both[..., :_TOKENS_OF_EVERY_HEAD, :_TOKENS_OF_EVERY_HEAD].clone()
         return {"examples": First({"r": r, "heads": heads, "pattern": both[heads], "of_every_head": few})}
 
@@ -134,8 +134,8 @@ class AttentionExamples(Measure):
             r |= zip(places, found["r"].tolist(), strict=True)
             maps |= {places[n]: one.numpy() for n, one in zip(found["heads"], found["pattern"], strict=True)}
             every |= zip((head_name(*place) for place in places), found["of_every_head"].numpy(), strict=True)
-        chosen = any(len(heads) < geometry.n_heads for geometry, heads in sums.layers.values()) or None
-        picks = pick_heads(pd.Series(r), self.examples, _WHY, chosen)
+        chosen = any(len(heads) < geometry.n_heads for geometry, heads in sums.layers.values())
+        picks = pick_heads(pd.Series(r), self.examples, _WHY, chosen=chosen)
         shown = {(layer, head) for layer, head, _ in picks}
         of_heads = {at: {"pattern": maps[at], "r_within_rows": r[at]} for at in shown}
         data = examples_of(self, picks, of_heads, min(CROP, sums.lengths[0]))

@@ -131,7 +131,8 @@ class SplitExamples(Measure):
                 position_r.update(zip(places, _maps_of(layer).r[0].tolist(), strict=True))
 
             run_capture(run.session, shown[None], keep, **run.where)
-            picks = pick_heads(pd.Series(position_r, dtype=float), self.examples, WHY, run.where["heads"])
+            values, chosen = pd.Series(position_r, dtype=float), run.where["heads"] is not None
+            picks = pick_heads(values, self.examples, WHY, chosen=chosen)
 
         def examples(layer: LayerCapture) -> dict[str, Tensor]:
             maps = _maps_of(layer)
