@@ -20,6 +20,7 @@ SCALE = "Viridis"
 MARKS = sample_colorscale(SCALE, [0.25, 0.4, 0.55, 0.7, 0.85])  # of lines and points: seen on white and on black
 DIVERGING = "RdBu"
 AT_START = {"textposition": "inside", "insidetextanchor": "start", "textangle": 0}  # of bars: no dotted line crosses it
+_LONG = 30  # letters of a name that takes two lines of a legend
 _LINE = 20  # pixels from one name to the next
 NOTHING = "nothing to show: no number is defined here"
 MOST_NAMES = 8  # of layers or heads in a legend, along a colour bar, as columns of panels
@@ -49,9 +50,10 @@ def model_label(dataset: xr.Dataset) -> str:
 
 def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
     """Return (label, dataset, colour) of the model, and of its first random init and first shuffled weights, where
-    there are any."""
+    there are any; a long label takes two lines, as legends are beside the panels."""
     colours = {"trained": COLOURS[0], "random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
-    return [(model_label(data), data, colours[kind]) for kind, data in result.sides.items()]
+    labels = [(model_label(data), data, colours[kind]) for kind, data in result.sides.items()]
+    return [(one.replace(" (", "<br>(", 1) if len(one) > _LONG else one, *rest) for one, *rest in labels]
 
 
 def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420) -> go.Figure:

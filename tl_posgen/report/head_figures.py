@@ -64,7 +64,8 @@ def head_map(
                     ]
                     heading = ", ".join([variable.label if variable else name, *words])
                     array = at_usual_labels(result, data[name], at).transpose(*HEAD)
-                    maps.append(Map(number, side, f"{heading} · {side}", array))
+                    heading += "" if data is result.own else f"<br>{side}"  # the figure's title names the model
+                    maps.append(Map(number, side, heading, array))
         panels = map_panels(maps, limits, columns=len(pairs), horizontal_spacing=0.06)
         panels.figure.update_annotations(font_size=11)
         words = subtitle.format(**{**result.own.attrs, **result.measure.options()})
