@@ -124,7 +124,8 @@ class Feed:
             self.add_copies()
 
     def _complete(self, enough: int = 0) -> None:
-        """Start to copy to the host the values of layers that wait, of measures that wait for no more of them."""
+        """Compute the values of the layers that wait, for each measure that has enough of them (heads x tokens), and
+        start to copy these to the host."""
         for measure in self.measures:
             waiting = self._waiting[measure.name]
             waits = type(measure).of_layers is not Measure.of_layers
