@@ -124,15 +124,18 @@ class Feed:
             self.add_copies()
 
     def _complete(self, enough: int = 0) -> None:
-        """Start to copy to the host the values of layers that wait, of measures that wait for no more of them."""
+        """Compute the values of the layers that wait, for each measure that has enough of them (heads x tokens), and
+        start to copy these to the host."""
         for measure in self.measures:
             waiting = self._waiting[measure.name]
             waits = type(measure).of_layers is not Measure.of_layers
             if not waiting or (waits and sum(len(key.heads) * key.length for key, _ in waiting) < enough):
                 continue
             keys, found = zip(*waiting, strict=True)
-            for key, values in zip(keys, measure.of_layers(found), strict=True):
-                self._copies.append((measure.name, key, on_host(_checked(measure, key, values), wait=False)))
+            values = [_checked(measure, *one) for one in zip(keys, measure.of_layers(found), strict=True)]
+            self._copies += [
+                (measure.name, key, on_host(one, wait=False)) for key, one in zip(keys, values, strict=True)
+            ]
             waiting.clear()
         if self._copies and self._device.type == "cuda":  # which copies into pinned memory while it computes
             self._copied = torch.cuda.current_stream(self._device).record_event()

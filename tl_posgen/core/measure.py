@@ -221,6 +221,8 @@ class Measure:
     def of_layers(self, found: Sequence[Any]) -> Sequence[Any]:
         """Return what `of_layer` describes, of several layers and prompts, from what `of_layer` gave of each; as they
         are, unless overridden. For many small operations, which take an accelerator as long for one layer as for ten.
+
+        What `of_layer` gives is then kept until enough layers have come: no capture, and no tensor that it overwrites.
         """
         return found
 

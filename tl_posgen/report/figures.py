@@ -52,8 +52,12 @@ def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
     """Return (label, dataset, colour) of the model, and of its first random init and first shuffled weights, where
     there are any; a long label takes two lines, as legends are beside the panels."""
     colours = {"trained": COLOURS[0], "random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
-    labels = [(model_label(data), data, colours[kind]) for kind, data in result.sides.items()]
-    return [(one.replace(" (", "<br>(", 1) if len(one) > _LONG else one, *rest) for one, *rest in labels]
+
+    def label(data: xr.Dataset) -> str:
+        name = model_label(data)
+        return name.replace(" (", "<br>(", 1) if len(name) > _LONG else name
+
+    return [(label(data), data, colours[kind]) for kind, data in result.sides.items()]
 
 
 def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420) -> go.Figure:

@@ -6,12 +6,13 @@ from captures import EVERYTHING, captures_of, run
 from families import VOCAB
 
 import tl_posgen
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.cache import captures_from_cache, needed_names
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.geometry.proof import checked_rows
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import EditedCapture
+from tl_posgen.position.decomposition.three_axis import pair_moments_of
 from tl_posgen.position.distance.hooks import at_dummy_distance
 
 TOKENS = torch.randint(2, VOCAB - 2, (1, 100), generator=torch.Generator().manual_seed(4))
@@ -57,6 +58,15 @@ def test_edited_queries_are_the_queries(llama):
     capture = captures_of(llama, TOKENS, hooks=edit(0, "q", lambda q: 2 * q))[0]
     assert not isinstance(capture, EditedCapture)
     torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-4)
+
+
+def test_scores_that_overflow_are_those_of_the_queries_and_keys(family_model):
+    hooks = [one for part in "qk" for one in edit(1, part, lambda x: 1e30 * x)]
+    capture = captures_of(family_model("llama", "hooked"), TOKENS, needs=frozenset(), hooks=hooks)[1]
+    assert not isinstance(capture, EditedCapture)
+    assert not capture.finite
+    with pytest.raises(InputError, match=r"q or k of head 0 is not finite at token \d+; .* an overflow"):
+        pair_moments_of(capture)
 
 
 @pytest.mark.parametrize("name", ["three_axis", "residual", "slash"])

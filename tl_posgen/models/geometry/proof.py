@@ -285,7 +285,7 @@ def _difference(
     if used.shape[-1] < whole.shape[-1]:  # padding
         masked = masked | ((whole != -torch.inf).sum() > seen.sum())
     used = without_row_offsets(used, q, k, geometry, positions)
-    error = (recomputed - used).abs().masked_fill(~seen, 0)
+    error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
     fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
     # scale max |q| max |k| d_head < 1e15: no score is NaN, and its square is far from float32's largest number
     largest = capture.q.norm(torch.inf) * capture.k.norm(torch.inf) * capture.q.shape[-1]
@@ -293,7 +293,7 @@ def _difference(
     fine, capture.finite = torch.stack([fine, finite]).tolist()
     if fine:
         return "", False
-    hidden, error = bool(masked.any()), error.nan_to_num(torch.inf)
+    hidden = bool(masked.any())
     head, row, _ = map(int, torch.unravel_index((masked.float() if hidden else error).argmax(), error.shape))
     differs = "sees other keys than its mask gives"
     if not hidden:

@@ -127,9 +127,9 @@ class AttentionExamples(Measure):
         return {"examples": First({"r": r, "heads": heads, "pattern": both[heads], "of_every_head": few})}
 
     def finish(self, sums: Sums) -> xr.Dataset:
-        of_layers: dict[int, Any] = {layer: one.value for layer, one in sums.by_layer("examples").items()}
         r, maps, every = dict[tuple[int, int], float](), dict[tuple[int, int], Any](), dict[str, np.ndarray]()
-        for layer, found in of_layers.items():
+        for layer, first in sums.by_layer("examples").items():
+            found = first.value
             places = [(layer, head) for head in sums.layers[layer][1]]
             r |= zip(places, found["r"].tolist(), strict=True)
             maps |= {places[n]: one.numpy() for n, one in zip(found["heads"], found["pattern"], strict=True)}
