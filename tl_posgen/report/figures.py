@@ -122,7 +122,7 @@ class Panels:
         self.n_rows = max(1, -(-len(titles) // self.n_columns))
         self.row_height = row_height
         subplots = subplots if titles else {}  # their specs are of no panel
-        given: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": 85 / (row_height * self.n_rows)}
+        given: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": min(85 / row_height, 0.5) / self.n_rows}
         cells = [
             [{} if place < len(titles) else None for place in range(row, row + self.n_columns)]
             for row in range(0, self.n_rows * self.n_columns, self.n_columns)
