@@ -122,7 +122,8 @@ class Panels:
         self.n_rows = max(1, -(-len(titles) // self.n_columns))
         self.row_height = row_height
         subplots = subplots if titles else {}  # their specs are of no panel
-        given: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": min(85 / row_height, 0.5) / self.n_rows}
+        between = min(85 / row_height, 0.5) / self.n_rows  # two lines of a title, and names of ticks
+        given: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": between}
         cells = [
             [{} if place < len(titles) else None for place in range(row, row + self.n_columns)]
             for row in range(0, self.n_rows * self.n_columns, self.n_columns)
