@@ -1,5 +1,6 @@
 """The forward passes that measures share: each layer of each prompt, captured once, goes to every measure."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
@@ -96,10 +97,9 @@ class Feed:
         self._edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
         self._edited_patterns: set[int] = set()  # layers whose pattern is not the softmax of its scores
         self._proved = True
-        self._waiting: dict[str, list[tuple[_LayerKey, Any]]] = {measure.name: [] for measure in measures}
+        self._waiting = defaultdict[tuple[str, torch.device], list[tuple[_LayerKey, Any]]](list)  # by measure
         self._copies: list[tuple[str, _LayerKey, Mapping[str, Any]]] = []  # on their way to the host
-        self._copied: Any = None  # the event after the last of them
-        self._device: Any = None  # of the last layer
+        self._copied: dict[torch.device, Any] = {}  # the event after the last of them
 
     def __call__(self, capture: LayerCapture) -> None:
         capture.prompt += self.first_prompt
@@ -110,24 +110,22 @@ class Feed:
             self._edits.setdefault(capture.layer, capture.why)
         if capture.edited_pattern:
             self._edited_patterns.add(capture.layer)
-        if capture.device != self._device:  # the layers of a model may lie on several
-            self._complete()
-            self._device = capture.device
         found = {one.name: one.of_layer(capture) for one in self.measures if type(one).of_layer is not Measure.of_layer}
         self.add_copies()
         place = _LayerKey(capture.layer, capture.geometry, list(capture.heads), capture.prompt, capture.length)
         self._n_layers[place.prompt] = self._n_layers.get(place.prompt, 0) + 1
         for name, of_one in found.items():
-            self._waiting[name].append((place, of_one))
+            self._waiting[name, capture.device].append((place, of_one))
         self._complete(WAITING if capture.device.type == "cpu" else WAITING_ON_ACCELERATOR)
-        if self._copied is None:  # nothing to wait for
+        if not self._copied:  # nothing to wait for
             self.add_copies()
 
     def _complete(self, enough: int = 0) -> None:
         """Compute the values of the layers that wait, for each measure that has enough of them (heads x tokens), and
         start to copy these to the host."""
-        for measure in self.measures:
-            waiting = self._waiting[measure.name]
+        measures = {measure.name: measure for measure in self.measures}
+        for (name, device), waiting in self._waiting.items():
+            measure = measures[name]
             waits = type(measure).of_layers is not Measure.of_layers
             if not waiting or (waits and sum(len(key.heads) * key.length for key, _ in waiting) < enough):
                 continue
@@ -137,16 +135,16 @@ class Feed:
                 (measure.name, key, on_host(one, wait=False)) for key, one in zip(keys, values, strict=True)
             ]
             waiting.clear()
-        if self._copies and self._device.type == "cuda":  # which copies into pinned memory while it computes
-            self._copied = torch.cuda.current_stream(self._device).record_event()
+            if device.type == "cuda":  # which copies into pinned memory while it computes
+                self._copied[device] = torch.cuda.current_stream(device).record_event()
 
     def add_copies(self) -> None:
         """Add the values that were copied to the host while the next layer was computed."""
-        if self._copied is not None:  # they are there already, once the host has waited for a later result
-            self._copied.synchronize()
+        for copied in self._copied.values():  # they are there already, once the host has waited for a later result
+            copied.synchronize()
         for name, place, values in self._copies:
             self._groups[name].sums_of(place.prompt).add_layer(place, values)
-        self._copies, self._copied = [], None
+        self._copies, self._copied = [], {}
 
     def add_logits(
         self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"], session: Session
