@@ -97,7 +97,7 @@ class Feed:
         self._edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
         self._edited_patterns: set[int] = set()  # layers whose pattern is not the softmax of its scores
         self._proved = True
-        self._waiting = defaultdict[tuple[str, torch.device], list[tuple[_LayerKey, Any]]](list)  # by measure
+        self._waiting = defaultdict[tuple[str, torch.device], list[tuple[_LayerKey, Any]]](list)  # by name
         self._copies: list[tuple[str, _LayerKey, Mapping[str, Any]]] = []  # on their way to the host
         self._copied: dict[torch.device, Any] = {}  # the event after the last of them
 

@@ -219,10 +219,12 @@ class Measure:
         raise NotImplementedError
 
     def of_layers(self, found: Sequence[Any]) -> Sequence[Any]:
-        """Return what `of_layer` describes, of several layers and prompts, from what `of_layer` gave of each; as they
-        are, unless overridden. For many small operations, which take an accelerator as long for one layer as for ten.
+        """Return the values that `of_layer` describes, of several layers and prompts, from what it gave of each;
+        unchanged, unless overridden. It is for many small operations, which take an accelerator as long for one layer
+        as for ten.
 
-        What `of_layer` gives is then kept until enough layers have come: no capture, and no tensor that it overwrites.
+        Where it is overridden, what `of_layer` gives is kept until enough layers have come, so `of_layer` must give
+        neither the capture nor a tensor that it will overwrite.
         """
         return found
 
