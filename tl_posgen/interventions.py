@@ -25,7 +25,6 @@ from tl_posgen.stats.intervals import FEWEST
 
 UNTOUCHED = "unchanged"  # the condition without hooks
 _MOST_NAMED = 6  # conditions in a sentence
-_SOME = 8  # conditions, where they are not known before
 WORTHLESS = 0.01  # nats: where a control costs less, shares of it are noise
 PREDICTIONS = {  # variables of a measure that says how far predictions move, and on which tokens
     "kl": Variable(
@@ -110,10 +109,6 @@ class Interventions(Measure):
 
     def usual(self) -> Mapping[str, Any]:
         return {"condition": UNTOUCHED}
-
-    def passes(self, run: Run) -> int:
-        is_known = not self.after or bool(run.before)  # else conditions may read what is not measured yet
-        return len(run.rows) * (1 + (len(self.named_conditions(run)) if is_known else _SOME))
 
     def of_model(self, run: Run) -> xr.Dataset:
         conditions = self.named_conditions(run)

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from tqdm.auto import tqdm
 from tl_posgen.claims.judging import Claim, claims_result
 from tl_posgen.claims.table import PAPERS
 from tl_posgen.core import registry
-from tl_posgen.core.engine import analyze, planned, refusals
+from tl_posgen.core.engine import analyze, refusals
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels
 from tl_posgen.core.options import Each, fits, require
@@ -26,7 +25,7 @@ from tl_posgen.models.loading.load import AnyModel, without_context_limit
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
-from tl_posgen.progress import Passes
+from tl_posgen.progress import steps_shown
 from tl_posgen.slash.slash_toy import slash_toy
 from tl_posgen.studies.emergence import emergence
 
@@ -95,11 +94,8 @@ def judge_claims(
     run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(model, null_seeds, shuffled_seeds)}
     kept = Parts.kept_in(None if keep is None else Path(keep) / "parts")
     results: dict[str, Result] = {}
-    with kept as parts, Passes.counted(shown=progress) as passes:
+    with kept as parts, steps_shown(0, shown=progress):
         analyses, reasons = analyses_of(claims, model)
-        for subject, measures, own in analyses if progress else ():
-            with suppress(ModelError):  # of those that the model does not allow there are no passes
-                passes.plan(planned(subject, prompts, measures, {**run, **own}))
         for subject, measures, own in analyses:
             before = [kind.name for measure in measures for kind in measure.after if measure.runs_model]
             if not set(before) <= set(results):

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -36,7 +35,8 @@ from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
 from tl_posgen.models.session import Choices, Session, session_of
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.progress import Passes, Stage
+from tl_posgen.progress import step as step_shown
+from tl_posgen.progress import steps_shown
 
 Prompts: TypeAlias = str | Sequence[Any] | Int[Tensor, "batch pos"] | Int[Tensor, " pos"]
 Measures: TypeAlias = str | Measure | type[Measure] | Sequence[Any] | None
@@ -149,7 +149,6 @@ def analyze(
     with (
         session.exclusive("analyze"),
         session.choosing(choices),
-        Passes.counted(shown=progress) as passes,
         keeping as parts,
     ):
         to_measure = supported(to_measure, model, skip_unsupported)
@@ -178,11 +177,10 @@ def analyze(
                 session, prompts, **cut, **which, seed=seed, streaming=streaming, null_device=nulls.device
             )
         where = {"layers": layers, "heads": heads}
-        analysis = _Analysis(session, prompts, rows, where, seed, nulls, fwd_hooks, in_place, passes, parts, depends_on)
+        analysis = _Analysis(session, prompts, rows, where, seed, nulls, fwd_hooks, in_place, parts, depends_on)
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
-        if progress and not passes.stages:
-            passes.plan(analysis.stages(prepared))
-        sides = analysis.sides(prepared, known)
+        with steps_shown(sum(1 for _ in analysis.steps(prepared)), shown=progress):
+            sides = analysis.sides(prepared, known)
         if nulls is not null_seeds:
             nulls.free_memory()
         if in_place:
@@ -228,7 +226,6 @@ class _Analysis:
     nulls: NullModels
     hooks: Hooks = ()
     in_place: bool = False
-    passes: Passes | None = None
     parts: Parts = field(default_factory=Parts)
     depends_on: Mapping[str, Any] = field(default_factory=dict)
 
@@ -243,16 +240,6 @@ class _Analysis:
                 yield _Step(init, label, name if len(fed) == 1 else f"{len(fed)} measures", fed, True)
             for measure in (one for one in some if one.runs_model):
                 yield _Step(init, label, measure.name, [measure], False)
-
-    def stages(self, measures: Sequence[Measure]) -> list[Stage]:
-        """Return every step with the forward passes that it will make."""
-        found = []
-        for init, label, name, (measure, *_), is_shared in self.steps(measures):
-            rows = self.rows[measure.name]
-            run = Run(measure, self.session, self.prompts, rows, self.where, self.seed, init)
-            n = len(rows) if is_shared else measure.passes(run)
-            found.append(Stage(name, label, n))
-        return found
 
     def sides(self, measures: Sequence[Measure], known: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
         """Return the datasets by measure, of the model and of each null model that any is repeated on."""
@@ -271,7 +258,7 @@ class _Analysis:
             name = f"{step.name} {step.label}"
             keep = partial(self.parts.condition, name, measure, depends_on)
             trained = None if step.init is None else sides[TRAINED].get(measure.name)
-            with nullcontext() if self.passes is None else self.passes.stage(step.name, step.label):
+            with step_shown(name):
                 make = partial(self._made, step, read, trained, None if self.parts.directory is None else keep)
                 sides[side] |= self.parts.datasets(name, step.measures, depends_on, make)
         return sides
@@ -298,15 +285,6 @@ class _Analysis:
                     data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
                 made = {measure.name: data.assign_attrs(model=title)}
         return {name: contiguous(data) for name, data in made.items()}
-
-
-def planned(model: Any, prompts: Prompts, measures: Sequence[Measure], settings: Mapping[str, Any]) -> list[Stage]:
-    """Return the stages of `analyze(model, prompts, measures=measures, **settings)` of a loaded model, or refuse it."""
-    session, cut = session_of(model), {name: settings[name] for name in ("length", "n_prompts", "consecutive")}
-    rows = _rows_of_measures(measures, session, prompts, cut)
-    prepared = [measure.prepare(session.model, rows[measure.name]) for measure in measures]
-    where, nulls = {"layers": None, "heads": None}, null_models_of(session, settings["null_seeds"], None)
-    return _Analysis(session, prompts, rows, where, settings["seed"], nulls).stages(prepared)
 
 
 def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:

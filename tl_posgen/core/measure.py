@@ -241,11 +241,6 @@ class Measure:
         """Return the dataset of a running model."""
         raise NotImplementedError
 
-    def passes(self, run: "Run") -> int:
-        """Return how many forward passes `of_model` will make, one a prompt, before the first one; `run` has the model
-        itself also where its `init` is a random init. Where data decides, an estimate within a factor of 1.5."""
-        return len(run.rows)
-
     # Its words and pictures
 
     def findings(self, own: "Numbers") -> list[str]:

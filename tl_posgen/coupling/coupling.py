@@ -20,7 +20,6 @@ from tl_posgen.core.run import Run
 from tl_posgen.coupling.jacobians import (
     DENSE_UP_TO,
     ResidualJacobian,
-    passes_of,
     residual_jacobians,
     residual_streams,
 )
@@ -243,9 +242,6 @@ class Coupling(JacobianMeasure):
 
     def usual(self) -> Mapping[str, Any]:
         return {**super().usual(), "version": "absolute", "bases": "aligned"}
-
-    def passes(self, run: Run) -> int:
-        return len(run.rows) * passes_of(run.tokens.shape[1], [(one, one) for one in self.places(run)[1]])
 
     def of_model(self, run: Run) -> xr.Dataset:
         tokens = self.places(run)[1]

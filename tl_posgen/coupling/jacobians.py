@@ -1,6 +1,6 @@
 """Residual streams of a prompt, and residual Jacobians J = d f^l(X)_t2 / d x_t1 of its blocks X + f^l(X)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -102,12 +102,6 @@ class ResidualJacobian:
         (images,) = vector_jacobian_products(output, [argument], rows, self.touched * self.d_model)
         image = images.reshape(len(rows), -1).mT.to(columns.device)
         return image - columns if self.source == self.target else image
-
-
-def passes_of(n_tokens: int, pairs: Iterable[tuple[int, int]]) -> int:
-    """Return the number of forward passes for a prompt's residual streams and Jacobians of (source, target)."""
-    each = [1 + len(_pieces(a)) + (1 + len(_pieces(b - a - 1, b)) if a < b else 0) for a, b in pairs]
-    return len(_pieces(n_tokens)) + sum(each)
 
 
 def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "state pos d_model"]:

@@ -17,7 +17,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
 from tl_posgen.coupling.coupling import JacobianMeasure
-from tl_posgen.coupling.jacobians import passes_of, residual_streams
+from tl_posgen.coupling.jacobians import residual_streams
 from tl_posgen.errors import InputError
 from tl_posgen.report.kinds import lines
 
@@ -111,11 +111,6 @@ class TokenCoupling(JacobianMeasure):
         if len({token % length for token in prepared.positions}) < 2:
             raise InputError("tokens couple with each other: give two different positions at least, in longer prompts")
         return prepared
-
-    def passes(self, run: Run) -> int:
-        tokens = self.places(run)[1]
-        pairs = {pair for one in tokens for pair in ((one, one), (tokens[0], one), (one, tokens[-1]))}
-        return len(run.rows) * passes_of(run.tokens.shape[1], pairs)
 
     def of_model(self, run: Run) -> xr.Dataset:
         chosen_layers, tokens = self.places(run)

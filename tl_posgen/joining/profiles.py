@@ -167,9 +167,6 @@ class Profiles(Measure):
             )
         return replace(self, period=period)
 
-    def passes(self, run: Run) -> int:
-        return self.n_repeated + (len(run.rows) if self.metrics == "literature" else 0)
-
     def of_model(self, run: Run) -> xr.Dataset:
         slash = run.found(Slash).sel(tokens="all", drop=True)
         variance = run.found(Variance).sel(tokens="without first", drop=True)

@@ -251,9 +251,6 @@ class Rules(Interventions):
             )
         return self
 
-    def passes(self, run: Run) -> int:
-        return len(run.rows) + len(run.rows) // 2 * (1 + len(self.labels()["rule"]))
-
     def of_model(self, run: Run) -> xr.Dataset:
         sums, recalls = run.sums(), run.sums()
 

@@ -143,9 +143,6 @@ class BandAblation(Dominance, Interventions):
                 "slash_ablation measures its slash scores with Q and K ablated"
             )
 
-    def passes(self, run: Run) -> int:
-        return len(run.rows) * len(ablations(self.schemes, run.tokens.shape[1]))
-
     def conditions(self, run: Run) -> Mapping[str, Any]:
         planned = ablations(self.schemes, run.tokens.shape[1]).items()
         return {name: ablate_bands(run.model, *one) for name, one in planned if name != UNTOUCHED}

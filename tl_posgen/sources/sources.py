@@ -157,9 +157,6 @@ class Sources(Measure):
         from a second pass."""
         return [(side, term) for side, term in self.places if TERMS[term][side] != "mean"]
 
-    def passes(self, run: Run) -> int:
-        return len(run.rows) * (2 if self.check or self.products else 1)
-
     def of_model(self, run: Run) -> xr.Dataset:
         groups, own = PromptGroups(self, grouped=run.init is None), dict[tuple[int, int], SourceSums]()
 

@@ -109,9 +109,6 @@ class AttentionExamples(Measure):
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return ["patterns"] if data.sizes["example"] else []
 
-    def passes(self, run: Run) -> int:
-        return 0  # the shared pass gives all
-
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         if layer.prompt:
             return {}

@@ -284,9 +284,6 @@ class LengthExtrapolation(Measure):
         fits = fits_pass(model, self.times * trained, is_streamed=False, matrices=self.matrices)
         return self.inside or (trained if fits else min(trained, SHORT))
 
-    def passes(self, run: Run) -> int:
-        return len(run.rows) * len({"vanilla", *self.conditions})
-
     def of_model(self, run: Run) -> xr.Dataset:
         n, session, where = len(run.rows[0]), run.session, run.where
         inside = n // self.times

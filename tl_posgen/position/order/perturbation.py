@@ -154,15 +154,6 @@ class Perturbation(Measure):
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"target": TARGETS}
 
-    def passes(self, run: Run) -> int:
-        conditions, n_moved = conditions_for(run.model, self.conditions, **run.where), sum(map(bool, self.ratios))
-        of_text = len(run.rows) * (1 + len(conditions) * len(self.reaches) * n_moved * self.n_draws)
-        times = {one: n_moved for one in self.of_cloze(conditions)}
-        if times and n_moved < len(self.ratios):
-            times[next(iter(times))] += 1  # in order once
-        items = self.cloze_items(run)[1]
-        return of_text + sum(n * len(item.rows(condition)) for condition, n in times.items() for item in items)
-
     def of_model(self, run: Run) -> xr.Dataset:
         conditions = conditions_for(run.model, self.conditions, **run.where)
         ratios = [float(ratio) for ratio in self.ratios]

@@ -172,12 +172,6 @@ class PlanePerturbation(Interventions):
         usual = _SHUFFLES if model.cfg.n_layers <= MOST_LAYERS else ()
         return replace(self, map_edits=usual if self.map_edits is None else self.map_edits)
 
-    def passes(self, run: Run) -> int:
-        n_planes, by_planes = self._cells_of_map(run)
-        cells = sum(n_planes.values()) if by_planes else len(n_planes) * len(BANDS)
-        perturbed = len(self.conditions(run)) + len(self.map_edits or ()) * cells
-        return len(run.rows) * (1 + len(COSTS) * perturbed)
-
     def _cells_of_map(self, run: Run) -> tuple[dict[int, int], bool]:
         """Return how many planes each layer with some has, and whether the map has planes, or else bands."""
         geometry = geometry_of(run.session, list(select_heads(run.model, **run.where)))

@@ -116,9 +116,6 @@ class SplitExamples(Measure):
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"part": PARTS}
 
-    def passes(self, run: Run) -> int:
-        return 1 + (run.init is None)  # which chooses the heads
-
     def of_model(self, run: Run) -> xr.Dataset:
         shown = run.rows[0][:N_TOKENS]
         if run.trained is not None:  # null models show its heads

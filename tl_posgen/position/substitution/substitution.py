@@ -190,10 +190,6 @@ class Substitution(Interventions):
         found |= {"own_profile": by_split(own_profile), "query_profile": by_split(query_profile)}
         return found | {part: by_split(triangle(self.widths[0]), part) for part in ("position", "content")}
 
-    def passes(self, run: Run) -> int:
-        heads_from(run.model, self.from_layer, **run.where)  # refused before work
-        return len(run.rows) * (2 + len(self.stand_ins(run.tokens.shape[1])) if run.init is None else 5)
-
     def conditions(self, run: Run) -> Mapping[str, Any]:
         heads = heads_from(run.model, self.from_layer, **run.where)
         how: dict[str, Any] = {"gamma": self.gamma, "threshold": self.threshold, "heads": heads}
