@@ -18,7 +18,7 @@ from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
-from tl_posgen.models.provenance import null_label
+from tl_posgen.models.loading.nulls import null_label
 from tl_posgen.report.figures import DIVERGING, model_label
 from tl_posgen.report.head_figures import Map, map_panels
 from tl_posgen.stats.intervals import difference_interval
@@ -255,8 +255,8 @@ class Comparison(Measure):
     def _sentence(self, own: Numbers, number: str) -> str:
         """Return the change of one number."""
         mean, label = own("mean_change", number=number), str(own.data["label"].sel(number=number).values)
-        known = {kind: tuple(one for one in getattr(mean, kind) if one == one) for kind in ("inits", "shuffled")}
-        mean = replace(mean, **known)
+        known = {kind: tuple(one for one in each if one == one) for kind, each in mean.by_null.items()}
+        mean = replace(mean, by_null={kind: each for kind, each in known.items() if each})
         average = f"{label}: {mean.with_interval:+.3f} on average{mean.null_in_brackets:+.3f}"
         if "change" not in own:
             return f"{average}, from {own('mean', report='first', number=number).plain:.3f}."

@@ -12,9 +12,10 @@ import xarray as xr
 
 from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import Measure, Variable
-from tl_posgen.core.number import NULLS, Number, mean_of_nulls
+from tl_posgen.core.number import Number, mean_of_nulls
 from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.result import Result
+from tl_posgen.models.loading.nulls import NULL_KINDS
 
 Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small
 BY_ITSELF = {  # measures that one model and one text do not give -> where they come from
@@ -264,7 +265,7 @@ def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str
         return Judgement("open", why, "not measured")
     criteria = claim.by(*needed)
     single = [one for each in criteria for one in each.leaves]
-    nulls = {kind: ", ".join(filter(None, (one.told(kind) for one in criteria))) for kind in NULLS}
+    nulls = {kind: ", ".join(filter(None, (one.told(kind) for one in criteria))) for kind in NULL_KINDS}
     null = "; ".join(f"{kind}: {words}" for kind, words in nulls.items() if words)
     if claim.own_null:
         null = ", ".join(

@@ -177,7 +177,7 @@ def _rank_one(cone: Result, side: str) -> Criterion:
     of_dominant = or_lacking(r1.by_null)
     beyond = {kind: [*each, *of_dominant[kind]] for kind, each in of_all.by_null.items()}
     found = Criterion.of(name, r1, 0.9, partly=0.7, beyond=beyond, digits=3)
-    return replace(found, number=replace(r1, inits=of_all.inits, shuffled=of_all.shuffled))
+    return replace(found, number=replace(r1, by_null=of_all.by_null))
 
 
 def _parts_of_inputs(cone: Result) -> list[Group]:

@@ -96,7 +96,7 @@ class Attached:
         prepared = [measure.prepare(nulls.session, rows) for measure in self.measures]
         for init, (title, other) in zip(nulls, nulls.models(), strict=True):
             sides[init] = one_pass(session_of(other), known, self.measures, **self.where, label=title, seed=self.seed)
-        provenance = provenance_of(nulls.session, known, nulls.seeds, nulls.shuffled, self.seed)
+        provenance = provenance_of(nulls.session, known, nulls.seeds, self.seed)
         lengths = sorted(set(feed.lengths.values()))
         provenance |= {"prompts": len(rows), "length": lengths[0] if len(lengths) == 1 else lengths}
         if len(known) < len(rows):

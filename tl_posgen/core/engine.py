@@ -17,7 +17,7 @@ from tl_posgen.core import registry
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels, check_seeds, null_models_of
-from tl_posgen.core.numbers import SHUFFLED, TRAINED
+from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result, contiguous, result_of
@@ -27,11 +27,11 @@ from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.hooks.given import Hooks, check_hooks, has_added_hooks, under
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.load import AnyModel, is_ours
-from tl_posgen.models.loading.nulls import check_draws_on
+from tl_posgen.models.loading.nulls import NULL_KINDS, check_draws_on, kind_of, null_label
 from tl_posgen.models.loss import require_context, require_one_length
 from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
-from tl_posgen.models.provenance import null_label, provenance_of
+from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
 from tl_posgen.models.session import Choices, Session, session_of
 from tl_posgen.models.tokens import to_prompts
@@ -125,7 +125,7 @@ def analyze(
     # refused without a model
     seed, asked, metric = check_seed(seed), registry.requested(measures), as_metric(metric)
     known = check_after(after, asked)
-    if not isinstance(null_seeds, NullModels):
+    if not isinstance(null_seeds, NullModels | Mapping):
         check_seeds(null_seeds)
     if shuffled_seeds is not None:
         check_seeds(shuffled_seeds, "shuffled_seeds")
@@ -163,7 +163,7 @@ def analyze(
         if metric is not None:
             details["metric"] = metric.name
         lists = {id(one): one for one in rows.values()}  # one for all measures that share prompts
-        of_rows = {key: provenance_of(session, one, nulls.seeds, nulls.shuffled, seed) for key, one in lists.items()}
+        of_rows = {key: provenance_of(session, one, nulls.seeds, seed) for key, one in lists.items()}
         for name, result in known.items():
             require_same(name, result, of_rows[id(rows[name])] | details)
             if nulls.for_runs and (lacking := [one for one in nulls if one not in result.numbers.nulls]):
@@ -188,12 +188,14 @@ def analyze(
     results = dict(known)
     for measure in prepared:
         each = {init: side[measure.name] for init, side in sides.items() if measure.name in side}
-        seeds = [int(init.removeprefix(SHUFFLED)) for init in each if init.startswith(SHUFFLED)]
-        provenance = of_rows[id(rows[measure.name])] | details | {"shuffled_seeds": seeds}
+        told = [kind_of(init) for init in each if init != TRAINED]
+        seeds = {kind.seeds: [n for one, n in told if one is kind] for kind in NULL_KINDS.values() if not kind.runs}
+        provenance = of_rows[id(rows[measure.name])] | details | seeds
         results[measure.name] = result_of(measure, each, provenance)
     found = {measure.name: results[measure.name] for measure in asked if measure.name in results}
     first = dict(next(iter(found.values())).provenance)
-    first["shuffled_seeds"] = max((one.provenance.get("shuffled_seeds", []) for one in found.values()), key=len)
+    for name in (kind.seeds for kind in NULL_KINDS.values() if not kind.runs):
+        first[name] = max((one.provenance.get(name, []) for one in found.values()), key=len)
     return Report(found, {name: value for name, value in first.items() if name != "options"})
 
 
@@ -232,7 +234,7 @@ class _Analysis:
     def steps(self, measures: Sequence[Measure]) -> Iterator[_Step]:
         for init in (None, *self.nulls):
             label = self.session.label if init is None else null_label(init)
-            for_runs = init is None or self.nulls.for_runs or not init.startswith(SHUFFLED)  # those that run the model
+            for_runs = init is None or self.nulls.for_runs or kind_of(init)[0].runs  # those that run the model
             some = [one for one in measures if for_runs or not one.runs_model]
             some = [one for one in some if init is None or one.has_null]
             if fed := [one for one in some if one.is_fed]:

@@ -1,15 +1,14 @@
 """Null models of one model: random inits and shuffled weights, a seed each, built when they are needed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tl_posgen.core.numbers import SHUFFLED
 from tl_posgen.core.options import fits
 from tl_posgen.errors import MOST_SEEDS, InputError
-from tl_posgen.models.loading.nulls import check_draws_on, random_like, shuffle, shuffled_like
+from tl_posgen.models.loading.nulls import NULL_KINDS, check_draws_on, kind_of, null_label, shuffle
 from tl_posgen.models.memory import release
 from tl_posgen.models.model import Model
-from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
+from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint
 from tl_posgen.models.session import Session, session_of
 
 
@@ -32,16 +31,23 @@ class NullModels(Sequence[str]):
         (['shuffled 0', '0'], ['shuffled weights (seed 0)', 'random init (seed 0)'])
     """
 
-    def __init__(
-        self, model: Model | Session, seeds: Sequence[int], shuffled: Sequence[int] | None = (), device: str = "cpu"
-    ):
-        self.session, self.seeds, self.device = session_of(model), check_seeds(seeds), check_draws_on(device)
+    def __init__(self, model: Model | Session, seeds: Any, shuffled: Sequence[int] | None = (), device: str = "cpu"):
+        self.session, self.device = session_of(model), check_draws_on(device)
+        given = seeds if isinstance(seeds, Mapping) else {"random init": seeds}
+        self.by_kind = {kind: check_seeds(some, NULL_KINDS[kind].seeds) for kind, some in given.items()}
         self.for_runs = shuffled is not None  # whether measures that run the model have shuffled weights too
-        self.shuffled = check_seeds(self.seeds[:1] and (0,) if shuffled is None else shuffled, "shuffled_seeds")
-        self.labels = [*(f"{SHUFFLED}{seed}" for seed in self.shuffled), *map(str, self.seeds)]
+        usual = self.by_kind.get("random init", [])[:1] and (0,)
+        self.by_kind.setdefault("shuffled", check_seeds(usual if shuffled is None else shuffled, "shuffled_seeds"))
+        made = sorted(self.by_kind, key=lambda kind: not NULL_KINDS[kind].of_weights)
+        self.labels = [NULL_KINDS[kind].label(seed) for kind in made for seed in self.by_kind[kind]]
         self._fingerprint = ""
         self._held: tuple[str, str, Session] | None = None  # the last one that was built
         self._shuffled_by: int | None = None  # seed by which the model's own weights are shuffled now
+
+    @property
+    def seeds(self) -> dict[str, list[int]]:
+        """Their seeds, as provenance names them."""
+        return {NULL_KINDS[kind].seeds: seeds for kind, seeds in self.by_kind.items()}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -64,20 +70,18 @@ class NullModels(Sequence[str]):
         """Return (title, session) of one label, as `models` yields it."""
         if self._held is None or self._held[0] != label:
             self.free_memory()
-            is_shuffled, seed, title = label.startswith(SHUFFLED), int(label.removeprefix(SHUFFLED)), null_label(label)
-            if not is_shuffled or in_place:  # while the model has its own weights
-                self._fingerprint = self._fingerprint or fingerprint(self.session)
-            if is_shuffled and in_place:
-                if self._shuffled_by is not None:
-                    shuffle(self.session.model, self._shuffled_by, undo=True)
+            (kind, seed), title = kind_of(label), null_label(label)
+            self._fingerprint = self._fingerprint or fingerprint(self.session)  # while the model has its own weights
+            if self._shuffled_by is not None and kind.of_weights:
+                shuffle(self.session.model, self._shuffled_by, undo=True)
+                self._shuffled_by = None
+            if kind.name == "shuffled" and in_place:
                 shuffle(self.session.model, seed)
                 self._shuffled_by, made = seed, self.session
-            elif is_shuffled:
-                made = session_of(shuffled_like(self.session, seed))
             else:
-                if in_place:
+                if in_place and not kind.of_weights:
                     release(self.session.model)
-                made = session_of(random_like(self.session, seed, self.device))
+                made = session_of(kind.make(self.session, seed, self.device))
                 title += SAME_WEIGHTS if fingerprint(made) == self._fingerprint else ""
             self._held = label, title, made
         return self._held[1:]
@@ -95,10 +99,11 @@ def null_models_of(
     """Return null models of these seeds; those given where they are of this model, and not of its weights on another
     backend, say."""
     if not isinstance(seeds, NullModels):
-        return NullModels(model, [*seeds], shuffled, device)
+        return NullModels(model, seeds, shuffled, device)
     if seeds.session.model is model.model:
         return seeds
-    return NullModels(model, seeds.seeds, seeds.shuffled if seeds.for_runs else None, seeds.device)
+    some = {kind: one for kind, one in seeds.by_kind.items() if seeds.for_runs or kind != "shuffled"}
+    return NullModels(model, some, () if seeds.for_runs else None, seeds.device)
 
 
 def check_seeds(seeds: Any, name: str = "null_seeds") -> list[int]:

@@ -1,15 +1,15 @@
 """A number: its value, its 95 % interval and its null models; it formats itself."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from tl_posgen.core.formatting import Formatted, format_number, in_brackets
+from tl_posgen.models.loading.nulls import NULL_KINDS
 from tl_posgen.models.selection import head_name
-
-NULLS = {"random init": "inits", "shuffled": "shuffled"}  # kinds of null models, and the fields of Number and Numbers
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Number:
 
     Attributes:
         value, low, high: of the model.
-        inits, shuffled: a value for each random init, and for each model of shuffled weights.
+        by_null: the values of the null models by kind, such as "random init", of the kinds that there are.
         spread: of a mean over null models, their standard deviation; None elsewhere.
         judged: whether brackets say where the number is not above its nulls: where its interval (over prompts; the
             nulls are taken as they are) reaches the highest of them.
 
     Example:
-        >>> r = Number(0.917, 0.905, 0.929, (0.3, 0.4))
+        >>> r = Number(0.917, 0.905, 0.929, {"random init": (0.3, 0.4)})
         >>> f"{r:.3f}", f"{r.with_interval:.3f}", f"{r.null:.2f}", f"{r.plain:.0%}"
         ('0.917 [0.905, 0.929] (random init 0.350 ± 0.071)', '0.917 [0.905, 0.929]', 'random init 0.35 ± 0.07', '92%')
         >>> f"{r.of_inits.with_interval:.2f}", float(r), f"{Number(float('nan')).plain:.2f}"
@@ -38,9 +38,8 @@ class Number:
     value: float
     low: float = np.nan
     high: float = np.nan
-    inits: tuple[float, ...] = ()
+    by_null: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     spread: float | None = None
-    shuffled: tuple[float, ...] = ()
     judged: bool = False
 
     def __format__(self, form: str) -> str:
@@ -82,14 +81,14 @@ class Number:
         return Formatted(text)
 
     @property
-    def by_null(self) -> dict[str, tuple[float, ...]]:
-        """The values of the null models by kind, of the kinds that there are."""
-        return {kind: one for kind, name in NULLS.items() if (one := getattr(self, name))}
+    def inits(self) -> tuple[float, ...]:
+        """The values of the random inits."""
+        return self.by_null.get("random init", ())
 
     @property
     def nulls(self) -> tuple[float, ...]:
         """The values of all null models."""
-        return (*self.inits, *self.shuffled)
+        return tuple(chain.from_iterable(self.by_null.values()))
 
     @property
     def null(self) -> Formatted:
@@ -127,7 +126,8 @@ class Number:
         """Return value, low, high, inits and shuffled, JSON-ready: None where not defined."""
         ends = {"value": self.value, "low": self.low, "high": self.high}
         found: dict[str, Any] = {name: one if np.isfinite(one) else None for name, one in ends.items()}
-        return found | {name: [x if np.isfinite(x) else None for x in getattr(self, name)] for name in NULLS.values()}
+        of_nulls = {kind.field: self.by_null.get(name, ()) for name, kind in NULL_KINDS.items()}
+        return found | {name: [x if np.isfinite(x) else None for x in one] for name, one in of_nulls.items()}
 
 
 def mean_of_nulls(values: Sequence[float]) -> Number:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tl_posgen.core.formatting import in_ranges
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS
-from tl_posgen.core.number import NULLS, AtHead, Number, mean_of_nulls
+from tl_posgen.core.number import AtHead, Number, mean_of_nulls
 from tl_posgen.errors import InputError
+from tl_posgen.models.loading.nulls import NULL_KINDS, kind_of
 from tl_posgen.stats.correlations import fisher_interval, pearson, spearman
 from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from tl_posgen.core.measure import Measure
 
 TRAINED = "trained"  # label of the model itself along the dim "init"; random inits have their seeds there
-SHUFFLED = "shuffled "  # in front of the seed: label of shuffled weights along that dim
 ALL = "all"  # label of all prompts along the dim "group"; the others leave one group out
 SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
 KEPT = ("init", "group", "end", *SAMPLED)
@@ -89,14 +89,15 @@ class Numbers:
         return [str(one) for one in self.dataset["init"].values if one != TRAINED] if "init" in self.dataset else []
 
     @property
-    def inits(self) -> list[str]:
-        """Labels of the random inits."""
-        return [one for one in self.nulls if not one.startswith(SHUFFLED)]
+    def labels_by_null(self) -> dict[str, list[str]]:
+        """Labels of the null models by kind, of the kinds that there are."""
+        found = {kind: [one for one in self.nulls if kind_of(one)[0].name == kind] for kind in NULL_KINDS}
+        return {kind: labels for kind, labels in found.items() if labels}
 
     @property
-    def shuffled(self) -> list[str]:
-        """Labels of the shuffled weights."""
-        return [one for one in self.nulls if one.startswith(SHUFFLED)]
+    def inits(self) -> list[str]:
+        """Labels of the random inits."""
+        return self.labels_by_null.get("random init", [])
 
     @property
     def is_null(self) -> bool:
@@ -111,14 +112,12 @@ class Numbers:
     @property
     def by_null(self) -> dict[str, "Numbers"]:
         """These numbers of the null models by kind, of the kinds that there are."""
-        return {
-            kind: Numbers(self.measure, self.dataset, of=kind) for kind, name in NULLS.items() if getattr(self, name)
-        }
+        return {kind: Numbers(self.measure, self.dataset, of=kind) for kind in self.labels_by_null}
 
     @property
     def labels(self) -> list[str]:
         """Labels along init of the models that these are numbers of."""
-        return getattr(self, NULLS[self.of]) if self.is_null else [TRAINED]
+        return self.labels_by_null.get(self.of, []) if self.is_null else [TRAINED]
 
     def array(self, name: str, **labels: Any) -> xr.DataArray:
         """Return a variable at these labels and the usual ones, with its dims init, group and prompt: expressions of
@@ -154,8 +153,7 @@ class Numbers:
         own = intervals_of(array, bounds)
         columns = [*(own[end] for end in ENDS), *(mean_of(at_init(array, one)) for one in known)]
         rows = zip(*(one.transpose(*places).values.ravel().tolist() for one in columns), strict=True)
-        n = sum(one in self.inits for one in known)  # which come first
-        found = [Number(own, low, high, tuple(null[:n]), shuffled=tuple(null[n:])) for own, low, high, *null in rows]
+        found = [Number(own, low, high, grouped(known, null)) for own, low, high, *null in rows]
         return [mean_of_nulls(one.by_null.get(self.of, ())) for one in found] if self.is_null else found
 
     def along(self, array: xr.DataArray, dim: str, bounds: Bounds | None = None) -> list[Number]:
@@ -179,8 +177,7 @@ class Numbers:
 
         r, n = of_model(TRAINED)
         low, high = (float(end) for end in fisher_interval(r, n))
-        nulls = {kind: tuple(float(of_model(one)[0]) for one in getattr(self, field)) for kind, field in NULLS.items()}
-        found = Number(float(r), low, high, nulls["random init"], shuffled=nulls["shuffled"])
+        found = Number(float(r), low, high, grouped(self.nulls, [float(of_model(one)[0]) for one in self.nulls]))
         return mean_of_nulls(found.by_null.get(self.of, ())) if self.is_null else found
 
     def layers_not_above(self, name: str, **labels: Any) -> str:
@@ -193,7 +190,7 @@ class Numbers:
             below = [
                 int(layer)
                 for layer, one in zip(array["layer"].values, numbers, strict=True)
-                if one and replace(one, **{other: () for name, other in NULLS.items() if name != kind}).not_above
+                if one and replace(one, by_null={kind: one.by_null[kind]}).not_above
             ]
             if 0 < len(below) < len(numbers):
                 found.append(f"; not above {kind} in layer{'' if len(below) == 1 else 's'} {in_ranges(below)}")
@@ -245,6 +242,15 @@ class Numbers:
             entries = zip(places, numbers, strict=True)
             found += [{"name": name, **place, **number.as_dict()} for place, number in entries]
         return found
+
+
+def grouped(labels: Sequence[str], values: Sequence[float]) -> dict[str, tuple[float, ...]]:
+    """Return the values of null models by kind."""
+    found: dict[str, tuple[float, ...]] = {}
+    for label, value in zip(labels, values, strict=True):
+        kind = kind_of(label)[0].name
+        found[kind] = (*found.get(kind, ()), value)
+    return found
 
 
 def at_labels(data: Any, labels: Mapping[str, Any], of: str) -> Any:

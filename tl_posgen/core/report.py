@@ -31,9 +31,10 @@ from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
+from tl_posgen.models.loading.nulls import NULL_KINDS
 
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
-NULL_SEEDS = {"random init": "null_seeds", "shuffled": "shuffled_seeds"}  # kinds of null models -> their provenance
+NULL_SEEDS = {name: kind.seeds for name, kind in NULL_KINDS.items()}  # kinds of null models -> their provenance
 _MOST_MAPS = 12  # of a measure that is not installed
 _FORMAT = 3  # of saved files; raised when this version can no longer read them as they were
 

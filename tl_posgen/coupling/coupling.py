@@ -51,7 +51,7 @@ def _of_chance(result: Any) -> str:
 def _trajectories(result: Any) -> go.Figure:
     """Draw the last tokens of the first prompt in their top two principal components."""
     shown, score = sides(result), result.numbers("line_shape_score")
-    scores = (score.value, *score.inits[:1], *score.shuffled[:1])
+    scores = (score.value, *(each[0] for each in score.by_null.values()))
     titles = [f"{side}: line-shape score {one:.2f}" for (side, *_), one in zip(shown, scores, strict=True)]
     panels, rest = Panels(titles, columns=len(shown), row_height=320), result.own.sizes["state"] - 1
     for number, (_, data, _) in enumerate(shown):

@@ -20,7 +20,7 @@ from tl_posgen.core.formatting import counted, format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.null_models import check_seeds
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import TRAINED, Numbers, at_init, intervals_of, mean_of
+from tl_posgen.core.numbers import TRAINED, Numbers, at_init, grouped, intervals_of, mean_of
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.store import Parts
@@ -28,7 +28,7 @@ from tl_posgen.coupling.coupling import Coupling
 from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
-from tl_posgen.models.provenance import null_label
+from tl_posgen.models.loading.nulls import null_label
 from tl_posgen.models.tokens import check_counts
 from tl_posgen.report.figures import MARKS, Panels, error_bars, model_label, plain, sides
 from tl_posgen.report.kinds import lines
@@ -62,7 +62,7 @@ def _scatter(result: Any) -> go.Figure:
     shown, score, titles = sides(result), plain(result.measure.score), []
     r = {name: result.measure.r(result.numbers, name) for name in LABELS}
     for one in r.values():
-        for (side, *_), number in zip(shown, (one, *map(Number, (*one.inits[:1], *one.shuffled[:1]))), strict=True):
+        for (side, *_), number in zip(shown, (one, *(Number(each[0]) for each in one.by_null.values())), strict=True):
             titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
     panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
     for place, ((name, label), (_, data, _)) in enumerate(product(LABELS.items(), shown)):
@@ -147,8 +147,7 @@ class CouplingScores(Measure):
             known = len(columns[0]) >= least and all(bool(x.isfinite().all()) for x in columns)
             found.append(of(*columns) if known else (np.nan, np.nan, np.nan))
         (value, low, high), *nulls = found
-        values, n = tuple(one[0] for one in nulls), len(own.inits)
-        return Number(value, low, high, values[:n], shuffled=values[n:])
+        return Number(value, low, high, grouped(own.nulls, [one[0] for one in nulls]))
 
     def r(self, own: Numbers, name: str) -> Number:
         """Return Pearson's r over models of a quantity, or of ln size, with the score, with Fisher's interval."""

@@ -2,9 +2,10 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,12 +16,6 @@ from tl_posgen.arithmetic import double, double_device
 from tl_posgen.models.session import Session
 
 SAME_WEIGHTS = ", the model's own weights"  # of a null whose seed also made the model
-
-
-def null_label(init: int | str) -> str:
-    """Return the name of a null model by its label along the dim init: a random init's seed, or "shuffled 0"."""
-    kind, _, seed = str(init).rpartition(" ")
-    return f"{'shuffled weights' if kind else 'random init'} (seed {seed})"
 
 
 @cache
@@ -54,8 +49,7 @@ def fingerprint(session: Session) -> str:
 def provenance_of(
     session: Session,
     tokens: Sequence[Int[Tensor, " _"]],
-    null_seeds: Sequence[int] = (),
-    shuffled_seeds: Sequence[int] = (),
+    null_seeds: Mapping[str, Sequence[int]] = MappingProxyType({}),
     seed: int | None = None,
 ) -> dict[str, Any]:
     """Return what is needed to run the same analysis again, JSON-ready."""
@@ -78,8 +72,7 @@ def provenance_of(
         "weights": fingerprint(session),
         "parameters": session.backend.n_parameters(),
         "seed": seed,
-        "null_seeds": list(null_seeds),
-        "shuffled_seeds": list(shuffled_seeds),
+        **{name: list(seeds) for name, seeds in null_seeds.items()},
         "mask": "causal, and the window of each layer that has one",
         "versions": dict(versions()),
     }

@@ -13,9 +13,10 @@ from jaxtyping import Float
 from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
+from tl_posgen.models.loading.nulls import NULL_KINDS
+
 COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6b", "#8b5fa8", "#c79a2b", "#4aa3b5", "#b0567d", "#6b7280")
 NULL_COLOUR = "#9ca3af"
-SHUFFLED_COLOUR = "#d8b88a"
 SCALE = "Viridis"
 MARKS = sample_colorscale(SCALE, [0.25, 0.4, 0.55, 0.7, 0.85])  # of lines and points: seen on white and on black
 DIVERGING = "RdBu"
@@ -51,7 +52,7 @@ def model_label(dataset: xr.Dataset) -> str:
 def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
     """Return (label, dataset, colour) of the model, and of its first random init and first shuffled weights, where
     there are any; a long label takes two lines, as legends are beside the panels."""
-    colours = {"trained": COLOURS[0], "random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
+    colours = {"trained": COLOURS[0]} | {name: kind.colour for name, kind in NULL_KINDS.items()}
 
     def label(data: xr.Dataset) -> str:
         name = model_label(data)

@@ -21,11 +21,10 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import ENDS, HEAD, in_words
+from tl_posgen.models.loading.nulls import NULL_KINDS
 from tl_posgen.report.figures import (
     AT_START,
     COLOURS,
-    NULL_COLOUR,
-    SHUFFLED_COLOUR,
     Panels,
     at_usual_labels,
     error_bars,
@@ -40,8 +39,6 @@ Figure: TypeAlias = Callable[[Any], go.Figure]  # of a Result: an entry of `Meas
 Words: TypeAlias = str | Callable[[Any], str]  # a text, or a function of the result that gives it
 _HOVER = "%{text}<br>%{x:.3f}, %{y:.3f}<extra></extra>"
 _INTERVALS = "95 % intervals over prompts"
-_DASHES = {"random init": "dash", "shuffled": "dot"}
-_NULL_COLOURS = {"random init": NULL_COLOUR, "shuffled": SHUFFLED_COLOUR}
 
 
 class _Drawn(NamedTuple):
@@ -106,11 +103,11 @@ def lines(
             curve = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(*one.ends)}
             drawn.add(one.panel, line(at, one.ends[0], one.name, one.colour, **curve))
             for kind, values in one.nulls.items():
-                look: dict[str, Any] = {"dash": _DASHES[kind], "width": 1, "showlegend": False}
+                look: dict[str, Any] = {"dash": NULL_KINDS[kind].dash, "width": 1, "showlegend": False}
                 drawn.add(one.panel, line(at, values, f"{one.name}, {kind}", one.colour, **look))
         over = "mean over heads, " if along == "layer" else ""
-        words = {"dash": "dashed", "dot": "dotted"}
-        broken = [f"{words[_DASHES[kind]]}: {kind}" for kind in result.numbers.by_null]
+        words = {"dash": "dashed", "dot": "dotted", "dashdot": "dash-dotted"}
+        broken = [f"{words[NULL_KINDS[kind].dash]}: {kind}" for kind in result.numbers.by_null]
         drawn.axes(x_title or (f"{x} + 1" if x and log_x else x or along), y_title, log_x=log_x)
         return _finished(drawn, result, title, subtitle, f"{over}{_INTERVALS}", *broken)
 
@@ -150,7 +147,7 @@ def bars(
             bar = go.Bar(x=value, y=names, name=one.name, text=written, orientation="h", marker_color=one.colour)
             drawn.add(one.panel, bar.update(error_x=error_bars(value, low, high), **AT_START))
             for kind, values in one.nulls.items():
-                grey: dict[str, Any] = {"orientation": "h", "marker_color": _NULL_COLOURS[kind]}
+                grey: dict[str, Any] = {"orientation": "h", "marker_color": NULL_KINDS[kind].colour}
                 drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **grey))
         drawn.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.12)
         has_ends = any(np.isfinite(one.ends[1:]).any() for one in every)

@@ -21,6 +21,7 @@ from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
+from tl_posgen.models.loading.nulls import NULL_KINDS
 from tl_posgen.report.circuits import split_script
 from tl_posgen.report.heads import heads_of
 from tl_posgen.report.tables import MOST_HEADS, compact, labelled, short_table, table_html
@@ -30,10 +31,6 @@ _MOST_VALUES = 64  # a longer list of the provenance is shown as its length
 _MOST_SECTIONS = 5  # that are open; of more, all but the first are folded
 CELL_ROWS = 16  # of a table in a notebook's cell
 _HEADROOM = 54  # pixels above a figure's panels, for their titles
-_NULLS = {
-    "random init": "for a randomly initialised model of the same shape (random init)",
-    "shuffled": "for the trained weights with the entries of every matrix in random order (shuffled)",
-}
 _TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 _VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 _WITHOUT_FIRST = re.compile("without (the )?first token")
@@ -61,7 +58,7 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     without_first = any(_WITHOUT_FIRST.search(text) for text in shown)
     parts = ["without the first token, often an attention sink"] if without_first else []
     kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
-    parts += [words for kind, words in _NULLS.items() if kind in kinds]
+    parts += [kind.told for name, kind in NULL_KINDS.items() if name in kinds]
     also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
     beside = " ".join([*also, *Report(results, {}).without_null()])
     words = {"title": title, "beside": beside, "findings": findings}

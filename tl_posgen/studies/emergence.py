@@ -17,17 +17,18 @@ from tl_posgen.core.engine import Measures, analyze, drawn
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.null_models import NullModels, check_seeds
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import SHUFFLED, TRAINED, Numbers, mean_of
+from tl_posgen.core.numbers import TRAINED, Numbers, mean_of
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
 from tl_posgen.errors import check_seed
 from tl_posgen.models.loading.checkpoints import Checkpoints
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
+from tl_posgen.models.loading.nulls import in_order, null_label
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.memory import release
 from tl_posgen.models.model import Model
-from tl_posgen.models.provenance import null_label, provenance_of
+from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_counts, check_numbers
@@ -210,7 +211,7 @@ def emergence(
     check_numbers(session, length, n_prompts)
     tokens = prompts_of_one_length(session, prompts, length, n_prompts, consecutive=consecutive)
     nulls = NullModels(last, null_seeds, None)
-    provenance = provenance_of(session, list(tokens), null_seeds, nulls.shuffled, seed)
+    provenance = provenance_of(session, list(tokens), nulls.seeds, seed)
     options = {measure.name: measure.options() for measure in asked}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
     provenance |= drawn(length, n_prompts, consecutive)
@@ -230,7 +231,7 @@ def emergence(
         release(last)
         rows = [measured(one) for one in tqdm(run.models, desc="emergence", unit="checkpoint", disable=not progress)]
     own: Any = xr.concat(rows, xr.Variable("checkpoint", np.array(run.names)), combine_attrs="override")
-    labels = sorted(of_null, key=lambda label: label.startswith(SHUFFLED))
+    labels = in_order(of_null)
     inits = [own, *(of_null[label].expand_dims(checkpoint=run.names) for label in labels)]  # alike at all steps
     data: Any = xr.concat(inits, xr.Variable("init", np.array([TRAINED, *labels])), combine_attrs="override")
     data = data.assign(step=("checkpoint", run.steps)).assign_attrs(measures=list(options))

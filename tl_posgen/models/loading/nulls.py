@@ -1,7 +1,9 @@
 """The null models of a model: random init, of the same shape, and shuffled weights, trained ones in random order."""
 
 import re
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,3 +130,102 @@ def shuffle(model: Model, seed: int, *, undo: bool = False) -> None:
 def is_matrix(name: str, weight: Tensor) -> bool:
     """Tell matrices from biases, of which a HookedTransformer keeps one per head in b_Q [head, d_head]."""
     return weight.ndim > 1 and not name.rsplit(".", 1)[-1].lstrip("_").startswith("b_")
+
+
+def permuted_like(session: Session, seed: int) -> Model:
+    """The trained blocks in random order: every layer is a trained layer, and none reads what it was trained on."""
+    with quiet(seed=0):
+        null = session.backend.copy(session.origin)
+    order = torch.randperm(session.model.cfg.n_layers, generator=torch.Generator().manual_seed(seed)).tolist()
+    given = dict(session.model.named_parameters())
+    with torch.no_grad():
+        for name, weight in null.named_parameters():
+            if found := re.fullmatch(r"(.*?(?:blocks|layers|h)\.)(\d+)(\..*)", name):
+                weight.copy_(given[f"{found[1]}{order[int(found[2])]}{found[3]}"])
+    session_of(null).remember_origin(replace(session.origin, seed=seed, initialisation="layers permuted"), proved=True)
+    return null
+
+
+@dataclass(frozen=True)
+class NullKind:
+    """A kind of null model: all that anything else asks of it.
+
+    Attributes:
+        name: behind a number, "random init". field: of summary.json, and of provenance with "_seeds".
+        prefix: before the seed, its label along the dim init.
+        title: of one model. told: what the page says of it.
+        make: from a session, a seed and a device of draws to the model.
+        of_weights: whether it is made of the trained weights, whose memory a random init may take.
+        runs: whether measures that run the model have it where no seeds are given.
+        colour, dash: in figures.
+    """
+
+    name: str
+    field: str
+    prefix: str
+    title: str
+    told: str
+    make: Callable[[Session, int, str], Model]
+    of_weights: bool
+    runs: bool
+    colour: str
+    dash: str
+
+    def label(self, seed: int) -> str:
+        """Return the label along init."""
+        return f"{self.prefix}{seed}"
+
+    @property
+    def seeds(self) -> str:
+        """The name of its seeds in provenance."""
+        return {"inits": "null_seeds"}.get(self.field, f"{self.field}_seeds")
+
+
+_KINDS = (
+    NullKind(
+        *("random init", "inits", "", "random init"),
+        "for a randomly initialised model of the same shape (random init)",
+        random_like,
+        of_weights=False,
+        runs=True,
+        colour="#9ca3af",
+        dash="dash",
+    ),
+    NullKind(
+        *("shuffled", "shuffled", "shuffled ", "shuffled weights"),
+        "for the trained weights with the entries of every matrix in random order (shuffled)",
+        lambda session, seed, _: shuffled_like(session, seed),
+        of_weights=True,
+        runs=False,
+        colour="#d8b88a",
+        dash="dot",
+    ),
+    NullKind(
+        *("permuted", "permuted", "permuted ", "permuted layers"),
+        "for the trained layers in random order (permuted)",
+        lambda session, seed, _: permuted_like(session, seed),
+        of_weights=True,
+        runs=False,
+        colour="#a8c5a0",
+        dash="dashdot",
+    ),
+)
+NULL_KINDS: Mapping[str, NullKind] = {kind.name: kind for kind in _KINDS}  # in the order in which they are told
+
+
+def kind_of(label: str) -> tuple[NullKind, int]:
+    """Return the kind and the seed of a null model by its label along init."""
+    prefix, _, seed = str(label).rpartition(" ")
+    return next(kind for kind in NULL_KINDS.values() if kind.prefix.strip() == prefix), int(seed)
+
+
+def in_order(labels: Any) -> list[str]:
+    """Return labels along init as they are told, the model's own first."""
+    order = [kind.prefix for kind in NULL_KINDS.values()]
+    return sorted(labels, key=lambda one: order.index(kind_of(one)[0].prefix) if one[-1:].isdigit() else -1)
+
+
+def null_label(init: int | str) -> str:
+    """Return the name of a null model by its label along the dim init: a random init's seed, or "shuffled 0"."""
+    kind, seed = kind_of(str(init))
+    return f"{kind.title} (seed {seed})"
