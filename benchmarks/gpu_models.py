@@ -64,7 +64,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 def measured(directory: Path, length: int, rounds: int) -> dict[str, float]:
     """Return seconds by step, and the peak of GPU memory in GB."""
     from tl_posgen.models.loading.load import Pretrained
-    from tl_posgen.models.loading.nulls import random_like
+    from tl_posgen.models.loading.random_init import random_like
 
     pretrained, streaming = Pretrained(directory, "bridge", device="cuda"), length > FORMED_UP_TO
     tokens = torch.randint(0, 2000, (PROMPTS, length), generator=torch.Generator().manual_seed(0)).cuda()

@@ -83,7 +83,7 @@ def time_steps(directory: str, backend: str, length: int) -> None:
 
     import tl_posgen
     from tl_posgen.models.loading.load import Pretrained
-    from tl_posgen.models.loading.nulls import random_like
+    from tl_posgen.models.loading.random_init import random_like
     from tl_posgen.models.tokens import bundled_text, to_prompts
 
     tl_posgen.load_model("mini", backend)

@@ -18,7 +18,7 @@ from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
-from tl_posgen.models.loading.nulls import null_label
+from tl_posgen.models.loading.null_kinds import null_label
 from tl_posgen.report.figures import DIVERGING, model_label
 from tl_posgen.report.head_figures import Map, map_panels
 from tl_posgen.stats.intervals import difference_interval

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 import tl_posgen
-from tl_posgen.models.loading.nulls import random_like
+from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.tokens import bundled_text, read_text
 from tl_posgen.position import LengthExtrapolation
 from tl_posgen.stats.intervals import mean_interval

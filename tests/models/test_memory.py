@@ -18,7 +18,7 @@ import tl_posgen
 from tl_posgen.core.null_models import NullModels
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.load import Pretrained, open_model
-from tl_posgen.models.loading.nulls import random_like
+from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.memory import is_released, trim
 from tl_posgen.models.session import session_of
 

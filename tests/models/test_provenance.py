@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tl_posgen.models import provenance
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.loading.nulls import random_like
+from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.provenance import fingerprint, provenance_of
 from tl_posgen.models.session import session_of
 

@@ -15,7 +15,7 @@ from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.number import Number, mean_of_nulls
 from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.result import Result
-from tl_posgen.models.loading.nulls import NULL_KINDS
+from tl_posgen.models.loading.null_kinds import NULL_KINDS
 
 Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small
 BY_ITSELF = {  # measures that one model and one text do not give -> where they come from

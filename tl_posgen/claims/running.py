@@ -13,7 +13,7 @@ from tl_posgen.claims.table import PAPERS
 from tl_posgen.core import registry
 from tl_posgen.core.engine import analyze, refusals
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import NullModels
+from tl_posgen.core.null_models import NullModels, Seeds
 from tl_posgen.core.options import Each, fits, require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
@@ -44,7 +44,7 @@ def judge_claims(
     n_prompts: int = 4,
     consecutive: bool = False,
     seed: int = 0,
-    null_seeds: Sequence[int] = (0,),
+    null_seeds: Seeds = (0,),
     shuffled_seeds: Sequence[int] | None = None,
     keep: str | os.PathLike | None = "claims",
     progress: bool = True,

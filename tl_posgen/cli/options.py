@@ -36,7 +36,8 @@ class Setup:
         revision: Branch, tag or commit on the Hub.
         tokenizer: A directory with another tokenizer, or mini; for a model that has none.
         seed: Seed of random draws.
-        null_seeds: Seeds of the randomly initialised models, such as 0-2; 0 if left out.
+        null_seeds: Seeds of the randomly initialised models, such as 0-2; 0 if left out. Or by kind of null model:
+            "random init: 0; shuffled matrices: 0".
         shuffled_seeds: Seeds of models of shuffled weights, or none; 0, for what one pass gives, if left out.
         null_device: Draw random inits on cpu or cuda.
         no_null: Skip the null models.
@@ -90,8 +91,7 @@ class Setup:
         }
         for name, written in seeds.items():
             if written is not None:
-                option = f"--{name.replace('_', '-')}"
-                cut[name] = [] if written == "none" else parse_indices(written, option)
+                cut[name] = parse_seeds(written, f"--{name.replace('_', '-')}")
         if self.null_device != "cpu":
             cut["null_device"] = self.null_device
         return cut | {"seed": self.seed}
@@ -314,3 +314,11 @@ def parse_heads(words: str | None) -> list[Any] | None:
     if words is None or not re.search(r"[.hH(]", words):
         return parse_indices(words, "--heads")
     return [name.strip() for name in re.findall(r"\([^)]*\)|[^,]+", words)]
+
+
+def parse_seeds(words: str, name: str) -> Any:
+    """'0,2' -> [0, 2]; 'none' -> []; 'random init: 0; shuffled matrices: 0-2' -> seeds by kind of null model."""
+    if ":" in words:
+        kinds = [part.partition(":") for part in words.split(";")]
+        return {kind.strip(): parse_seeds(seeds.strip(), name) for kind, _, seeds in kinds}
+    return [] if words == "none" else parse_indices(words, name)

@@ -10,7 +10,7 @@ from tl_posgen.core import registry
 from tl_posgen.core.engine import Measures, require_prompts, supported
 from tl_posgen.core.feed import Feed, one_pass
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import NullModels
+from tl_posgen.core.null_models import NullModels, Seeds
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import result_of
@@ -78,9 +78,9 @@ class Attached:
         self.where: dict[str, Any] = {"layers": layers, "heads": heads}
         self.feed = Feed(measures, seed=seed)
 
-    def report(self, *, null_seeds: Sequence[int] = (), shuffled_seeds: Sequence[int] = ()) -> Report:
-        """Return what was found. With seeds the same tokens also go, unhooked, through random inits and models of
-        shuffled weights."""
+    def report(self, *, null_seeds: Seeds = (), shuffled_seeds: Sequence[int] | None = None) -> Report:
+        """Return what was found. With seeds the same tokens also go, unhooked, through null models of these seeds, see
+        `analyze`."""
         feed, nulls = self.feed, NullModels(self.model, null_seeds, shuffled_seeds)
         n_layers = len(select_heads(self.model, **self.where))
         sides = {TRAINED: feed.datasets(nulls.session.label, n_layers)}

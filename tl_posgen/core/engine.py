@@ -16,7 +16,7 @@ from tl_posgen.arithmetic import full_precision
 from tl_posgen.core import registry
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import NullModels, check_seeds, null_models_of
+from tl_posgen.core.null_models import NullModels, Seeds, null_models_of, seeds_by_kind
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
@@ -27,7 +27,8 @@ from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.hooks.given import Hooks, check_hooks, has_added_hooks, under
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.load import AnyModel, is_ours
-from tl_posgen.models.loading.nulls import NULL_KINDS, check_draws_on, kind_of, null_label
+from tl_posgen.models.loading.null_kinds import NULL_KINDS, kind_and_seed, null_label
+from tl_posgen.models.loading.random_init import check_draws_on
 from tl_posgen.models.loss import require_context, require_one_length
 from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
@@ -54,7 +55,7 @@ def analyze(
     n_prompts: int | None = None,
     consecutive: bool = False,
     seed: int = 0,
-    null_seeds: Sequence[int] | NullModels = (0,),
+    null_seeds: Seeds | NullModels = (0,),
     shuffled_seeds: Sequence[int] | None = None,
     null_device: str = "cpu",
     fwd_hooks: Hooks = (),
@@ -83,8 +84,9 @@ def analyze(
             intervals of the text's numbers are then too narrow; see docs/concepts.md.
         seed: of random draws.
         null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on; () for
-            none.
-        shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.nulls.shuffled_like`,
+            none. Or seeds by kind of null model, `{"random init": (0,), "shuffled": (0,), "shuffled matrices": (0,)}`,
+            see `tl_posgen.models.loading.null_kinds`.
+        shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.shuffle.shuffled_like`,
             that everything is repeated on; () for none. If left out, one beside random inits, for the measures that
             share a single pass: a model of shuffled weights predicts nothing that an intervention could take away.
         null_device: on which the weights of random inits are drawn: "cuda" is far sooner for a model of billions of
@@ -125,10 +127,8 @@ def analyze(
     # refused without a model
     seed, asked, metric = check_seed(seed), registry.requested(measures), as_metric(metric)
     known = check_after(after, asked)
-    if not isinstance(null_seeds, NullModels | Mapping):
-        check_seeds(null_seeds)
-    if shuffled_seeds is not None:
-        check_seeds(shuffled_seeds, "shuffled_seeds")
+    if not isinstance(null_seeds, NullModels):
+        seeds_by_kind(null_seeds, shuffled_seeds)
     check_draws_on(null_device)
     require("streaming", streaming, bool | None)
     require("consecutive", consecutive, bool)
@@ -166,7 +166,7 @@ def analyze(
         of_rows = {key: provenance_of(session, one, nulls.seeds, seed) for key, one in lists.items()}
         for name, result in known.items():
             require_same(name, result, of_rows[id(rows[name])] | details)
-            if nulls.for_runs and (lacking := [one for one in nulls if one not in result.numbers.nulls]):
+            if lacking := [one for one in nulls if nulls.for_runs(one) and one not in result.numbers.nulls]:
                 raise InputError(
                     f"after: {name} was measured without {null_label(lacking[0])}; leave it out to measure it anew"
                 )
@@ -185,17 +185,18 @@ def analyze(
             nulls.free_memory()
         if in_place:
             release(model)
-    results = dict(known)
+    results, kinds = dict(known), map(NULL_KINDS.__getitem__, nulls.by_kind)
+    in_part = [kind for kind in kinds if kind.usual != "all"]  # which some measures may not be repeated on
     for measure in prepared:
         each = {init: side[measure.name] for init, side in sides.items() if measure.name in side}
-        told = [kind_of(init) for init in each if init != TRAINED]
-        seeds = {kind.seeds: [n for one, n in told if one is kind] for kind in NULL_KINDS.values() if not kind.runs}
+        made = [kind_and_seed(init) for init in each if init != TRAINED]
+        seeds = {kind.seeds: [seed for other, seed in made if other is kind] for kind in in_part}
         provenance = of_rows[id(rows[measure.name])] | details | seeds
         results[measure.name] = result_of(measure, each, provenance)
     found = {measure.name: results[measure.name] for measure in asked if measure.name in results}
     first = dict(next(iter(found.values())).provenance)
-    for name in (kind.seeds for kind in NULL_KINDS.values() if not kind.runs):
-        first[name] = max((one.provenance.get(name, []) for one in found.values()), key=len)
+    for kind in in_part:
+        first[kind.seeds] = max((one.provenance.get(kind.seeds, []) for one in found.values()), key=len)
     return Report(found, {name: value for name, value in first.items() if name != "options"})
 
 
@@ -234,7 +235,7 @@ class _Analysis:
     def steps(self, measures: Sequence[Measure]) -> Iterator[_Step]:
         for init in (None, *self.nulls):
             label = self.session.label if init is None else null_label(init)
-            for_runs = init is None or self.nulls.for_runs or kind_of(init)[0].runs  # those that run the model
+            for_runs = init is None or self.nulls.for_runs(init)
             some = [one for one in measures if for_runs or not one.runs_model]
             some = [one for one in some if init is None or one.has_null]
             if fed := [one for one in some if one.is_fed]:

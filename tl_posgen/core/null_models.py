@@ -1,25 +1,28 @@
-"""Null models of one model: random inits and shuffled weights, a seed each, built when they are needed."""
+"""Null models of one model, a kind and a seed each, built when they are needed."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 from tl_posgen.core.options import fits
 from tl_posgen.errors import MOST_SEEDS, InputError
-from tl_posgen.models.loading.nulls import NULL_KINDS, check_draws_on, kind_of, null_label, shuffle
+from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, SHUFFLED, kind_and_seed, null_label
+from tl_posgen.models.loading.random_init import check_draws_on
 from tl_posgen.models.memory import release
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint
 from tl_posgen.models.session import Session, session_of
 
+Seeds: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
+
 
 class NullModels(Sequence[str]):
     """Sequence of the labels that null models have along `init`; each model is built when it is needed.
 
-    Those of shuffled weights come first, as they are made of the trained weights, whose memory the random inits may
-    take.
+    Those made of the trained weights come first, as a random init may take the memory of these.
 
     Args:
-        seeds: of random inits, labelled "0", "1", ..
+        seeds: of random inits, labelled "0", "1", ..; or seeds by kind, `{"random init": (0,), "shuffled": (0,)}`.
         shuffled: seeds of shuffled weights, labelled "shuffled 0", ..; None for one beside random inits, for what a
             single pass gives.
         device: on which random inits are drawn, see `random_like`.
@@ -31,23 +34,25 @@ class NullModels(Sequence[str]):
         (['shuffled 0', '0'], ['shuffled weights (seed 0)', 'random init (seed 0)'])
     """
 
-    def __init__(self, model: Model | Session, seeds: Any, shuffled: Sequence[int] | None = (), device: str = "cpu"):
+    def __init__(self, model: Model | Session, seeds: Seeds, shuffled: Sequence[int] | None = (), device: str = "cpu"):
         self.session, self.device = session_of(model), check_draws_on(device)
-        given = seeds if isinstance(seeds, Mapping) else {"random init": seeds}
-        self.by_kind = {kind: check_seeds(some, NULL_KINDS[kind].seeds) for kind, some in given.items()}
-        self.for_runs = shuffled is not None  # whether measures that run the model have shuffled weights too
-        usual = self.by_kind.get("random init", [])[:1] and (0,)
-        self.by_kind.setdefault("shuffled", check_seeds(usual if shuffled is None else shuffled, "shuffled_seeds"))
-        made = sorted(self.by_kind, key=lambda kind: not NULL_KINDS[kind].of_weights)
-        self.labels = [NULL_KINDS[kind].label(seed) for kind in made for seed in self.by_kind[kind]]
+        self.asked = seeds_by_kind(seeds, shuffled)
+        by_default = {} if SHUFFLED in self.asked else {SHUFFLED: [0] if self.asked.get(RANDOM_INIT) else []}
+        self.by_kind = {RANDOM_INIT: [], **self.asked, **by_default}
+        first = sorted(self.by_kind, key=lambda kind: NULL_KINDS[kind].reorder is None)
+        self.labels = [NULL_KINDS[kind].label(seed) for kind in first for seed in self.by_kind[kind]]
         self._fingerprint = ""
         self._held: tuple[str, str, Session] | None = None  # the last one that was built
-        self._shuffled_by: int | None = None  # seed by which the model's own weights are shuffled now
+        self._undo: Callable[[], None] | None = None  # puts the model's own parameters back into their order
 
     @property
     def seeds(self) -> dict[str, list[int]]:
         """Their seeds, as provenance names them."""
         return {NULL_KINDS[kind].seeds: seeds for kind, seeds in self.by_kind.items()}
+
+    def for_runs(self, label: str) -> bool:
+        """Tell whether measures that run the model have this null model too: those that were asked for."""
+        return kind_and_seed(label)[0].name in self.asked
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -67,22 +72,32 @@ class NullModels(Sequence[str]):
             yield title, session.model
 
     def build(self, label: str, *, in_place: bool = False) -> tuple[str, Session]:
-        """Return (title, session) of one label, as `models` yields it."""
+        """Return (title, session) of one label, as `models` yields it.
+
+        Raises:
+            InputError: a null model of the trained weights that has them in the model's own order.
+        """
         if self._held is None or self._held[0] != label:
             self.free_memory()
-            (kind, seed), title = kind_of(label), null_label(label)
+            (kind, seed), title = kind_and_seed(label), null_label(label)
             self._fingerprint = self._fingerprint or fingerprint(self.session)  # while the model has its own weights
-            if self._shuffled_by is not None and kind.of_weights:
-                shuffle(self.session.model, self._shuffled_by, undo=True)
-                self._shuffled_by = None
-            if kind.name == "shuffled" and in_place:
-                shuffle(self.session.model, seed)
-                self._shuffled_by, made = seed, self.session
+            if self._undo is not None and kind.reorder is not None:
+                self._undo()
+                self._undo = None
+            if kind.reorder is not None and in_place:
+                kind.reorder(self.session.model, seed)
+                self._undo, made = partial(kind.reorder, self.session.model, seed, undo=True), self.session
             else:
-                if in_place and not kind.of_weights:
+                if in_place:
                     release(self.session.model)
                 made = session_of(kind.make(self.session, seed, self.device))
-                title += SAME_WEIGHTS if fingerprint(made) == self._fingerprint else ""
+            if fingerprint(made) == self._fingerprint:
+                if kind.reorder is not None:
+                    raise InputError(
+                        f"{title} of {self.session.label} has the model's own weights, so it is no null model of it; "
+                        f"give another seed, or {kind.seeds}=()"
+                    )
+                title += SAME_WEIGHTS
             self._held = label, title, made
         return self._held[1:]
 
@@ -94,16 +109,31 @@ class NullModels(Sequence[str]):
 
 
 def null_models_of(
-    model: Session, seeds: Sequence[int] | NullModels, shuffled: Sequence[int] | None, device: str = "cpu"
+    model: Session, seeds: Seeds | NullModels, shuffled: Sequence[int] | None, device: str = "cpu"
 ) -> NullModels:
     """Return null models of these seeds; those given where they are of this model, and not of its weights on another
     backend, say."""
     if not isinstance(seeds, NullModels):
         return NullModels(model, seeds, shuffled, device)
-    if seeds.session.model is model.model:
-        return seeds
-    some = {kind: one for kind, one in seeds.by_kind.items() if seeds.for_runs or kind != "shuffled"}
-    return NullModels(model, some, () if seeds.for_runs else None, seeds.device)
+    return seeds if seeds.session.model is model.model else NullModels(model, seeds.asked, None, seeds.device)
+
+
+def seeds_by_kind(seeds: Seeds, shuffled: Sequence[int] | None = None) -> dict[str, list[int]]:
+    """Return the seeds that were asked for by kind of null model; InputError for a kind that there is not, anything
+    else than a sequence of different integers, or shuffled weights asked for twice.
+
+    Example:
+        >>> seeds_by_kind((0, 1), None), seeds_by_kind({"shuffled matrices": [2]}, [0])
+        ({'random init': [0, 1]}, {'shuffled matrices': [2], 'shuffled': [0]})
+    """
+    given = dict(seeds) if isinstance(seeds, Mapping) else {RANDOM_INIT: seeds}
+    if unknown := [kind for kind in given if kind not in NULL_KINDS]:
+        raise InputError(f"null_seeds: no kind of null model {unknown[0]!r}; there are {', '.join(NULL_KINDS)}")
+    if shuffled is not None:
+        if SHUFFLED in given:
+            raise InputError("null_seeds and shuffled_seeds both give seeds of shuffled weights; give one of them")
+        given[SHUFFLED] = shuffled
+    return {kind: check_seeds(some, NULL_KINDS[kind].seeds) for kind, some in given.items()}
 
 
 def check_seeds(seeds: Any, name: str = "null_seeds") -> list[int]:

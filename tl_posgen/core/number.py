@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tl_posgen.core.formatting import Formatted, format_number, in_brackets
-from tl_posgen.models.loading.nulls import NULL_KINDS
+from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT
 from tl_posgen.models.selection import head_name
 
 
@@ -83,7 +83,7 @@ class Number:
     @property
     def inits(self) -> tuple[float, ...]:
         """The values of the random inits."""
-        return self.by_null.get("random init", ())
+        return self.by_null.get(RANDOM_INIT, ())
 
     @property
     def nulls(self) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from tl_posgen.core.formatting import in_ranges
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS
 from tl_posgen.core.number import AtHead, Number, mean_of_nulls
 from tl_posgen.errors import InputError
-from tl_posgen.models.loading.nulls import NULL_KINDS, kind_of
+from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, kind_and_seed
 from tl_posgen.stats.correlations import fisher_interval, pearson, spearman
 from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
@@ -91,13 +91,13 @@ class Numbers:
     @property
     def labels_by_null(self) -> dict[str, list[str]]:
         """Labels of the null models by kind, of the kinds that there are."""
-        found = {kind: [one for one in self.nulls if kind_of(one)[0].name == kind] for kind in NULL_KINDS}
+        found = {kind: [one for one in self.nulls if kind_and_seed(one)[0].name == kind] for kind in NULL_KINDS}
         return {kind: labels for kind, labels in found.items() if labels}
 
     @property
     def inits(self) -> list[str]:
         """Labels of the random inits."""
-        return self.labels_by_null.get("random init", [])
+        return self.labels_by_null.get(RANDOM_INIT, [])
 
     @property
     def is_null(self) -> bool:
@@ -107,7 +107,7 @@ class Numbers:
     @property
     def of_inits(self) -> "Numbers":
         """These numbers of the random inits: their means and standard deviations."""
-        return Numbers(self.measure, self.dataset, of="random init")
+        return Numbers(self.measure, self.dataset, of=RANDOM_INIT)
 
     @property
     def by_null(self) -> dict[str, "Numbers"]:
@@ -248,7 +248,7 @@ def grouped(labels: Sequence[str], values: Sequence[float]) -> dict[str, tuple[f
     """Return the values of null models by kind."""
     found: dict[str, tuple[float, ...]] = {}
     for label, value in zip(labels, values, strict=True):
-        kind = kind_of(label)[0].name
+        kind = kind_and_seed(label)[0].name
         found[kind] = (*found.get(kind, ()), value)
     return found
 

@@ -31,7 +31,7 @@ from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
-from tl_posgen.models.loading.nulls import NULL_KINDS
+from tl_posgen.models.loading.null_kinds import NULL_KINDS
 
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
 NULL_SEEDS = {name: kind.seeds for name, kind in NULL_KINDS.items()}  # kinds of null models -> their provenance

@@ -17,7 +17,7 @@ from tl_posgen.core.measure import HEAD, TOKENS, Measure
 from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, at_labels, mean_of, one_side
 from tl_posgen.core.options import Count, refusal
 from tl_posgen.errors import InputError
-from tl_posgen.models.loading.nulls import in_order
+from tl_posgen.models.loading.null_kinds import in_order
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.models.selection import head_name
 
@@ -342,7 +342,7 @@ def result_of(measure: Measure, sides: Mapping[str, xr.Dataset], provenance: Map
     """Return the result of one measure: datasets of the model and of its null models, by label along `init`, where
     random inits stand before shuffled weights in whichever order they were made."""
     options = {"options": measure.options()} if measure.options() else {}
-    sides = {init: sides[init] for init in in_order(sides)}
+    sides = {init: sides[init] for init in (TRAINED, *in_order(init for init in sides if init != TRAINED))}
     labels = [str(data.attrs["model"]) for data in sides.values()]
     return Result(measure, joined(measure, sides, labels), {**provenance, **options})
 

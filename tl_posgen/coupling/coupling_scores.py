@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from tl_posgen.core.engine import drawn
 from tl_posgen.core.formatting import counted, format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
-from tl_posgen.core.null_models import check_seeds
+from tl_posgen.core.null_models import Seeds, seeds_by_kind
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers, at_init, grouped, intervals_of, mean_of
 from tl_posgen.core.options import Count, Each, require
@@ -28,7 +28,7 @@ from tl_posgen.coupling.coupling import Coupling
 from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
-from tl_posgen.models.loading.nulls import null_label
+from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, SHUFFLED, null_label
 from tl_posgen.models.tokens import check_counts
 from tl_posgen.report.figures import MARKS, Panels, error_bars, model_label, plain, sides
 from tl_posgen.report.kinds import lines
@@ -51,7 +51,7 @@ LABELS = {  # quantities in words; each is a variable of `Coupling`, "trace" a v
 SIZES = ("d_model", "n_layers", "parameters")  # columns of the table, or counted in the models
 _CONTROLS = ("d_model", "parameters")  # held fixed
 _FEWEST = 4  # models for an interval of r; each control needs one more
-_SHARED = ["backend", "dtype", "length", "prompts", "seed", "null_seeds", "shuffled_seeds", "versions"]
+_SHARED = ["backend", "dtype", "length", "prompts", "seed", *(kind.seeds for kind in NULL_KINDS.values()), "versions"]
 _SIZE = "of the table, or counted in the model"
 _SIZE_WORDS = {"d_model": "width", "n_layers": "depth", "parameters": "parameters"}
 _NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
@@ -241,7 +241,7 @@ def coupling_scores(
     n_prompts: int | None = None,
     consecutive: bool = False,
     seed: int = 0,
-    null_seeds: Sequence[int] = (0,),
+    null_seeds: Seeds = (0,),
     shuffled_seeds: Sequence[int] | None = None,
     keep: str | os.PathLike | Parts | None = None,
     progress: bool = True,
@@ -278,7 +278,7 @@ def coupling_scores(
     """
     require("tokenizer", tokenizer, str | os.PathLike | None)
     measure = CouplingScores(k=k, score=score, widths=widths)
-    table, null_seeds, seed = score_table(scores, score), check_seeds(null_seeds), check_seed(seed)
+    table, asked, seed = score_table(scores, score), seeds_by_kind(null_seeds, shuffled_seeds), check_seed(seed)
     check_counts(length, n_prompts)
     random = width_alone(widths)
     by_width = xr.Dataset(
@@ -286,8 +286,7 @@ def coupling_scores(
         {"norm": list(NORMS), "width": list(widths)},
     )
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    shuffled = null_seeds[:1] and [0] if shuffled_seeds is None else check_seeds(shuffled_seeds, "shuffled_seeds")
-    cut |= {"seed": seed, "null_seeds": null_seeds, "shuffled_seeds": shuffled}
+    cut |= {"seed": seed, "null_seeds": {SHUFFLED: [0] if asked.get(RANDOM_INIT) else [], **asked}}
     names = tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress)
     with Parts.kept_in(keep) as parts:
         models = (Pretrained(name, backend, dtype, device, tokenizer=tokenizer) for name in names)
@@ -305,7 +304,7 @@ def coupling_scores(
     sides[TRAINED] = sides[TRAINED].merge(by_width, combine_attrs="override")
     label = counted(len(table), "model")
     dataset = joined(measure, sides, [label, *map(null_label, each[0].numbers.nulls)])
-    shared = {name: each[-1].provenance[name] for name in _SHARED} | drawn(length, n_prompts, consecutive)
+    shared = {name: each[-1].provenance[name] for name in _SHARED if name in each[-1].provenance} | drawn(length, n_prompts, consecutive)
     own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
     return Result(measure, dataset, shared | own)
 

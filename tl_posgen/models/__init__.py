@@ -10,7 +10,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.layers.projections import Projections
 from tl_posgen.models.loading.load import load_model, open_model
-from tl_posgen.models.loading.nulls import random_like
+from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Origin, Session, session_of

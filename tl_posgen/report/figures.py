@@ -13,7 +13,7 @@ from jaxtyping import Float
 from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
-from tl_posgen.models.loading.nulls import NULL_KINDS
+from tl_posgen.models.loading.null_kinds import NULL_KINDS
 
 COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6b", "#8b5fa8", "#c79a2b", "#4aa3b5", "#b0567d", "#6b7280")
 NULL_COLOUR = "#9ca3af"

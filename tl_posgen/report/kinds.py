@@ -21,7 +21,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import ENDS, HEAD, in_words
-from tl_posgen.models.loading.nulls import NULL_KINDS
+from tl_posgen.models.loading.null_kinds import NULL_KINDS
 from tl_posgen.report.figures import (
     AT_START,
     COLOURS,

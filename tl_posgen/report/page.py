@@ -21,7 +21,7 @@ from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
-from tl_posgen.models.loading.nulls import NULL_KINDS
+from tl_posgen.models.loading.null_kinds import NULL_KINDS
 from tl_posgen.report.circuits import split_script
 from tl_posgen.report.heads import heads_of
 from tl_posgen.report.tables import MOST_HEADS, compact, labelled, short_table, table_html
@@ -58,7 +58,7 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     without_first = any(_WITHOUT_FIRST.search(text) for text in shown)
     parts = ["without the first token, often an attention sink"] if without_first else []
     kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
-    parts += [kind.told for name, kind in NULL_KINDS.items() if name in kinds]
+    parts += [kind.description for name, kind in NULL_KINDS.items() if name in kinds]
     also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
     beside = " ".join([*also, *Report(results, {}).without_null()])
     words = {"title": title, "beside": beside, "findings": findings}

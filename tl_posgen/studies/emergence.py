@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from tl_posgen.core import registry
 from tl_posgen.core.engine import Measures, analyze, drawn
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.null_models import NullModels, check_seeds
+from tl_posgen.core.null_models import NullModels, Seeds, seeds_by_kind
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers, mean_of
 from tl_posgen.core.options import require
@@ -24,7 +24,7 @@ from tl_posgen.core.store import Parts
 from tl_posgen.errors import check_seed
 from tl_posgen.models.loading.checkpoints import Checkpoints
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
-from tl_posgen.models.loading.nulls import in_order, null_label
+from tl_posgen.models.loading.null_kinds import in_order, null_label
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.memory import release
 from tl_posgen.models.model import Model
@@ -160,7 +160,7 @@ def emergence(
     n_prompts: int | None = None,
     consecutive: bool = False,
     seed: int = 0,
-    null_seeds: Sequence[int] = (0,),
+    null_seeds: Seeds = (0,),
     keep: str | os.PathLike | Parts | None = None,
     progress: bool = True,
 ) -> Result:
@@ -203,14 +203,14 @@ def emergence(
     require("checkpoints", checkpoints, Sequence[str | os.PathLike])
     require("model", model, str | None)
     require("tokenizer", tokenizer, str | os.PathLike | None)
-    asked, null_seeds, seed = registry.requested(measures), check_seeds(null_seeds), check_seed(seed)
+    asked, kinds, seed = registry.requested(measures), seeds_by_kind(null_seeds), check_seed(seed)
     check_counts(length, n_prompts)
     run = Checkpoints(checkpoints, model, tokenizer, backend, dtype, device)
     last = run.models[-1].load(precise=any(measure.precise for measure in asked))
     session = session_of(last)
     check_numbers(session, length, n_prompts)
     tokens = prompts_of_one_length(session, prompts, length, n_prompts, consecutive=consecutive)
-    nulls = NullModels(last, null_seeds, None)
+    nulls = NullModels(last, kinds, None)
     provenance = provenance_of(session, list(tokens), nulls.seeds, seed)
     options = {measure.name: measure.options() for measure in asked}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}

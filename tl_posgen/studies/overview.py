@@ -20,7 +20,7 @@ from tl_posgen.core.result import Result
 from tl_posgen.core.store import read_part
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.checkpoints import steps_of
-from tl_posgen.models.loading.nulls import NULL_KINDS, in_order, kind_of, null_label
+from tl_posgen.models.loading.null_kinds import NULL_KINDS, in_order, kind_and_seed, null_label
 from tl_posgen.report.figures import plain
 from tl_posgen.report.kinds import bars, lines
 from tl_posgen.studies.curves import Followed, followed, numbers_of
@@ -67,10 +67,10 @@ def report_study(out: str | os.PathLike) -> Report:
     first = next(iter(reports.values())).provenance
     settings, data, measure = first["study"], _laid_out(reports), Overview()
     result = Result(measure, measure.describe(data))
-    told = [kind_of(one) for one in result.numbers.nulls]
-    seeds = {kind.seeds: [n for one, n in told if one is kind] for kind in NULL_KINDS.values() if not kind.runs}
+    made = [kind_and_seed(label) for label in result.numbers.nulls]
+    seeds = {kind.seeds: [seed for other, seed in made if other is kind] for kind in NULL_KINDS.values()}
     provenance = {"model": str(data["init_label"].values[0]), "finished jobs": len(reports)}
-    provenance |= {key: settings[key] for key in ("length", "seed", "null_seeds", "versions", "measures")}
+    provenance |= {key: settings[key] for key in ("length", "seed", "versions", "measures")}
     provenance |= seeds | {"prompts": settings["n_prompts"], "mask": first.get("mask")}
     return Report({measure.name: replace(result, provenance=provenance)}, provenance)
 
@@ -114,7 +114,7 @@ def _laid_out(reports: Mapping[tuple[str, ...], Report]) -> xr.Dataset:
     places = pd.MultiIndex.from_tuples(list(reports), names=_PER_JOB)
     whole = every.assign_coords(xr.Coordinates.from_pandas_multiindex(places, "job")).unstack("job")
     order = {dim: _in_order(names, sizes) for dim, names in zip(_PER_JOB, zip(*reports, strict=True), strict=True)}
-    inits = {*map(str, whole["init"].values if "init" in whole else ()), *map(str, settings["null_seeds"])} - {TRAINED}
+    inits = {*map(str, whole["init"].values if "init" in whole else ())} - {TRAINED}
     nulls = in_order(_in_order([*inits], {}))
     order["init"] = [TRAINED, *nulls]
     if "group" in whole:

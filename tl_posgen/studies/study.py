@@ -14,7 +14,7 @@ import torch
 
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import check_seeds
+from tl_posgen.core.null_models import Seeds, seeds_by_kind
 from tl_posgen.core.options import Count, Within, check_options, with_options
 from tl_posgen.core.store import in_file_name
 from tl_posgen.errors import InputError, PosgenError, check_seed
@@ -207,7 +207,7 @@ class Study:
     n_prompts: Count = 4
     consecutive: bool = False
     seed: int = 0
-    null_seeds: Sequence[int] = (0,)
+    null_seeds: Seeds = (0,)
     shuffled_seeds: Sequence[int] | None = None
     drop_cache: bool = False
 
@@ -217,9 +217,7 @@ class Study:
             raise InputError(f"study: name = {self.name!r}; give letters, digits, _ and -")
         registry.requested(self.measures)  # none twice
         check_seed(self.seed)
-        check_seeds(self.null_seeds)
-        if self.shuffled_seeds is not None:
-            check_seeds(self.shuffled_seeds, "shuffled_seeds")
+        seeds_by_kind(self.null_seeds, self.shuffled_seeds)
         known_as: set[Any] = set()
         for job in self.jobs():
             names = {job.name, job.place, job.file}
@@ -260,8 +258,7 @@ class Study:
     def cut(self) -> dict[str, Any]:
         """How its texts are cut into prompts, and its seeds, as `analyze` takes them."""
         cut = {name: getattr(self, name) for name in ("length", "n_prompts", "consecutive", "seed")}
-        shuffled = None if self.shuffled_seeds is None else [*self.shuffled_seeds]
-        return cut | {"null_seeds": [*self.null_seeds], "shuffled_seeds": shuffled}
+        return cut | {"null_seeds": seeds_by_kind(self.null_seeds, self.shuffled_seeds)}
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.loading.nulls import random_like
+from tl_posgen.models.loading.random_init import random_like
 
 TOKENS = torch.randint(2, VOCAB - 2, (1, 100), generator=torch.Generator().manual_seed(4))
 

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from tl_posgen import analyze, load_model
 from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.conversion.hugging_face import quantisation_of, quiet
-from tl_posgen.models.loading.nulls import random_like, shuffled_like
+from tl_posgen.models.loading.random_init import random_like
+from tl_posgen.models.loading.shuffle import shuffled_like
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts

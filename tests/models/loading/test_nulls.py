@@ -18,7 +18,8 @@ import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.conversion.convert import hooked_parts, snapshot
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.loading.nulls import is_matrix, random_like, shuffle, shuffled_like
+from tl_posgen.models.loading.random_init import random_like
+from tl_posgen.models.loading.shuffle import entries_together, is_matrix, shuffle, shuffled_like
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.session import session_of
 
@@ -40,33 +41,47 @@ def weights(model):
 @pytest.mark.parametrize("at_once", [1000, 2**24])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_entries_stand_in_the_order_that_the_seed_draws_and_come_back(dtype, at_once, monkeypatch):
-    monkeypatch.setattr("tl_posgen.models.loading.nulls._AT_ONCE", at_once)
-    model, generator = load_model("mini", "bridge", dtype), torch.Generator().manual_seed(3)
+    monkeypatch.setattr("tl_posgen.models.loading.shuffle._AT_ONCE", at_once)
+    model = load_model("mini", "bridge", dtype)
     before = weights(model)
-    shuffle(model, 3)
-    for name, weight in model.named_parameters():
-        if is_matrix(name, weight):
-            order = torch.randperm(weight.numel(), generator=generator)
-            assert torch.equal(weight.flatten(), before[name].flatten()[order])
-    shuffle(model, 3, undo=True)
-    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    for vectors in (True, False):
+        of_matrices, of_vectors = (torch.Generator().manual_seed(3) for _ in range(2))
+        shuffle(model, 3, vectors=vectors)
+        for name, weight in model.named_parameters():
+            generator = of_matrices if is_matrix(name, weight) else of_vectors if vectors else None
+            order = slice(None) if generator is None else torch.randperm(weight.numel(), generator=generator)
+            assert torch.equal(weight.flatten(), before[name].flatten()[order]), name
+        shuffle(model, 3, vectors=vectors, undo=True)
+        assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
-@pytest.mark.parametrize("name", ["llama", "falcon", "phi3", "qwen2", "neox"])
-def test_every_matrix_keeps_its_entries_and_loses_their_order_and_biases_and_gains_stay(family_model, backend, name):
-    if name in ("falcon", "phi3") and backend == "hooked":
+# biases of queries and keys, joint ones, gains of qk-norm a head and over all heads
+FAMILIES = ["llama", "falcon", "phi3", "qwen2", "neox", "qwen3", "olmo2"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_parameter_keeps_its_entries_and_loses_their_order_vectors_within_each_head(family_model, backend, name):
+    if name in ("falcon", "phi3", "olmo2") and backend == "hooked":
         pytest.skip("analysed as a bridge only")
     model = family_model(name, backend)
     before, after = weights(model), weights(shuffled_like(model, seed=0))
-    matrices = [at for at in before if is_matrix(at, before[at]) and "qkv" not in at and "gate_up" not in at]
-    assert any("qkv" in at for at in before) == (backend == "bridge" and name not in ("llama", "qwen2"))
+    only_matrices, d_head = weights(shuffled_like(model, seed=0, vectors=False)), model.cfg.d_head
+    assert any("qkv" in at for at in before) == (backend == "bridge" and name in ("falcon", "phi3", "neox"))
+    matrices = [at for at in before if is_matrix(at, before[at])]
     assert len(matrices) >= 2 * 6 + 1  # q, k, v, o and the feed-forward matrices of two layers, and the embedding
-    for at in matrices:
-        assert torch.equal(before[at].flatten().sort().values, after[at].flatten().sort().values), at
-        assert not torch.equal(before[at], after[at]), at
-    vectors = [name for name in before if not is_matrix(name, before[name])]
-    assert vectors
-    assert all(torch.equal(before[name], after[name]) for name in vectors)
+    of_heads = []
+    for at, weight in before.items():
+        length = entries_together(at, weight, d_head)
+        rows = (1, -1) if at in matrices or length == weight.numel() else (-1, length)
+        of_heads += [at] if rows[0] == -1 else []
+        if "qkv" not in at and "gate_up" not in at or at in of_heads:  # joint ones move by their parts
+            one, other = (x[at].reshape(rows).sort().values for x in (before, after))
+            assert torch.equal(one, other), at
+        assert torch.equal(before[at], after[at]) <= (weight.unique().numel() == 1), at
+        assert torch.equal(only_matrices[at], after[at] if at in matrices else before[at]), at
+    expected = {"qwen2": 2 * 3, "neox": 2 * (3 if backend == "hooked" else 4), "olmo2": 2 * 2}
+    moved = [at for at in of_heads if before[at].unique().numel() > 1]
+    assert len(moved) == expected.get(name, 0), moved
 
 
 @pytest.mark.parametrize(("kind", "name"), RUNS)
@@ -136,7 +151,7 @@ def test_what_a_hook_holds_is_not_copied(llama):
             found = run.report(shuffled_seeds=(0,))
     finally:
         llama.reset_hooks()
-    assert found["variance"].numbers.shuffled == ["shuffled 0"]
+    assert found["variance"].numbers.nulls == ["shuffled 0"]
 
 
 @pytest.mark.parametrize("null", [random_like, shuffled_like])

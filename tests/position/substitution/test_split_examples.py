@@ -5,7 +5,7 @@ import pytest
 import torch
 from rotated_heads import attention_of, captures_of
 
-from tl_posgen.models.loading.nulls import random_like
+from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.position import SplitExamples
 from tl_posgen.position.substitution.numbers import split_maps

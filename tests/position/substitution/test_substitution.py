@@ -8,7 +8,7 @@ import torch
 from made_up import dataset_of, result_of
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.loading.nulls import random_like
+from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
 from tl_posgen.position.substitution import (

@@ -1,0 +1,128 @@
+"""Shuffled weights: the trained parameters of a model with the entries of each in random order."""
+
+import re
+from dataclasses import replace
+
+import torch
+from jaxtyping import Integer
+from torch import Tensor
+
+from tl_posgen.arithmetic import elements_at_once, row_ranges
+from tl_posgen.errors import check_seed
+from tl_posgen.models.conversion.hugging_face import quiet
+from tl_posgen.models.memory import trim
+from tl_posgen.models.model import Model
+from tl_posgen.models.session import Session, session_of
+
+_AT_ONCE = 2**24  # entries that are moved: smaller blocks stay in the heap, between those that are freed
+# gains and biases of queries, keys and values, which hold d_head entries a head, whatever a family calls the module
+_OF_HEADS = re.compile(r"(^|\.)(q|k|v|qkv|query|key|value|Wqkv|c_attn)(_\w+)?\.(weight|bias|w|b)$")
+
+
+def shuffled_like(model: Model | Session, seed: int, *, vectors: bool = True) -> Model:
+    """w -> the entries of w in random order, for every parameter w: trained values without trained structure.
+
+    What a measure keeps here, it owes to the sizes of the parameters; what it loses, to their arrangement. Entries of a
+    matrix move within the whole matrix: the queries of all heads of a layer are one matrix (so are keys, and values),
+    so they change heads, and embeddings are matrices too. Entries of a vector, a bias or the gains of a norm, move
+    within the vector; of queries, keys and values, within each head (each group of heads that share keys). The shuffle
+    is ours.
+
+    With vectors=False biases and gains stay as they were trained. That is no null of models whose position is in the
+    biases of queries and keys (Qwen2.5), or in the gains of their norms (Gemma 3): it keeps what was learned there.
+    Matrices are in the same order as with vectors=True and the same seed.
+
+    A new model of the same kind comes back, without hooks; the weights are those that `model` has in memory. Which
+    permutation a seed gives depends on how the backend lays out its parameters, so a HookedTransformer and a
+    TransformerBridge of one model have two draws of the same null. The global random state is left as it was.
+
+    Args:
+        vectors: whether biases and gains are shuffled too.
+
+    Raises:
+        InputError: a TransformerBridge whose weights no longer have the architecture's names and shapes.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model = load_model("mini")
+        >>> null = shuffled_like(model, seed=0)
+        >>> gains, shuffled = (m.blocks[0].ln1.w for m in (model, null))
+        >>> torch.equal(gains, shuffled), torch.equal(gains.sort().values, shuffled.sort().values)
+        (False, True)
+    """
+    seed, session = check_seed(seed), session_of(model)
+    with quiet(seed=0):
+        null = session.backend.copy(session.origin)
+    shuffle(null, seed, vectors=vectors)
+    rule = f"trained, entries of every {'parameter' if vectors else 'weight matrix'} permuted"
+    session_of(null).remember_origin(replace(session.origin, seed=seed, initialisation=rule), proved=True)
+    return null
+
+
+def shuffle(model: Model, seed: int, *, vectors: bool = True, undo: bool = False) -> None:
+    """Put the entries of every parameter, or matrix, of this very model in random order, or back from that order."""
+    for_matrices, for_vectors = (torch.Generator().manual_seed(seed) for _ in range(2))
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, weight in weights.items():
+            memory = weight.untyped_storage()
+            # parts of its memory that are weights too (a bridge's joint q/k/v) are shuffled instead
+            is_joint = weight.nbytes == memory.nbytes() and any(
+                part.untyped_storage().data_ptr() == memory.data_ptr() and part.numel() < weight.numel()
+                for part in weights.values()
+            )
+            if is_joint:
+                continue
+            if is_matrix(name, weight):
+                _reorder(weight, _permutation(weight.numel(), weight.numel(), for_matrices), undo=undo)
+            elif vectors:
+                length = entries_together(name, weight, model.cfg.d_head)
+                _reorder(weight, _permutation(weight.numel(), length, for_vectors), undo=undo)
+
+
+def is_matrix(name: str, weight: Tensor) -> bool:
+    """Tell matrices from biases and gains, of which some have a row a head: b_Q [head, d_head] of a HookedTransformer,
+    the norms of Cohere's queries and keys."""
+    module, _, last = name.rpartition(".")
+    return weight.ndim > 1 and not last.lstrip("_").startswith("b_") and "norm" not in _plain(module).rsplit(".", 1)[-1]
+
+
+def entries_together(name: str, weight: Tensor, d_head: int) -> int:
+    """Return the number of neighbouring entries of a vector that change places with each other: those of one head, or
+    all."""
+    if weight.ndim > 1:
+        return weight.shape[-1]
+    of_heads = _OF_HEADS.search(_plain(name)) is not None and weight.numel() % d_head == 0
+    return d_head if of_heads else weight.numel()
+
+
+def _plain(name: str) -> str:
+    """Return the name of a parameter without the wrappers of a bridge."""
+    return name.replace("._original_component", "")
+
+
+def _permutation(n: int, together: int, generator: torch.Generator) -> Integer[Tensor, " entry"]:
+    """Return a random order of n entries that keeps each run of `together` entries in its place."""
+    indices = torch.int32 if n < 2**31 else torch.int64  # both give the same permutation
+    starts = range(0, n, max(1, together))
+    orders = [torch.randperm(together, generator=generator, dtype=indices, device="cpu") + start for start in starts]
+    return orders[0] if len(orders) == 1 else torch.cat(orders)
+
+
+def _reorder(weight: Tensor, order: Integer[Tensor, " entry"], *, undo: bool) -> None:
+    """weight[i] -> weight[order[i]] of its flat entries, or back."""
+    n, flat, order = weight.numel(), weight.flatten(), order.to(weight.device)
+    # entries take the memory of the part of the order that has been read: a permutation is as large as the weight
+    reused = not undo and flat.element_size() <= order.element_size()
+    shuffled = order.view(flat.dtype)[:n] if reused else torch.empty_like(flat)
+    for start, stop in row_ranges(n, 1, elements_at_once(flat.device, _AT_ONCE)):
+        some = order[start:stop]
+        if undo:
+            shuffled[some] = flat[start:stop]
+        else:
+            shuffled[start:stop] = flat.index_select(0, some)
+    weight.copy_(shuffled.view_as(weight))
+    if n > 2**20:
+        del order, flat, shuffled
+        trim(every=0.2)
