@@ -281,3 +281,12 @@ def _state_of(model: Any) -> dict[str, Any]:
     state |= {f"hooks of {name}": n for name, hook in model.hook_dict.items() if (n := len(hook.fwd_hooks))}
     state |= {f"cfg.{name}": repr(value) for name, value in vars(model.cfg).items()}
     return state | {"training": model.training}
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Numbers of prompts of the forward passes that are made, in a list that grows."""
+    made: list[int] = []
+    for module in ("models.capture.capturing", "models.backends.backend", "models.loss", "coupling.jacobians"):
+        monkeypatch.setattr(f"tl_posgen.{module}.count_pass", made.append)
+    return made

@@ -115,11 +115,9 @@ def test_predictions_are_compared_with_those_of_the_unchanged_model(mini):
     assert found.null["kl"].sel(condition="layer 0").isnull().all()
 
 
-def test_the_passes_are_those_that_are_made(mini, monkeypatch):
-    seen = []
-    monkeypatch.setattr("tl_posgen.progress.Passes.begin", lambda self, n: seen.append((n, self.total)))
-    AttentionOff()(mini, bundled_text(), null_seeds=(), **{**CUT, "progress": True})
-    assert sum(n for n, _ in seen) == seen[0][1] == 4 * (2 + mini.cfg.n_layers)
+def test_a_prompt_takes_a_pass_a_condition(mini, passes):
+    AttentionOff()(mini, bundled_text(), null_seeds=(), **CUT)
+    assert sum(passes) == 4 * (2 + mini.cfg.n_layers)
 
 
 @pytest.mark.slow

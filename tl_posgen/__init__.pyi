@@ -21,7 +21,7 @@ from .frequencies import with_frequencies as with_frequencies
 from .interventions import Interventions as Interventions
 from .models.layer_table import check as check
 from .models.loading.load import load_model as load_model
-from .models.loading.nulls import random_like as random_like
+from .models.loading.random_init import random_like as random_like
 from .models.metric import Metric as Metric
 from .models.metric import logit_difference as logit_difference
 from .models.streaming.stream import streaming as streaming

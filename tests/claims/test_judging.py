@@ -62,7 +62,7 @@ def test_the_rule_of_a_group_is_overruled_by_a_null_and_by_what_is_not_defined(v
 
 
 def test_nulls_that_are_not_defined_are_said_once():
-    none = Number(0.5, inits=(math.nan,))
+    none = Number(0.5, by_null={"random init": (math.nan,)})
     claim = Claim("slash 9", "", "", (), lambda: [Criterion.of(name, none) for name in ("high", "low")])
     assert judge(claim, {}).null == "random init: high, low not defined"
 

@@ -28,6 +28,7 @@ from tl_posgen.studies.emergence import Emergence
 CLAIMS = {claim.name: claim for claims in PAPERS.values() for claim in claims}
 NAN = float("nan")
 NONE = [NAN] * 3
+ADDITIVE = ("additive_r", "additive_r_all")
 
 # Numbers of each claim, in datasets: without arguments, such that the claim is held
 
@@ -36,7 +37,7 @@ def additive(r=0.97):
     """Position + content: r, and the sizes of scores, position, content and interaction."""
     sizes = (("of",), [2.0, 1.0, 0.8, 0.1])
     labels = ["scores", "position", "content", "interaction"]
-    return dataset_of({"additive_r": (("end",), around(r, 0.01)), "size": sizes}, of=labels)
+    return dataset_of({name: (("end",), around(r, 0.01)) for name in ADDITIVE} | {"size": sizes}, of=labels)
 
 
 def fitted(r=0.97):
@@ -411,9 +412,9 @@ def test_shares_that_hold_by_construction_are_not_judged():
 
 def test_a_margin_and_words_name_thresholds_nulls_and_sizes():
     found = judged("position 1", {"r": 0.9}, [{"r": 0.8}])
-    assert found.margin == "additive r 0.900, -0.050 from 0.950 (low end 0.890, +0.090 from random init 0.800)"
-    assert found.measured == "additive r 0.900 [0.890, 0.910]"
-    assert found.null == "random init: additive r 0.800"
+    assert found.margin.startswith("additive r 0.900, -0.050 from 0.950 (low end 0.890, +0.090 from random init 0.800)")
+    assert found.measured == "additive r 0.900 [0.890, 0.910], over all scores 0.900 [0.890, 0.910]"
+    assert found.null == "random init: additive r 0.800, over all scores 0.800"
     assert judged("position 1", {"r": 0.9}, [{"r": 0.895}]).verdict == "not held"
 
 

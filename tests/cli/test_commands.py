@@ -94,8 +94,14 @@ def test_no_null_is_handed_on_by_every_command(monkeypatch, refused, text, name)
 def test_seeds_of_shuffled_weights_are_those_of_the_command_line(done, cut, tmp_path, seeds, expected):
     done("analyze", "--measures", "variance", *cut(16, 1), "--shuffled-seeds", seeds)
     result = tl_posgen.load(tmp_path / "report")["variance"]
-    assert result.numbers.shuffled == expected
+    assert result.numbers.labels_by_null.get("shuffled", []) == expected
     assert result.numbers.inits == ["0"]
+
+
+@pytest.mark.longer
+def test_kinds_of_null_models_are_chosen_by_name(done, cut, tmp_path):
+    done("analyze", "--measures", "variance", *cut(16, 1), "--null-seeds", "random init: 1; shuffled matrices: 0")
+    assert tl_posgen.load(tmp_path / "report")["variance"].numbers.nulls == ["1", "shuffled 0", "shuffled matrices 0"]
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def loaded(of_measure, tmp_path_factory):
 def with_inits(result, n, *, shuffled=False):
     """The result as it is with the first n random inits, and with shuffled weights or without."""
     numbers = result.numbers
-    kept = ["trained", *numbers.inits[:n], *(numbers.shuffled if shuffled else ())]
+    kept = ["trained", *numbers.inits[:n], *(numbers.labels_by_null.get("shuffled", ()) if shuffled else ())]
     return replace(result, dataset=result.dataset.sel(init=kept))
 
 
@@ -173,7 +173,7 @@ def test_findings_are_sentences_with_any_number_of_random_inits(result, n):
 def test_sentences_stand_beside_shuffled_weights_alone_too(result):
     found = with_inits(result, 0, shuffled=True).findings()
     told = [one for one in found if "shuffled" in one.lower()]
-    expected = bool(result.numbers.shuffled and concludes(result))
+    expected = bool("shuffled" in result.numbers.labels_by_null and concludes(result))
     assert bool(told) == expected or result.name in SHUFFLING
     assert not [one for one in found if "random init" in one and "no random init" not in one]
 

@@ -192,7 +192,7 @@ def test_the_summary_of_two_reports_takes_each_with_its_own_groups():
 
 @pytest.mark.parametrize("form", [".3f", ".1%", "+.2f", ".0%", "+.3f"])
 def test_a_zero_has_no_minus_sign(form):
-    zero, expected = Number(-1e-9, -1e-9, -0.0, (-1e-9,)), format(0.0, form)
+    zero, expected = Number(-1e-9, -1e-9, -0.0, {"random init": (-1e-9,)}), format(0.0, form)
     assert f"{zero:{form}}" == f"{expected} [{expected}, {expected}] (random init {expected})"
 
 
@@ -212,30 +212,37 @@ def test_a_group_without_which_a_head_is_undefined_leaves_no_interval_of_the_mea
 
 
 def test_random_inits_without_a_value_are_left_out():
-    number = Number(1.0, inits=(1.0, math.nan, 2.0))
+    number = Number(1.0, by_null={"random init": (1.0, math.nan, 2.0)})
     assert (number.of_inits.value, number.of_inits.spread) == (1.5, pytest.approx(np.std([1, 2], ddof=1)))
-    assert Number(1.0, inits=(math.nan,)).of_inits.value != Number(1.0, inits=(math.nan,)).of_inits.value
+    assert math.isnan(Number(1.0, by_null={"random init": (math.nan,)}).of_inits.value)
     assert number.as_dict() == {"value": 1.0, "low": None, "high": None, "inits": [1.0, None, 2.0], "shuffled": []}
 
 
-def test_a_number_stands_beside_both_kinds_of_null_models():
-    number = Number(0.5, 0.4, 0.6, (0.1, 0.3), shuffled=(0.45,))
+def test_a_number_stands_beside_every_kind_of_null_model():
+    number = Number(0.5, 0.4, 0.6, {"random init": (0.1, 0.3), "shuffled": (0.45,)})
     assert f"{number:.2f}" == "0.50 [0.40, 0.60] (random init 0.20 ± 0.14, shuffled 0.45)"
     assert (number.nulls, number.not_above) == ((0.1, 0.3, 0.45), "not above shuffled")
     assert number.as_dict()["shuffled"] == [0.45]
-    assert Number(3.0, inits=(0.0, 2.0), shuffled=(1.0,)).null_range == "random init 0 to 2, shuffled 1"
+    assert (
+        Number(3.0, by_null={"random init": (0.0, 2.0), "shuffled": (1.0,)}).null_range
+        == "random init 0 to 2, shuffled 1"
+    )
+    third = Number(0.5, 0.4, 0.6, {"shuffled matrices": (0.55,)}, judged=True)
+    assert f"{third:.2f}" == "0.50 [0.40, 0.60] (shuffled matrices 0.55; not above shuffled matrices)"
+    assert third.as_dict()["shuffled_matrices"] == [0.55]
 
 
 @given(
     st.floats(-1, 1), st.floats(0, 1), st.lists(st.floats(-1, 1), max_size=3), st.lists(st.floats(-1, 1), max_size=2)
 )
 def test_a_judged_number_says_where_a_null_does_as_well(value, half, inits, shuffled):
-    number = Number(value, value - half, value + half, tuple(inits), shuffled=tuple(shuffled), judged=True)
+    by_null = {"random init": tuple(inits), "shuffled": tuple(shuffled)}
+    number = Number(value, value - half, value + half, by_null, judged=True)
     for kind, nulls in (("random init", inits), ("shuffled", shuffled)):
         assert (kind in number.not_above) == (bool(nulls) and value - half <= max(nulls, default=0))
     assert (number.not_above in f"{number:.3f}") or not number.nulls
-    assert "not above" not in f"{Number(0.5, inits=(0.6,)):.1f}"
-    assert Number(0.5, inits=(math.nan, 0.6), judged=True).not_above == "not above random init"
+    assert "not above" not in f"{Number(0.5, by_null={'random init': (0.6,)}):.1f}"
+    assert Number(0.5, by_null={"random init": (math.nan, 0.6)}, judged=True).not_above == "not above random init"
 
 
 def test_layers_are_named_where_the_answer_changes_with_depth():
@@ -260,7 +267,7 @@ def test_a_bound_holds(values, digits):
 
 
 def test_numbers_print_as_they_are_written_in_sentences(own):
-    one = Number(0.917, 0.905, 0.929, (0.35,))
+    one = Number(0.917, 0.905, 0.929, {"random init": (0.35,)})
     assert str(one) == one._repr_html_() == f"{one}" == "0.917 [0.905, 0.929] (random init 0.350)"
     assert repr(one) == f"Number({one})"
     assert str(one.plain) == repr(one.plain) == "0.917"
@@ -286,6 +293,6 @@ def test_a_correlation_is_over_the_heads_that_have_both_values_in_every_model(ra
         (spearmanr if ranks else pearsonr)(a[np.isfinite(a)], b[np.isfinite(a)]).statistic
         for a, b in zip(first, second, strict=True)
     ]
-    assert [found.value, *found.inits, *found.shuffled] == pytest.approx(r)
+    assert [found.value, *found.nulls] == pytest.approx(r)
     reach = 1.96 / np.sqrt(15 - 3)
     assert [found.low, found.high] == pytest.approx(np.tanh(np.arctanh(r[0]) + reach * np.array([-1, 1])))

@@ -123,10 +123,11 @@ class Number:
         return mean_of_nulls(self.inits)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return value, low, high, inits and shuffled, JSON-ready: None where not defined."""
+        """Return value, low, high, and the values of null models by kind, JSON-ready: None where not defined."""
         ends = {"value": self.value, "low": self.low, "high": self.high}
         found: dict[str, Any] = {name: one if np.isfinite(one) else None for name, one in ends.items()}
-        of_nulls = {kind.field: self.by_null.get(name, ()) for name, kind in NULL_KINDS.items()}
+        shown = [kind for kind in NULL_KINDS.values() if kind.usual != "none" or kind.name in self.by_null]
+        of_nulls = {kind.field: self.by_null.get(kind.name, ()) for kind in shown}
         return found | {name: [x if np.isfinite(x) else None for x in one] for name, one in of_nulls.items()}
 
 

@@ -304,7 +304,9 @@ def coupling_scores(
     sides[TRAINED] = sides[TRAINED].merge(by_width, combine_attrs="override")
     label = counted(len(table), "model")
     dataset = joined(measure, sides, [label, *map(null_label, each[0].numbers.nulls)])
-    shared = {name: each[-1].provenance[name] for name in _SHARED if name in each[-1].provenance} | drawn(length, n_prompts, consecutive)
+    shared = {name: each[-1].provenance[name] for name in _SHARED if name in each[-1].provenance} | drawn(
+        length, n_prompts, consecutive
+    )
     own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
     return Result(measure, dataset, shared | own)
 

@@ -74,7 +74,7 @@ def test_every_parameter_keeps_its_entries_and_loses_their_order_vectors_within_
         length = entries_together(at, weight, d_head)
         rows = (1, -1) if at in matrices or length == weight.numel() else (-1, length)
         of_heads += [at] if rows[0] == -1 else []
-        if "qkv" not in at and "gate_up" not in at or at in of_heads:  # joint ones move by their parts
+        if ("qkv" not in at and "gate_up" not in at) or at in of_heads:  # joint ones move by their parts
             one, other = (x[at].reshape(rows).sort().values for x in (before, after))
             assert torch.equal(one, other), at
         assert torch.equal(before[at], after[at]) <= (weight.unique().numel() == 1), at

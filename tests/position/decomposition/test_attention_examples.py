@@ -13,7 +13,6 @@ from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition import AttentionExamples
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
-from tl_posgen.progress import Passes
 
 MEASURE = "attention_examples"
 
@@ -58,11 +57,10 @@ def test_heads_of_constant_scores_leave_nothing_to_show(mini):
     assert "scores of every head are constant" in report["three_axis"].findings()[0]
 
 
-def test_the_pass_that_all_measures_share_gives_the_examples(mini, prompts):
+def test_the_pass_that_all_measures_share_gives_the_examples(mini, prompts, passes):
     how: dict = {"measures": [AttentionExamples(examples=1)], "null_seeds": ()}
-    with Passes.counted(shown=True) as passes:
-        found = analyze(mini, prompts, **how)[MEASURE]
-    assert passes.done == passes.total == len(prompts)
+    found = analyze(mini, prompts, **how)[MEASURE]
+    assert sum(passes) == len(prompts)
     assert found.own.sizes["example"] == 2
     chosen = analyze(mini, prompts, heads=[(1, 0), (2, 3)], **how)[MEASURE]
     assert chosen.own["why"].values.tolist() == ["chosen"] * 2

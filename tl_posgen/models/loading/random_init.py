@@ -11,7 +11,6 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 
 
-
 def random_like(model: Model | Session, seed: int, device: str = "cpu") -> Model:
     """Make a model of the same architecture and shape with freshly initialised weights: the null of every measure.
 
