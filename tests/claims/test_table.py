@@ -413,7 +413,7 @@ def test_shares_that_hold_by_construction_are_not_judged():
 def test_a_margin_and_words_name_thresholds_nulls_and_sizes():
     found = judged("position 1", {"r": 0.9}, [{"r": 0.8}])
     assert found.margin.startswith("additive r 0.900, -0.050 from 0.950 (low end 0.890, +0.090 from random init 0.800)")
-    assert found.measured == "additive r 0.900 [0.890, 0.910], over all scores 0.900 [0.890, 0.910]"
+    assert found.measured == "additive r 0.900 [0.890, 0.910]; over all scores 0.900 [0.890, 0.910]"
     assert found.null == "random init: additive r 0.800, over all scores 0.800"
     assert judged("position 1", {"r": 0.9}, [{"r": 0.895}]).verdict == "not held"
 
