@@ -84,8 +84,8 @@ def analyze(
             intervals of the text's numbers are then too narrow; see docs/concepts.md.
         seed: of random draws.
         null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on; () for
-            none. Or seeds by kind of null model, `{"random init": (0,), "shuffled": (0,), "shuffled matrices": (0,)}`,
-            see `tl_posgen.models.loading.null_kinds`.
+            none. Or seeds by kind of null model, such as `{"random init": (0,), "shuffled matrices": (0,)}`, for these
+            kinds alone, see `tl_posgen.models.loading.null_kinds`.
         shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.shuffle.shuffled_like`,
             that everything is repeated on; () for none. If left out, one beside random inits, for the measures that
             share a single pass: a model of shuffled weights predicts nothing that an intervention could take away.

@@ -22,7 +22,8 @@ class NullModels(Sequence[str]):
     Those made of the trained weights come first, as a random init may take the memory of these.
 
     Args:
-        seeds: of random inits, labelled "0", "1", ..; or seeds by kind, `{"random init": (0,), "shuffled": (0,)}`.
+        seeds: of random inits, labelled "0", "1", ..; or seeds by kind, `{"random init": (0,), "shuffled": (0,)}`, and
+            then of these kinds alone.
         shuffled: seeds of shuffled weights, labelled "shuffled 0", ..; None for one beside random inits, for what a
             single pass gives.
         device: on which random inits are drawn, see `random_like`.
@@ -36,9 +37,9 @@ class NullModels(Sequence[str]):
 
     def __init__(self, model: Model | Session, seeds: Seeds, shuffled: Sequence[int] | None = (), device: str = "cpu"):
         self.session, self.device = session_of(model), check_draws_on(device)
-        self.asked = seeds_by_kind(seeds, shuffled)
-        by_default = {} if SHUFFLED in self.asked else {SHUFFLED: [0] if self.asked.get(RANDOM_INIT) else []}
-        self.by_kind = {RANDOM_INIT: [], **self.asked, **by_default}
+        self.given, self.asked = (seeds, shuffled), seeds_by_kind(seeds, shuffled)
+        beside = shuffled is None and not isinstance(seeds, Mapping) and bool(self.asked[RANDOM_INIT])
+        self.by_kind = {RANDOM_INIT: [], SHUFFLED: [0] if beside else [], **self.asked}
         first = sorted(self.by_kind, key=lambda kind: NULL_KINDS[kind].reorder is None)
         self.labels = [NULL_KINDS[kind].label(seed) for kind in first for seed in self.by_kind[kind]]
         self._fingerprint = ""
@@ -115,7 +116,7 @@ def null_models_of(
     backend, say."""
     if not isinstance(seeds, NullModels):
         return NullModels(model, seeds, shuffled, device)
-    return seeds if seeds.session.model is model.model else NullModels(model, seeds.asked, None, seeds.device)
+    return seeds if seeds.session.model is model.model else NullModels(model, *seeds.given, seeds.device)
 
 
 def seeds_by_kind(seeds: Seeds, shuffled: Sequence[int] | None = None) -> dict[str, list[int]]:

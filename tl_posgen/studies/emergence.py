@@ -203,14 +203,15 @@ def emergence(
     require("checkpoints", checkpoints, Sequence[str | os.PathLike])
     require("model", model, str | None)
     require("tokenizer", tokenizer, str | os.PathLike | None)
-    asked, kinds, seed = registry.requested(measures), seeds_by_kind(null_seeds), check_seed(seed)
+    asked, seed = registry.requested(measures), check_seed(seed)
+    seeds_by_kind(null_seeds)
     check_counts(length, n_prompts)
     run = Checkpoints(checkpoints, model, tokenizer, backend, dtype, device)
     last = run.models[-1].load(precise=any(measure.precise for measure in asked))
     session = session_of(last)
     check_numbers(session, length, n_prompts)
     tokens = prompts_of_one_length(session, prompts, length, n_prompts, consecutive=consecutive)
-    nulls = NullModels(last, kinds, None)
+    nulls = NullModels(last, null_seeds, None)
     provenance = provenance_of(session, list(tokens), nulls.seeds, seed)
     options = {measure.name: measure.options() for measure in asked}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}

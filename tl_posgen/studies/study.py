@@ -258,7 +258,10 @@ class Study:
     def cut(self) -> dict[str, Any]:
         """How its texts are cut into prompts, and its seeds, as `analyze` takes them."""
         cut = {name: getattr(self, name) for name in ("length", "n_prompts", "consecutive", "seed")}
-        return cut | {"null_seeds": seeds_by_kind(self.null_seeds, self.shuffled_seeds)}
+        kinds = isinstance(self.null_seeds, Mapping)
+        nulls = seeds_by_kind(self.null_seeds) if kinds else [*self.null_seeds]
+        shuffled = None if self.shuffled_seeds is None else [*self.shuffled_seeds]
+        return cut | {"null_seeds": nulls, "shuffled_seeds": shuffled}
 
     @property
     def settings(self) -> dict[str, Any]:
