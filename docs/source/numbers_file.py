@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tl_posgen.core.number import Number
+from tl_posgen.models.loading.null_kinds import NULL_KINDS
 
 NUMBERS = Path(__file__).parents[1] / "numbers.json"
-OF_NUMBER = ("name", "value", "low", "high", "inits", "shuffled", "spread")  # keys of an entry that are no labels
+OF_NUMBER = ("name", "value", "low", "high", "spread", *(kind.field for kind in NULL_KINDS.values()))  # no labels
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,10 @@ def place_of(result: str, entry: Mapping[str, Any]) -> str:
 def number_from(entry: Mapping[str, Any]) -> Number:
     """Return the number of an entry; NaN where it is not defined."""
     ends = (known(entry.get(key)) for key in ("value", "low", "high"))
-    inits, shuffled = (tuple(map(known, entry.get(name, ()))) for name in ("inits", "shuffled"))
+    by_null = {kind.name: tuple(map(known, entry[kind.field])) for kind in NULL_KINDS.values() if entry.get(kind.field)}
     if "spread" in entry:
-        return NumberOfInits(*ends, inits, spread_of_inits=entry["spread"])
-    return Number(*ends, inits, shuffled=shuffled)
+        return NumberOfInits(*ends, by_null, spread_of_inits=entry["spread"])
+    return Number(*ends, by_null)
 
 
 def known(value: float | None) -> float:
