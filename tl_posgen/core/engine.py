@@ -180,6 +180,8 @@ def analyze(
         where = {"layers": layers, "heads": heads}
         analysis = _Analysis(session, prompts, rows, where, seed, nulls, fwd_hooks, in_place, parts, depends_on)
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
+        for measure in prepared:
+            measure.refuse(Run(measure, session, prompts, rows[measure.name], where, seed))
         with steps_shown(step_names(prepared, nulls), shown=progress):
             sides = analysis.sides(prepared, known)
         if nulls is not null_seeds:

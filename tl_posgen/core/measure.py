@@ -206,6 +206,10 @@ class Measure:
         """Return the measure with options that were left out filled in; refuse prompts that it cannot measure."""
         return self
 
+    def refuse(self, run: "Run") -> None:
+        """Refuse layers, heads and options that it cannot measure, before the first forward pass; nothing is measured
+        in `run` yet."""
+
     def attached(self) -> "Measure":
         """Return the measure with the options filled in that `prepare` makes of prompts, for passes whose prompts are
         not known before."""
