@@ -1,7 +1,6 @@
 """What a measure refuses of chosen layers, heads and options is refused before the first forward pass."""
 
 import pytest
-import torch
 from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
@@ -68,14 +67,16 @@ def test_no_measure_refuses_chosen_layers_or_heads_later(family_model, small_mod
         made = passes(model)
         for where in WHERE:
             made.clear()
+            refused = ""
             try:
                 tl_posgen.analyze(model, TEXT, measures=measures, skip_unsupported=True, **CUT, **where)
             except PosgenError as refusal:
-                assert not made, refusal
+                refused = str(refusal)
+            assert not (refused and made), refused
 
 
 def test_layers_without_planes_are_refused_when_measures_are_attached(family_model):
     model = family_model("smollm3")
-    with pytest.raises(PosgenError, match="none of them has RoPE"), tl_posgen.attach(model, ["planes"], layers=[1]):
-        model(torch.arange(9)[None])
-        pytest.fail("the block ran")
+    attached = tl_posgen.attach(model, ["planes"], layers=[1])
+    with pytest.raises(PosgenError, match="none of them has RoPE"):
+        attached.__enter__()

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
+import tl_posgen
 from tl_posgen.core.files import netcdf_bytes
 from tl_posgen.core.measure import TOKENS, Measure, Variable
 from tl_posgen.core.report import Report, load, unknown_measure
@@ -55,6 +57,13 @@ def result():
 @pytest.fixture
 def declared():
     return result_of(measure=SomeonesMeasure())
+
+
+def test_a_figure_that_prompts_give_nothing_for_is_not_called_undeclared(small_model):
+    tokens = torch.tensor([[1, 2, 3]])
+    result = tl_posgen.analyze(small_model, tokens, measures="attention_examples", null_seeds=(), progress=False)
+    with pytest.raises(InputError, match="these prompts give nothing to draw as patterns"):
+        result["attention_examples"].plot()
 
 
 def test_the_frame_has_a_row_a_head_and_a_column_a_headline(declared):

@@ -131,7 +131,8 @@ class Result:
             found.append(f"measured from scores that are not those of q and k, in layer {edited}. {attrs['edited']}")
         if patterns:
             found.append(
-                f"measured from patterns that are not the softmax of the scores, in layer {patterns}: hooks edit them."
+                f"measured from patterns that are not the softmax of the scores, in layer {patterns}: hooks edit them, "
+                "or the model's attention is more than softmax."
             )
         if attrs.get("unproved"):
             found.append(
@@ -272,8 +273,10 @@ class Result:
     def plot(self, kind: str | None = None):
         """Return a plotly Figure of this result beside its first random init: of this kind, the first if left out."""
         if not self.kinds:
-            declared = "figures are those that its class declares, which is imported before the file is loaded"
-            raise InputError(f"{self.name} has no figure; its numbers are in .dataset and .frame(); {declared}")
+            why = "figures are those that its class declares, which is imported before the file is loaded"
+            if names := ", ".join(self.measure.figures):
+                why = f"these prompts give nothing to draw as {names}, which longer or more prompts may"
+            raise InputError(f"{self.name} has no figure; its numbers are in .dataset and .frame(); {why}")
         kind = self.kinds[0] if kind is None else kind
         if kind not in self.kinds:
             raise InputError(f"kind={kind!r}: {self.name} draws {', '.join(map(repr, self.kinds))} of this result")
