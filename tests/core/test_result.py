@@ -78,6 +78,40 @@ def test_the_frame_has_a_row_a_head_and_a_column_a_headline(declared):
     assert declared.findings() == ["R: 2.500 (random init 14.500)."]  # every headline, where nothing else is said
 
 
+def test_a_column_is_left_out_of_all_models_or_of_none():
+    """Two names of one number in the model; in a null model these differ, and two other numbers agree."""
+    sides = {"trained": {"a": 0.5, "b": 0.5, "c": 0.25}, "0": {"a": 0.125, "b": 0.75, "c": 0.125}}
+    heads = np.arange(6.0).reshape(2, 3) / 7
+    results = {}
+    for name in "abc":
+
+        @dataclass(frozen=True)
+        class OfANumber(SomeonesMeasure):
+            """r = r."""
+
+            name = f"of_{name}"
+            variables = {"r": Variable("r", dims=("layer", "head"), headline=name)}
+
+        values = np.stack([side[name] + heads for side in sides.values()])
+        arrays = {"r": (("init", "layer", "head"), values)}
+        data = xr.Dataset(arrays, {"init": list(sides), "layer": [0, 1], "head": [0, 1, 2]})
+        results[f"of_{name}"] = Result(OfANumber(), data)
+    report = Report(results, {})
+    for side in ("trained", "random init"):
+        assert report.frame(side).columns.tolist() == ["layer", "head", "a", "c"]
+    assert report.summary()["random init"]["mean"].keys() == report.summary()["mean"].keys() == {"a", "c"}
+
+
+def test_whole_numbers_stay_such_in_tables_of_a_few_heads(small_model):
+    how = {"measures": "slash", "heads": [(0, 1), (1, 3)], "null_seeds": (), "progress": False}
+    report = tl_posgen.analyze(small_model, "Down, down, down. Would the fall never end?", **how)
+    slash = report["slash"]
+    for table in (slash.frame(), slash.headline_frame(), slash.heads(2), report.frame()):
+        (column,) = set(table) & {"best_distance", "slash_distance"}
+        assert len(table) == 2
+        assert table[column].dtype == int
+
+
 def test_heads_are_chosen_by_any_quantity_of_one_number_a_head(declared):
     assert declared.heads(2).to_dict("list") == {"layer": [2, 2], "head": [3, 1], "r": [5.0, 4.0]}
     assert declared.heads(1, tokens="without first")["r"].tolist() == [11.0]

@@ -51,6 +51,7 @@ class Variable:
         judged: whether sentences say where it is not above its nulls: of what training is said to make high.
         compared: whether comparisons of two reports hold it; not a yardstick, which no model can change.
         beside: a variable of the same dims that `Result.heads` shows beside it, such as the distance of a best score.
+        whole: whether its values are whole numbers, and stay such in tables of a few chosen heads.
     """
 
     label: str
@@ -64,6 +65,7 @@ class Variable:
     judged: bool = False
     compared: bool = True
     beside: str = ""
+    whole: bool = False
 
     @property
     def attributes(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tl_posgen.core.files import jsonable
 from tl_posgen.core.formatting import Formatted, format_number, in_brackets
 from tl_posgen.models.loading.nulls import NULL_KINDS
 from tl_posgen.models.selection import head_name
@@ -125,9 +126,7 @@ class Number:
     def as_dict(self) -> dict[str, Any]:
         """Return value, low, high, inits and shuffled, JSON-ready: None where not defined."""
         ends = {"value": self.value, "low": self.low, "high": self.high}
-        found: dict[str, Any] = {name: one if np.isfinite(one) else None for name, one in ends.items()}
-        of_nulls = {kind.field: self.by_null.get(name, ()) for name, kind in NULL_KINDS.items()}
-        return found | {name: [x if np.isfinite(x) else None for x in one] for name, one in of_nulls.items()}
+        return jsonable(ends | {kind.field: self.by_null.get(name, ()) for name, kind in NULL_KINDS.items()})
 
 
 def mean_of_nulls(values: Sequence[float]) -> Number:

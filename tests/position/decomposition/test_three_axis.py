@@ -26,14 +26,9 @@ NEAR = (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.05)
 
 def test_scores_beyond_float32_are_not_called_constant(small_model):
     huge = [("blocks.0.attn.hook_q", lambda q, hook: q * 1e21)]
-    cut = {"layers": [0], "null_seeds": (), "progress": False, "fwd_hooks": huge}
-    report = tl_posgen.analyze(
-        small_model, "Down, down, down. Would it end?", measures=["three_axis", "residual"], **cut
-    )
-    for result in report.values():
-        said = " ".join(result.findings())
-        assert "so large that their squares are no finite numbers" in said
-        assert "constant" not in said
+    how = {"layers": [0], "fwd_hooks": huge, **QUICK}
+    (said,) = ThreeAxis()(small_model, "Down, down, down. Would it end?", **how).sentences
+    assert said.endswith("scores are so large that their squares are no finite numbers in float32.")
 
 
 def test_fits_of_a_layer_are_those_of_its_scores(single, capture):
