@@ -1,107 +1,37 @@
-"""One bar an analysis: what every measure plans is what it counts."""
+"""One bar an analysis: it counts steps, says what goes on, and takes the time left from finished steps of one name."""
 
 import os
+import re
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import pytest
 import torch
-import xarray as xr
-from quick_options import OPTIONS
 from tqdm.auto import tqdm
 
 import tl_posgen
-from tl_posgen import Measure, progress
+from tl_posgen import progress
 from tl_posgen.claims import judge_claims
-from tl_posgen.core import registry
 from tl_posgen.models.loss import token_losses
-from tl_posgen.models.tokens import bundled_text, to_prompts
-from tl_posgen.progress import Passes
+from tl_posgen.models.tokens import bundled_text
+from tl_posgen.progress import MAKING, count_pass, step, steps_shown
 
 CUT = {"length": 18, "n_prompts": 3, "null_seeds": (0,)}
-MORE = {  # several draws and inner tokens, as each is planned
-    "perturbation": {"ratios": (0, 0.2), "reaches": ("uniform",), "n_cloze": 2},
-    "coupling": {"k": 2, "tokens": (0, 3, -1), "chance_samples": 1},
-    "token_coupling": {"k": 2, "tokens": (0, 3, -1), "chance_samples": 1},
-}
 QUICK = ("mean_key", "split_examples")
-PROCEDURES = [name for name in registry.measurable() if registry.find(name).runs_model]
 
 
 @pytest.fixture
-def analyses(monkeypatch):
-    """The passes of every analysis of this test."""
-    kept = []
-
-    class Kept(Passes):
-        asked = made = 0  # as planned, and as begun, whatever was counted then
-
-        def __enter__(self):
-            kept.append(self)
-            return super().__enter__()
-
-        def plan(self, stages):
-            super().plan(stages)
-            self.asked = self.total
-
-        def begin(self, n):
-            super().begin(n)
-            self.made += n
-
-    for module in ("core.engine", "claims.running"):
-        monkeypatch.setattr(f"tl_posgen.{module}.Passes", Kept)
-    return kept
+def clock(monkeypatch):
+    """Seconds that a test lets pass: `clock[0] += 60`."""
+    now = [0.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    return now
 
 
-@pytest.fixture(scope="session")
-def small_bridge(small):
-    return tl_posgen.load_model(small, backend="bridge")
-
-
-def measures_named(*names):
-    """Return measures with the options of this file, also those that they come after."""
-    found = {name: registry.find(name) for name in names}
-    found |= {one.name: one for kind in found.values() for one in kind.after}
-    return [kind.with_options({**OPTIONS, **MORE}.get(name, {})) for name, kind in found.items()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROCEDURES)
-def test_every_measure_makes_the_passes_that_it_plans(analyses, small_model, name):
-    tl_posgen.analyze(small_model, bundled_text(), measures=measures_named(name), **CUT)
-    (passes,) = analyses
-    assert 0 < passes.asked == passes.made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "backend"), [("gpt2", "hooked"), ("bloom", "bridge"), ("gemma2", "bridge")])
-def test_so_do_models_without_rope_and_with_windows(analyses, family_model, family, backend):
-    tokens = torch.arange(2 * 12).reshape(2, 12)
-    names = ("attention_examples", "split_examples", "dummy_distance", "slash_transfer", "token_coupling", "profiles")
-    asked = {"measures": measures_named(*names), "skip_unsupported": True, "null_seeds": (0,)}
-    tl_posgen.analyze(family_model(family, backend), tokens, **asked)
-    (passes,) = analyses
-    assert 0 < passes.made <= passes.asked < 1.5 * passes.made  # where nothing rotates there is no example
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["coupling", "token_coupling"])
-def test_contexts_of_a_bridge_are_counted_whole_and_in_pieces(analyses, small_bridge, monkeypatch, name):
-    for at_once in (2**20, 18 * 5):
-        monkeypatch.setattr("tl_posgen.coupling.jacobians._SCORES_AT_ONCE", at_once)
-        tl_posgen.analyze(small_bridge, bundled_text(), measures=measures_named(name), **CUT)
-    assert all(0 < one.asked == one.made for one in analyses)
-
-
-@pytest.mark.slow
-def test_chosen_heads_are_fewer_passes(analyses, small_bridge):
-    few = {**CUT, "n_prompts": 2, "null_seeds": ()}
-    asked = measures_named("profiles", "substitution", "plane_perturbation")
-    for heads in (None, [(1, 0), (1, 3)]):
-        tl_posgen.analyze(small_bridge, bundled_text(), measures=asked, heads=heads, **few)
-    every, some = analyses
-    assert some.asked == some.made < every.asked == every.made
+def said():
+    """Return what stands behind the bar, and before it."""
+    bar = progress._shown.get().bar
+    return bar.postfix, bar.desc
 
 
 def test_one_bar_stays_for_all_measures_and_models(small_model, capsys):
@@ -110,16 +40,74 @@ def test_one_bar_stays_for_all_measures_and_models(small_model, capsys):
     assert len(shown) == 2
     assert shown[1] == ""
     last = shown[0].split("\r")[-1]
-    assert "random init (seed 0): 100%" in last
-    assert " 12/12 " in last  # three prompts of three models, an example of two, and one pass to choose the example
+    # three models, of which the shuffled one has the shared pass alone, and the making of two of them
+    assert re.match(r"split_examples random init \(seed 0\) 100%.* 7/7 .* 12 passes", last)
+    for words in ("making shuffled weights (seed 0)", "mean_key shuffled weights (seed 0)"):
+        assert words in shown[0]
+    assert {int(n) for n in re.findall(r"/(\d+) \[", shown[0])} == {7}
 
 
-def test_no_progress_shows_and_counts_nothing(analyses, small_model, capsys):
+def test_time_left_is_that_of_finished_steps_of_the_same_name(clock, capsys):
+    with steps_shown(["rules", "variance", MAKING, "rules", "variance"], shown=True):
+        with step("rules", "model"):
+            clock[0] += 100
+            count_pass(1)
+            assert said() == ("1 pass", "rules model")
+        assert said()[0] == "1 pass, more than 01:40 left"  # of the next model alone
+        with step("variance", "model"):
+            clock[0] += 10
+            count_pass(4)
+        assert said()[0] == "5 passes, more than 01:50 left"
+        with step("rules", "null"):
+            with step(MAKING, "null"):
+                assert said()[1] == "making null"
+                clock[0] += 300
+                assert progress._shown.get().said() == "5 passes, more than 01:50 left"
+            assert said() == ("5 passes, 01:50 left", "rules null")  # the making is not the step's own time
+            clock[0] += 40
+            count_pass(1)
+            assert said()[0] == "6 passes, 01:10 left"
+            clock[0] += 80
+            count_pass(1)
+            assert said()[0] == "7 passes, more than 00:10 left"
+        assert said()[0] == "7 passes, 00:10 left"
+    assert " 4/4 " in capsys.readouterr().err.split("\r")[-1]  # the step that did not come is left out
+
+
+def test_a_step_without_a_pass_says_nothing_of_the_next(clock):
+    """One whose part was kept before."""
+    with steps_shown(["rules", "rules", "rules"], shown=True):
+        with step("rules", "model"):
+            clock[0] += 1
+        assert said()[0] == "0 passes"
+        with step("rules", "null"):
+            clock[0] += 60
+            count_pass(2)
+        assert said()[0] == "2 passes, 01:00 left"
+
+
+def test_blocks_inside_join_the_bar_and_what_fails_leaves_it(capsys):
+    with steps_shown(["a", "b", "b"], shown=True):
+        for name in "ab":
+            with steps_shown([name], shown=True), step(name, "model"):
+                pass
+        with pytest.raises(KeyError), steps_shown(["b"], shown=True), step("b", "model"):
+            raise KeyError
+        with steps_shown(["c"], shown=True), step("c", "other"):  # that nobody planned
+            pass
+        with steps_shown(["d"], shown=False), step("d", "quiet"):
+            count_pass(1)
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert " 3/3 " in shown.split("\r")[-1]
+    assert "quiet" not in shown
+
+
+def test_no_progress_shows_and_counts_nothing(small_model, capsys):
     seen = []
-    look = [("blocks.0.hook_resid_pre", lambda value, hook: seen.append(progress._counting.get()))]
+    look = [("blocks.0.hook_resid_pre", lambda value, hook: seen.append(progress._shown.get()))]
     tl_posgen.analyze(small_model, bundled_text(), measures=QUICK, fwd_hooks=look, progress=False, **CUT)
     assert seen.count(None) == len(seen) > 0
-    assert analyses[0].done == 0
     assert capsys.readouterr().err == ""
 
 
@@ -128,65 +116,36 @@ def hooks_of(model):
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, RuntimeError])
-def test_what_stops_an_analysis_closes_the_bar(analyses, small_model, raised):
-    before = hooks_of(small_model)
+def test_what_stops_an_analysis_closes_the_bar(small_model, raised):
+    before, passes = hooks_of(small_model), []
 
     def stop(value, hook):
-        if analyses[-1].done:
-            assert list(tqdm._instances)
-            raise raised
+        if (steps := progress._shown.get()) is not None:
+            passes.append(steps.passes)
+            if steps.passes > 3:
+                assert list(tqdm._instances)
+                raise raised
 
     with pytest.raises(raised):
         tl_posgen.analyze(
             small_model, bundled_text(), measures=QUICK, fwd_hooks=[("blocks.0.hook_resid_pre", stop)], **CUT
         )
     assert not list(tqdm._instances)
-    assert progress._counting.get() is None
+    assert progress._shown.get() is None
     assert hooks_of(small_model) == before
-    assert analyses[0].done < analyses[0].total
-
-
-def measure_that_plans(n):
-    """Two passes a model, and n planned."""
-
-    @dataclass(frozen=True)
-    class Plans(Measure):
-        """loss = -ln p."""
-
-        question = "?"
-
-        def prompt_tokens(self, model, prompts, length, n_prompts, consecutive=False):
-            return to_prompts(model, prompts, length=length, n_prompts=2)
-
-        def passes(self, run):
-            return n
-
-        def of_model(self, run):
-            for row in run.tokens:
-                token_losses(run.model, row[None])
-            return xr.Dataset()
-
-    return Plans()
-
-
-@pytest.mark.parametrize(("planned", "total"), [(1, 2), (2, 4), (9, 4)])
-def test_the_bar_of_a_wrong_plan_is_full_at_the_end_and_never_grows(small_model, capsys, monkeypatch, planned, total):
-    totals = []
-    monkeypatch.setattr(tqdm, "refresh", lambda bar, *_, **__: totals.append(bar.total))
-    tl_posgen.analyze(small_model, bundled_text(), measures=[measure_that_plans(planned)], **CUT)
-    assert f" {total}/{total} " in capsys.readouterr().err.strip().split("\r")[-1]
-    assert totals == sorted(totals, reverse=True)
+    assert passes == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
-def test_claims_have_one_plan_of_all_their_analyses_less_what_is_kept(analyses, small_model, alice, tmp_path):
+def test_claims_have_one_bar_of_all_their_analyses(small_model, alice, tmp_path, capsys):
     """Two analyses, of Jacobians across layers and between tokens."""
     run = {"papers": ["coupling"], "length": 12, "n_prompts": 2, "keep": tmp_path}
     judge_claims(small_model, alice, **run)
-    next((tmp_path / "parts").glob("token_coupling*")).unlink()
-    judge_claims(small_model, alice, **run)
-    whole, rest = analyses
-    assert 0 < rest.total == rest.made < whole.made == whole.asked
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    totals = [int(n) for n in re.findall(r"/(\d+) \[", shown)]
+    assert totals == sorted(totals, reverse=True)  # never grows
+    assert f" {totals[-1]}/{totals[-1]} " in shown.split("\r")[-1]
 
 
 def test_passes_outside_an_analysis_are_nobodys(small_model, capsys):
@@ -197,14 +156,14 @@ def test_passes_outside_an_analysis_are_nobodys(small_model, capsys):
 def test_a_bar_that_the_environment_switches_off_is_no_error():
     """tqdm reads TQDM_DISABLE when it is imported, so in a process of its own."""
     lines = (
-        "from tl_posgen.progress import Passes, Stage, count_pass",
-        "with Passes(shown=True) as passes:",
-        "    passes.plan(Stage('three_axis', label, 3) for label in ('mini', 'random init'))",
+        "from tl_posgen.progress import _shown, count_pass, step, steps_shown",
+        "with steps_shown(['three_axis', 'three_axis', 'variance'], shown=True):",
         "    for label in ('mini', 'random init'):",
-        "        with passes.stage('three_axis', label):",
+        "        with step('three_axis', label):",
         "            for _ in range(2): count_pass(1)",
-        "assert passes.bar.disable",
+        "    assert _shown.get().bar.disable",
     )
     environment = {**os.environ, "TQDM_DISABLE": "1"}
     ran = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""

@@ -110,6 +110,10 @@ class Interventions(Measure):
     def usual(self) -> Mapping[str, Any]:
         return {"condition": UNTOUCHED}
 
+    def refuse(self, run: Run) -> None:
+        if not (self.after or self.is_fed):  # else conditions may read what is not measured yet
+            self.named_conditions(run)
+
     def of_model(self, run: Run) -> xr.Dataset:
         conditions = self.named_conditions(run)
         if run.trained is not None and list(run.trained["condition"].values[1:]) != list(conditions):

@@ -1,5 +1,6 @@
 """Numbers against plain numpy: means at labels, intervals by each kind of dim, random inits, their text."""
 
+import json
 import math
 from dataclasses import dataclass
 
@@ -216,6 +217,20 @@ def test_random_inits_without_a_value_are_left_out():
     assert (number.of_inits.value, number.of_inits.spread) == (1.5, pytest.approx(np.std([1, 2], ddof=1)))
     assert math.isnan(Number(1.0, by_null={"random init": (math.nan,)}).of_inits.value)
     assert number.as_dict() == {"value": 1.0, "low": None, "high": None, "inits": [1.0, None, 2.0], "shuffled": []}
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_number_is_json_ready_whatever_holds_it():
+    number = Number(np.float32(0.5), None, np.int64(1), {"random init": (np.float32(0.25), None)})
+    assert json.loads(json.dumps(number.as_dict())) == {
+        "value": 0.5, "low": None, "high": 1, "inits": [0.25, None], "shuffled": []
+    }  # fmt: skip
+
+
+def test_a_huge_number_has_few_digits():
+    assert f"{Number(1e300):.2f}" == str(Number(1e300)) == "1.00e+300"
+    assert f"{Number(-1e300).plain:+.0%}" == "-1.00e+300"
+    assert str(Number(2.0**53 - 1)) == "9007199254740991"
 
 
 def test_a_number_stands_beside_every_kind_of_null_model():

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
+import tl_posgen
 from tl_posgen.core.files import netcdf_bytes
 from tl_posgen.core.measure import TOKENS, Measure, Variable
 from tl_posgen.core.report import Report, load, unknown_measure
@@ -57,6 +59,13 @@ def declared():
     return result_of(measure=SomeonesMeasure())
 
 
+def test_a_figure_that_prompts_give_nothing_for_is_not_called_undeclared(small_model):
+    tokens = torch.tensor([[1, 2, 3]])
+    result = tl_posgen.analyze(small_model, tokens, measures="attention_examples", null_seeds=(), progress=False)
+    with pytest.raises(InputError, match="these prompts give nothing to draw as patterns"):
+        result["attention_examples"].plot()
+
+
 def test_the_frame_has_a_row_a_head_and_a_column_a_headline(declared):
     frame = declared.frame()
     assert frame.columns.tolist() == ["layer", "head", "r"]
@@ -67,6 +76,40 @@ def test_the_frame_has_a_row_a_head_and_a_column_a_headline(declared):
     assert declared.headline_frame().columns.tolist() == ["layer", "head", "someones_r"]
     assert declared.headline_frame("random init")["someones_r"].tolist() == np.arange(12.0, 18).tolist()
     assert declared.findings() == ["R: 2.500 (random init 14.500)."]  # every headline, where nothing else is said
+
+
+def test_a_column_is_left_out_of_all_models_or_of_none():
+    """Two names of one number in the model; in a null model these differ, and two other numbers agree."""
+    sides = {"trained": {"a": 0.5, "b": 0.5, "c": 0.25}, "0": {"a": 0.125, "b": 0.75, "c": 0.125}}
+    heads = np.arange(6.0).reshape(2, 3) / 7
+    results = {}
+    for name in "abc":
+
+        @dataclass(frozen=True)
+        class OfANumber(SomeonesMeasure):
+            """r = r."""
+
+            name = f"of_{name}"
+            variables = {"r": Variable("r", dims=("layer", "head"), headline=name)}
+
+        values = np.stack([side[name] + heads for side in sides.values()])
+        arrays = {"r": (("init", "layer", "head"), values)}
+        data = xr.Dataset(arrays, {"init": list(sides), "layer": [0, 1], "head": [0, 1, 2]})
+        results[f"of_{name}"] = Result(OfANumber(), data)
+    report = Report(results, {})
+    for side in ("trained", "random init"):
+        assert report.frame(side).columns.tolist() == ["layer", "head", "a", "c"]
+    assert report.summary()["random init"]["mean"].keys() == report.summary()["mean"].keys() == {"a", "c"}
+
+
+def test_whole_numbers_stay_such_in_tables_of_a_few_heads(small_model):
+    how = {"measures": "slash", "heads": [(0, 1), (1, 3)], "null_seeds": (), "progress": False}
+    report = tl_posgen.analyze(small_model, "Down, down, down. Would the fall never end?", **how)
+    slash = report["slash"]
+    for table in (slash.frame(), slash.headline_frame(), slash.heads(2), report.frame()):
+        (column,) = set(table) & {"best_distance", "slash_distance"}
+        assert len(table) == 2
+        assert table[column].dtype == int
 
 
 def test_heads_are_chosen_by_any_quantity_of_one_number_a_head(declared):

@@ -1,5 +1,7 @@
 """Replacement of scores: no change with the model's own scores, and changes only in the chosen heads and layers."""
 
+from functools import partial
+
 import pandas as pd
 import pytest
 import torch
@@ -9,7 +11,7 @@ from interventions import TOKENS, N, largest, logits, scores_under
 
 from tl_posgen import load_model
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import at_positions, finished, replace_scores
+from tl_posgen.hooks.replace_scores import RowByRow, at_positions, finished, replace_scores
 
 POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
@@ -42,6 +44,18 @@ def test_finished_products_are_the_scores(family_model, name):
         products = capture.geometry.scale * capture.rotated_q @ capture.rotated_k.mT
         below = capture.geometry.visible(N)
         torch.testing.assert_close(finished(products, capture)[:, below], capture.scores()[:, below])
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_function_that_gives_no_number_is_named_in_the_last_layer_too(llama, layer, value):
+    def broken(capture):
+        return capture.scores().index_fill(1, torch.tensor([4]), value)
+
+    for scores_of in (broken, RowByRow(broken), partial(broken)):
+        message = rf"L{layer}H2: broken gives the new score {value} of query 4 and key 0; let it give finite numbers"
+        with pytest.raises(InputError, match=message):
+            logits(llama, replace_scores(llama, scores_of, layers=[layer], heads=[2]))
 
 
 def test_only_the_chosen_heads_of_the_chosen_layers_change(llama):

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from tl_posgen.claims.judging import Claim, claims_result
 from tl_posgen.claims.table import PAPERS
 from tl_posgen.core import registry
-from tl_posgen.core.engine import analyze, refusals
+from tl_posgen.core.engine import analyze, refusals, step_names
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels, Seeds
 from tl_posgen.core.options import Each, fits, require
@@ -94,8 +94,9 @@ def judge_claims(
     run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(model, null_seeds, shuffled_seeds)}
     kept = Parts.kept_in(None if keep is None else Path(keep) / "parts")
     results: dict[str, Result] = {}
-    with kept as parts, steps_shown(0, shown=progress):
-        analyses, reasons = analyses_of(claims, model)
+    analyses, reasons = analyses_of(claims, model)
+    planned = [name for _, measures, _ in analyses for name in step_names(measures, run["null_seeds"])]
+    with kept as parts, steps_shown(planned, shown=progress):
         for subject, measures, own in analyses:
             before = [kind.name for measure in measures for kind in measure.after if measure.runs_model]
             if not set(before) <= set(results):

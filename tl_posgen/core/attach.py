@@ -14,6 +14,7 @@ from tl_posgen.core.null_models import NullModels, Seeds
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import result_of
+from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.hooks.given import every_hook_firing
 from tl_posgen.models.capture.cache import captures_from_cache
@@ -77,6 +78,8 @@ class Attached:
         self.model, self.measures, self.seed = model, measures, seed
         self.where: dict[str, Any] = {"layers": layers, "heads": heads}
         self.feed = Feed(measures, seed=seed)
+        for measure in measures:
+            measure.refuse(Run(measure, session_of(model), None, [], self.where, seed))
 
     def report(self, *, null_seeds: Seeds = (), shuffled_seeds: Sequence[int] | None = None) -> Report:
         """Return what was found. With seeds the same tokens also go, unhooked, through null models of these seeds, see

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -36,8 +37,8 @@ from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
 from tl_posgen.models.session import Choices, Session, session_of
 from tl_posgen.models.tokens import to_prompts
+from tl_posgen.progress import MAKING, steps_shown
 from tl_posgen.progress import step as step_shown
-from tl_posgen.progress import steps_shown
 
 Prompts: TypeAlias = str | Sequence[Any] | Int[Tensor, "batch pos"] | Int[Tensor, " pos"]
 Measures: TypeAlias = str | Measure | type[Measure] | Sequence[Any] | None
@@ -108,7 +109,7 @@ def analyze(
             model and of each random init, and of one that is not finished the conditions that are (and took .2 s). An
             analysis that was stopped goes on from there when it is called again with the same weights, prompts and
             settings; measures of other packages, and what shares their pass, are measured anew.
-        progress: show a bar of the forward passes.
+        progress: show a bar of the steps, a measure (or those that share a pass) on one model each.
 
     Returns:
         A `Report`: a mapping of measure name to `Result`.
@@ -179,7 +180,9 @@ def analyze(
         where = {"layers": layers, "heads": heads}
         analysis = _Analysis(session, prompts, rows, where, seed, nulls, fwd_hooks, in_place, parts, depends_on)
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
-        with steps_shown(sum(1 for _ in analysis.steps(prepared)), shown=progress):
+        for measure in prepared:
+            measure.refuse(Run(measure, session, prompts, rows[measure.name], where, seed))
+        with steps_shown(step_names(prepared, nulls), shown=progress):
             sides = analysis.sides(prepared, known)
         if nulls is not null_seeds:
             nulls.free_memory()
@@ -210,6 +213,26 @@ class _Step(NamedTuple):
     is_shared: bool
 
 
+def steps_of(measures: Sequence[Measure], nulls: NullModels) -> Iterator[_Step]:
+    """Yield every step of an analysis: of the model, then of each null model."""
+    for init in (None, *nulls):
+        label = nulls.session.label if init is None else null_label(init)
+        for_runs = init is None or nulls.for_runs(init)
+        some = [one for one in measures if for_runs or not one.runs_model]
+        some = [one for one in some if init is None or one.has_null]
+        if fed := [one for one in some if one.is_fed]:
+            name = f"{fed[0].name} of one pass" if fed[0].runs_model else fed[0].name  # which has a step of its own
+            yield _Step(init, label, name if len(fed) == 1 else f"{len(fed)} measures", fed, True)
+        for measure in (one for one in some if one.runs_model):
+            yield _Step(init, label, measure.name, [measure], False)
+
+
+def step_names(measures: Sequence[Measure], nulls: NullModels) -> list[str]:
+    """Return the names of the steps of an analysis, with the making of each null model among them."""
+    steps = [*steps_of(measures, nulls)]
+    return [MAKING] * len({step.init for step in steps} - {None}) + [step.name for step in steps]
+
+
 @dataclass
 class _Analysis:
     """An analysis once everything is checked: measures of the model, then of each null model, step by step.
@@ -232,22 +255,10 @@ class _Analysis:
     parts: Parts = field(default_factory=Parts)
     depends_on: Mapping[str, Any] = field(default_factory=dict)
 
-    def steps(self, measures: Sequence[Measure]) -> Iterator[_Step]:
-        for init in (None, *self.nulls):
-            label = self.session.label if init is None else null_label(init)
-            for_runs = init is None or self.nulls.for_runs(init)
-            some = [one for one in measures if for_runs or not one.runs_model]
-            some = [one for one in some if init is None or one.has_null]
-            if fed := [one for one in some if one.is_fed]:
-                name = f"{fed[0].name} of one pass" if fed[0].runs_model else fed[0].name  # which has a step of its own
-                yield _Step(init, label, name if len(fed) == 1 else f"{len(fed)} measures", fed, True)
-            for measure in (one for one in some if one.runs_model):
-                yield _Step(init, label, measure.name, [measure], False)
-
     def sides(self, measures: Sequence[Measure], known: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
         """Return the datasets by measure, of the model and of each null model that any is repeated on."""
         sides: dict[str, dict[str, xr.Dataset]] = {}
-        for step in self.steps(measures):
+        for step in steps_of(measures, self.nulls):
             side, measure = step.init or TRAINED, step.measures[0]
             if side not in sides:
                 of_side = {name: one for name, one in known.items() if side in (TRAINED, *one.numbers.nulls)}
@@ -261,7 +272,7 @@ class _Analysis:
             name = f"{step.name} {step.label}"
             keep = partial(self.parts.condition, name, measure, depends_on)
             trained = None if step.init is None else sides[TRAINED].get(measure.name)
-            with step_shown(name):
+            with step_shown(step.name, step.label):
                 make = partial(self._made, step, read, trained, None if self.parts.directory is None else keep)
                 sides[side] |= self.parts.datasets(name, step.measures, depends_on, make)
         return sides
@@ -273,7 +284,8 @@ class _Analysis:
         title also the metric that is called the loss; arrays as a file gives them back."""
         label, session = step.label, self.session
         if step.init is not None:
-            label, session = self.nulls.build(step.init, in_place=self.in_place)
+            with nullcontext() if self.nulls.holds(step.init) else step_shown(MAKING, step.label):
+                label, session = self.nulls.build(step.init, in_place=self.in_place)
         metric = self.session.choices.metric
         title = label if metric is None else f"{label}, loss = {metric.name}"
         measure, rows = step.measures[0], self.rows[step.measures[0].name]

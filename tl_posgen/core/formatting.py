@@ -12,6 +12,8 @@ ENCODINGS = {  # of positions, other than RoPE -> how they are known
     "none": "Nothing in the attention knows positions here (NoPE)",
 }
 
+_EXACT = 2**53  # above it not every whole number is a float
+
 
 @dataclass(frozen=True)
 class Formatted:
@@ -36,12 +38,16 @@ def format_number(value: float | None, form: str) -> str:
         ['0.000', '0.0%', '+0.00', '-0.0001']
         >>> [format_number(value, "") for value in (0.9, 12.3456, 0.00012345, 134515008.0, 0.0)]
         ['0.900', '12.346', '0.000123', '134515008', '0.000']
+        >>> [format_number(1e300, form) for form in ("", ".3f", ".0%", "+.2f")]
+        ['1.00e+300', '1.00e+300', '1.00e+300', '+1.00e+300']
     """
     if value is None or value != value:
         return "not defined"
+    size = abs(value)
     if not form:
-        size = abs(value)
         form = ".0f" if size >= 1000 else ".3f" if size >= 0.001 or not size else ".3g"
+    if _EXACT <= size < math.inf and form[-1] in "f%":  # whose further digits say nothing
+        form = f"{'+' * form.startswith('+')}.2e"
     text = format(value, form)
     return text if text.strip("+-0.%") else format(0.0, form)
 

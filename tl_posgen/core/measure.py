@@ -51,6 +51,7 @@ class Variable:
         judged: whether sentences say where it is not above its nulls: of what training is said to make high.
         compared: whether comparisons of two reports hold it; not a yardstick, which no model can change.
         beside: a variable of the same dims that `Result.heads` shows beside it, such as the distance of a best score.
+        whole: whether its values are whole numbers, and stay such in tables of a few chosen heads.
     """
 
     label: str
@@ -64,6 +65,7 @@ class Variable:
     judged: bool = False
     compared: bool = True
     beside: str = ""
+    whole: bool = False
 
     @property
     def attributes(self) -> dict[str, str]:
@@ -205,6 +207,10 @@ class Measure:
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Measure":
         """Return the measure with options that were left out filled in; refuse prompts that it cannot measure."""
         return self
+
+    def refuse(self, run: "Run") -> None:
+        """Refuse layers, heads and options that it cannot measure, before the first forward pass; nothing is measured
+        in `run` yet."""
 
     def attached(self) -> "Measure":
         """Return the measure with the options filled in that `prepare` makes of prompts, for passes whose prompts are

@@ -72,13 +72,17 @@ class NullModels(Sequence[str]):
             title, session = self.build(label, in_place=in_place)
             yield title, session.model
 
+    def holds(self, label: str) -> bool:
+        """Return whether this label was built last, and is there."""
+        return self._held is not None and self._held[0] == label
+
     def build(self, label: str, *, in_place: bool = False) -> tuple[str, Session]:
         """Return (title, session) of one label, as `models` yields it.
 
         Raises:
             InputError: a null model of the trained weights that has them in the model's own order.
         """
-        if self._held is None or self._held[0] != label:
+        if not self.holds(label):
             self.free_memory()
             (kind, seed), title = kind_and_seed(label), null_label(label)
             self._fingerprint = self._fingerprint or fingerprint(self.session)  # while the model has its own weights
@@ -100,6 +104,7 @@ class NullModels(Sequence[str]):
                     )
                 title += SAME_WEIGHTS
             self._held = label, title, made
+        assert self._held is not None
         return self._held[1:]
 
     def free_memory(self) -> None:

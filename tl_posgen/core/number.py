@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tl_posgen.core.files import jsonable
 from tl_posgen.core.formatting import Formatted, format_number, in_brackets
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT
 from tl_posgen.models.selection import head_name
@@ -125,10 +126,8 @@ class Number:
     def as_dict(self) -> dict[str, Any]:
         """Return value, low, high, and the values of null models by kind, JSON-ready: None where not defined."""
         ends = {"value": self.value, "low": self.low, "high": self.high}
-        found: dict[str, Any] = {name: one if np.isfinite(one) else None for name, one in ends.items()}
         shown = [kind for kind in NULL_KINDS.values() if kind.usual != "none" or kind.name in self.by_null]
-        of_nulls = {kind.field: self.by_null.get(kind.name, ()) for kind in shown}
-        return found | {name: [x if np.isfinite(x) else None for x in one] for name, one in of_nulls.items()}
+        return jsonable(ends | {kind.field: self.by_null.get(kind.name, ()) for kind in shown})
 
 
 def mean_of_nulls(values: Sequence[float]) -> Number:

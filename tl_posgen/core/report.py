@@ -137,18 +137,23 @@ class Report(Mapping[str, Result]):
         return ["No null model was measured."] if missing else []
 
     def frame(self, of: str = TRAINED) -> pd.DataFrame:
-        """Return a row a head with the headlines of every per-head result, numbers that several share once: of the
-        model, or of the first "random init" or "shuffled" weights."""
-        table = pd.DataFrame(columns=list(HEAD))
-        for result in self.results.values():
-            frame = result.headline_frame(of)
-            if frame is not None:
-                table = frame if table.empty else table.merge(frame, on=list(HEAD), how="outer")
+        """Return a row a head with the headlines of every per-head result, numbers that several share in the model
+        once: of the model, or of the first "random init" or "shuffled" weights."""
+
+        def merged(side: str) -> pd.DataFrame:
+            table = pd.DataFrame(columns=list(HEAD))
+            for result in self.results.values():
+                frame = result.headline_frame(side)
+                if frame is not None:
+                    table = frame if table.empty else table.merge(frame, on=list(HEAD), how="outer")
+            return table
+
+        table = merged(TRAINED)
         # the same numbers under two names; whole ones may agree by chance, and those that are the same for all
         floats = table.drop(columns=list(HEAD)).select_dtypes("float")
         floats = floats.loc[:, (floats % 1 > 0).any() & (floats.nunique() > 1)]
         again = floats.columns[floats.T.duplicated()]
-        return table.drop(columns=again)
+        return (table if of == TRAINED else merged(of)).drop(columns=again, errors="ignore")
 
     def heads(self, name: str, top: int = 5, by: str | None = None) -> pd.DataFrame:
         """Return the `top` heads of a result, see `Result.heads`; interventions and measures take it as `heads=`."""

@@ -131,7 +131,8 @@ class Result:
             found.append(f"measured from scores that are not those of q and k, in layer {edited}. {attrs['edited']}")
         if patterns:
             found.append(
-                f"measured from patterns that are not the softmax of the scores, in layer {patterns}: hooks edit them."
+                f"measured from patterns that are not the softmax of the scores, in layer {patterns}: hooks edit them, "
+                "or the model's attention is more than softmax."
             )
         if attrs.get("unproved"):
             found.append(
@@ -182,7 +183,14 @@ class Result:
             return pd.DataFrame({name: [float(one)] for name, one in columns.items()})
         frame: Any = table.to_dataframe(dim_order=rows).reset_index()
         counted = [name for name in columns if frame[name].dtype != bool] or list(columns)  # False says nothing alone
-        return frame[[*rows, *named, *columns]].dropna(how="all", subset=counted)
+        frame = frame[[*rows, *named, *columns]].dropna(how="all", subset=counted)
+        return self._with_whole(frame, {name: name.partition(", ")[0] for name in columns})
+
+    def _with_whole(self, frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
+        """Return a frame with whole numbers as such, where no row lacks one; `columns` are those of variables."""
+        variables = self.measure.variables
+        whole = [name for name, of in columns.items() if of in variables and variables[of].whole]
+        return frame.astype({name: int for name in whole if frame[name].notna().all()})
 
     def headline_frame(self, of: str = TRAINED) -> pd.DataFrame | None:
         """Return the per-head headlines under the names that reports give them, of the model or of the first null model
@@ -193,11 +201,12 @@ class Result:
         columns = {column: array for column, (array, _, _) in self._headlines(data).items()}
         if not columns:
             return None
+        variables = {column: str(array.name) for column, array in columns.items()}
         frame: Any = xr.Dataset(columns).to_dataframe(dim_order=list(HEAD)).reset_index()[[*HEAD, *columns]]
         if "heads" in self.provenance:  # a few were chosen; of two layers' heads, the dataset holds every pair
             names = [head_name(*place) for place in zip(frame["layer"], frame["head"], strict=True)]
-            return frame[[name in self.provenance["heads"] for name in names]].reset_index(drop=True)
-        return frame
+            frame = frame[[name in self.provenance["heads"] for name in names]].reset_index(drop=True)
+        return self._with_whole(frame, variables)
 
     def headline_labels(self) -> dict[str, tuple[str, str]]:
         """Return, for every column of `headline_frame`, its short heading and its label."""
@@ -255,7 +264,8 @@ class Result:
             raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=...")
         shown = [by, beside] if beside in known else [by]
         frame = pd.DataFrame({name: own.array(name, **labels).transpose(*HEAD).to_series() for name in shown})
-        return frame.dropna(subset=by).astype({by: float}).nlargest(top, by).reset_index()[[*HEAD, *shown]]
+        frame = frame.dropna(subset=by).astype({by: float}).nlargest(top, by).reset_index()[[*HEAD, *shown]]
+        return self._with_whole(frame, {name: name for name in shown})
 
     def as_summary(self) -> list[dict[str, Any]]:
         """Return its part of summary.json: every number of few labels, with its interval and random inits."""
@@ -272,8 +282,10 @@ class Result:
     def plot(self, kind: str | None = None):
         """Return a plotly Figure of this result beside its first random init: of this kind, the first if left out."""
         if not self.kinds:
-            declared = "figures are those that its class declares, which is imported before the file is loaded"
-            raise InputError(f"{self.name} has no figure; its numbers are in .dataset and .frame(); {declared}")
+            why = "figures are those that its class declares, which is imported before the file is loaded"
+            if names := ", ".join(self.measure.figures):
+                why = f"these prompts give nothing to draw as {names}, which longer or more prompts may"
+            raise InputError(f"{self.name} has no figure; its numbers are in .dataset and .frame(); {why}")
         kind = self.kinds[0] if kind is None else kind
         if kind not in self.kinds:
             raise InputError(f"kind={kind!r}: {self.name} draws {', '.join(map(repr, self.kinds))} of this result")

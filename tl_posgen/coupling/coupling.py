@@ -106,6 +106,9 @@ class JacobianMeasure(Measure):
                 raise InputError(f"{what} {wrong}: choose from {low} to {high}")
         return self
 
+    def refuse(self, run: Run) -> None:
+        self.places(run)
+
     def places(self, run: Run) -> tuple[list[int], list[int]]:
         """Return the chosen layers and tokens; refuse a choice of heads."""
         if run.where["heads"] is not None:

@@ -17,7 +17,7 @@ from tl_posgen.models.geometry.proof import layer_capture, plain_scores, verify_
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
 from tl_posgen.models.layers.fused import Mask
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.scores_at import scores_at_positions
@@ -252,12 +252,26 @@ class _PassEdit:
                     f"and {list(old.shape)} [head, query, key] are needed"
                 )
             visible = plain_scores(old, self.dtype) != -torch.inf
+            if new.dtype != torch.bool and (wrong := ~(new < torch.inf) & visible.to(new.device)).any():
+                head, row, key = wrong.nonzero()[0].tolist()
+                raise InputError(
+                    f"{head_name(capture.layer, capture.heads[head])}: {_name_of(self.scores_of)} gives the new score "
+                    f"{new[head, row, key].item()} of query {int(capture.query_positions[row])} and key {key}; let it "
+                    "give finite numbers, or -inf to hide a key"
+                )
             edited[prompt, list(capture.heads), rows, keys] = (
                 old.masked_fill(visible & ~new.to(old.device), -torch.inf)
                 if new.dtype == torch.bool
                 else torch.where(visible, new.to(old), old)
             )
         return edited[..., -n_own:]
+
+
+def _name_of(scores_of: Any) -> str:
+    """Return the name of the function that gives new scores."""
+    if isinstance(scores_of, RowByRow):
+        return _name_of(scores_of.scores_of)
+    return _name_of(scores_of.func) if isinstance(scores_of, partial) else getattr(scores_of, "__name__", "a function")
 
 
 def finished(

@@ -139,7 +139,7 @@ class Profiles(Measure):
         "additive_r": Variable("additive r", "", "see `variance`"),
         "absolute": Variable("share of the key's place", "", "see `variance`"),
         "slash_score": Variable("slash score", "", "highest over D < N/2"),
-        "slash_distance": Variable("slash distance", "tokens", "the D of the highest slash score"),
+        "slash_distance": Variable("slash distance", "tokens", "the D of the highest slash score", whole=True),
         "first_token": Variable("attention to the first token", "", "E_i S_i0"),
         **{
             name: Variable(

@@ -251,6 +251,9 @@ class Rules(Interventions):
             )
         return self
 
+    def refuse(self, run: Run) -> None:
+        """Leave the conditions, which need the calibration, to `of_model`."""
+
     def of_model(self, run: Run) -> xr.Dataset:
         sums, recalls = run.sums(), run.sums()
 

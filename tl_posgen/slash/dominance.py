@@ -30,7 +30,7 @@ TITLES = {"all": "all tokens", "without first": "first token left out"}  # of la
 GROUPS = {"dominant": "slash-dominant", "other": "other"}
 AT_BEST = {  # variables of measures of heads at their best distances; `at_best` gives the first three
     "best_score": Variable("highest slash score", "", "over D < N/2", PER_HEAD, **SHARE),
-    "best_distance": Variable("distance of the highest slash score", "tokens", "D of best_score", PER_HEAD),
+    "best_distance": Variable("distance of the highest slash score", "tokens", "D of best_score", PER_HEAD, whole=True),
     "best_uniform": Variable(
         "slash score of uniform attention", "", "at the best distance", PER_HEAD, compared=False, **SHARE
     ),

@@ -79,7 +79,10 @@ class Slash(Dominance):
             beside="best_distance",
         ),
         "best_distance": Variable(
-            "distance of the highest slash score", "tokens", "D of best_score", headline="slash_distance", short="D"
+            *("distance of the highest slash score", "tokens", "D of best_score"),
+            headline="slash_distance",
+            short="D",
+            whole=True,
         ),
         "best_uniform": Variable(
             "slash score of uniform attention", "", "at the best distance", compared=False, **SHARE

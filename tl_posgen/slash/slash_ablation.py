@@ -100,7 +100,7 @@ class SlashAblation(Measure):
     variables = {
         "score": Variable("slash score", "", "with this layer alone ablated", ("tokens", *_ROWS, "distance")),
         "best_score": Variable("slash score", "", "at the head's best distance, unchanged", _ROWS),
-        "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2"),
+        "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2", whole=True),
         "best_uniform": Variable("slash score of uniform attention", "", "at the best distance"),
     }
     figures = {

@@ -68,7 +68,7 @@ class SlashTransfer(Dominance):
             *(("tokens", "source", *HEAD), "random_slash_score", "random"),
         ),
         "score": Variable("slash score", dims=("tokens", "source", *HEAD, "distance")),
-        "best_distance": Variable("best distance on text", "tokens", "over D < N/2"),
+        "best_distance": Variable("best distance on text", "tokens", "over D < N/2", whole=True),
         "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
     }
     legend = (

@@ -182,6 +182,15 @@ def test_shares_of_a_row_are_no_edit_where_sinks_take_the_rest(sinks):
     assert is_softmax(capture.scores(), shares, dtype, sinks=sinks) is sinks
 
 
+def test_what_a_row_lacks_is_no_edit_where_no_hook_is():
+    """Sinks that took next to nothing of the probe's rows."""
+    capture, scores = drawn(GEOMETRY)
+    pattern = 0.97 * scores.softmax(-1)
+    for is_hooked in (True, False):
+        found = verify_capture(capture, scores, pattern, torch.float32, all_patterns=is_hooked)
+        assert found.edited_pattern is is_hooked
+
+
 def test_a_pattern_is_as_exact_as_its_dtype():
     scores = torch.randn(3, 4, 9, generator=torch.Generator().manual_seed(0))
     pattern, off = scores.softmax(-1), torch.ones(3, 4, 9)

@@ -24,6 +24,13 @@ OUT = {"tokens": "without first"}
 NEAR = (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.05)
 
 
+def test_scores_beyond_float32_are_not_called_constant(small_model):
+    huge = [("blocks.0.attn.hook_q", lambda q, hook: q * 1e21)]
+    how = {"layers": [0], "fwd_hooks": huge, **QUICK}
+    (said,) = ThreeAxis()(small_model, "Down, down, down. Would it end?", **how).sentences
+    assert said.endswith("scores are so large that their squares are no finite numbers in float32.")
+
+
 def test_fits_of_a_layer_are_those_of_its_scores(single, capture):
     fit = fit_three_axis(pair_moments_from_scores(capture.scores()))
     found = single["three_axis"].sel(tokens="all", layer=1)

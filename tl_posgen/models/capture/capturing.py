@@ -306,8 +306,8 @@ def proved_capture(capture: LayerCapture, parts: Mapping[str, Tensor], span: sli
     found = verify_capture(capture, scores, parts.get("pattern"), parts["q"].dtype, span, **edited)
     if isinstance(found, EditedCapture) and scores is not None and scores[:, span].isnan().any():
         raise InputError(
-            f"layer {capture.layer}: scores are NaN: broken weights, or padding that this model does not mask cleanly; "
-            "run prompts one at a time"
+            f"layer {capture.layer}: scores are NaN; look for NaN in what hooks give, in the weights, and in padding "
+            "that this model does not mask cleanly (run prompts one at a time)"
         )
     if span.start and isinstance(found, EditedCapture) and found.used is None:
         raise InputError(

@@ -124,8 +124,8 @@ def spans_of_scores(
     require_whole(geometry.layer, *scores.shape[1:])
     if scores.isnan().any():
         raise InputError(
-            f"layer {geometry.layer}: scores are NaN: broken weights, or padding that this model does not mask "
-            "cleanly; run prompts one at a time"
+            f"layer {geometry.layer}: scores are NaN before this edit; look for NaN in what hooks of earlier layers "
+            "give, in the weights, and in padding that this model does not mask cleanly (run prompts one at a time)"
         )
     visible = scores != -torch.inf
     if (visible > geometry.visible(scores.shape[2], visible.device)).any():

@@ -12,13 +12,12 @@ from torch import Tensor
 from tl_posgen.arithmetic import full_precision, summable
 from tl_posgen.errors import ModelError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, Read
-from tl_posgen.models.geometry.proof import is_pattern, plain_scores, prove
+from tl_posgen.models.geometry.proof import is_pattern, is_softmax, plain_scores, prove
 from tl_posgen.models.layers.capture import PARTS
 from tl_posgen.models.layers.fused import FAILURES, Attention, form
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 
-SINK = 0.05  # of a row is more than rounding to bfloat16 takes, and less than a sink does at some query
 HOOKS = ("q", "k", "attn_scores", "pattern", "q_normed", "k_normed", "cos", "sin")
 
 
@@ -80,9 +79,11 @@ def _probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rota
         q, k = (summable(read(part, fired[f"{part}_normed" if normed else part])[0]) for part in ("q", "k"))
         plain = LayerGeometry(layer, "none", len(q), len(k), q.shape[-1], q.shape[-1] ** -0.5)
         drafts = backend.drafts(plain, fired, rotates, handed_on)
-        geometry = prove(drafts, q, k, plain_scores(summable(fired["attn_scores"][0]), q.dtype))
-        pattern = fired.get("pattern")
-        sinks = pattern is not None and bool((pattern.float().sum(-1) < 1 - SINK).any())
+        scores, pattern = plain_scores(summable(fired["attn_scores"][0]), q.dtype), fired.get("pattern")
+        geometry, sinks = prove(drafts, q, k, scores), False
+        if pattern is not None:
+            rows = scores, summable(pattern[0]), pattern.dtype
+            sinks = not is_softmax(*rows) and is_softmax(*rows, sinks=True)
         return Probed(replace(geometry, sinks=sinks), names, read, handed_on)
     except UnsupportedModelError as refusal:
         return refusal.with_traceback(None)

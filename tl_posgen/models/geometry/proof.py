@@ -241,7 +241,8 @@ def verify_capture(
     if pattern is not None:
         some = heads[:, None], before + checked_rows(n, n if all_patterns else ROWS)
         own, found = plain_scores(summable(attn_scores[some]), dtype), summable(pattern[some])
-        capture.edited_pattern = not is_softmax(own, found, pattern.dtype, sinks=geometry.sinks)
+        sinks = geometry.sinks or not all_patterns  # where no hook edits a row, what it lacks went elsewhere
+        capture.edited_pattern = not is_softmax(own, found, pattern.dtype, sinks=sinks)
     return capture
 
 

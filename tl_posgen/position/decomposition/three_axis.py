@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import plotly.graph_objects as go
 import torch
 import xarray as xr
@@ -203,6 +204,8 @@ class ThreeAxis(Measure):
             why = f"a window of {which} leaves no more pairs than the fit has parameters"
         elif data["r"].isnull().all():
             why = "the scores of every head are constant"
+            if not np.isfinite(data["std"]).all():
+                why = "scores are so large that their squares are no finite numbers in float32"
         return data.assign_attrs(weighting=weighting(self.weights), not_defined=why)
 
     def findings(self, own: Numbers) -> list[str]:

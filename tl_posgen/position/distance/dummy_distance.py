@@ -176,6 +176,9 @@ class DummyDistance(Interventions):
                 check_distance(model, name, value)  # refused here, before work starts
         return replace(self, distances=distances, limits=tuple(given["limit"]), longest=self.longest or trained)
 
+    def refuse(self, run: Run) -> None:
+        self.named_conditions(run)
+
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         d0s = torch.tensor(self.labels()["d0"], dtype=DOUBLE)
         of_all, rest = (self.of_tokens(layer, first, d0s, r) for first, r in enumerate(refit_r(layer, d0s)))

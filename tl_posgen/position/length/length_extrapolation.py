@@ -284,17 +284,23 @@ class LengthExtrapolation(Measure):
         fits = fits_pass(model, self.times * trained, is_streamed=False, matrices=self.matrices)
         return self.inside or (trained if fits else min(trained, SHORT))
 
-    def of_model(self, run: Run) -> xr.Dataset:
-        n, session, where = len(run.rows[0]), run.session, run.where
-        inside = n // self.times
-        windows = (run.model, inside, self.n_global)
+    def refuse(self, run: Run) -> None:
+        self.hooks(run)
+
+    def hooks(self, run: Run) -> dict[str, Any]:
+        """Return the hooks of every condition."""
+        windows, where = (run.model, len(run.rows[0]) // self.times, self.n_global), run.where
         make: dict[str, Callable[[], Any]] = {
             "vanilla": list,
             "lm_infinite": lambda: lm_infinite(*windows, **where),
             "retrieval": lambda: retrieve_blocks(*windows, block=self.block, n_blocks=self.n_blocks, **where),
             "interpolation": lambda: interpolate_positions(run.model, 1 / self.times, **where),
         }
-        hooks = {one: make[one]() for one in ("vanilla", *self.conditions)}  # refusals, before work starts
+        return {condition: make[condition]() for condition in ("vanilla", *self.conditions)}
+
+    def of_model(self, run: Run) -> xr.Dataset:
+        n, session, where = len(run.rows[0]), run.session, run.where
+        inside, hooks = n // self.times, self.hooks(run)
         layers = list(select_heads(run.model, **where))
         shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
         step, width = -(-inside // KEPT_INSIDE), inside // BINS_INSIDE

@@ -154,6 +154,10 @@ class Perturbation(Measure):
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"target": TARGETS}
 
+    def refuse(self, run: Run) -> None:
+        conditions_for(run.model, self.conditions, **run.where)
+        self.cloze_items(run)
+
     def of_model(self, run: Run) -> xr.Dataset:
         conditions = conditions_for(run.model, self.conditions, **run.where)
         ratios = [float(ratio) for ratio in self.ratios]

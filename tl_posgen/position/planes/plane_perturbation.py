@@ -24,7 +24,7 @@ from tl_posgen.models.selection import select_heads
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.planes.numbers.plane_edits import Edit
-from tl_posgen.position.planes.planes import Planes, require_rope
+from tl_posgen.position.planes.planes import Planes, require_rope, require_rope_in_layers
 from tl_posgen.report.kinds import bars, heat_maps
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope
@@ -131,7 +131,7 @@ class PlanePerturbation(Interventions):
             ("part", "layer", "planes"),
         ),
     }
-    requires = require_rope
+    requires, refuse = require_rope, require_rope_in_layers
     figures = {
         "rise": bars(
             {

@@ -16,11 +16,13 @@ from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances, Positive
+from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import head_name
+from tl_posgen.models.selection import head_name, select_heads
 from tl_posgen.models.session import session_of
 from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
@@ -49,6 +51,18 @@ def require_rope(self: Measure, model: Model) -> None:
         raise UnsupportedModelError(
             f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes and "
             "plane_perturbation out (three_axis and variance work)"
+        )
+
+
+def require_rope_in_layers(self: Measure, run: Run) -> None:
+    """Refuse chosen layers none of which rotates, as `Measure.refuse`; layers that are not understood are refused when
+    they run."""
+    layers = list(select_heads(run.model, **run.where))
+    known = [found for layer in layers if isinstance(found := run.session.found()[layer], Probed)]
+    if len(known) == len(layers) and not any(layer.geometry.rope.rotary_dim for layer in known):
+        raise UnsupportedModelError(
+            f"layers {', '.join(map(str, layers))}: none of them has RoPE, so there are no planes; choose other "
+            f"layers, or leave {self.name} out"
         )
 
 
@@ -160,7 +174,7 @@ class Planes(Measure):
         ),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
     }
-    requires = require_rope
+    requires, refuse = require_rope, require_rope_in_layers
     figures = {
         "planes": lines(
             {
@@ -205,11 +219,6 @@ class Planes(Measure):
     def finish(self, sums: Sums) -> xr.Dataset:
         n = self.n_distances or max(sums.lengths.values())
         all_tokens, rest = (sums.by_layer(tokens) for tokens in TOKENS)
-        if not all_tokens:
-            raise UnsupportedModelError(
-                f"layers {', '.join(map(str, sums.layers))}: none of them has RoPE, so there are no planes; "
-                f"choose other layers, or leave {self.name} out"
-            )
         found = {}
         for layer in all_tokens:
             geometry = sums.layers[layer][0]
