@@ -67,7 +67,8 @@ class NullModels(Sequence[str]):
             yield title, session.model
 
     def build(self, label: str, *, in_place: bool = False) -> tuple[str, Session]:
-        """Return (title, session) of one label, as `models` yields it."""
+        """Return (title, session) of one label, as `models` yields it; InputError where a null that is made of the
+        model's weights has the very same ones."""
         if self._held is None or self._held[0] != label:
             self.free_memory()
             (kind, seed), title = kind_of(label), null_label(label)
@@ -82,7 +83,10 @@ class NullModels(Sequence[str]):
                 if in_place and not kind.of_weights:
                     release(self.session.model)
                 made = session_of(kind.make(self.session, seed, self.device))
-                title += SAME_WEIGHTS if fingerprint(made) == self._fingerprint else ""
+            if fingerprint(made) == self._fingerprint:
+                if kind.of_weights:
+                    raise InputError(f"{title} changes no weight of this model, so it is no null; give another seed")
+                title += SAME_WEIGHTS
             self._held = label, title, made
         return self._held[1:]
 
