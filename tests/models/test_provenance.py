@@ -1,43 +1,101 @@
 """Fingerprints and numbers of weights."""
 
 import hashlib
-import math
+import re
 
+import numpy as np
 import pytest
 import torch
 from families import FAMILIES, GROUPED, save_config, with_sizes
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM
 
 from tl_posgen.models import provenance
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.random_init import random_like
-from tl_posgen.models.provenance import fingerprint, provenance_of
+from tl_posgen.models.provenance import fingerprint, logits_digest, provenance_of
 from tl_posgen.models.session import session_of
 
 
-def one_by_one(model) -> str:
-    """The fingerprint as its definition says it, a transfer a number."""
+def by_definition(tensors, block) -> str:
+    """The digest as its definition says it: whole numbers of Python, modulo 2^64."""
+    factors = torch.randint(-(2**62), 2**62, (provenance._BLOCK,), generator=torch.Generator().manual_seed(0)) * 2 + 1
     digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
-        flat = weight.detach().flatten()
-        some = flat[:: max(1, len(flat) // 4096)].double().numpy()
-        parts = [part.double() for part in flat.split(provenance.PART)]
-        total, norm = (
-            sum(float(p.sum()) for p in parts),
-            math.hypot(*(float(torch.linalg.vector_norm(p)) for p in parts)),
-        )
-        digest.update(f"{name} {tuple(weight.shape)} {total} {norm}".encode() + some.tobytes())
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        kind = {1: np.int8, 2: np.int16}.get(tensor.element_size(), np.int32)
+        words = np.frombuffer(tensor.contiguous().view(torch.uint8).numpy().tobytes(), kind).tolist()
+        for start in range(0, len(words) + 1, block):  # the last one is not whole, and may be empty
+            total = sum(w * c for w, c in zip(words[start : start + block], factors.tolist(), strict=False))
+            digest.update((total % 2**64).to_bytes(8, "little"))
     return digest.hexdigest()[:16]
 
 
-def test_a_fingerprint_takes_few_transfers_and_is_that_of_each_weight_alone(llama, monkeypatch):
-    transfers, to_cpu = [], torch.Tensor.cpu
-    monkeypatch.setattr(provenance, "PART", 100)  # several parts
-    expected = one_by_one(llama)
+@pytest.mark.parametrize("at_once", [1, 64, 10**6])  # words
+def test_a_digest_is_that_of_its_definition_in_one_transfer(monkeypatch, at_once):
+    kinds = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool)
+    tensors = {f"{kind} {n}": (3 * torch.randn(n)).to(kind) for kind in kinds for n in (0, 1, 15, 16, 50, 96)}
+    monkeypatch.setattr(provenance, "_BLOCK", 16)
+    monkeypatch.setattr(provenance, "_IN_CACHE", at_once)
+    expected, transfers, to_cpu = by_definition(tensors, 16), [], torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda x: transfers.append(len(x)) or to_cpu(x))
-    assert fingerprint(session_of(llama)) == expected
+    assert provenance.digest_of(tensors, torch.device("cpu")) == expected
     assert len(transfers) == 1
+
+
+def digest(x) -> str:
+    return provenance.digest_of({"x": x}, x.device)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 300), st.integers(1, 9), st.sampled_from([torch.float32, torch.half, torch.bfloat16]), st.data())
+def test_entries_elsewhere_and_other_signs_give_another_digest(rows, columns, dtype, data):
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).to(dtype)
+    one, other = data.draw(st.lists(st.integers(0, rows - 1), min_size=2, max_size=2, unique=True))
+    swapped = x.clone()
+    swapped[[one, other]] = x[[other, one]]
+    signs = torch.ones(rows, 1, dtype=dtype)
+    signs[[one, other]] = -1
+    other_dtype = x.half() if dtype == torch.float32 else x.float()
+    some = [x, swapped, x.flip(0), x * signs, -x, x.reshape(columns, rows), other_dtype]
+    some += [] if columns == 1 else [x.flip(1)]
+    different = {(tensor.dtype, tensor.shape, *tensor.double().flatten().tolist()) for tensor in some}
+    assert len({digest(tensor) for tensor in some}) == len(different)
+    assert digest(x) == digest(x.T.contiguous().T) == digest(torch.stack([x, x])[1])  # of the values, however they lie
+
+
+def test_a_fingerprint_is_of_every_byte_of_parameters_and_buffers_tied_ones_once(family_directory, backend):
+    model = load_model(family_directory("llama"), backend)
+    session, seen = session_of(model), set[str]()
+    seen.add(first := fingerprint(session))
+    weight = max(model.parameters(), key=lambda one: one.shape[0])  # an embedding
+    with torch.no_grad():
+        weight[[3, 7]] = weight[[7, 3]]
+        seen.add(fingerprint(session))
+        weight[[3, 7]] = weight[[7, 3]]
+        assert fingerprint(session) == first
+        table = next(x for name, x in sorted(model.named_buffers()) if re.search("inv_freq|rotary_sin", name))
+        table[-1] *= 1 + 1e-6
+        seen.add(fingerprint(session))
+    assert len(seen) == 3
+    list(model.modules())[-1].tied = weight  # the same parameter once more
+    assert fingerprint(session) in seen
+
+
+def test_logits_show_what_weights_do_not(family_directory, backend):
+    model = load_model(family_directory("llama"), backend)
+    session = session_of(model)
+    before = logits_digest(session)
+    assert before == logits_digest(session)
+    handle = model.blocks[1].register_forward_hook(lambda module, args, output: output * 1.001)
+    assert logits_digest(session) != before
+    handle.remove()
+    with model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", lambda z, hook: z[:, 100])]):  # for longer prompts
+        assert logits_digest(session) == before
+    model.forward = lambda *args, **options: torch.zeros(1)[100]
+    assert logits_digest(session) is None
 
 
 def test_memory_that_alibi_leaves_unused_is_no_weight(family_directory, has_hooked):

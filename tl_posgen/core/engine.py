@@ -25,7 +25,7 @@ from tl_posgen.core.result import Result, contiguous, result_of
 from tl_posgen.core.run import Run
 from tl_posgen.core.store import Parts, check_after, configuration_of, content, require_same
 from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
-from tl_posgen.hooks.given import Hooks, check_hooks, has_added_hooks, under
+from tl_posgen.hooks.given import Hooks, added_hooks, check_hooks, under
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.load import AnyModel, is_ours
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, kind_and_seed, null_label
@@ -33,7 +33,7 @@ from tl_posgen.models.loading.random_init import check_draws_on
 from tl_posgen.models.loss import require_context, require_one_length
 from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
-from tl_posgen.models.provenance import provenance_of
+from tl_posgen.models.provenance import logits_digest, provenance_of
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
 from tl_posgen.models.session import Choices, Session, session_of
 from tl_posgen.models.tokens import to_prompts
@@ -140,12 +140,13 @@ def analyze(
     session = session_of(open_model(model, precise=any(measure.precise for measure in to_measure)))
     model = session.model
     hooked = {"fwd_hooks": named} if (named := check_hooks(session, fwd_hooks)) else {}
+    there_before = {"added_hooks": named} if (named := added_hooks(session)) else {}
     keeping = Parts.kept_in(keep)
     if keep is not None and (hooked or metric is not None):
         what = "fwd_hooks do" if hooked else "a metric does"
         raise InputError(f"keep: another run cannot know what {what}; give one of them")
     matrices = max((measure.matrices for measure in to_measure), default=0)
-    choices = Choices(streaming, matrices, metric, one_by_one=bool(fwd_hooks) or has_added_hooks(session))
+    choices = Choices(streaming, matrices, metric, one_by_one=bool(fwd_hooks or there_before))
     nulls = null_models_of(session, null_seeds, shuffled_seeds, null_device)
     with (
         session.exclusive("analyze"),
@@ -156,7 +157,7 @@ def analyze(
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
         rows = _rows_of_measures(to_measure, session, prompts, cut, [result.measure for result in known.values()])
         chosen_heads = select_heads(model, layers, heads)
-        details: dict[str, Any] = hooked | drawn(**cut)  # what the provenance says beside
+        details: dict[str, Any] = {"logits": logits_digest(session)} | hooked | there_before | drawn(**cut)
         if layers is not None or heads is not None:
             details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
         if nulls.device != "cpu":

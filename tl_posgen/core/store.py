@@ -30,7 +30,7 @@ from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.models.geometry.probe import Probed
-from tl_posgen.models.provenance import fingerprint, versions
+from tl_posgen.models.provenance import fingerprint, logits_digest, versions
 from tl_posgen.models.session import Session
 
 WORTH_KEEPING = 0.2  # seconds that a condition must have taken to be kept
@@ -205,9 +205,14 @@ def check_after(after: Any, measures: Sequence[Measure]) -> dict[str, Result]:
 
 
 def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> None:
-    """Refuse a finished result of another model, other prompts or other random inits."""
-    for key in ("weights", "backend", "dtype", "tokens_sha256", "null_seeds", "heads", "fwd_hooks", "metric"):
+    """Refuse a finished result of another model, of one that computes something else with the same weights, of other
+    prompts or of other random inits."""
+    of_model = ("backend", "dtype", "weights", "added_hooks", "logits")
+    for key in (*of_model, "tokens_sha256", "null_seeds", "heads", "fwd_hooks", "metric"):
         then, now = (one.get(key, "all" if key == "heads" else "none") for one in (result.provenance, provenance))
+        if key == "logits" and (then != now or now is None):
+            seen = f"the same weights gave other logits for the same few tokens ({then}, now {now})"
+            raise InputError(f"after: {name} was measured when {seen}; leave it out to measure it anew")
         if then != now:
             raise InputError(
                 f"after: {name} was measured with another {key} ({then}, now {now}); leave it out to measure it anew"
@@ -219,12 +224,18 @@ def configuration_of(session: Session, prompts: Any, **settings: Any) -> dict[st
 
     Raises:
         InputError: prompts whose content cannot be read; hooks at the model's hook points, as another run might use
-            their numbers as its own. Hooks that torch alone knows are not seen, as a bridge has some of its own.
+            their numbers as its own. What else changes the model, such as hooks that torch alone knows, an adapter or
+            a function that was replaced, is seen by the logits of a few tokens.
     """
     model, origin = session.model, session.origin
     if any(point.fwd_hooks for point in model.hook_dict.values()):
         raise InputError(
             "keep: another run cannot know what the hooks on this model do; remove them, or give keep=None"
+        )
+    if (logits := logits_digest(session)) is None:
+        raise InputError(
+            "keep: this model cannot read a few tokens, so another run cannot know what was put into it (a function in "
+            "the place of a forward, a hook of torch); remove it, or give keep=None"
         )
     layers = [replace(one.geometry, error=None) for one in session.found() if isinstance(one, Probed)]
     plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | bool | int | float)}
@@ -236,6 +247,7 @@ def configuration_of(session: Session, prompts: Any, **settings: Any) -> dict[st
     tokenizer = words if fast is None else fast.to_str()
     return {
         "weights": fingerprint(session),
+        "logits": logits,
         "layers": content(layers),
         "cfg": {name: value for name, value in plain.items() if name not in ("model_name", "device", "seed")},
         "config": config.read_text(encoding="utf-8") if origin.directory and config.is_file() else None,

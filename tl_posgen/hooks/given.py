@@ -10,13 +10,12 @@ import torch
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
-from tl_posgen.models.same_logits import without_hooks
+from tl_posgen.models.same_logits import N_TOKENS, without_hooks
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
 
 Hooks: TypeAlias = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
 
-N_TOKENS = 23  # read to see what fires; as many as hardly any model has heads, which streaming could not tell apart
 SWITCHES = {  # hook points that fire only where a method of the model has switched them on
     "attn.hook_result": "set_use_attn_result",
     "hook_mlp_in": "set_use_hook_mlp_in",
@@ -59,7 +58,7 @@ def check_hooks(session: Session, hooks: Hooks) -> list[str]:
         if not places[-1]:
             what = "no hook point is chosen by this filter" if callable(where) else f"no hook point {where!r}"
             raise InputError(f"fwd_hooks: {what}; model.hook_dict lists them")
-    silent = _require_firing(session, [*places, *_added_hooks(points).values()])
+    silent = _require_firing(session, [*places, *(names for _, names in _added_hooks(points).values())])
     names = []
     for (where, hook), chosen in zip(hooks, places, strict=True):
         quiet = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in silent.intersection(chosen)})
@@ -77,7 +76,7 @@ def every_hook_firing(model: Model) -> Iterator[None]:
     def check(*_: Any) -> None:
         if session.owner != owner:  # a pass that this package makes for itself
             return
-        if places := {tuple(names) for names in _added_hooks(model.hook_dict).values()} - checked:
+        if places := {tuple(names) for _, names in _added_hooks(model.hook_dict).values()} - checked:
             _require_firing(session, sorted(places))
             checked.update(places)
 
@@ -88,20 +87,26 @@ def every_hook_firing(model: Model) -> Iterator[None]:
         handle.remove()
 
 
-def has_added_hooks(session: Session) -> bool:
-    """Return whether hooks of the user's are on the model."""
-    return bool(_added_hooks(session.model.hook_dict))
+def added_hooks(session: Session) -> list[str]:
+    """Return the names of the hooks of the user's that are on the model, such as "blocks.*.attn.hook_z: zero"."""
+    return sorted(
+        {
+            f"{re.sub(r'[.][0-9]+[.]', '.*.', name)}: {_name_of(hook)}"
+            for hook, names in _added_hooks(session.model.hook_dict).values()
+            for name in names
+        }
+    )
 
 
-def _added_hooks(points: Mapping[str, Any]) -> dict[int, list[str]]:
-    """Return the hook points of each function that is added to the model, TransformerLens' own, which keep a cache,
+def _added_hooks(points: Mapping[str, Any]) -> dict[int, tuple[Callable[..., Any], list[str]]]:
+    """Return each function that is added to the model with its hook points, TransformerLens' own, which keep a cache,
     left out. A function at several points is a filter's."""
-    found: dict[int, list[str]] = {}
+    found: dict[int, tuple[Callable[..., Any], list[str]]] = {}
     for name, point in {id(point): (name, point) for name, point in points.items()}.values():
         for handle in point.fwd_hooks:
             hook = getattr(handle, "user_hook", handle)
             if not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("transformer_lens."):
-                found.setdefault(id(hook), []).append(name)
+                found.setdefault(id(hook), (hook, []))[1].append(name)
     return found
 
 

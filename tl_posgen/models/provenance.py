@@ -1,8 +1,8 @@
 """Provenance of a result: names for pictures, and what is needed to run it again."""
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from importlib.metadata import version
 from types import MappingProxyType
@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import double, double_device
+from tl_posgen.arithmetic import double_device, elements_at_once, summable
+from tl_posgen.models.same_logits import N_TOKENS, without_hooks
 from tl_posgen.models.session import Session
 
 SAME_WEIGHTS = ", the model's own weights"  # of a null whose seed also made the model
@@ -24,25 +25,71 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("tl-posgen", "transformer-lens", "torch", "transformers")}
 
 
-PART = 2**18  # entries of a tensor that are taken to float64 at once
+_BLOCK = 2**16  # words that one sum stands for
+_IN_CACHE = 2**18  # words that are multiplied at once
+_WORDS = {1: torch.int8, 2: torch.int16}  # bytes of an entry -> how its bits are read; wider ones as some int32
 
 
 def fingerprint(session: Session) -> str:
-    """Return sixteen letters that other weights hardly share: of each parameter's sum, norm, and some 4,096 entries, in
-    float64. The host waits once for all of them."""
-    device, digest, found = double_device(session.device), hashlib.sha256(), list[Tensor]()
+    """Return sixteen letters of every byte of all parameters and buffers, equal on every device; see `digest_of`. Tied
+    ones count once."""
     # a HookedTransformer with ALiBi has W_pos too: memory that is neither set nor used
     unused = "pos_embed.W_pos" if getattr(session.model.cfg, "positional_embedding_type", "") == "alibi" else ""
-    weights = sorted(one for one in session.model.named_parameters() if one[0] != unused)
-    for _, weight in weights:
-        flat = weight.detach().flatten()
-        parts = [torch.stack([x.sum(), torch.linalg.vector_norm(x)]) for x in map(double, flat.split(PART))]
-        found.append(torch.cat([*parts, double(flat[:: max(1, len(flat) // 4096)])]).to(device))
-    read = torch.cat(found).cpu().split([len(one) for one in found])
-    for (name, weight), numbers in zip(weights, read, strict=True):
-        n = 2 * max(1, -(-weight.numel() // PART))
-        total, norm = sum(numbers[:n:2].tolist()), math.hypot(*numbers[1:n:2].tolist())
-        digest.update(f"{name} {tuple(weight.shape)} {total} {norm}".encode() + numbers[n:].numpy().tobytes())
+    held = {**dict(session.model.named_parameters()), **dict(session.model.named_buffers())}
+    return digest_of({name: held[name] for name in sorted(held) if name != unused}, session.device)
+
+
+def logits_digest(session: Session) -> str | None:
+    """Return sixteen letters of the logits that the model gives for a few fixed tokens: of whatever it computes with,
+    such as adapters, functions and hooks of torch; None where it cannot read these tokens, as what was put into it is
+    made for others. Hooks of TransformerLens are left out for that reason."""
+    by, has_hooks = session.streamed.by, any(point.fwd_hooks for point in session.model.hook_dict.values())
+    tokens = session.backend.some_tokens(N_TOKENS)
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(session.exclusive("logits"))
+        if by is not None:
+            stack.enter_context(by.paused())
+        if has_hooks:
+            stack.enter_context(without_hooks(session.model))
+        try:
+            logits = session.backend.model(tokens, return_type="logits", **session.backend.options(tokens))
+        except Exception:  # whatever a function of the user's raises
+            return None
+    return digest_of({"logits": logits}, session.device)
+
+
+def digest_of(tensors: Mapping[str, Tensor], device: torch.device) -> str:
+    """SHA-256 of the sums s_b = sum_i c_i w_bi mod 2^64 over blocks b of words w of 8, 16 or 32 bits, and of each
+    tensor's name, dtype and shape; its first sixteen letters.
+
+    The factors c are odd, random and the same for all blocks. Of tensors that differ, all sums agree with a probability
+    of 2^-32 at most, whatever else is alike: entries that are swapped, other signs. The sums are formed where a tensor
+    lies, and the host waits once for all of them.
+
+    Source: ours; the sums are multilinear hashing (Carter and Wegman, J. Comput. Syst. Sci. 18, 1979), as analysed by
+    Lemire and Kaser, arXiv 1202.4961.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> first, again, swapped = (digest_of({"x": some}, x.device) for some in (x, x.clone(), x[[1, 0]]))
+        >>> first == again != swapped
+        True
+    """
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**62), 2**62, (_BLOCK,), generator=generator, device="cpu") * 2 + 1
+    by_device, sums = {"cpu": factors}, list[Tensor]()
+    for tensor in tensors.values():
+        words = summable(tensor.detach().flatten()).view(_WORDS.get(tensor.element_size(), torch.int32))
+        c = by_device.setdefault(str(words.device), factors.to(words.device))
+        whole = len(words) // _BLOCK * _BLOCK
+        parts = words[:whole].view(-1, _BLOCK).split(max(1, elements_at_once(words.device, _IN_CACHE) // _BLOCK))
+        of_blocks = [(part * c).sum(1) for part in parts] + [(words[whole:] * c[: len(words) - whole]).sum()[None]]
+        sums.append(torch.cat(of_blocks).to(double_device(device)))
+    read = torch.cat(sums).cpu().split([len(some) for some in sums])
+    digest = hashlib.sha256()
+    for (name, tensor), numbers in zip(tensors.items(), read, strict=True):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + numbers.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

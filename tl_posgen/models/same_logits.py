@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import rounding_unit
 
+N_TOKENS = 23  # enough for most proofs; as many as hardly any model has heads, which streaming could not tell apart
+
 
 def random_tokens(d_vocab: int, n: int, device: torch.device | str = "cpu") -> Int[Tensor, "1 pos"]:
     """Draw n token ids, the same ones every time and on every device.

@@ -1,0 +1,133 @@
+"""Finished results are those of exactly this model: `keep=` and `after=` see what sums of weights do not."""
+
+import re
+from contextlib import contextmanager
+
+import pytest
+import torch
+from families import GROUPED, save_config, with_sizes
+
+import tl_posgen
+from tl_posgen.core.null_models import NullModels
+from tl_posgen.core.store import Parts
+from tl_posgen.errors import InputError
+from tl_posgen.models.loading.load import load_model
+
+TOKENS = torch.arange(5, 45).reshape(2, 20)
+RUN = {"measures": "loss", "null_seeds": (), "progress": False}
+
+
+@pytest.fixture
+def model(family_directory, backend):
+    return load_model(family_directory("llama"), backend)
+
+
+def loss_of(report) -> float:
+    return report["loss"].numbers("loss").value
+
+
+@contextmanager
+def swapped_rows(model):
+    """Two rows of the embedding, which the prompts hold, in each other's place: the same sum and norm."""
+    weight = model.embed.W_E if hasattr(model.embed, "W_E") else model.embed.weight
+    with torch.no_grad():
+        weight[[7, 9]] = weight[[9, 7]]
+    yield
+
+
+@contextmanager
+def other_frequencies(model):
+    """RoPE's tables changed in place."""
+    with torch.no_grad():
+        for name, table in model.named_buffers():
+            if re.search("inv_freq|rotary_sin", name):
+                table.mul_(0.5)
+    yield
+
+
+@contextmanager
+def torch_hook(model):
+    handle = model.blocks[1].register_forward_hook(lambda module, args, output: output.roll(1, -1))
+    yield
+    handle.remove()
+
+
+def add_adapter(model, is_on) -> None:
+    """Put a function in the place of an MLP's forward that adds something of its own while `is_on()`."""
+    mlp = getattr(model.blocks[1].mlp, "original_component", model.blocks[1].mlp)
+    forward = mlp.forward
+    mlp.forward = lambda x, *args, **options: forward(x, *args, **options) + (x.roll(1, -1) if is_on() else 0)
+
+
+@contextmanager
+def patched_forward(model):
+    add_adapter(model, lambda: True)
+    yield
+
+
+CHANGES = [swapped_rows, other_frequencies, torch_hook, patched_forward]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_numbers_of_before_a_change_are_not_those_of_after_it(model, tmp_path, change):
+    before = tl_posgen.analyze(model, TOKENS, keep=(first := Parts(tmp_path)), **RUN)
+    with change(model):
+        fresh = tl_posgen.analyze(model, TOKENS, **RUN)
+        assert abs(loss_of(fresh) - loss_of(before)) > 1e-5
+        kept = tl_posgen.analyze(model, TOKENS, keep=(second := Parts(tmp_path)), **RUN)
+        assert loss_of(kept) == loss_of(fresh)
+        with pytest.raises(InputError, match=r"after: loss was measured .*; leave it out to measure it anew"):
+            tl_posgen.analyze(model, TOKENS, after=before, **RUN)
+        assert loss_of(tl_posgen.analyze(model, TOKENS, after=fresh, **RUN)) == loss_of(fresh)
+    assert len({*first.files, *second.files}) == 2
+
+
+def test_an_adapter_that_is_switched_off_is_another_model(model, tmp_path):
+    """As peft's disable_adapter() does it: a flag that the forward pass asks for, and no weight changes."""
+    flags, losses = [], []
+    add_adapter(model, lambda: flags[-1])
+    for on in (True, False):
+        flags.append(on)
+        losses += [loss_of(tl_posgen.analyze(model, TOKENS, keep=tmp_path, **RUN))]
+        assert losses[-1] == loss_of(tl_posgen.analyze(model, TOKENS, **RUN))
+    assert losses[0] != losses[1]
+
+
+def test_hooks_that_are_on_the_model_are_named_and_compared(model):
+    def silent(z, hook):
+        return 0 * z
+
+    before = tl_posgen.analyze(model, TOKENS, **RUN)
+    with model.hooks(fwd_hooks=[(lambda name: name.endswith("attn.hook_z"), silent)]):
+        hooked = tl_posgen.analyze(model, TOKENS, **RUN)
+        with pytest.raises(InputError, match="another added_hooks"):
+            tl_posgen.analyze(model, TOKENS, after=before, **RUN)
+        tl_posgen.analyze(model, TOKENS, after=hooked, **RUN)
+    [name] = hooked.provenance["added_hooks"]
+    assert re.fullmatch(r"blocks\.\*\.attn\.hook_z: .*silent", name)
+    with pytest.raises(InputError, match="another added_hooks"):
+        tl_posgen.analyze(model, TOKENS, after=hooked, **RUN)
+
+
+def test_what_cannot_read_the_few_tokens_is_not_kept(model, tmp_path):
+    tl_posgen.check(model)
+    mlp = getattr(model.blocks[1].mlp, "original_component", model.blocks[1].mlp)
+    forward = mlp.forward
+    mlp.forward = lambda x, *args, **options: forward(x) + torch.zeros(20, 1)  # for prompts of 20 tokens alone
+    before = tl_posgen.analyze(model, TOKENS, **RUN)
+    for more in ({"keep": tmp_path}, {"after": before}):
+        with pytest.raises(InputError, match=r"leave it out|keep: this model cannot read a few tokens"):
+            tl_posgen.analyze(model, TOKENS, **RUN, **more)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("kind", ["permuted", "shuffled"])
+def test_a_null_that_changes_no_weight_is_refused(tmp_path, backend, kind, in_place):
+    config = with_sizes("LlamaConfig", GROUPED, num_hidden_layers=1)()
+    model = load_model(save_config(config, tmp_path), backend)
+    with torch.no_grad():
+        for weight in model.parameters() if kind == "shuffled" else ():
+            weight.fill_(0.5)
+    nulls = NullModels(model, {kind: (0,)}, () if kind == "permuted" else (0,))
+    with pytest.raises(InputError, match=r"\(seed 0\) changes no weight of this model, so it is no null; give another"):
+        list(nulls.models(in_place=in_place))
