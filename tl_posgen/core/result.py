@@ -205,7 +205,8 @@ class Result:
         frame: Any = xr.Dataset(columns).to_dataframe(dim_order=list(HEAD)).reset_index()[[*HEAD, *columns]]
         if "heads" in self.provenance:  # a few were chosen; of two layers' heads, the dataset holds every pair
             names = [head_name(*place) for place in zip(frame["layer"], frame["head"], strict=True)]
-            frame = frame[[name in self.provenance["heads"] for name in names]].reset_index(drop=True)
+            frame = frame[[name in self.provenance["heads"] for name in names]]
+        frame = frame.dropna(how="all", subset=list(columns)).reset_index(drop=True)  # a layer with fewer heads
         return self._with_whole(frame, variables)
 
     def headline_labels(self) -> dict[str, tuple[str, str]]:

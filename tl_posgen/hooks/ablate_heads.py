@@ -61,8 +61,8 @@ def ablate_heads(
     if how not in get_args(How):
         raise InputError(f"how {how!r}: choose {', '.join(get_args(How))}")
     session, selected = session_of(model), select_heads(model, heads=heads)
-    n_heads = session.model.cfg.n_heads
-    outputs = dict.fromkeys(selected, torch.zeros(1, 1, n_heads, 1))  # by layer, [prompt, pos, head, d_value]
+    n_heads = session.n_heads
+    outputs = {layer: torch.zeros(1, 1, n_heads[layer], 1) for layer in selected}  # [prompt, pos, head, d_value]
     if how != "zero":
         check_numbers(session, length, n_prompts)
         length = session.limit.cut(LENGTH) if length is None else length
@@ -71,10 +71,9 @@ def ablate_heads(
         kept: dict[int, list[Tensor]] = {layer: [] for layer in selected}
 
         def add(layer: int, z: Tensor, hook: object) -> None:
-            of_heads = z.detach().flatten(2).unflatten(-1, (n_heads, -1))
+            of_heads = z.detach().flatten(2).unflatten(-1, (n_heads[layer], -1))
             kept[layer].append((double(of_heads).mean(1, keepdim=True) if how == "mean" else of_heads).cpu())
 
-        session.found()  # proved by passes of its own, before those that count
         token_losses(session, tokens, [(_name_of(layer), partial(add, layer)) for layer in selected])
         if silent := [layer for layer, seen in kept.items() if not seen]:
             name = _name_of(silent[0])
@@ -92,7 +91,7 @@ def ablate_heads(
                 )
             rows = torch.randint(len(written), (len(z),), generator=torch.Generator().manual_seed(seed))
             written = written[rows, : z.shape[1]]
-        of_heads = z.flatten(2).unflatten(-1, (n_heads, -1)).clone()
+        of_heads = z.flatten(2).unflatten(-1, (n_heads[layer], -1)).clone()
         of_heads[:, :, some] = written[:, :, some].to(of_heads)
         return of_heads.reshape(z.shape)
 

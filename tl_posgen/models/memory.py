@@ -42,19 +42,19 @@ def control_group_limits(root: Path = Path("/")) -> list[int]:
     return [int(value) for value in held if value.isdigit()]  # "max" where there is none
 
 
-def fits_pass(model: Any, n: int, **how: Any) -> bool:
+def fits_pass(session: Any, n: int, **how: Any) -> bool:
     """Return whether `require_pass_fits` lets prompts of n tokens through."""
     with suppress(InputError):
-        require_pass_fits(model, n, **how)
+        require_pass_fits(session, n, **how)
         return True
     return False
 
 
-def require_pass_fits(model: Any, n: int, *, is_streamed: bool, matrices: int = 0) -> None:
+def require_pass_fits(session: Any, n: int, *, is_streamed: bool, matrices: int = 0) -> None:
     """Refuse prompts of n tokens whose forward pass, or what is measured of it, cannot fit: see `need_of_pass`."""
-    cfg, weight = model.cfg, next(model.parameters())
+    cfg, weight = session.model.cfg, next(session.model.parameters())
     held, width, size = memory_of(weight.device), cfg.d_vocab + cfg.d_model, weight.element_size()
-    what, each, power = need_of_pass(cfg.n_heads, width, size, is_streamed=is_streamed, matrices=matrices)
+    what, each, power = need_of_pass(max(session.n_heads), width, size, is_streamed=is_streamed, matrices=matrices)
     if held is not None and each * n**power > held:
         raise InputError(
             f"prompts of {n} tokens: {what} {each * n**power / 1e9:.0f} GB, and there are {held / 1e9:.0f} GB of "

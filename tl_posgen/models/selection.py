@@ -1,24 +1,25 @@
-"""Choosing layers and heads, and the names of heads."""
+"""Choosing layers and heads."""
 
 import operator
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, SupportsIndex, SupportsInt, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import pandas as pd
 
 from tl_posgen.errors import InputError
+from tl_posgen.models.head_names import head_name, parse_head
 from tl_posgen.models.model import Model
+from tl_posgen.models.session import Session, session_of
+
+__all__ = ["Heads", "Layers", "check_indices", "head_name", "one_head", "parse_head", "select_heads"]
 
 Layers: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | None
 Pair: TypeAlias = tuple[SupportsIndex, SupportsIndex]
 Heads: TypeAlias = SupportsIndex | str | Iterable[SupportsIndex | str] | Iterable[Pair] | pd.DataFrame | None
 
-NAME = re.compile(r"L?(\d+)(?:\.|H)(\d+)|\((\d+), ?(\d+)\)", re.IGNORECASE)  # L3H1, 3.1 or (3, 1)
 
-
-def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> dict[int, list[int]]:
+def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = None) -> dict[int, list[int]]:
     """Return layer -> its chosen heads, both in order; layers without a chosen head are left out.
 
     Args:
@@ -28,7 +29,7 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
             out.
 
     Raises:
-        InputError: a layer or head that does not exist, none at all, something else than integers or names, or a pair
+        InputError: a layer that does not exist, a head that its layer does not have, none at all, something else than integers or names, or a pair
             in a layer that `layers` leaves out.
 
     Example:
@@ -41,10 +42,12 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
         >>> select_heads(model, heads=["3.1", "L0H2"])
         {0: [2], 3: [1]}
     """
-    n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
-    indices = check_indices(layers, n_layers, "layer")
+    session = session_of(model)
+    n_layers = session.model.cfg.n_layers
+    indices, n_heads = check_indices(layers, n_layers, "layer"), session.n_heads
+    owners = ["this model" if len({*n_heads}) == 1 else f"layer {layer}" for layer in range(n_layers)]
     if heads is None:
-        return {layer: list(range(n_heads)) for layer in indices}
+        return {layer: list(range(n_heads[layer])) for layer in indices}
     if isinstance(heads, pd.DataFrame):
         if missing := {"layer", "head"} - set(heads.columns):
             raise InputError(
@@ -57,7 +60,7 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
         given = [parse_head(one) if isinstance(one, str) else one for one in listed]
     pairs = [tuple(head) for head in given if isinstance(head, tuple | list)]
     if not pairs:
-        return {layer: check_indices(given, n_heads, "head") for layer in indices}
+        return {layer: check_indices(given, n_heads[layer], "head", owners[layer]) for layer in indices}
     if len(pairs) < len(given):
         raise InputError("heads: give indices, meant in every chosen layer, or (layer, head) pairs or names, not both")
     selected: dict[int, set[int]] = defaultdict(set)
@@ -65,7 +68,8 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
         if len(pair) != 2:
             raise InputError(f"head {pair!r}: a pair is (layer, head)")
         place = f"head {pair!r}: "
-        layer, head = _index(pair[0], n_layers, "layer", place), _index(pair[1], n_heads, "head", place)
+        layer = _index(pair[0], n_layers, "layer", place)
+        head = _index(pair[1], n_heads[layer], "head", place, owners[layer])
         if layer not in indices:
             raise InputError(
                 f"head {pair!r} is in layer {layer}, which layers={indices} leaves out; add it there, or give no layers"
@@ -109,47 +113,24 @@ def one_head(model: Model, layer: Any = None, head: Any = None) -> tuple[int, in
     return pairs[0]
 
 
-def head_name(layer: SupportsInt, head: SupportsInt) -> str:
-    """Return the name of a head as sentences, tables and figures have it.
-
-    Example:
-        >>> head_name(3, 1)
-        'L3H1'
-    """
-    return f"L{int(layer)}H{int(head)}"
-
-
-def parse_head(name: str) -> tuple[int, int]:
-    """Return the layer and the index of a head's name: "L3H1", "3.1" or "(3, 1)".
-
-    Example:
-        >>> parse_head("L3H1"), parse_head("3.1"), parse_head("(3, 1)")
-        ((3, 1), (3, 1), (3, 1))
-    """
-    if (found := NAME.fullmatch(name.strip())) is None:
-        raise InputError(f'head {name!r}: write a head as "L3H1" or "3.1" (layer 3, head 1)')
-    layer, head = (int(one) for one in found.groups() if one is not None)
-    return layer, head
-
-
-def check_indices(indices: Layers, n: int, kind: str) -> list[int]:
-    """Return the chosen layers or heads in order, or all; InputError where one does not exist."""
+def check_indices(indices: Layers, n: int, kind: str, owner: str = "this model") -> list[int]:
+    """Return the chosen layers or heads in order, or all; InputError where their owner does not have one."""
     if indices is None:
         return list(range(n))
     given = _listed(indices, kind)
     if not given:
         raise InputError(f"no {kind}s chosen; leave {kind}s out to have all {n}")
-    return sorted({_index(index, n, kind) for index in given})
+    return sorted({_index(index, n, kind, owner=owner) for index in given})
 
 
-def _index(value: Any, n: int, kind: str, place: str = "") -> int:
+def _index(value: Any, n: int, kind: str, place: str = "", owner: str = "this model") -> int:
     if not hasattr(value, "__index__") or isinstance(value, bool):
         raise InputError(
             f"{place}{kind} {value!r} is {type(value).__name__}, not an integer; choose from {kind}s 0 to {n - 1}"
         )
     index = operator.index(value)
     if not 0 <= index < n:
-        raise InputError(f"{place}{kind} {index} does not exist: this model has {kind}s 0 to {n - 1}")
+        raise InputError(f"{place}{kind} {index} does not exist: {owner} has {kind}s 0 to {n - 1}")
     return index
 
 

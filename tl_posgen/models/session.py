@@ -247,6 +247,12 @@ class Session:
             self._memory.dtype = dtype
         return self._memory.layers
 
+    @property
+    def n_heads(self) -> tuple[int, ...]:
+        """How many heads each layer has, as proved; of one that cannot be described what the config says."""
+        n = self.model.cfg.n_heads
+        return tuple(layer.geometry.n_heads if isinstance(layer, Probed) else n for layer in self.found())
+
     def difference(self, *, again: bool = False) -> str:
         """Say how a bridge's logits differ from the plain Hugging Face model's; "" if they do not, or there is none."""
         if again or self._memory.difference is None:

@@ -10,8 +10,10 @@ from families import GROUPED, lively, with_sizes
 from transformers import AutoModelForCausalLM
 
 from tl_posgen import analyze, load_model
-from tl_posgen.errors import InputError, ModelError
-from tl_posgen.models.conversion.hugging_face import quantisation_of, quiet
+from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
+from tl_posgen.models.conversion.gguf_file import quantisation_of, read_once
+from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokenizer, quiet, read_config
+from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.loading.shuffle import shuffled_like
 from tl_posgen.models.provenance import provenance_of
@@ -21,34 +23,15 @@ from tl_posgen.models.tokens import to_prompts
 gguf = pytest.importorskip("gguf")
 
 SIZES = {**GROUPED, "head_dim": 8, "intermediate_size": 64}
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "embed_tokens": "token_embd",
-    "norm": "output_norm",
-    "lm_head": "output",
-}
 LETTERS = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,!?'-", "Ġ", "Ċ", "he", "th"]
 
 
-def gguf_name(name: str) -> str:
-    """model.layers.0.mlp.up_proj.weight -> blk.0.ffn_up.weight"""
-    *layer, rest = name.removeprefix("model.").removesuffix(".weight").removeprefix("layers.").partition(".")[::2]
-    if not layer[0].isdigit():
-        return f"{NAMES[name.removeprefix('model.').removesuffix('.weight')]}.weight"
-    return f"blk.{layer[0]}.{NAMES[rest]}.weight"
-
-
-def save_gguf(path, kind="Q4_1", *, architecture="llama", changed=lambda weight: weight, **sizes):
-    """Write a lively Llama of two layers, its matrices quantised; return transformers' model of the weights in it."""
-    hf_model = lively(with_sizes("LlamaConfig", {**SIZES, **sizes})())
+def save_gguf(
+    path, kind="Q4_1", *, architecture="llama", changed=lambda weight: weight, config=None, keys=(), tensors=(), **sizes
+):
+    """Write a lively model of two layers as llama.cpp's converter does, its matrices quantised, with more keys of the
+    architecture and tensors; return transformers' model of the weights in it."""
+    hf_model = lively(config or with_sizes("LlamaConfig", {**SIZES, **sizes})())
     config, quantisation = hf_model.config, gguf.GGMLQuantizationType[kind]
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}"])
@@ -60,21 +43,38 @@ def save_gguf(path, kind="Q4_1", *, architecture="llama", changed=lambda weight:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10_000.0)
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_dimension_count(8)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(["<s>", "</s>", *LETTERS])
     writer.add_token_merges(["h e", "t h"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in dict(keys).items():
+        add[type(value)](key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
+    for name, values in dict(tensors).items():
+        writer.add_tensor(name, np.array(values, dtype=np.float32))
+    known = gguf.MODEL_ARCH_NAMES.items()
+    arch = next((arch for arch, name in known if name == architecture and name != "clip"), gguf.MODEL_ARCH.LLAMA)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     with torch.no_grad():
         for name, weight in hf_model.named_parameters():
+            module, part = name.rsplit(".", 1)
             stored = weight.numpy()
-            if heads := {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2]):  # rows in the order of llama.cpp
+            heads = {"q_proj": 4, "k_proj": 2}.get(module.split(".")[-1]) if arch == gguf.MODEL_ARCH.LLAMA else None
+            if heads:  # rows in the order of llama.cpp
                 stored = stored.reshape(heads, 2, 4, -1).swapaxes(1, 2).reshape(stored.shape)
+            one = np.float32(architecture.startswith("gemma") and module.endswith("norm"))  # which Gemma adds
             own = gguf.GGMLQuantizationType.F32 if weight.ndim == 1 else quantisation
-            blocks = gguf.quantize(changed(np.ascontiguousarray(stored)), own)
-            writer.add_tensor(gguf_name(name), blocks, raw_dtype=own)
-            held = gguf.dequantize(blocks, own)
+            blocks = gguf.quantize(changed(np.ascontiguousarray(stored)) + one, own)
+            writer.add_tensor(f"{names.get_name(module)}.{part}", blocks, raw_dtype=own)
+            held = gguf.dequantize(blocks, own) - one
             if heads:
                 held = held.reshape(heads, 4, 2, -1).swapaxes(1, 2).reshape(stored.shape)
             weight.copy_(torch.from_numpy(np.ascontiguousarray(held)))
@@ -105,6 +105,167 @@ def test_logits_are_those_of_the_dequantised_weights_on_either_backend(written, 
     assert (origin.directory, origin.dequantised_from) == (path, "Q4_1")
     (ids,) = to_prompts(model, "the cat")
     assert model.tokenizer.convert_ids_to_tokens(ids.tolist()) == ["t", "he", "Ġ", "c", "a", "t"]
+
+
+THETA = 10_000.0 ** -(torch.arange(4) / 4)
+
+
+def llama3_divisors(theta, factor=8.0, length=8192):
+    """Brute force over planes: llama.cpp's converter."""
+    for frequency in theta.tolist():
+        turns = length * frequency / (2 * np.pi)
+        if turns > 4:
+            yield 1.0
+        elif turns < 1:
+            yield factor
+        else:
+            yield 1 / ((1 - (turns - 1) / 3) / factor + (turns - 1) / 3)
+
+
+def of_rope(class_name="LlamaConfig", more=(), **rope):
+    rope = {"rope_theta": 10_000.0, **rope}
+    rope = {"full_attention": rope, "sliding_attention": {"rope_theta": 10_000.0}} if "Gemma" in class_name else rope
+    head_dim = {} if class_name in ("Qwen2Config", "Phi3Config") else {"head_dim": 8}
+    sizes = {**GROUPED, "intermediate_size": 64, "max_position_embeddings": 512, **head_dim, **dict(more)}
+    return with_sizes(class_name, sizes, rope_parameters=rope)()
+
+
+DIVISORS = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 5.0, 7.0]}
+WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 8}
+LINEAR, YARN = (
+    {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+    },
+)
+# architecture, the config that the file was made of, what its converter writes of it beside the sizes
+SCALED = {
+    "llama 3.1": (
+        "llama",
+        of_rope(
+            rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        ),
+        {"vocab_size": 64},
+        {"rope_freqs.weight": list(llama3_divisors(THETA))},
+    ),
+    "linear": ("llama", of_rope(rope_type="linear", factor=4.0), LINEAR, {}),
+    "linear, by its old key": ("llama", of_rope(rope_type="linear", factor=4.0), {"rope.scale_linear": 4.0}, {}),
+    "yarn": (
+        "qwen2",
+        of_rope("Qwen2Config", rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
+        YARN,
+        {},
+    ),
+    "yarn, its own turns": (
+        "llama",
+        of_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, beta_slow=0.5),
+        YARN | {"rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_beta_slow": 0.5},
+        {},
+    ),
+    "global layers": (
+        "gemma3",
+        of_rope("Gemma3TextConfig", WINDOWS, rope_type="linear", factor=4.0),
+        LINEAR | {"attention.sliding_window": 6, "attention.sliding_window_pattern": 2, "attention.key_length": 8},
+        {},
+    ),
+    "longrope": (
+        "phi3",
+        of_rope(
+            "Phi3Config", {"original_max_position_embeddings": 48, "sliding_window": 30}, rope_type="longrope",
+            attention_factor=1.2, **DIVISORS,
+        ),
+        {
+            "rope.scaling.original_context_length": 48,
+            "rope.scaling.attn_factor": 1.2,
+            "attention.sliding_window": 30,
+            "tokenizer.ggml.padding_token_id": 1,
+        },
+        {f"rope_factors_{name.split('_')[0]}.weight": values for name, values in DIVISORS.items()},
+    ),
+}  # fmt: skip
+
+
+def loaded(path):
+    """transformers' model and tokenizer of a file, as every model of TransformerLens is made of them."""
+    with quiet(), read_once(path):
+        return load_hf_model(path, read_config(path, False)), load_tokenizer(path, False)
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scaled_frequencies_of_a_file_are_those_of_the_config_that_it_was_made_of(tmp_path, name):
+    architecture, config, keys, tensors = SCALED[name]
+    written = {"architecture": architecture, "config": config, "keys": keys, "tensors": tensors}
+    original = save_gguf(tmp_path / "tiny.gguf", "F32", **written)
+    model, _ = loaded(tmp_path / "tiny.gguf")
+    for length in (40, 60):  # within the 48 tokens of longrope's training, and beyond
+        tokens = torch.randint(2, 62, (1, length), generator=torch.Generator().manual_seed(length))
+        with torch.no_grad():
+            torch.testing.assert_close(model(tokens).logits, original(tokens).logits, rtol=1e-4, atol=5e-5)
+
+
+def test_divisors_that_no_rule_has_are_those_of_the_model_that_is_measured(tmp_path, backend):
+    divisors = [1.0, 1.5, 3.0, 7.0]
+    original = save_gguf(tmp_path / "tiny.gguf", "F32", tensors={"rope_freqs.weight": divisors})
+    tokens = torch.randint(2, 62, (1, 60), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        unscaled = original(tokens).logits
+        original.model.rotary_emb.inv_freq /= torch.tensor(divisors)
+        expected = original(tokens).logits
+    assert (expected - unscaled).abs().max() > 0.1
+    if backend == "hooked":
+        with pytest.raises(UnsupportedModelError, match="no 'longrope' RoPE scaling"):
+            load_model(tmp_path / "tiny.gguf", backend)
+        return
+    model = load_model(tmp_path / "tiny.gguf", backend)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), expected, rtol=1e-4, atol=5e-5)
+    (geometry,) = geometry_of(model, 0)
+    torch.testing.assert_close(geometry.rope.inv_freq.float(), THETA / torch.tensor(divisors))
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "message"),
+    [
+        (YARN | {"rope.scaling.yarn_attn_factor": 1.0}, {}, r"llama\.rope\.scaling\.yarn_attn_factor = 1\.0 is not"),
+        (YARN | {"rope.scaling.yarn_ext_factor": 0.5}, {}, r"llama\.rope\.scaling\.yarn_ext_factor = 0\.5 is not"),
+        (YARN | {"rope.scaling.yarn_log_multiplier": 0.1}, {}, r"yarn_log_multiplier = 0\.1"),
+        ({"rope.scaling.alpha": 1000.0}, {}, r"llama\.rope\.scaling\.alpha = 1000\.0"),
+        ({"rope.scaling.type": "other"}, {}, r"llama\.rope\.scaling\.type = 'other'"),
+        ({"rope.freq_base_swa": 5000.0}, {}, r"llama\.rope\.freq_base_swa = 5000\.0"),
+        ({"attention.sliding_window": 6}, {}, r"llama\.attention\.sliding_window = 6 is not .*its safetensors"),
+        ({"attention.scale": 0.5}, {}, r"llama\.attention\.scale = 0\.5"),
+        ({"attention.causal": False}, {}, r"llama\.attention\.causal = False"),
+        ({"attention.key_length": 16}, {}, "another size"),
+        ({}, {"blk.0.attn_q.bias": [0.5] * 32}, r"the tensor blk\.0\.attn_q\.bias is not read"),
+        ({}, {"blk.1.attn_sinks.weight": [0.5] * 4}, r"the tensor blk\.1\.attn_sinks\.weight is not read"),
+        ({}, {"rope_freqs.weight": [2.0] * 3}, r"rope_\*\.weight has 3 divisors, and RoPE 4 planes"),
+    ],
+)
+def test_what_attention_depends_on_and_nobody_reads_is_refused_by_name(tmp_path, keys, tensors, message):
+    save_gguf(tmp_path / "tiny.gguf", "F32", keys=keys, tensors=tensors)
+    with pytest.raises(ModelError, match=message) as error:
+        loaded(tmp_path / "tiny.gguf")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "begins"),
+    [
+        ({"tokenizer.ggml.pre": "llama-bpe"}, True),
+        ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}, False),
+        ({"tokenizer.ggml.pre": "qwen2"}, False),
+        ({"tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.add_bos_token": True}, True),
+        ({}, False),
+    ],
+)
+def test_a_text_begins_with_a_bos_where_llama_cpp_puts_one(tmp_path, keys, begins):
+    save_gguf(tmp_path / "tiny.gguf", "F32", keys=keys)
+    (ids,) = to_prompts(model := load_model(tmp_path / "tiny.gguf", "bridge"), "the")
+    assert model.cfg.default_prepend_bos is begins
+    assert model.tokenizer.convert_ids_to_tokens(ids.tolist()) == ["<s>"] * begins + ["t", "he"]
 
 
 def test_a_directory_that_holds_one_is_the_file(written, tmp_path):

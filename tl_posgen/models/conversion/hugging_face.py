@@ -6,9 +6,7 @@ import io
 import json
 import logging
 import re
-import threading
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import lru_cache
@@ -22,12 +20,12 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import ModelError
 from tl_posgen.models.conversion.files import first_line, is_gguf
+from tl_posgen.models.conversion.gguf_file import adds_bos, require_applied, with_metadata
 from tl_posgen.models.memory import memory_of
 
 # buffers that older versions of transformers saved and newer ones compute
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|embed_positions|position_ids|attn\.bias|attention\.bias)$")
 _FLOATING = ("F64", "F32", "F16", "BF16")  # as safetensors and GGUF name them
-_reading_gguf = threading.Lock()
 TransformersRule = Literal["linear", "ntk", "yarn", "longrope", "llama3"]
 
 
@@ -60,6 +58,12 @@ def _from_place(place: Path) -> tuple[Path, dict[str, Any]]:
     return place, {"local_files_only": True}
 
 
+def _reader_of(place: Path) -> Any:
+    import gguf
+
+    return gguf.GGUFReader(place)
+
+
 def read_config(place: Path, trust_remote_code: bool) -> Any:
     """Read the Hugging Face config, without the network; ModelError for one that transformers does not take, or that
     says by which method the weights are quantised."""
@@ -81,18 +85,27 @@ def read_config(place: Path, trust_remote_code: bool) -> Any:
             f"{place}: quantised weights ({method}) are not measured; give the model that they were made of, in "
             "float32 or bfloat16"
         )
-    return config
+    return with_metadata(place, _reader_of(place), config) if is_gguf(place) else config
 
 
 def load_tokenizer(place: Path, trust_remote_code: bool) -> Any:
-    """Load the tokenizer of a directory or a GGUF file, without the network."""
+    """Load the tokenizer of a directory or a GGUF file, without the network; of a file it puts a BOS in front of a text
+    where llama.cpp does."""
     from transformers import AutoTokenizer
 
     directory, where = _from_place(place)
     try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, **where)
+        wanted = is_gguf(place) and adds_bos(_reader_of(place))
+        where |= {"add_bos_token": wanted} if is_gguf(place) else {}
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, **where)
     except Exception as error:  # tokenizers raises bare Exception on a broken tokenizer.json
         raise ModelError(f"{place}: its tokenizer cannot be used: {first_line(error)}") from error
+    if wanted and tokenizer("").input_ids[:1] != [tokenizer.bos_token_id]:
+        raise ModelError(
+            f"{place}: a text begins with a BOS by this file, and transformers' tokenizer puts none there (its "
+            f"tokenizer.ggml.bos_token_id is {tokenizer.bos_token_id}); give tokenizer=, a directory that holds one"
+        )
+    return tokenizer
 
 
 def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], trust_remote_code: bool) -> torch.dtype:
@@ -136,8 +149,10 @@ def load_hf_model(place: Path, config: Any, **more: Any) -> Any:
             if not (low.isfinite() and high.isfinite()):
                 kind = "NaN" if low.isnan() else "inf"
                 raise ModelError(f"{place}: {name} holds {kind}; the weights are broken, load another checkpoint")
-    if is_gguf(place) and (quantiser := getattr(hf_model, "hf_quantizer", None)):
-        quantiser.remove_quantization_config(hf_model)  # with it save_pretrained refuses
+    if is_gguf(place):
+        require_applied(place, _reader_of(place), hf_model)
+        if quantiser := getattr(hf_model, "hf_quantizer", None):
+            quantiser.remove_quantization_config(hf_model)  # with it save_pretrained refuses
     hf_model.config.name_or_path = str(place)
     return hf_model.eval()
 
@@ -176,63 +191,6 @@ def require_memory(place: Path, n_weights: int, dtype: torch.dtype) -> None:
             f"{place}: {n_weights / 1e9:.1f} billion weights need {needed / 1e9:.0f} GB in {dtype}, and "
             f"this machine has {held / 1e9:.0f} GB; load a smaller model or dtype"
         )
-
-
-def require_layers(place: Path, reader: Any, config: Any) -> None:
-    """Refuse a GGUF file with tensors of other layers than its metadata counts: transformers leaves them out."""
-    layers = {int(found[1]) for tensor in reader.tensors if (found := re.match(r"blk\.(\d+)\.", tensor.name))}
-    n = getattr(config.get_text_config(), "num_hidden_layers", None)
-    if n is not None and layers and max(layers) >= n:
-        raise ModelError(
-            f"{place}: it holds layer {max(layers)}, and its metadata counts {n} layers; download it again"
-        )
-
-
-@contextmanager
-def read_once(place: Path) -> Iterator[Any]:
-    """Yield the reader of a GGUF file, None of a directory. While the block runs transformers gets the same reader for
-    config, tokenizer and weights, as parsing a vocabulary takes 3 to 16 seconds each time.
-
-    Raises:
-        ModelError: it is no GGUF file, is damaged, or the package gguf is missing.
-    """
-    if not is_gguf(place):
-        yield None
-        return
-    try:
-        import gguf
-    except ImportError as error:
-        missing = "a GGUF file is read by the package gguf, which is not installed"
-        raise ModelError(f"{place}: {missing}; pip install 'gguf>=0.17'") from error
-    with place.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelError(f"{place}: not a GGUF file, by its first bytes; give one, or a directory of safetensors")
-    try:
-        reader = gguf.GGUFReader(place)
-    except Exception as error:  # whatever numpy says of bytes that are not there
-        raise ModelError(f"{place}: a damaged GGUF file ({first_line(error)}); download it again") from error
-    with _reading_gguf:
-        own = gguf.GGUFReader
-        gguf.GGUFReader = lambda path, *args: reader if Path(path) == place else own(path, *args)  # pyright: ignore
-        try:
-            yield reader
-        finally:
-            gguf.GGUFReader = own
-
-
-def quantisation_of(reader: Any) -> str | None:
-    """Return what the file says it is quantised to, such as "Q4_K_M", else the type of most weights; None for none."""
-    import gguf
-
-    known = {kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in gguf.LlamaFileType}
-    field = reader.get_field("general.file_type")
-    name = None if field is None else known.get(field.contents())
-    if name is None or name == "GUESSED":
-        sizes: Counter[str] = Counter()
-        for tensor in reader.tensors:
-            sizes[tensor.tensor_type.name] += int(tensor.n_elements)
-        name = sizes.most_common(1)[0][0]
-    return None if name in _FLOATING else name
 
 
 @lru_cache(maxsize=256)

@@ -15,15 +15,13 @@ from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Origin
 from tl_posgen.models.conversion.convert import build, hooked_parts
 from tl_posgen.models.conversion.files import MINI, find_files, first_line, local_directory
+from tl_posgen.models.conversion.gguf_file import quantisation_of, read_once, require_layers
 from tl_posgen.models.conversion.hugging_face import (
     load_hf_model,
     load_tokenizer,
     plan,
-    quantisation_of,
     quiet,
     read_config,
-    read_once,
-    require_layers,
     require_memory,
 )
 from tl_posgen.models.model import Model

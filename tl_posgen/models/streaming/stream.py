@@ -106,7 +106,7 @@ def require_fits(session: Session, n: int) -> None:
     if n > LONG:
         with streaming_by_policy(session, n):
             streamed = session.streamed.by is not None
-        require_pass_fits(session.model, n, is_streamed=streamed, matrices=session.choices.matrices)
+        require_pass_fits(session, n, is_streamed=streamed, matrices=session.choices.matrices)
 
 
 def prompts_at_once(session: Session, n: int, most: int = BATCH) -> int:
@@ -246,7 +246,8 @@ def _difference(session: Session, stream: _Stream) -> str:
     """
     model = session.backend.model
     tokens = session.backend.some_tokens()
-    if tokens.shape[1] in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None)):  # see `fire_normed`
+    counts = {n for one in stream.geometries.values() for n in (one.n_heads, one.n_key_value_heads)}
+    if tokens.shape[1] in counts:  # see `fire_normed`
         tokens = tokens[:, 1:]
     options, seen = session.backend.options(tokens), set[int]()
     with torch.no_grad(), without_hooks(model), session.exclusive("streaming"):

@@ -281,7 +281,7 @@ class LengthExtrapolation(Measure):
     def inside_for(self, model: Any) -> int:
         """Return `inside`; where it is left out the training length, or SHORT where prompts do not fit into memory."""
         trained = int(model.cfg.n_ctx)
-        fits = fits_pass(model, self.times * trained, is_streamed=False, matrices=self.matrices)
+        fits = fits_pass(session_of(model), self.times * trained, is_streamed=False, matrices=self.matrices)
         return self.inside or (trained if fits else min(trained, SHORT))
 
     def refuse(self, run: Run) -> None:

@@ -215,7 +215,7 @@ class Substitution(Interventions):
 
         data = super().of_model(run)
         replace(run, where={"heads": heads_from(run.model, self.from_layer, **run.where)}).capture(compare)
-        coords = {"layer": range(run.model.cfg.n_layers), "head": range(run.model.cfg.n_heads)}
+        coords = {"layer": range(run.model.cfg.n_layers), "head": range(max(run.session.n_heads))}
         return data.merge(sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins]).reindex(coords))
 
     def worth(self, own: Numbers) -> Number:
