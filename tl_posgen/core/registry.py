@@ -17,6 +17,7 @@ BUILT_IN = {  # name -> module:Class
     "variance": "tl_posgen.position.decomposition.variance:Variance",
     "mean_key": "tl_posgen.position.decomposition.mean_key:MeanKey",
     "attention_examples": "tl_posgen.position.decomposition.attention_examples:AttentionExamples",
+    "bias_pairs": "tl_posgen.position.decomposition.bias_pairs:BiasPairs",
     "residual": "tl_posgen.position.decomposition.residual:Residual",
     "planes": "tl_posgen.position.planes.planes:Planes",
     "plane_perturbation": "tl_posgen.position.planes.plane_perturbation:PlanePerturbation",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -44,6 +45,29 @@ class Projections:
     def _made(self, part: str, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x = inputs.to(weight.dtype) @ weight
         return self.finish(part, x if bias is None else x + bias[:, None])
+
+    @property
+    def has_biases(self) -> bool:
+        """Tell whether any bias is there and not zero: a HookedTransformer has zeros for none."""
+        return any(bias is not None and bool(bias.any()) for bias in (self.b_q, self.b_k))
+
+    @property
+    def biases(self) -> tuple[Float[Tensor, "head d_head"], Float[Tensor, "head d_head"]]:
+        """Return b_q and b_k, zeros for none; one row a query head, as in a capture."""
+        q, k = (w[:, 0] * 0 if b is None else b for w, b in ((self.w_q, self.b_q), (self.w_k, self.b_k)))
+        return q, self.per_query_head(k)
+
+    @property
+    def is_affine(self) -> bool:
+        """Tell whether nothing follows the affine map, so that a bias is a summand of what enters RoPE: large numbers,
+        which a norm or clipping would change, stay as they are."""
+        for part, weight in (("q", self.w_q), ("k", self.w_k)):
+            n_heads, _, d_head = weight.shape
+            large = 1e4 * torch.linspace(-1, 1, n_heads * 2 * d_head, dtype=weight.dtype, device=weight.device)
+            x = large.view(n_heads, 2, d_head)
+            if not torch.equal(self.finish(part, x).to(x), x):
+                return False
+        return True
 
     def per_query_head(self, x: Float[Tensor, "key_head *rest"]) -> Float[Tensor, "head *rest"]:
         """Repeat what belongs to a key head for each of its query heads."""
