@@ -47,9 +47,9 @@ class Projections:
         return self.finish(part, x if bias is None else x + bias[:, None])
 
     @property
-    def has_biases(self) -> bool:
-        """Tell whether any bias is there and not zero: a HookedTransformer has zeros for none."""
-        return any(bias is not None and bool(bias.any()) for bias in (self.b_q, self.b_k))
+    def biased(self) -> list[str]:
+        """Return the sides, of "q" and "k", whose bias is not zero: a HookedTransformer has zeros for none."""
+        return [side for side, bias in (("q", self.b_q), ("k", self.b_k)) if bias is not None and bias.any()]
 
     @property
     def biases(self) -> tuple[Float[Tensor, "head d_head"], Float[Tensor, "head d_head"]]:
