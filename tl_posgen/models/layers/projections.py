@@ -34,13 +34,16 @@ class Projections:
     n_heads: int
     finish: Callable[[str, Tensor], Tensor] = field(repr=False)
 
-    def queries(self, inputs: Float[Tensor, "pos d_model"]) -> Float[Tensor, "head pos d_head"]:
-        """Return the queries that inputs H give, as they enter RoPE: after qk-norm and clipping."""
-        return self._made("q", inputs, self.w_q, self.b_q)
+    def queries(
+        self, inputs: Float[Tensor, "pos d_model"], *, biases: bool = True
+    ) -> Float[Tensor, "head pos d_head"]:
+        """Return the queries that inputs H give, as they enter RoPE: after qk-norm and clipping; without their bias if
+        told so."""
+        return self._made("q", inputs, self.w_q, self.b_q if biases else None)
 
-    def keys(self, inputs: Float[Tensor, "pos d_model"]) -> Float[Tensor, "head pos d_head"]:
+    def keys(self, inputs: Float[Tensor, "pos d_model"], *, biases: bool = True) -> Float[Tensor, "head pos d_head"]:
         """Return the keys that inputs H give, repeated for grouped heads: one row a query head, as in a capture."""
-        return self.per_query_head(self._made("k", inputs, self.w_k, self.b_k))
+        return self.per_query_head(self._made("k", inputs, self.w_k, self.b_k if biases else None))
 
     def _made(self, part: str, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x = inputs.to(weight.dtype) @ weight
