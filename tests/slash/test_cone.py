@@ -101,7 +101,7 @@ def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
         "dominant": (heads, [[[True, False]]] * 2),
     }
     own = result_of(Cone(), dataset_of(variables, input=["measured", "axis only"])).numbers
-    found = Cone().ratio_above_uniform(own, "axis only")
+    found = Cone().ratio_above_no_inputs(own, "axis only")
     assert found.value == pytest.approx(np.nan if share is None else share, nan_ok=True)
 
 

@@ -71,9 +71,10 @@ class Cone(Dominance):
     <h, u> u alone ("axis only") or the rest ("off axis") enters W_Q and W_K, in this layer alone. Means over prompts.
 
     Biases of queries and keys belong to neither part of the inputs, have r1 = 1 by themselves, and make slashes by
-    themselves. So they are in neither counterfactual; where a model has any, they are a part of their own: "no bias" is
-    all of the inputs without them, which the two parts are held against, "bias only" is they alone, and each part is
-    also measured together with them. r1 is of what enters RoPE, biases included, `r1_without_bias` is not.
+    themselves. So they are a part of their own: "axis only" and "off axis" are without them, and where a model has any,
+    "bias only" is they alone, "no bias" all inputs without them, "axis and bias" and "off axis and bias" a part of the
+    inputs with them. What a part of the inputs does in the model is told by the last two, above biases alone. r1 is of
+    what enters RoPE, biases included, `r1_without_bias` is not.
 
     Args:
         kappa, distances: what makes a head slash-dominant.
@@ -251,35 +252,46 @@ class Cone(Dominance):
         )
         if "no bias" in scores:
             told += (
-                f" Biases are in neither: with all inputs and no biases they score {scores['no bias']:.3f}, with "
-                f"biases alone {scores['bias only']:.3f}, with these and the axis part "
-                f"{scores['axis and bias']:.3f}, with these and all but the axis {scores['off axis and bias']:.3f}."
+                f" Biases are in neither. They alone give {scores['bias only']:.3f}, with the axis part "
+                f"{scores['axis and bias']:.3f}, with all but the axis {scores['off axis and bias']:.3f}; all inputs "
+                f"without them {scores['no bias']:.3f}."
             )
         return [*lines, told]
 
-    def ratio_above_uniform(self, own: Numbers, part: str, less: str | None = None) -> Number:
-        """Return the ratio of the dominant heads' slash scores above uniform attention, with a part of the inputs alone
-        to all of them, biases in neither; it may exceed 1, and is NaN where that of all is no higher than .01.
+    def ratio_above_no_inputs(self, own: Numbers, part: str, less: str | None = None) -> Number:
+        """(S(part) - S(none)) / (S(all) - S(none)), S the dominant heads' slash score with a part of the inputs in W_Q
+        and W_K, and what the biases add with it; with none of them that of biases alone, or of uniform attention.
+
+        It may exceed 1, and is NaN where all inputs make no more than .01 of the score.
 
         Args:
+            part: "axis only" or "off axis"; biases are added to it where there are any.
             less: another part, whose ratio is taken off.
         """
-        above = own.array("best_score", input=None) - own.array("best_uniform")
-        of_all = above.sel(input="measured")
-        if "no bias" in above["input"]:  # not known of layers, and of random inits, that have no biases
-            of_all = above.sel(input="no bias").fillna(of_all)
-        of_all = mean_over_group(own, of_all, "dominant")
-        ratio = mean_over_group(own, above, "dominant") / of_all.where(of_all > 0.01)
-        return own.number(ratio.sel(input=part) - (0 if less is None else ratio.sel(input=less)))
+        none = self._scores(own, "bias only", own.array("best_uniform"))
+        of_all, of_part, of_other = (
+            mean_over_group(own, self._with_biases(own, one) - none, "dominant")
+            for one in ("measured", part, less or part)
+        )
+        ratio = (of_part if less is None else of_part - of_other) / of_all.where(of_all > 0.01)
+        return own.number(ratio)
 
-    def left_without_biases(self, own: Numbers) -> Number:
-        """Return the ratio of the dominant heads' slash scores above uniform attention, without biases to measured; 1
-        where there are no biases."""
-        above = own.array("best_score", input=None) - own.array("best_uniform")
-        measured = without = mean_over_group(own, above.sel(input="measured"), "dominant")
-        if "no bias" in above["input"]:
-            without = mean_over_group(own, above.sel(input="no bias").fillna(above.sel(input="measured")), "dominant")
-        return own.number(without / measured.where(measured > 0.01))
+    def ratio_of_biases(self, own: Numbers) -> Number:
+        """Return the ratio of the dominant heads' slash scores above uniform attention, by biases alone to measured; 0
+        without biases, and NaN where the measured one is no higher than .01."""
+        uniform = own.array("best_uniform")
+        scores = (self._scores(own, "bias only", uniform), own.array("best_score", input="measured"))
+        alone, measured = (mean_over_group(own, one - uniform, "dominant") for one in scores)
+        return own.number(alone / measured.where(measured > 0.01))
+
+    def _with_biases(self, own: Numbers, part: str) -> xr.DataArray:
+        """Return scores with a part of the inputs and the biases."""
+        return self._scores(own, f"{part} and bias", own.array("best_score", input=part))
+
+    def _scores(self, own: Numbers, label: str, otherwise: xr.DataArray) -> xr.DataArray:
+        """Return scores with these inputs; others where a layer, a random init or the model has no biases."""
+        is_there = label in own.data["input"].values
+        return own.array("best_score", input=label).fillna(otherwise) if is_there else otherwise
 
     def table(self, own: Numbers) -> pd.DataFrame:
         data, names = own.dataset, {"r1": "r1", "R.95": "rank95", "gain": "gain"}.items()
