@@ -42,6 +42,7 @@ from tl_posgen.slash.numbers.cone_fit import axis_gain, bias_share, fit_cone
 
 INPUTS = ("measured", "axis only", "off axis")
 OF_BIASES = ("no bias", "bias only", "axis and bias", "off axis and bias")  # where a model has any
+_WITH_BIASES = {"axis only": OF_BIASES[2], "off axis": OF_BIASES[3]}
 WORDS = {
     "axis only": "axis part alone",
     "off axis": "all but the axis part",
@@ -285,8 +286,8 @@ class Cone(Dominance):
         return own.number(alone / measured.where(measured > 0.01))
 
     def _with_biases(self, own: Numbers, part: str) -> xr.DataArray:
-        """Return scores with a part of the inputs and the biases."""
-        return self._scores(own, f"{part} and bias", own.array("best_score", input=part))
+        """Return scores with a part of the inputs, or all of them, and the biases."""
+        return self._scores(own, _WITH_BIASES.get(part, part), own.array("best_score", input=part))
 
     def _scores(self, own: Numbers, label: str, otherwise: xr.DataArray) -> xr.DataArray:
         """Return scores with these inputs; others where a layer, a random init or the model has no biases."""

@@ -12,7 +12,7 @@ from tl_posgen.position import BiasAblation, BiasPairs, Variance
 from tl_posgen.position.decomposition.numbers.bias_pairs import PAIRS
 from tl_posgen.rope.rotation import rotate
 
-TOKENS = torch.randint(2, 60, (4, 24), generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(2, 60, (2, 24), generator=torch.Generator().manual_seed(0))
 QUIET = {"null_seeds": (), "shuffled_seeds": (), "progress": False}
 OUT = {"tokens": "without first"}
 
