@@ -80,5 +80,5 @@ def test_they_compose_with_other_hooks_and_with_generation(family_model, without
 def test_what_has_no_biases_and_other_sides_are_refused(family_model, backend):
     with pytest.raises(UnsupportedModelError, match="no layer of this model has biases"):
         without_biases(family_model("llama", backend))
-    with pytest.raises(InputError, match="give \"q\", \"k\", or both"):
+    with pytest.raises(InputError, match='give "q", "k", or both'):
         without_biases(family_model("qwen2", backend), of=["v"])

@@ -34,9 +34,7 @@ class Projections:
     n_heads: int
     finish: Callable[[str, Tensor], Tensor] = field(repr=False)
 
-    def queries(
-        self, inputs: Float[Tensor, "pos d_model"], *, biases: bool = True
-    ) -> Float[Tensor, "head pos d_head"]:
+    def queries(self, inputs: Float[Tensor, "pos d_model"], *, biases: bool = True) -> Float[Tensor, "head pos d_head"]:
         """Return the queries that inputs H give, as they enter RoPE: after qk-norm and clipping; without their bias if
         told so."""
         return self._made("q", inputs, self.w_q, self.b_q if biases else None)

@@ -9,4 +9,13 @@ from tl_posgen.position.decomposition.residual import Residual
 from tl_posgen.position.decomposition.three_axis import ThreeAxis
 from tl_posgen.position.decomposition.variance import Variance
 
-__all__ = ["AttentionExamples", "BiasAblation", "BiasPairs", "MeanKey", "Residual", "ThreeAxis", "Variance", "interaction_share"]
+__all__ = [
+    "AttentionExamples",
+    "BiasAblation",
+    "BiasPairs",
+    "MeanKey",
+    "Residual",
+    "ThreeAxis",
+    "Variance",
+    "interaction_share",
+]

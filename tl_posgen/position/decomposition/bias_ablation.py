@@ -108,9 +108,7 @@ class BiasAblation(Interventions):
         return {"loss": loss, **{str(part): array for part, array in parts.items()}}
 
     def findings(self, own: Numbers) -> list[str]:
-        others = "; ".join(
-            f"{in_words(name, self.words)} {own('position', condition=name):.0%}" for name in _SIDES
-        )
+        others = "; ".join(f"{in_words(name, self.words)} {own('position', condition=name):.0%}" for name in _SIDES)
         return [
             *super().findings(own),
             f"Position is {own('position'):.0%} of the score variance that softmax sees; with {others}.",

@@ -9,6 +9,7 @@ import torch
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
+from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import First, Sums
@@ -29,12 +30,6 @@ WORDS = {  # of PAIRS, query first
     "rest-bias": "rest of queries, bias of keys",
     "rest-rest": "neither bias",
 }
-
-
-def _position_without(own: Numbers) -> xr.DataArray:
-    """Return the position share of the scores of rest with rest, of what softmax sees of these alone."""
-    alone = own.array("alone", pair=REST, part=None)
-    return alone.sel(part="position", drop=True) / alone.sum("part", skipna=False)
 
 
 @dataclass(frozen=True)
@@ -148,13 +143,15 @@ class BiasPairs(Measure):
         data = sums.variables_of(found)
         return data.assign(of_biases=data["share"].sel(pair=ALONE, part="position", drop=True))
 
-    def position(self, own: Numbers) -> Any:
+    def position(self, own: Numbers) -> Number:
         """Return the share of position in what softmax sees: the sum over the four."""
         return own.number(own.array("share", pair=None).sum("pair", skipna=False), (0, 1))
 
-    def position_without(self, own: Numbers) -> Any:
-        """Return the share of position in what softmax sees with both biases at zero, in each layer alone."""
-        return own.number(_position_without(own), (0, 1))
+    def position_without(self, own: Numbers) -> Number:
+        """Return the share of position in what softmax sees of the rest with the rest: both biases at zero, in each
+        layer alone."""
+        alone = own.array("alone", pair=REST, part=None)
+        return own.number(alone.sel(part="position", drop=True) / alone.sum("part", skipna=False), (0, 1))
 
     def findings(self, own: Numbers) -> list[str]:
         parts = ", ".join(f"{WORDS[pair]} {own('share', pair=pair):.1%}" for pair in PAIRS)
@@ -162,8 +159,8 @@ class BiasPairs(Measure):
         return [
             f"Position is {whole:.1%} of the score variance that softmax sees, mean over heads, first token left out: "
             f"{parts}. Most by biases alone: {most:.1%}.",
-            f"Without the biases of queries and keys, in each layer alone, it would be {self.position_without(own):.1%} "
-            "of what softmax then sees.",
+            "Without the biases of queries and keys, in each layer alone, it would be "
+            f"{self.position_without(own):.1%} of what softmax then sees.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:

@@ -10,7 +10,6 @@ from torch import Tensor
 from tl_posgen.position.decomposition.numbers.variance_shares import (
     PARTS,
     DistanceWeights,
-    Spread,
     TripleMoments,
     mean_square,
     turning,
@@ -48,7 +47,7 @@ def bias_pair_shares(
     *,
     weights: DistanceWeights | Float[Tensor, " distance"] = "uniform",
 ) -> PairShares:
-    r"""Split w = sum_ab w_ab, w_ab(q_i, k_j, d) = scale Re sum_m z^a_im conj(z^b_jm) u_m(d), over ALL triples (i, j, d).
+    r"""Var of w = sum_ab w_ab, w_ab(q_i, k_j, d) = scale Re sum_m z^a_im conj(z^b_jm) u_m(d), over ALL (i, j, d).
 
     a is the bias of the query or the rest of it, b of the key. The components of w (see `variance_shares`) are linear
     in w, so each is the sum of those of the four pairs, and its variance the sum of their covariances with it. A bias
