@@ -131,12 +131,11 @@ class BiasPairs(Measure):
     def finish(self, sums: Sums) -> xr.Dataset:
         n, found = self.n_distances or max(sums.lengths.values()), {}
         for layer, (geometry, _) in sums.layers.items():
-            biases, values = sums.by_layer("biases")[layer].value, []
-            reach = min(n, geometry.window or n)
+            (bias_q, bias_k), values = sums.by_layer("biases")[layer].value, []
+            reach, rope, scale = min(n, geometry.window or n), geometry.rope, geometry.scale
             for tokens in TOKENS:
                 moments = sums.by_layer(tokens)[layer]
-                how = (geometry.rope, geometry.scale, reach)
-                shares = vars(bias_pair_shares(moments, *biases, *how, weights=self.weights))
+                shares = vars(bias_pair_shares(moments, bias_q, bias_k, rope, scale, reach, weights=self.weights))
                 varies = moments.q.n > 1 and geometry.window != 1  # else a token sees itself alone, or nothing varies
                 values.append({name: x if varies else torch.full_like(x, torch.nan) for name, x in shares.items()})
             found[layer] = values[0], values[1]
