@@ -198,10 +198,11 @@ def as_dtype(directory: Path, place: Path, dtype: torch.dtype) -> Path:
 
 
 def save_small(directory: str | Path, seed: int = 0) -> Path:
-    """Write a lively Llama of 2 layers with the bundled model's tokenizer, for what needs words."""
+    """Write a lively Qwen2 (a Llama with biases of q, k and v) of 2 layers with the bundled model's tokenizer, for what
+    needs words."""
     from tl_posgen.models.conversion.files import MINI
 
-    config = with_sizes("LlamaConfig", GROUPED, head_dim=8, vocab_size=2048, max_position_embeddings=512)()
+    config = with_sizes("Qwen2Config", GROUPED, vocab_size=2048, max_position_embeddings=512)()
     directory = save_config(config, directory, seed)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).write_bytes((MINI / name).read_bytes())

@@ -18,6 +18,8 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
         "variance",
         "mean_key",
         "attention_examples",
+        "bias_pairs",
+        "bias_ablation",
         "residual",
     ),
     "Which planes of RoPE carry it?": (
@@ -33,7 +35,13 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
         "perturbation",
     ),
     "What does it do at other lengths?": ("length_extrapolation", "loss"),
-    "Which heads attend a fixed distance back?": ("slash", "slash_ablation", "slash_transfer", "band_ablation"),
+    "Which heads attend a fixed distance back?": (
+        "slash",
+        "slash_biases",
+        "slash_ablation",
+        "slash_transfer",
+        "band_ablation",
+    ),
     "Do layers act along the same directions?": ("coupling", "token_coupling"),
     "What is a head, and what would replace it?": ("profiles", "sources", "rules"),
 }

@@ -101,8 +101,58 @@ def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
         "dominant": (heads, [[[True, False]]] * 2),
     }
     own = result_of(Cone(), dataset_of(variables, input=["measured", "axis only"])).numbers
-    found = Cone().ratio_above_uniform(own, "axis only")
+    found = Cone().ratio_above_no_inputs(own, "axis only")
     assert found.value == pytest.approx(np.nan if share is None else share, nan_ok=True)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_biases_are_a_part_of_their_own_beside_those_of_the_inputs(family_model, backend, first):
+    model, tokens = family_model("qwen2", backend), TOKENS.roll(1, 1)
+    data = Cone()(model, tokens, **QUIET).sel(tokens=["all", "without first"][first])
+    for capture in captures_of(model, tokens, "inputs"):
+        made, rope, here = capture.projections, capture.geometry.rope, data.sel(layer=capture.layer)
+        h = capture.inputs[first:].double()
+        along, at = h @ axis_of(h)[:, None] @ axis_of(h)[None], torch.arange(len(h))
+        weights, biases = (made.w_q, made.per_query_head(made.w_k)), made.biases
+        parts = {"axis only": (along, 0), "off axis": (h - along, 0), "no bias": (h, 0), "bias only": (0 * h, 1)}
+        parts |= {"axis and bias": (along, 1), "off axis and bias": (h - along, 1), "measured": (h, 1)}
+        assert set(parts) == set(data["input"].values)
+        for part, (x, with_bias) in parts.items():
+            q, k = (x @ w.double() + with_bias * b.double()[:, None] for w, b in zip(weights, biases, strict=True))
+            if part == "no bias":
+                energy = torch.linalg.svdvals(k) ** 2
+                np.testing.assert_allclose(here["r1_without_bias"].sel(side="k"), energy[:, 0] / energy.sum(-1), 1e-5)
+            scores = capture.geometry.scale * rotate(q, at, rope) @ rotate(k, at, rope).mT
+            pattern = scores.masked_fill(~capture.geometry.visible(len(h)), -torch.inf).softmax(-1)
+            expected = pattern.diagonal(-1, -2, -1).mean(-1)
+            np.testing.assert_allclose(here["score"].sel(input=part, distance=1), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_share_of_a_part_is_of_what_inputs_add_to_biases_or_to_uniform_attention(biased):
+    """By biases alone the head scores .4 of .8, the axis adds all of the rest and all but the axis a quarter of it;
+    of a random init that has no biases the same numbers stand for uniform attention."""
+    none = 0.4 if biased else 0.1
+    parts = {"measured": 0.8, "axis only": 0.8, "off axis": none + (0.8 - none) / 4}
+    heads = ("tokens", "layer", "head")
+
+    def best_score():
+        return {"best_score": (("tokens", "input", "layer", "head"), [[[[one]] for one in parts.values()]] * 2)}
+
+    rest = {"best_uniform": (heads, [[[0.1]]] * 2), "best_distance": (heads, [[[1]]] * 2)}
+    rest["dominant"] = (heads, [[[True]]] * 2)
+    init = dataset_of(best_score() | rest, input=list(parts))
+    if biased:  # without biases a part makes something else
+        parts |= {"axis and bias": 0.8, "off axis and bias": parts["off axis"], "bias only": 0.4, "no bias": 0.2}
+        parts |= {"axis only": 0.11, "off axis": 0.12}
+    own = result_of(Cone(), dataset_of(best_score() | rest, input=list(parts)), init).numbers
+    ratio = Cone().ratio_above_no_inputs
+    assert ratio(own, "axis only").value == pytest.approx(1)
+    assert ratio(own, "off axis").value == pytest.approx(0.25)
+    assert ratio(own, "axis only", less="off axis").value == pytest.approx(0.75)
+    of_init = 1 - (0.8 - none) * 0.75 / 0.7
+    assert ratio(own, "off axis").by_null["random init"] == pytest.approx((of_init,))
+    assert Cone().ratio_of_biases(own).value == pytest.approx(0.3 / 0.7 if biased else 0)
 
 
 def test_a_large_bias_gives_rank_one_for_free_and_is_told_from_the_input_part(tmp_path):
@@ -120,6 +170,14 @@ def test_a_large_bias_gives_rank_one_for_free_and_is_told_from_the_input_part(tm
     data, large = found
     assert float(large["r1"].min()) > 0.95 > 0.8 > float(data["r1"].max())
     assert float(large["bias_share"].min()) > 0.95
+    first = {"layer": 0}  # which reads the same inputs
+    np.testing.assert_allclose(large["r1_without_bias"].sel(first), data["r1_without_bias"].sel(first), rtol=1e-6)
+    assert float(large["r1_without_bias"].max()) < 0.8
+
+
+def test_a_model_without_biases_has_no_parts_of_them(result):
+    assert result.own["input"].values.tolist() == ["measured", "axis only", "off axis"]
+    assert "r1_without_bias" not in result.own
 
 
 def test_queries_are_measured_after_their_norm(family_model):

@@ -187,15 +187,17 @@ def _rank_one(cone: Result, side: str) -> Criterion:
 
 
 def _parts_of_inputs(cone: Result) -> list[Group]:
-    own, ratio = cone.numbers, cone.measure.ratio_above_uniform
+    own, ratio = cone.numbers, cone.measure.ratio_above_no_inputs
     difference = ratio(own, INPUTS[1], less=INPUTS[2])
     alone = Criterion.of("axis alone", ratio(own, INPUTS[1]), 0.75, partly=0.4, **ALONE)
     rest = Criterion.of("the rest", ratio(own, INPUTS[2]), 0.25, sign=-1, **ALONE)
     beyond = or_lacking(difference.by_null)
     more = Criterion.of("more than the rest", difference, beyond=beyond, otherwise="held")
+    has_biases, of_biases = "bias only" in own.data["input"].values, cone.measure.ratio_of_biases(own)
+    by_biases = [Criterion.of("biases without inputs", of_biases, otherwise="held", **ALONE)] if has_biases else []
     is_part = alone.verdict != "not held" and more.value > 0
     verdict = "held" if alone.holds and rest.holds else "partly" if is_part else "not held"
-    return [Group(verdict, [alone, rest, more])]
+    return [Group(verdict, [alone, rest, more, *by_biases])]
 
 
 def _bands(band_ablation: Result) -> list[Group]:
@@ -413,9 +415,9 @@ SLASH = [
         "slash 3c",
         "With only the part of the inputs along the cone's axis in W_Q and W_K, slash-dominant heads keep their slash; "
         "with only the rest they lose it.",
-        "dominant heads' slash score above uniform: with the axis part alone at least .75 times the measured and with "
-        "the rest at most .25 times: held; .4 times and more than with the rest: partly; how much more has to be "
-        "beyond the null",
+        "dominant heads' slash score above uniform, or above what biases of queries and keys make without inputs: with "
+        "the axis part alone at least .75 times the measured and with the rest at most .25 times: held; .4 times and "
+        "more than with the rest: partly; how much more has to be beyond the null",
         ("cone",),
         _parts_of_inputs,
     ),

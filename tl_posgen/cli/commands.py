@@ -77,7 +77,7 @@ COMMANDS = {
     "profiles": _MeasureCommand("One row a head over all subjects: what kind of head is it?", ["profiles"]),
     "slash": _MeasureCommand(
         "Heads that attend a fixed distance back: which, on random tokens too, and why.",
-        ["slash", "slash_planes", "cone", "slash_transfer", "slash_ablation", "band_ablation"],
+        ["slash", "slash_planes", "slash_biases", "cone", "slash_transfer", "slash_ablation", "band_ablation"],
         {"length": 512},
         lead="tl_posgen.slash.slash_heads:slash_heads",
     ),

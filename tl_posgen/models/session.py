@@ -308,6 +308,21 @@ class Session:
 
         return projections_of(attention, geometry, finish)
 
+    def biased(self) -> set[str]:
+        """Return the sides, of "q" and "k", that have biases in any layer."""
+        return {side for layer in range(self.model.cfg.n_layers) for side in self.projections(layer).biased}
+
+    def require_biases(self) -> None:
+        """Refuse a model without biases of queries or keys, and one where they are no summand of what enters RoPE."""
+        if not self.biased():
+            raise UnsupportedModelError("no layer of this model has biases of queries or keys (none, or all are zero)")
+        for layer in range(self.model.cfg.n_layers):
+            if (made := self.projections(layer)).biased and not made.is_affine:
+                raise UnsupportedModelError(
+                    f"layer {layer}: a norm or clipping follows the biases of its queries and keys, so they are no "
+                    "summand of what enters RoPE"
+                )
+
 
 def session_of(model: Model | Session) -> Session:
     """Return the session of a model, with everything that is known of it; a session as it is.

@@ -4,6 +4,7 @@ from tl_posgen.slash.band_ablation import BandAblation, ablate_bands
 from tl_posgen.slash.cone import Cone
 from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_ablation import SlashAblation
+from tl_posgen.slash.slash_biases import SlashBiases
 from tl_posgen.slash.slash_heads import find_slash_heads, slash_heads
 from tl_posgen.slash.slash_planes import SlashPlanes
 from tl_posgen.slash.slash_toy import SlashToy, slash_toy
@@ -14,6 +15,7 @@ __all__ = [
     "Cone",
     "Slash",
     "SlashAblation",
+    "SlashBiases",
     "SlashPlanes",
     "SlashToy",
     "SlashTransfer",

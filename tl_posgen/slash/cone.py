@@ -7,7 +7,10 @@ from typing import Any
 import pandas as pd
 import torch
 import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.number import Number
@@ -38,7 +41,21 @@ from tl_posgen.slash.dominance import (
 from tl_posgen.slash.numbers.cone_fit import axis_gain, bias_share, fit_cone
 
 INPUTS = ("measured", "axis only", "off axis")
+OF_BIASES = ("no bias", "bias only", "axis and bias", "off axis and bias")  # where a model has any
+_WITH_BIASES = {"axis only": OF_BIASES[2], "off axis": OF_BIASES[3]}
+WORDS = {
+    "axis only": "axis part alone",
+    "off axis": "all but the axis part",
+    "no bias": "all inputs without biases",
+    "bias only": "biases alone",
+    "axis and bias": "axis part and biases",
+    "off axis and bias": "all but the axis part, and biases",
+}
 _PER_LAYER, _SIDES = ("tokens", "layer"), ("tokens", "side", *HEAD)
+
+
+def _counterfactuals(result: Any) -> dict[str, dict[str, str]]:
+    return {WORDS[one]: {"input": one} for one in result.own["input"].values.tolist() if one in WORDS}
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,12 @@ class Cone(Dominance):
     The axis u of H = norm(residual stream) is found anew for every prompt. The first token often is so large that it
     makes any matrix it is a row of nearly rank one, so everything is measured without it too. For the slash score,
     <h, u> u alone ("axis only") or the rest ("off axis") enters W_Q and W_K, in this layer alone. Means over prompts.
+
+    Biases of queries and keys belong to neither part of the inputs, have r1 = 1 by themselves, and make slashes by
+    themselves. So they are a part of their own: "axis only" and "off axis" are without them, and where a model has any,
+    "bias only" is they alone, "no bias" all inputs without them, "axis and bias" and "off axis and bias" a part of the
+    inputs with them. What a part of the inputs does in the model is told by the last two, above biases alone. r1 is of
+    what enters RoPE, biases included, `r1_without_bias` is not.
 
     Args:
         kappa, distances: what makes a head slash-dominant.
@@ -73,9 +96,13 @@ class Cone(Dominance):
 
     question = "Why are queries and keys of slash heads nearly of rank one?"
     needs = frozenset({"pattern", "inputs"})
+    words = WORDS
     rows = PER_HEAD
     variables = {
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of what enters RoPE, after qk-norm", _SIDES, **SHARE),
+        "r1_without_bias": Variable(
+            *("r1 without biases", "", "s_1^2 / sum s^2 of H W, after qk-norm, where there are biases", _SIDES), **SHARE
+        ),
         "rank95": Variable("R.95 of Q and K", "", "min{K: s_1^2 + .. + s_K^2 >= .95 sum s^2}", _SIDES, interval=True),
         "bias_share": Variable(
             "share of the bias", "", "|b|^2 / (|H W|^2 + |b|^2); a bias alone has r1 = 1", _SIDES, **SHARE
@@ -95,7 +122,8 @@ class Cone(Dominance):
     }
     legend = (
         "r1: s_1^2 / sum s^2 of Q, K before RoPE; R.95: how many directions hold 95 % of it; gain: how much W_Q, W_K "
-        "amplify the axis of the inputs; slash: highest slash score, measured and with one part of the inputs alone."
+        "amplify the axis of the inputs; slash: highest slash score, measured and with one part of the inputs alone, "
+        "without biases of queries and keys unless it says so."
     )
     caveats = {
         "absolute": "nothing turns q and k, so rank one alone makes no slash: ranks, gains and the axis are of the "
@@ -129,7 +157,7 @@ class Cone(Dominance):
         "counterfactual": points(
             ("best_score", {"input": "measured"}),
             ("best_score", {}),
-            {"only the axis part": {"input": "axis only"}, "all but the axis part": {"input": "off axis"}},
+            _counterfactuals,
             title="Is the axis enough for the slash?",
             subtitle="each head at its best distance; inputs of W_Q and W_K changed in its layer alone",
             x_title="measured slash score",
@@ -140,7 +168,7 @@ class Cone(Dominance):
     }
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"input": INPUTS}
+        return {"input": (*INPUTS, *OF_BIASES)}
 
     def usual(self) -> Mapping[str, Any]:
         return {"input": "measured"}
@@ -156,11 +184,17 @@ class Cone(Dominance):
         for first in starts_of(layer):
             inputs = layer.inputs[first:]
             cone, along, positions = fit_cone(inputs), rank_one(inputs), torch.arange(len(inputs), device=inputs.device)
-            scores, sides = [measured.score[first, :, : len(inputs)]], []
-            for kept in (along, inputs - along):
-                made = (projections.queries(kept)[heads], projections.keys(kept)[heads])
+            parts = {"axis only": (along, False), "off axis": (inputs - along, False)}
+            if projections.biased:
+                parts |= {"no bias": (inputs, False), "bias only": (0 * inputs, True)}
+                parts |= {"axis and bias": (along, True), "off axis and bias": (inputs - along, True)}
+            scores = inputs.new_full((len(self.labels()["input"]), len(heads), len(inputs)), torch.nan, dtype=DOUBLE)
+            scores[0] = measured.score[first, :, : len(inputs)]
+            for part, (of_inputs, biases) in enumerate(parts.values(), start=1):
+                made = _queries_and_keys(layer, of_inputs, biases)
                 rotated = (rotate(x, positions, layer.geometry.rope) for x in made)
-                scores.append(statistics_from_qk(layer, *rotated).score[0])
+                scores[part] = statistics_from_qk(layer, *rotated).score[0]
+            sides = []
             for side in "qk":
                 weight, bias = (getattr(projections, f"{kind}_{side}") for kind in "wb")
                 weight = projections.per_query_head(weight)[heads]
@@ -169,7 +203,11 @@ class Cone(Dominance):
                 ranks = {"r1": rank_one_share(x), "rank95": rank_of_share(x).to(share)}
                 sides.append(ranks | {"bias_share": share, "gain": axis_gain(cone.axis, weight)})
             found = {name: torch.stack([side[name] for side in sides]) for name in sides[0]}
-            found |= {"cosine": cone.cosine.mean(), "r1_h": cone.r1, "score": torch.stack(scores)}
+            found |= {"cosine": cone.cosine.mean(), "r1_h": cone.r1, "score": scores}
+            found["r1_without_bias"] = torch.full_like(found["r1"], torch.nan)
+            if projections.biased:
+                without = _queries_and_keys(layer, inputs, biases=False)
+                found["r1_without_bias"] = torch.stack([rank_one_share(x) for x in without])
             both.append(found | {"uniform": measured.uniform[first, : len(inputs)]})
         return both[0], both[1]
 
@@ -178,11 +216,19 @@ class Cone(Dominance):
         measured = data["score"].sel(input="measured", drop=True)
         dominant = self.dominant_at(measured, uniform).any("short_distance")
         data = data.assign(at_best(measured, uniform)).assign(dominant=dominant)
-        return data.assign(best_score=at_distance(data["score"], data["best_distance"])).transpose("tokens", ...)
+        data = data.assign(best_score=at_distance(data["score"], data["best_distance"])).transpose("tokens", ...)
+        if data["r1_without_bias"].isnull().all():  # no layer has biases
+            data = data.drop_vars("r1_without_bias").sel(input=list(INPUTS))
+        return data
 
     def findings(self, own: Numbers) -> list[str]:
-        n, share = n_heads(own, "dominant"), max(own("bias_share", side=side, tokens=None).value for side in "qk")
-        biases = f" Biases, which alone have r1 = 1, hold up to {share:.0%} of their energy." if share > 0 else ""
+        n, biases = n_heads(own, "dominant"), ""
+        if "r1_without_bias" in own:
+            share, r1 = ([own(name, side=side) for side in "qk"] for name in ("bias_share", "r1_without_bias"))
+            biases = (
+                f" Biases, which alone have r1 = 1, hold {share[0].plain:.0%} of the energy of Q and "
+                f"{share[1].plain:.0%} of that of K; without them r1 is {r1[0].plain:.3f} and {r1[1].plain:.3f}."
+            )
         lines = [
             f"Q and K before RoPE have in their first singular direction a share r1 of {own('r1', side='q'):.3f} and "
             f"{own('r1', side='k'):.3f}, mean over heads: 1 is rank one. 95 % of the energy takes "
@@ -194,29 +240,71 @@ class Cone(Dominance):
         if not n.value:
             return [*lines, "No head is slash-dominant, so nothing can be asked of the axis alone."]
         r1 = " and ".join(f"{group_mean(own, 'r1', 'dominant', side=side).with_interval:.3f}" for side in "qk")
-        measured, alone, rest = (group_mean(own, "best_score", "dominant", input=one).with_interval for one in INPUTS)
+        scores = {
+            one: group_mean(own, "best_score", "dominant", input=one).with_interval
+            for one in own.data["input"].values.tolist()
+        }
         uniform = group_mean(own, "best_uniform", "dominant").with_interval
-        return [
-            *lines,
-            f"In {counted(n.value, 'slash-dominant head')} r1 is {r1}. With only the axis part entering W_Q and W_K "
-            f"they score {alone:.3f} at their best distance (measured {measured:.3f}); with all but the axis "
-            f"{rest:.3f} (uniform attention {uniform:.3f}).",
-        ]
+        heads = counted(n.value, "slash-dominant head")
+        told = (
+            f"In {heads} r1 is {r1}. With only the axis part entering W_Q and W_K they score "
+            f"{scores['axis only']:.3f} at their best distance (measured {scores['measured']:.3f}); with all but the "
+            f"axis {scores['off axis']:.3f} (uniform attention {uniform:.3f})."
+        )
+        if "no bias" in scores:
+            told += (
+                f" Biases are in neither. They alone give {scores['bias only']:.3f}, with the axis part "
+                f"{scores['axis and bias']:.3f}, with all but the axis {scores['off axis and bias']:.3f}; all inputs "
+                f"without them {scores['no bias']:.3f}."
+            )
+        return [*lines, told]
 
-    def ratio_above_uniform(self, own: Numbers, part: str, less: str | None = None) -> Number:
-        """Return the ratio of the dominant heads' slash scores above uniform attention, with a part of the inputs alone
-        to measured; it may exceed 1, and is NaN where the measured one is no higher than .01.
+    def ratio_above_no_inputs(self, own: Numbers, part: str, less: str | None = None) -> Number:
+        """(S(part) - S(none)) / (S(all) - S(none)), S the dominant heads' slash score with a part of the inputs in W_Q
+        and W_K, and what the biases add with it; with none of them that of biases alone, or of uniform attention.
+
+        It may exceed 1, and is NaN where all inputs make no more than .01 of the score.
 
         Args:
+            part: "axis only" or "off axis"; biases are added to it where there are any.
             less: another part, whose ratio is taken off.
         """
-        score, uniform = own.array("best_score", input=None), own.array("best_uniform")
-        above = mean_over_group(own, score - uniform, "dominant")
-        measured = above.sel(input="measured")
-        ratio = above / measured.where(measured > 0.01)
-        return own.number(ratio.sel(input=part) - (0 if less is None else ratio.sel(input=less)))
+        none = self._scores(own, "bias only", own.array("best_uniform"))
+        of_all, of_part, of_other = (
+            mean_over_group(own, self._with_biases(own, one) - none, "dominant")
+            for one in ("measured", part, less or part)
+        )
+        ratio = (of_part if less is None else of_part - of_other) / of_all.where(of_all > 0.01)
+        return own.number(ratio)
+
+    def ratio_of_biases(self, own: Numbers) -> Number:
+        """Return the ratio of the dominant heads' slash scores above uniform attention, by biases alone to measured; 0
+        without biases, and NaN where the measured one is no higher than .01."""
+        uniform = own.array("best_uniform")
+        scores = (self._scores(own, "bias only", uniform), own.array("best_score", input="measured"))
+        alone, measured = (mean_over_group(own, one - uniform, "dominant") for one in scores)
+        return own.number(alone / measured.where(measured > 0.01))
+
+    def _with_biases(self, own: Numbers, part: str) -> xr.DataArray:
+        """Return scores with a part of the inputs, or all of them, and the biases."""
+        return self._scores(own, _WITH_BIASES.get(part, part), own.array("best_score", input=part))
+
+    def _scores(self, own: Numbers, label: str, otherwise: xr.DataArray) -> xr.DataArray:
+        """Return scores with these inputs; others where a layer, a random init or the model has no biases."""
+        is_there = label in own.data["input"].values
+        return own.array("best_score", input=label).fillna(otherwise) if is_there else otherwise
 
     def table(self, own: Numbers) -> pd.DataFrame:
         data, names = own.dataset, {"r1": "r1", "R.95": "rank95", "gain": "gain"}.items()
         columns = {f"{words} {side.upper()}": data[name].sel(side=side) for words, name in names for side in "qk"}
-        return group_table(own, columns | {f"slash, {one}": data["best_score"].sel(input=one) for one in INPUTS})
+        scores = {f"slash, {one}": data["best_score"].sel(input=one) for one in own.data["input"].values.tolist()}
+        return group_table(own, columns | scores)
+
+
+def _queries_and_keys(
+    layer: LayerCapture, inputs: Float[Tensor, "pos d_model"], biases: bool
+) -> list[Float[Tensor, "head pos d_head"]]:
+    """Return queries and keys of the chosen heads before RoPE that these inputs give, with biases or without."""
+    assert layer.projections is not None
+    made = layer.projections
+    return [of_all(inputs, biases=biases)[list(layer.heads)] for of_all in (made.queries, made.keys)]

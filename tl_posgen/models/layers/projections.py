@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -33,17 +34,41 @@ class Projections:
     n_heads: int
     finish: Callable[[str, Tensor], Tensor] = field(repr=False)
 
-    def queries(self, inputs: Float[Tensor, "pos d_model"]) -> Float[Tensor, "head pos d_head"]:
-        """Return the queries that inputs H give, as they enter RoPE: after qk-norm and clipping."""
-        return self._made("q", inputs, self.w_q, self.b_q)
+    def queries(self, inputs: Float[Tensor, "pos d_model"], *, biases: bool = True) -> Float[Tensor, "head pos d_head"]:
+        """Return the queries that inputs H give, as they enter RoPE: after qk-norm and clipping; without their bias if
+        told so."""
+        return self._made("q", inputs, self.w_q, self.b_q if biases else None)
 
-    def keys(self, inputs: Float[Tensor, "pos d_model"]) -> Float[Tensor, "head pos d_head"]:
+    def keys(self, inputs: Float[Tensor, "pos d_model"], *, biases: bool = True) -> Float[Tensor, "head pos d_head"]:
         """Return the keys that inputs H give, repeated for grouped heads: one row a query head, as in a capture."""
-        return self.per_query_head(self._made("k", inputs, self.w_k, self.b_k))
+        return self.per_query_head(self._made("k", inputs, self.w_k, self.b_k if biases else None))
 
     def _made(self, part: str, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x = inputs.to(weight.dtype) @ weight
         return self.finish(part, x if bias is None else x + bias[:, None])
+
+    @property
+    def biased(self) -> list[str]:
+        """Return the sides, of "q" and "k", whose bias is not zero: a HookedTransformer has zeros for none."""
+        return [side for side, bias in (("q", self.b_q), ("k", self.b_k)) if bias is not None and bias.any()]
+
+    @property
+    def biases(self) -> tuple[Float[Tensor, "head d_head"], Float[Tensor, "head d_head"]]:
+        """Return b_q and b_k, zeros for none; one row a query head, as in a capture."""
+        q, k = (w[:, 0] * 0 if b is None else b for w, b in ((self.w_q, self.b_q), (self.w_k, self.b_k)))
+        return q, self.per_query_head(k)
+
+    @property
+    def is_affine(self) -> bool:
+        """Tell whether nothing follows the affine map, so that a bias is a summand of what enters RoPE: large numbers,
+        which a norm or clipping would change, stay as they are."""
+        for part, weight in (("q", self.w_q), ("k", self.w_k)):
+            n_heads, _, d_head = weight.shape
+            large = 1e4 * torch.linspace(-1, 1, n_heads * 2 * d_head, dtype=weight.dtype, device=weight.device)
+            x = large.view(n_heads, 2, d_head)
+            if not torch.equal(self.finish(part, x).to(x), x):
+                return False
+        return True
 
     def per_query_head(self, x: Float[Tensor, "key_head *rest"]) -> Float[Tensor, "head *rest"]:
         """Repeat what belongs to a key head for each of its query heads."""

@@ -50,8 +50,21 @@ def rank_one_logit(
     """
     v_q, v_k = top_direction(q), top_direction(k)
     constant_q, constant_k = ((double(x).mean(1) * v).sum(-1, keepdim=True) * v for x, v in ((q, v_q), (k, v_k)))
-    products = complex_planes(constant_q, rope) * complex_planes(constant_k, rope).conj()
-    return scale * mean_curves(products, rope, q.shape[1], q.shape[-1])
+    return constant_logit(constant_q, constant_k, rope, scale, q.shape[1])
+
+
+def constant_logit(
+    q: Float[Tensor, "head d_head"], k: Float[Tensor, "head d_head"], rope: Rope, scale: float, n_distances: int
+) -> Float[Tensor, "head distance"]:
+    r"""g(D) = scale <R_D q, R_0 k> = scale Re sum_m z^q_m conj(z^k_m) e^{i theta_m D}: the logit of one query, one key.
+
+    Example:
+        >>> q = torch.ones(1, 2)
+        >>> constant_logit(q, q, Rope(torch.tensor([torch.pi]).double()), 0.5, 3).round(decimals=6).tolist()
+        [[1.0, -1.0, 1.0]]
+    """
+    products = complex_planes(double(q), rope) * complex_planes(double(k), rope).conj()
+    return scale * mean_curves(products, rope, n_distances, q.shape[-1])
 
 
 def score_of_profile(

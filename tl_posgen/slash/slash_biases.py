@@ -1,0 +1,191 @@
+"""Slash scores of the biases of queries and keys alone, beside the measured ones."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.core.formatting import counted, in_brackets
+from tl_posgen.core.measure import HEAD, TOKENS, Variable
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.sums import Sums
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import soft_capped
+from tl_posgen.models.session import session_of
+from tl_posgen.report.head_figures import head_map
+from tl_posgen.report.kinds import points
+from tl_posgen.slash.dominance import (
+    AT_BEST,
+    PER_HEAD,
+    Dominance,
+    at_best,
+    at_distance,
+    starts_of,
+    statistics_of,
+)
+from tl_posgen.slash.numbers.plane_contributions import constant_logit, score_of_profile
+
+SOURCES = {"score": "measured", "alone": "biases alone"}
+_MOST_DISTANCES = 5  # drawn
+
+
+def _panels(result: Any) -> dict[str, dict[str, Any]]:
+    panels = {}
+    for distance in result.own["short_distance"].values.tolist()[:_MOST_DISTANCES]:
+        r = result.measure.correlation(result.numbers, distance)
+        panels[f"D = {distance}: r {r.plain:.2f}{in_brackets(f'{r.null:.2f}')}"] = {"distance": distance}
+    return panels
+
+
+@dataclass(frozen=True)
+class SlashBiases(Dominance):
+    r"""1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)}, g(D) = scale Re sum_m b^q_m conj(b^k_m) e^{i theta_m D}.
+
+    The slash scores that a head would have if its queries and keys were their biases and nothing else, for which no
+    text is read: do they foretell the measured ones over heads, and which heads are slash-dominant by their biases
+    alone?
+
+    With q = x W_Q + b_Q and k = x W_K + b_K one of the four products that a score is the sum of, that of the biases,
+    depends on distance alone. Its slash scores are those of the softmax over the keys that a query sees, the mean over
+    queries of prompts as long as those measured. A layer's soft cap is part of it, ALiBi is not. Of a random init all
+    biases are zero, and attention by them uniform.
+
+    Args:
+        kappa, distances: what makes a head slash-dominant.
+
+    Raises:
+        InputError: no prompt reaches any of the distances.
+        UnsupportedModelError: a model without biases of queries and keys; one with a norm or clipping behind them; a
+            layer whose queries and keys are not made by W_Q and W_K from one input.
+
+    Source: slash score and dominance: Cheng et al. 2026 (arXiv 2601.08297); that of biases alone is ours.
+
+    Example:
+        >>> from tl_posgen.errors import UnsupportedModelError
+        >>> try:
+        ...     SlashBiases()("mini", "Down, down, down.", null_seeds=())
+        ... except UnsupportedModelError as refusal:
+        ...     print(refusal)
+        no layer of this model has biases of queries or keys (none, or all are zero)
+    """
+
+    question = "Which slash heads do the biases of queries and keys make by themselves?"
+    needs = frozenset({"pattern", "inputs"})
+    rows = PER_HEAD
+    variables = {
+        "score": Variable("slash score", "", "measured", (*PER_HEAD, "distance")),
+        "alone": Variable("slash score of biases alone", "", "softmax of g", (*PER_HEAD, "distance")),
+        "uniform": Variable("slash score of uniform attention", dims=("tokens", "layer", "distance")),
+        **AT_BEST,
+        "alone_at_best": Variable("slash score of biases alone", "", "at the measured one's best distance", PER_HEAD),
+        "dominant": Variable(
+            *("slash-dominant", "", "score >= kappa, or twice uniform attention, at this distance"),
+            dims=(*PER_HEAD, "short_distance"),
+        ),
+        "dominant_alone": Variable(
+            *("slash-dominant by biases alone", "", "the same of biases alone"), dims=(*PER_HEAD, "short_distance")
+        ),
+    }
+    legend = (
+        "r, Spearman: of slash scores of biases alone and measured ones, over heads; dominant: heads that reach kappa."
+    )
+    caveats = {
+        encoding: "nothing turns q and k, so by their biases alone every head attends uniformly."
+        for encoding in ("absolute", "alibi", "none")
+    }
+    without_meaning = frozenset(caveats)
+    figures = {
+        "scatter": points(
+            ("alone", {}),
+            ("score", {}),
+            _panels,
+            title="Slash scores by biases alone",
+            subtitle="r: Pearson over heads",
+            x_title="biases of q and k alone",
+            y_title="measured",
+            equal=True,
+            columns=3,
+        ),
+        "map": head_map(
+            *("best_score", "alone_at_best"),
+            title="Slash scores, and those of biases alone",
+            subtitle="at each head's best distance on text, D below half the prompt",
+            limits=None,
+        ),
+    }
+    all_reached = False
+
+    def requires(self, model: Any) -> None:
+        session_of(model).require_biases()
+
+    def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        measured, both = layer.once(statistics_of), []
+        for first in starts_of(layer):
+            n = layer.length - first
+            alone = score_of_profile(_logit_of_biases(layer, n), layer.geometry.window)
+            values = {"score": measured.score[first, :, :n], "alone": alone}
+            both.append(values | {"uniform": measured.uniform[first, :n]})
+        return both[0], both[1]
+
+    def finish(self, sums: Sums) -> xr.Dataset:
+        data = sums.means()
+        score, alone, uniform = data["score"], data["alone"], data["uniform"]
+        data = data.assign(at_best(score, uniform))
+        return data.assign(
+            alone_at_best=at_distance(alone, data["best_distance"]),
+            dominant=self.dominant_at(score, uniform),
+            dominant_alone=self.dominant_at(alone, uniform),
+        )
+
+    def correlation(self, own: Numbers, distance: int, tokens: str = "all", ranks: bool = False) -> Number:
+        """Return r over heads of the scores of biases alone with the measured ones, or Spearman's of ranks."""
+        arrays = (own.array(name, distance=distance, tokens=tokens) for name in SOURCES)
+        return own.correlation(*arrays, ranks=ranks)
+
+    def n_dominant(self, own: Numbers, *names: str, distance: int | None = None) -> Number:
+        """Return how many heads are dominant at a distance (at any if left out), by each of `dominant` and
+        `dominant_alone` that is named."""
+        heads: Any = True
+        for name in names:
+            dominant = own.array(name, short_distance=distance).astype(bool)
+            heads = heads & (dominant.any("short_distance") if distance is None else dominant)
+        return own.number(heads.sum(HEAD))
+
+    def findings(self, own: Numbers) -> list[str]:
+        distances = own.data["short_distance"].values.tolist()
+        r = ", ".join(f"{self.correlation(own, at).plain:.2f} at D = {at}" for at in distances)
+        alone, text, both = (
+            self.n_dominant(own, *names)
+            for names in (("dominant_alone",), ("dominant",), ("dominant_alone", "dominant"))
+        )
+        return [
+            f"Slash scores of the biases of q and k alone, which need no text, correlate with the measured ones over "
+            f"heads at {r}. By biases alone {counted(alone.value, 'head')} would be slash-dominant"
+            f"{in_brackets(alone.null_range)}, {both.plain:.0f} of them on this text, where {text.plain:.0f} are.",
+        ]
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        """Return a row per distance: agreement over heads, and how many are dominant."""
+        rows = []
+        for at in own.data["short_distance"].values.tolist():
+            row = {"D": at, "r": self.correlation(own, at).value}
+            row |= {"Spearman": self.correlation(own, at, ranks=True).value}
+            row |= {"r without first token": self.correlation(own, at, TOKENS[1]).value}
+            row |= {"dominant by biases": self.n_dominant(own, "dominant_alone", distance=at).value}
+            row |= {"on text": self.n_dominant(own, "dominant", distance=at).value}
+            row |= {"by each": self.n_dominant(own, "dominant_alone", "dominant", distance=at).value}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+
+def _logit_of_biases(layer: LayerCapture, n: int) -> Float[Tensor, "head distance"]:
+    """g(D) of the chosen heads, D = 0 .. n - 1, with the layer's soft cap."""
+    assert layer.projections is not None
+    q, k = (bias[list(layer.heads)] for bias in layer.projections.biases)
+    geometry = layer.geometry
+    return soft_capped(constant_logit(q, k, geometry.rope, geometry.scale, n), geometry.soft_cap)
