@@ -10,7 +10,11 @@ from typing import Any
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
 
-PART = "measures"  # whose numbers these pages show
+SHOWN = "measures"  # the part whose numbers these pages show
+PARTS = {  # of measures that its model does not allow, others -> their models
+    "Qwen2.5-Coder-0.5B-Instruct biases": "Qwen2.5-Coder-0.5B-Instruct",
+    SHOWN: "SmolLM2-135M-Instruct",
+}
 MOST_FINDINGS = 1
 GROUPS = {  # question -> the measures that answer it, as the navigation and the list of measures have them
     "How much is position, how much content?": (
@@ -55,9 +59,11 @@ def measured_of_models() -> list[type[Measure]]:
 
 def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
     """Yield what the page of each measure has beside its template."""
-    settings = numbers["settings"]
+    settings, measured = numbers[SHOWN]["settings"], dict[str, tuple[str, Mapping[str, Any]]]()
+    for part, model in PARTS.items():
+        measured |= {name: (model, found) for name, found in numbers.get(part, {}).get("more", {}).items()}
     for measure in measured_of_models():
-        found = numbers["more"].get(measure.name, {})  # {}: not measured yet
+        model, found = measured.get(measure.name, ("", {}))  # not measured yet
         length = found.get("length", settings["length"])
         findings = [as_markdown(one) for one in found.get("findings", ())[:MOST_FINDINGS]]
         package = "core" if measure.name == "loss" else measure.__module__.split(".")[1]
@@ -71,6 +77,7 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             package=package,
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
             measured=bool(found),
+            model=model,
             cut=f"{settings['n_prompts']} prompts of {length} tokens" if length != settings["length"] else "",
             picture=found.get("picture", ""),
             findings=findings,

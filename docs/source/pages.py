@@ -30,6 +30,7 @@ FAMILIES = DOCS / "families.json"
 
 SMALL = ("mini", "stories260K")
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
+QWEN = "Qwen2.5-Coder-0.5B-Instruct"
 OF_ROOT = ("README.md", "mkdocs.yml", "CITATION.cff")
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
 
@@ -150,6 +151,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "result": result,
         "part": lambda name: numbers[name],
         "real": REAL,
+        "qwen": QWEN,
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
         "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),
         "claim_rows": claim_rows,
@@ -166,8 +168,8 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "groups": measure_pages.GROUPS,
         "questions": how_to.QUESTIONS,
         "papers": PAPERS,
-        "shown_model": REAL[0],  # of the part `measures`
-        "measures": list(measure_pages.pages_of(numbers[measure_pages.PART])),
+        "shown_model": measure_pages.PARTS[measure_pages.SHOWN],
+        "measures": list(measure_pages.pages_of(numbers)),
         "max": max,
     }
     made.globals["citations"] = citations(made.get_template("CITATION.cff.j2").render())

@@ -30,6 +30,8 @@ SEEDS = {
 }
 CLAIMED = {"null_seeds": (0, 1, 2)}
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
+QWEN = "Qwen2.5-Coder-0.5B-Instruct"  # whose queries, keys and values have biases
+BIASES = ("bias_pairs", "bias_ablation", "slash_biases", "cone")
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
 SMALL_CUT = "--length 128 --prompts 4"
 _SCORED = ("slash", "sources", "rules", "coupling", "distance", "planes")
@@ -72,7 +74,8 @@ PARTS = {
     "measures": Part(REAL[0], {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
     "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
     "stories260K claims": Part("stories260K", CLAIMED, claims),
-    **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in REAL},
+    **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in (*REAL, QWEN)},
+    f"{QWEN} biases": Part(QWEN, {"measures": BIASES, "length": 128, "n_prompts": 4}, analysis, found_by_each),
     "real commands": Part(REAL[0], {"models": REAL, "lines": REAL_LINES}, timed),
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)

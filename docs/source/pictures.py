@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import plotly.io
-from measure_pages import PART
+from measure_pages import PARTS as OF_MEASURES
 
 DOCS = Path(__file__).parents[1]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -75,7 +75,11 @@ def draw(names: Any = None) -> None:
         if not names or "page" in names:
             report: Any = results_of(PAGE)
             photograph_page(browser, report.html())
-        for name, result in results_of(PART).items() if not names or PART in names else ():
+        of_measures = {}
+        for part in OF_MEASURES:
+            if not PARTS[part].missing and (not names or part in names):
+                of_measures |= results_of(part)
+        for name, result in of_measures.items():
             if result.kinds:
                 width = WIDEST if name in WIDE else WIDTH
                 (DOCS / "measures" / f"{name}.png").write_bytes(photograph(browser, result.plot(), width))
