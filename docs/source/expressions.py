@@ -147,6 +147,22 @@ def band_ablation(result: Any) -> Iterator[Entry]:
     yield "largest_loss_change", {}, own.number(largest)
 
 
+def bias_ablation(result: Any) -> Iterator[Entry]:
+    """Yield the rise of the loss without biases."""
+    for condition, rise in result.measure.rises(result.numbers).items():
+        yield "rise", {"condition": condition}, rise
+
+
+def slash_biases(result: Any) -> Iterator[Entry]:
+    """Yield the correlation over heads of slash scores of biases alone with measured ones, by distance, and how many
+    heads are dominant."""
+    own, measure = result.numbers, result.measure
+    for distance in own.data["short_distance"].values.tolist():
+        yield "r", {"tokens": "all", "short_distance": distance}, measure.correlation(own, distance)
+    for names in (("dominant",), ("dominant_alone",), ("dominant", "dominant_alone")):
+        yield "n_dominant", {"tokens": "all", "by": " and ".join(names)}, measure.n_dominant(own, *names)
+
+
 def slash_toy(result: Any) -> Iterator[Entry]:
     """Yield means over seeds at the first and at the last step."""
     own, measure = result.numbers, result.measure
@@ -208,6 +224,8 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
         slash_toy,
         cone,
         band_ablation,
+        bias_ablation,
+        slash_biases,
         planes,
         plane_perturbation,
         rules,
