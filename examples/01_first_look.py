@@ -87,19 +87,28 @@ report["attention_examples"].show()
 # ## From a finding to the next experiment
 #
 # `heads` gives the strongest heads of a measure; measures and interventions take them as they are. Here the strongest slash
-# heads lose RoPE, and the loss says what it is worth to them. The null: as many of the weakest.
+# heads lose RoPE, and the loss says what it is worth to them. The controls: as many others of the same layers, drawn at
+# random three times.
 
 # %%
 from tl_posgen.models import to_prompts
 from tl_posgen.models.loss import token_losses
 from tl_posgen.slash import ablate_bands
 
-ranked = report.heads("slash", top=16)
-tokens = to_prompts(model, text, length=128, n_prompts=1)[0][None]
-for name, heads in {"none": [], "3 strongest": ranked.head(3), "3 weakest": ranked.tail(3)}.items():
+prompts = to_prompts(model, text, length=128, n_prompts=4)
+strongest = report.heads("slash", top=3)
+
+
+def loss_without_rope(heads):
     hooks = ablate_bands(model, "no_rope", heads=heads) if len(heads) else []
-    print(f"without RoPE: {name:11} {token_losses(model, tokens, hooks).mean():.3f} nats")
-ranked.head(3).round(3)
+    return sum(float(token_losses(model, prompt[None], hooks).mean()) for prompt in prompts) / len(prompts)
+
+
+print(f"unchanged                   {loss_without_rope([]):.3f} nats")
+print(f"without RoPE: 3 strongest   {loss_without_rope(strongest):.3f} nats")
+for seed in range(3):
+    print(f"without RoPE: 3 others      {loss_without_rope(report.heads('slash', top=3, random=seed)):.3f} nats")
+strongest.round(3)
 
 # %% [markdown]
 # ## Keep it

@@ -81,19 +81,21 @@ report["cone"].plot("counterfactual")
 report["band_ablation"].plot()
 
 # %% [markdown]
-# Any ablation is a list of hooks, so you can run it beside your own, in the heads that you found; and, as the null, in as many
-# of the weakest:
+# Any ablation is a list of hooks, so you can run it beside your own, in the heads that you found; and, as a control, in as
+# many others of the same layers:
 
 # %%
 from tl_posgen.models import to_prompts
 from tl_posgen.models.loss import token_losses
 from tl_posgen.slash import ablate_bands
 
-ranked = report.heads("slash", top=16)
-tokens = to_prompts(model, text, length=128, n_prompts=1)[0][None]
-for name, heads in {"5 strongest": ranked.head(5), "5 weakest": ranked.tail(5)}.items():
+prompts = to_prompts(model, text, length=128, n_prompts=4)
+of_heads = {"5 strongest": report.heads("slash", top=5)}
+of_heads |= {f"5 others, seed {seed}": report.heads("slash", top=5, random=seed) for seed in range(3)}
+for name, heads in of_heads.items():
     for kind in ("none", "means", "no_rope"):
-        loss = token_losses(model, tokens, ablate_bands(model, kind, heads=heads)).mean()
+        hooks = ablate_bands(model, kind, heads=heads)
+        loss = sum(float(token_losses(model, prompt[None], hooks).mean()) for prompt in prompts) / len(prompts)
         print(f"{name}, {kind:7} {loss:.3f} nats")
 
 # %% [markdown]

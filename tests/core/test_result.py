@@ -83,19 +83,19 @@ def test_a_column_is_left_out_of_all_models_or_of_none():
     sides = {"trained": {"a": 0.5, "b": 0.5, "c": 0.25}, "0": {"a": 0.125, "b": 0.75, "c": 0.125}}
     heads = np.arange(6.0).reshape(2, 3) / 7
     results = {}
-    for name in "abc":
+    for letter in "abc":
 
         @dataclass(frozen=True)
         class OfANumber(SomeonesMeasure):
             """r = r."""
 
-            name = f"of_{name}"
-            variables = {"r": Variable("r", dims=("layer", "head"), headline=name)}
+            name = f"of_{letter}"
+            variables = {"r": Variable("r", dims=("layer", "head"), headline=letter)}
 
-        values = np.stack([side[name] + heads for side in sides.values()])
+        values = np.stack([side[letter] + heads for side in sides.values()])
         arrays = {"r": (("init", "layer", "head"), values)}
         data = xr.Dataset(arrays, {"init": list(sides), "layer": [0, 1], "head": [0, 1, 2]})
-        results[f"of_{name}"] = Result(OfANumber(), data)
+        results[f"of_{letter}"] = Result(OfANumber(), data)
     report = Report(results, {})
     for side in ("trained", "random init"):
         assert report.frame(side).columns.tolist() == ["layer", "head", "a", "c"]
@@ -119,9 +119,29 @@ def test_heads_are_chosen_by_any_quantity_of_one_number_a_head(declared):
         declared.heads(by="loss")
     with pytest.raises(InputError, match="by='curve' has a value for each d: give d="):
         declared.heads(by="curve")
+    assert len(declared.heads(None)) == len(declared.frame())
+    assert declared.heads(1, lowest=True)["r"].tolist() == [declared.heads(None)["r"].min()]
     for top in (0, -1, True):
         with pytest.raises(InputError, match=f"top = {top}: give a whole number, 1 or more"):
             declared.heads(top)
+
+
+def test_a_control_has_as_many_other_heads_of_the_same_layers():
+    values = np.arange(12.0).reshape(3, 4)
+    values[0, 0] = 20
+    data = xr.Dataset({"r": (("layer", "head"), values)}, {"layer": range(3), "head": range(4)})
+    result = Result(SomeonesMeasure(), data.expand_dims(init=["trained"]))
+    top = result.heads(4)[["layer", "head"]]
+    assert top["layer"].tolist() == [0, 2, 2, 2]
+    drawn = [result.heads(4, random=seed) for seed in range(20)]
+    for control in drawn:
+        assert not set(map(tuple, top.values)) & set(map(tuple, control[["layer", "head"]].values))
+        assert control["layer"].value_counts()[[0, 2]].tolist() >= [1, 1]  # layer 2 has one other head
+        assert (control["layer"] == 0).any()
+    assert len({tuple(control["r"]) for control in drawn}) > 5
+    assert drawn[0].equals(result.heads(4, random=0))
+    with pytest.raises(InputError, match="beside the 7 heads there are 5 others"):
+        result.heads(7, random=0)
 
 
 STRINGS = ["a\0b", "\0", "end\0", "\x01\x1b[31m", "\u202eright\u200f", "\r\n", "", "\ufffe", 'tl_posgen json "x"']

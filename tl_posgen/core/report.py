@@ -155,9 +155,10 @@ class Report(Mapping[str, Result]):
         again = floats.columns[floats.T.duplicated()]
         return (table if of == TRAINED else merged(of)).drop(columns=again, errors="ignore")
 
-    def heads(self, name: str, top: int = 5, by: str | None = None) -> pd.DataFrame:
-        """Return the `top` heads of a result, see `Result.heads`; interventions and measures take it as `heads=`."""
-        return self[name].heads(top, by)
+    def heads(self, name: str, top: int | None = 5, by: str | None = None, **how: Any) -> pd.DataFrame:
+        """Return the `top` heads of a result, or as many others as a control, see `Result.heads`; interventions and
+        measures take it as `heads=`."""
+        return self[name].heads(top, by, **how)
 
     def summary(self) -> dict[str, Any]:
         """Return the report in one JSON-ready dictionary: model, prompts, versions, heads, means, all numbers."""

@@ -244,15 +244,31 @@ class Result:
             return table
         return table.rename(columns=lambda name: re.sub(r"\bloss\b", "metric", str(name)))
 
-    def heads(self, top: int = 5, by: str | None = None, **labels: Any) -> pd.DataFrame:
+    def heads(
+        self,
+        top: int | None = 5,
+        by: str | None = None,
+        *,
+        lowest: bool = False,
+        random: int | None = None,
+        **labels: Any,
+    ) -> pd.DataFrame:
         """Return the `top` heads by a quantity: layer, head, the quantity, largest first, and what stands beside it.
 
         Args:
+            top: how many; None for all.
             by: a per-head variable; the measure's first headline if left out.
+            lowest: the heads of the lowest values, lowest first.
+            random: a seed: as a control, as many of the other heads drawn at random, as many in each layer as the
+                `top` ones have there, as far as the layer has others.
             labels: such as tokens="without first".
+
+        Raises:
+            InputError: a quantity that is not one number a head, fewer heads than `top` asks for as a control.
         """
-        if wanted := refusal(top, Count):
-            raise InputError(f"top = {top!r}: give {wanted}")
+        for name, value, kind in (("top", top, Count | None), ("lowest", lowest, bool), ("random", random, int | None)):
+            if wanted := refusal(value, kind):
+                raise InputError(f"{name} = {value!r}: give {wanted}")
         variables = self.measure.variables
         names = [name for name in variables if name in self.own] + [n for n in self.own if n not in variables]
         known = [str(name) for name in names if set(HEAD) <= set(self.own[name].dims)]
@@ -265,8 +281,10 @@ class Result:
             raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=...")
         shown = [by, beside] if beside in known else [by]
         frame = pd.DataFrame({name: own.array(name, **labels).transpose(*HEAD).to_series() for name in shown})
-        frame = frame.dropna(subset=by).astype({by: float}).nlargest(top, by).reset_index()[[*HEAD, *shown]]
-        return self._with_whole(frame, {name: name for name in shown})
+        frame = frame.dropna(subset=by).astype({by: float})
+        frame = frame.sort_values(by, ascending=lowest, kind="stable").reset_index()[[*HEAD, *shown]]
+        chosen = frame if random is None else _others(frame, len(frame) if top is None else top, random)
+        return self._with_whole(chosen.head(top or len(chosen)), {name: name for name in shown})
 
     def as_summary(self) -> list[dict[str, Any]]:
         """Return its part of summary.json: every number of few labels, with its interval and random inits."""
@@ -349,6 +367,18 @@ def columns_of(
         labels = [f"{one[dim].item()}" if dim in one.coords else str(at) for dim, at in zip(over, place, strict=True)]
         scalars = [name for name, coord in one.coords.items() if not coord.ndim]
         yield [label for label in labels if label not in ("", TOKENS[0])], one.drop_vars(scalars)
+
+
+def _others(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
+    """Return n rows behind the first n at random, of the same layers where these have others."""
+    first, others = frame.iloc[:n], frame.iloc[n:]
+    if len(others) < n:
+        raise InputError(f"random: beside the {n} heads there are {len(others)} others; give a smaller top")
+    order = others.iloc[np.random.default_rng(seed).permutation(len(others))]
+    wanted = first["layer"].value_counts()
+    place = order.groupby("layer").cumcount()  # in its layer, in random order
+    is_alike = (place < order["layer"].map(wanted).fillna(0)).to_numpy()
+    return pd.concat([order[is_alike], order[~is_alike]]).head(n).reset_index(drop=True)
 
 
 def result_of(measure: Measure, sides: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) -> Result:
