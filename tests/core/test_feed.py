@@ -85,6 +85,19 @@ def test_a_pass_that_begins_in_the_middle_is_refused(mini, shape):
 
 
 @dataclass(frozen=True)
+class Lacking(Energy):
+    """The size of keys, of all layers but the last that are computed at once."""
+
+    def of_layers(self, found):
+        return (one for one in found[:-1])
+
+
+def test_too_few_values_of_several_layers_are_counted(mini):
+    with pytest.raises(InputError, match="lacking: of_layers gives 3 values of 4 layers; give one of each"):
+        Lacking()(mini, TOKENS, null_seeds=(), progress=False)
+
+
+@dataclass(frozen=True)
 class Shaped(Measure):
     "x = a number of a head. Of a shape that its variable has or has not."
 
