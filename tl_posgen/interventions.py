@@ -64,7 +64,7 @@ class Interventions(Measure):
 
     A subclass gives `conditions`, name -> hooks; losses by prompt, rises with intervals and null models, sentence,
     table and bars follow; with the variables of `PREDICTIONS` also the KL of what the model predicts, and the change
-    of each token's loss. With `keep=`, a condition (with `PREDICTIONS` a prompt) of a measure of this package is not
+    of each token's loss. With `keep=`, a condition (with `PREDICTIONS` a prompt) of a measure in a file is not
     measured again after a stop.
 
     Attributes:

@@ -12,6 +12,7 @@ import pytest
 from tl_posgen import load
 from tl_posgen.cli.commands import COMMANDS, WRITTEN, app_for
 from tl_posgen.core import registry
+from tl_posgen.core.report import Report
 from tl_posgen.core.store import Parts, read_datasets
 from tl_posgen.errors import OutputError
 
@@ -168,3 +169,42 @@ def test_every_command_has_a_place_of_its_own():
     assert str(places.pop("sweep")) == "runs"
     assert places == {name: f"report-{name}" for name in places}
     assert {"analyze", "slash", "three-axis", "compare", "claims", "toy"} <= places.keys()
+
+
+def test_a_run_that_was_killed_before_its_page_goes_on(command, monkeypatch, tmp_path):
+    """Its results are saved then, and its finished parts are still there; another command does not replace them."""
+    out, written = tmp_path / "report", []
+
+    def killed(_: Report) -> dict[str, bytes]:
+        raise SystemExit(137)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Report, "page_files", killed)
+        assert command("analyze", *SHORT, "--out", out)[0] == 137
+    assert sorted(path.name for path in out.iterdir()) == ["parts", "results.nc"]
+    code, _, error = command("analyze", *SHORT, "--seed", "1", "--out", out)
+    assert code == 2
+    assert f"{out}: holds another run's results.nc; choose another place" in error
+    assert f"What this run measured is kept in {out / 'parts'}" in error
+    monkeypatch.setattr("tl_posgen.core.engine.one_pass", lambda *_, **__: written.append("measured again"))
+    assert command("analyze", *SHORT, "--out", out)[0] == 0
+    assert not written
+    assert {*FILES} <= {path.name for path in out.iterdir()}
+    assert "another run's index.html" in command("analyze", *SHORT, "--out", out)[2]
+
+
+def test_of_two_runs_at_once_the_later_replaces_nothing(command, monkeypatch, tmp_path):
+    out, page_of = tmp_path / "report", Parts.__enter__
+
+    def meanwhile(parts: Parts) -> Parts:
+        monkeypatch.setattr(Parts, "__enter__", page_of)
+        assert command("analyze", *SHORT, "--seed", "1", "--out", out)[0] == 0
+        return page_of(parts)
+
+    monkeypatch.setattr(Parts, "__enter__", meanwhile)
+    code, printed, error = command("analyze", *SHORT, "--out", out)
+    assert code == 2
+    assert "mini" in printed
+    assert "holds another run's index.html" in error
+    assert load(out).provenance["seed"] == 1
+    assert list((out / "parts").iterdir())  # of the later run

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import MISSING, fields, replace
 
 import option_values
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from quick_options import KINDS, NAMES, OPTIONS
+from written import write_measure
 
 from tl_posgen.cli.commands import app_for
 from tl_posgen.cli.options import argument_help, as_words
@@ -99,3 +101,11 @@ def test_every_measure_is_one():
     assert all(isinstance(kind, type) and issubclass(kind, Measure) for kind in KINDS.values())
     assert set(OPTIONS) <= set(NAMES)
     assert registry.measurable() == sorted({*NAMES} | {point.name for point in registry.plug_ins()})
+
+
+def test_a_measure_of_a_module_that_is_not_registered_takes_options(tmp_path):
+    kind = write_measure(tmp_path, 1, registered=False).KeySize
+    assert kind.__module__ not in sys.modules
+    assert kind(power=2).options() == {"power": 2}
+    with pytest.raises(InputError, match="key_size: power = -1: give a whole number"):
+        kind(power=-1)

@@ -11,6 +11,7 @@ import tl_posgen
 from tl_posgen import Measure, Variable
 from tl_posgen.core import feed
 from tl_posgen.errors import InputError
+from tl_posgen.models.loading.load import load_model
 from tl_posgen.position import MeanKey, ThreeAxis
 
 TOKENS = torch.arange(5, 25)[None]
@@ -81,6 +82,46 @@ def test_a_pass_that_begins_in_the_middle_is_refused(mini, shape):
         mini(TOKENS)
         with pytest.raises(InputError):
             mini.blocks[2](torch.randn(*shape, mini.cfg.d_model))
+
+
+def test_a_pass_that_starts_at_a_layer_is_refused_also_behind_a_whole_one(mini):
+    with torch.no_grad():
+        resid = mini(TOKENS, stop_at_layer=1)
+    with tl_posgen.attach(mini, "three_axis") as run, torch.no_grad():
+        mini(TOKENS)
+        before = run.report()["three_axis"].own
+        try:
+            with pytest.raises(InputError, match="layer 1: the pass skipped layer 0, which begins it"):
+                mini(resid, start_at_layer=1)
+        except NotImplementedError as error:
+            pytest.skip(str(error))
+    with tl_posgen.attach(mini, "three_axis", layers=[2, 3]) as run, torch.no_grad():
+        mini(resid, start_at_layer=1)  # of these layers it is whole
+    xr.testing.assert_allclose(run.report()["three_axis"].own["r"], before["r"].sel(layer=[2, 3]), rtol=1e-5)
+
+
+def test_layers_before_the_one_at_which_a_bridge_starts_are_not_those_of_the_pass(family_directory):
+    """TransformerLens 4 marks blocks so, and runs those before on tokens in the place of the residual stream."""
+    model = load_model(family_directory("llama"), "bridge")
+    with tl_posgen.attach(model, "three_axis") as run, torch.no_grad():
+        model(TOKENS)
+        for block in model.blocks:
+            block._start_at_layer_idx = 1
+        with pytest.raises(InputError, match="layer 1: the pass skipped layer 0, which begins it"):
+            model(TOKENS)
+
+
+@dataclass(frozen=True)
+class Lacking(Energy):
+    """The size of keys, of all layers but the last that are computed at once."""
+
+    def of_layers(self, found):
+        return (one for one in found[:-1])
+
+
+def test_too_few_values_of_several_layers_are_counted(mini):
+    with pytest.raises(InputError, match="lacking: of_layers gives 3 values of 4 layers; give one of each"):
+        Lacking()(mini, TOKENS, null_seeds=(), progress=False)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,18 @@
 
 import re
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import torch
 from families import GROUPED, save_config, with_sizes
+from written import write_measure
 
 import tl_posgen
 from tl_posgen.core.null_models import NullModels
-from tl_posgen.core.store import Parts
+from tl_posgen.core.store import Parts, code_of
 from tl_posgen.errors import InputError
+from tl_posgen.loss import Loss
 from tl_posgen.models.loading.load import load_model
 
 TOKENS = torch.arange(5, 45).reshape(2, 20)
@@ -118,6 +121,39 @@ def test_what_cannot_read_the_few_tokens_is_not_kept(model, tmp_path):
     for more in ({"keep": tmp_path}, {"after": before}):
         with pytest.raises(InputError, match=r"leave it out|keep: this model cannot read a few tokens"):
             tl_posgen.analyze(model, TOKENS, **RUN, **more)
+
+
+@pytest.mark.parametrize(("age", "n_kept"), [(3600, 1), (-3600, 0)])
+def test_a_measure_in_a_file_is_kept_until_its_code_changes(model, tmp_path, age, n_kept):
+    """One that was changed after this process began is not: other code may have been read than stands there."""
+    (keep := tmp_path / "kept").mkdir()
+
+    def size(factor) -> tuple[float, list]:
+        measure = write_measure(tmp_path, factor, age=age).KeySize()
+        parts = Parts(keep)
+        found = tl_posgen.analyze(model, TOKENS, measures=[measure], keep=parts, null_seeds=(), progress=False)
+        return float(found["key_size"].own["size"].mean()), parts.files
+
+    once, files = size(1)
+    assert len(files) == len(list(keep.iterdir())) == n_kept
+    assert size(1) == (once, files)
+    twice, others = size(2)
+    assert twice == pytest.approx(2 * once)
+    assert len({*files, *others}) == 2 * n_kept
+
+
+@dataclass(frozen=True)
+class Mine(Loss):
+    """The loss once more, under a name of its own."""
+
+
+def test_a_measure_in_no_file_is_measured_anew(model, tmp_path, monkeypatch):
+    assert code_of(Loss()) == ""
+    assert len(str(code_of(Mine()))) == 16
+    monkeypatch.setattr(Mine, "__module__", "of_a_notebook")
+    found = tl_posgen.analyze(model, TOKENS, keep=tmp_path, **{**RUN, "measures": [Mine]})
+    assert list(found) == ["mine"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from tl_posgen.core.files import write_files
 from tl_posgen.core.report import Report
 from tl_posgen.core.store import Parts, configuration_of, content, key_of, part_path
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.loss import Loss
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.slash import Slash
@@ -147,17 +145,6 @@ def test_what_another_run_cannot_know_is_refused(small_model, tmp_path):
         tl_posgen.analyze(small_model, bundled_text(), **run)
     with pytest.raises(InputError, match="the content of a range_iterator cannot be read"):
         content(iter(range(3)))
-    assert not list(tmp_path.iterdir())
-
-
-@dataclass(frozen=True)
-class Mine(Loss):
-    """The loss once more, under a name of its own."""
-
-
-def test_measures_of_others_are_measured_anew(small_model, tmp_path):
-    found = tl_posgen.analyze(small_model, bundled_text(), measures=[Mine], keep=tmp_path, **CUT)
-    assert list(found) == ["mine"]
     assert not list(tmp_path.iterdir())
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import as_dtype
+from written import write_measure
 
 from tl_posgen.core.files import write_files
 from tl_posgen.core.report import Report
@@ -150,6 +151,9 @@ def test_a_text_that_datasets_reads(tmp_path):
     rows.to_json(tmp_path / "train.jsonl")
     text = Text(dataset=str(tmp_path), column="words", characters=10)
     assert text.words == "one\n\ntwo"
+    datasets.Dataset.from_dict({"words": ["one", "2", "three"]}).to_json(tmp_path / "train.jsonl")
+    changed = Text(dataset=str(tmp_path), column="words", characters=10)
+    assert (changed.words, changed.identity != text.identity) == ("one\n\n2\n\nth", True)
     with pytest.raises(InputError, match="no column 'text'"):
         _ = Text(dataset=str(tmp_path)).words
 
@@ -159,6 +163,18 @@ def leave(job, out):
     of_job = {"job": list(job.place), "study": job.study.settings, "identity": job.identity}
     provenance = {**of_job, "parameters": 1}
     write_files(out / JOBS, {job.file: Report({}, provenance).as_bytes()})
+
+
+def test_a_directory_keeps_one_study_of_one_code(tmp_path):
+    def jobs(factor, **age):
+        return replace(Study.read(LEAST), measures=[write_measure(tmp_path, factor, **age).KeySize()]).jobs()
+
+    leave(jobs(1)[0], out := tmp_path / "out")
+    assert len(finished_jobs(out, jobs(1))) == 1
+    with pytest.raises(InputError, match=r"holds a study with code \{'key_size': .*, and this one has"):
+        finished_jobs(out, jobs(2))
+    with pytest.raises(InputError, match=r"measures: the code of key_size is in no file, or its file was changed"):
+        finished_jobs(out, jobs(1, age=-60))
 
 
 def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):

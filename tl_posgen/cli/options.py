@@ -1,6 +1,7 @@
 """The options that commands share, and how words of a command line are read."""
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -117,7 +118,8 @@ class Setup:
         """Refuse an output that cannot be written."""
         from tl_posgen.core.files import require_free, require_writable
 
-        require_free(self.out, self.force)
+        is_whole = os.path.lexists(Path(self.out, "index.html"))  # which a run that was stopped has not written
+        require_free(self.out, self.force or not is_whole)
         require_writable(self.out)
 
     def pretrained(self) -> Any:
@@ -152,12 +154,13 @@ class Setup:
     def present(self, found: Any, show: Callable[..., None] | None = None, *, parts: Any = None, **more: Any) -> None:
         """Save a report or one result in `out`, then write its page, then print its tables by `show`.
 
-        Results that cannot be written are still shown.
+        Results that cannot be written are still shown. What another run has left in `out` while this one was at work
+        is not replaced.
 
         Args:
             parts: finished parts that it was made of, of no more use when it is saved.
         """
-        from tl_posgen.core.files import write_files
+        from tl_posgen.core.files import require_free, write_files
         from tl_posgen.core.formatting import counted
         from tl_posgen.core.report import Report
         from tl_posgen.report.terminal import print_measures
@@ -165,15 +168,23 @@ class Setup:
         report = found if isinstance(found, Report) else Report({found.name: found}, found.provenance)
         show = partial(show or print_measures, full=self.full, **more)
         try:
+            try:
+                require_free(self.out, self.force or report.is_in(self.out))
+            except OutputError as error:
+                kept = "" if parts is None else f". What this run measured is kept in {parts.directory}"
+                raise OutputError(f"{error}{kept}") from error
             write_files(self.out, {"results.nc": report.as_bytes()})
-            if parts is not None:
-                parts.discard()
+            failure = None
             try:
                 write_files(self.out, report.page_files())
             except Exception as error:
-                why = f"{type(error).__name__}: {error}".splitlines()[0]
+                failure = error
+            if parts is not None:
+                parts.discard()
+            if failure is not None:
+                why = f"{type(failure).__name__}: {failure}".splitlines()[0]
                 saved = Path(self.out, "results.nc")
-                raise OutputError(f"no page could be made ({why}); {saved} is measured") from error
+                raise OutputError(f"no page could be made ({why}); {saved} is measured") from failure
         except OutputError:
             with suppress(Exception):  # what broke the page may break the tables
                 show(report)

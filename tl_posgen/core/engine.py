@@ -107,8 +107,8 @@ def analyze(
             prompts longer than 1,024 tokens where the model allows it.
         keep: directory for finished parts: what the measures that share a pass, and each of the others, found of the
             model and of each random init, and of one that is not finished the conditions that are (and took .2 s). An
-            analysis that was stopped goes on from there when it is called again with the same weights, prompts and
-            settings; measures of other packages, and what shares their pass, are measured anew.
+            analysis that was stopped goes on from there when it is called again with the same weights, prompts, code
+            and settings; a measure whose code is in no file (a notebook's), and what shares its pass, is measured anew.
         progress: show a bar of the steps, a measure (or those that share a pass) on one model each.
 
     Returns:

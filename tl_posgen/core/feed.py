@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import Measure, with_token_variants
 from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.sums import PromptGroups
@@ -130,7 +131,12 @@ class Feed:
             if not waiting or (waits and sum(len(key.heads) * key.length for key, _ in waiting) < enough):
                 continue
             keys, found = zip(*waiting, strict=True)
-            values = [_checked(measure, *one) for one in zip(keys, measure.of_layers(found), strict=True)]
+            if len(of_layers := list(measure.of_layers(found))) != len(keys):
+                raise InputError(
+                    f"{measure.name}: of_layers gives {counted(len(of_layers), 'value')} of "
+                    f"{counted(len(keys), 'layer')}; give one of each, in their order"
+                )
+            values = [_checked(measure, *one) for one in zip(keys, of_layers, strict=True)]
             self._copies += [
                 (measure.name, key, on_host(one, wait=False)) for key, one in zip(keys, values, strict=True)
             ]

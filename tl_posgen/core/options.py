@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
-from types import UnionType
+from types import FunctionType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
@@ -67,7 +67,9 @@ Threshold = Annotated[Real, Within(0, 1, "a number in (0, 1]", excluded=("low",)
 @cache
 def annotations_of(owner: type) -> dict[str, Any]:
     """Return the annotation of every field of a dataclass, constraints included."""
-    names = vars(sys.modules[owner.__module__])
+    module = sys.modules.get(owner.__module__)  # none for a file that was run without being registered there
+    functions = [one for one in vars(owner).values() if isinstance(one, FunctionType)]
+    names = vars(module) if module else {name: x for one in functions for name, x in one.__globals__.items()}
     written = {one.name: one.type for one in fields(owner)}  # as text in modules that postpone annotations
     return {name: eval(one, names) if isinstance(one, str) else one for name, one in written.items()}
 

@@ -199,9 +199,10 @@ class Report(Mapping[str, Result]):
         return render_page(self.results, self.provenance)
 
     def page_files(self) -> dict[str, bytes]:
-        """Return index.html and summary.json, which `write` puts beside the results."""
+        """Return summary.json and index.html, which `write` puts beside the results, the page last: where it stands,
+        the others do."""
         summary = json.dumps(self.summary(), indent=1, allow_nan=False) + "\n"
-        return {"index.html": self.html().encode(), "summary.json": summary.encode()}
+        return {"summary.json": summary.encode(), "index.html": self.html().encode()}
 
     def write(self, directory: str | os.PathLike, *, force: bool = False) -> Path:
         """Write index.html, summary.json and results.nc into `directory`, each whole; returns index.html.
@@ -213,14 +214,14 @@ class Report(Mapping[str, Result]):
             OutputError: the directory holds another report, or cannot be written.
         """
         require("force", force, bool)
-        require_free(directory, force or self._is_in(as_path(directory)))
-        write_files(as_path(directory), self.page_files() | {"results.nc": self.as_bytes()})
+        require_free(directory, force or self.is_in(as_path(directory)))
+        write_files(as_path(directory), {"results.nc": self.as_bytes()} | self.page_files())
         return as_path(directory) / "index.html"
 
-    def _is_in(self, directory: Path) -> bool:
+    def is_in(self, directory: str | os.PathLike) -> bool:
         """Return whether a directory holds a report of the same measures, model and prompts."""
         try:
-            attributes = read_attributes(directory / "results.nc")
+            attributes = read_attributes(Path(directory, "results.nc"))
             then = [json.loads(attributes[name]) for name in ("order", "provenance")]
         except (OSError, ValueError, KeyError):  # none, a damaged one, or something else
             return False

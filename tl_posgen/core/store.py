@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from shutil import rmtree
-from time import perf_counter
+from time import perf_counter, time
 from types import TracebackType
 from typing import Any
 
@@ -33,6 +33,7 @@ from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.provenance import fingerprint, logits_digest, versions
 from tl_posgen.models.session import Session
 
+_STARTED = time()
 WORTH_KEEPING = 0.2  # seconds that a condition must have taken to be kept
 
 
@@ -65,6 +66,36 @@ def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
         raise InputError(
             f"{path}: this finished part is damaged ({error}); delete the file, and it is measured again"
         ) from error
+
+
+def code_of(measure: Measure) -> str | None:
+    """Return sixteen letters of the source of a measure that is not built in: all Python files of the packages that its
+    classes are of, or their files where these are in none. "" for a built-in one, whose version is known.
+
+    None where that is not to be had: a class of a notebook, or a file that was changed after this process began, so
+    that other code may be at work. What these files import from elsewhere is not looked at.
+    """
+    if measure.name in BUILT_IN:
+        return ""
+    digest, ours = hashlib.sha256(), Measure.__module__.partition(".")[0]
+    tops = {kind.__module__.partition(".")[0] for kind in type(measure).__mro__}
+    for top in sorted(tops - {ours} - sys.stdlib_module_names):
+        module = sys.modules.get(top)
+        name, folders = getattr(module, "__file__", None), getattr(module, "__path__", ())
+        files = [file for folder in folders for file in sorted(Path(folder).rglob("*.py"))] or [Path(name or "")]
+        if not all(file.is_file() and file.stat().st_mtime < _STARTED for file in files):
+            return None
+        for file in files:
+            digest.update(f"{file.name} {file.stat().st_size} ".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def with_measures(configuration: Mapping[str, Any], measures: Sequence[Measure]) -> dict[str, Any] | None:
+    """Return a configuration with options and code of measures; None where the code of one is not known."""
+    codes = {measure.name: code_of(measure) for measure in measures}
+    if None in codes.values():
+        return None
+    return {**configuration, "measures": {one.name: one.options() for one in measures}, "code": codes}
 
 
 class Parts:
@@ -114,12 +145,12 @@ class Parts:
     ) -> dict[str, xr.Dataset]:
         """Return the datasets of these measures for one model, by name: of a finished part, or `make()`.
 
-        With a measure among them that is not built in nothing is kept, as nothing tells when its code changes.
+        With a measure among them whose code is not known (see `code_of`) nothing is kept.
         """
-        if any(measure.name not in BUILT_IN for measure in measures):
+        depends_on = None if self.directory is None else with_measures(configuration, measures)
+        if depends_on is None:
             return dict(make())
-        options = {measure.name: measure.options() for measure in measures}
-        return self._kept(name, {**configuration, "measures": options}, make, netcdf_bytes, read_datasets)
+        return self._kept(name, depends_on, make, netcdf_bytes, read_datasets)
 
     def _kept(
         self,
@@ -157,9 +188,9 @@ class Parts:
     ) -> xr.Dataset:
         """Return what a measure found under one condition, at these labels: finished before, or `make()`, which is kept
         until the part that `datasets` gives is finished, if it took WORTH_KEEPING seconds."""
-        if self.directory is None or measure.name not in BUILT_IN:
+        depends_on = None if self.directory is None else with_measures(configuration, [measure])
+        if depends_on is None:
             return make()
-        depends_on = {**configuration, "measures": {measure.name: measure.options()}}
         folder = part_path(self.directory, name.rstrip(")"), depends_on).with_suffix("")
         path = part_path(folder, " ".join(map(str, at.values())), {"at": content(at)})
         if path.is_file():

@@ -16,7 +16,7 @@ from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import Seeds, seeds_by_kind
 from tl_posgen.core.options import Count, Within, check_options, with_options
-from tl_posgen.core.store import in_file_name
+from tl_posgen.core.store import code_of, in_file_name
 from tl_posgen.errors import InputError, PosgenError, check_seed
 from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.loading.load import Pretrained
@@ -86,8 +86,8 @@ class Text:
 
     @property
     def identity(self) -> Any:
-        """A digest of the words, or the dataset that they are of."""
-        if not self.dataset:
+        """A digest of the words; of a dataset on the Hub, what names it."""
+        if not self.dataset or Path(self.dataset).exists():
             return hashlib.sha256(self.words.encode()).hexdigest()
         return {key: value for key, value in asdict(self).items() if key not in ("path", "name")}
 
@@ -267,7 +267,23 @@ class Study:
     def settings(self) -> dict[str, Any]:
         """All that every job depends on beside its model and text, JSON-ready; models and texts may be added."""
         measures = {measure.name: measure.options() for measure in registry.requested(self.measures)}
-        return {"study": self.name, "measures": measures, **self.cut, "versions": versions()}
+        code = {"code": self.code} if self.code else {}
+        return {"study": self.name, "measures": measures, **code, **self.cut, "versions": versions()}
+
+    @cached_property
+    def code(self) -> dict[str, str]:
+        """The code of each measure that is not built in, see `code_of`; it travels with the jobs.
+
+        Raises:
+            InputError: it is not known, so that nothing tells whether a finished job is of the same.
+        """
+        codes = {measure.name: code_of(measure) for measure in registry.requested(self.measures)}
+        if lacking := [name for name, code in codes.items() if code is None]:
+            raise InputError(
+                f"measures: the code of {lacking[0]} is in no file, or its file was changed after this process began; "
+                "write it to a file, and start again"
+            )
+        return {name: str(code) for name, code in codes.items() if code}
 
 
 @dataclass(frozen=True)

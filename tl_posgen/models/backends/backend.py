@@ -109,6 +109,11 @@ class Backend(ABC):
         """Return keyword arguments of a forward pass on prompts without padding."""
         return {}
 
+    def start_of_pass(self) -> int | None:
+        """Return the layer at which the running pass was told to start, where earlier ones run all the same; None for
+        a whole pass."""
+        return None
+
     def ending_behind(self, layer: int | None) -> AbstractContextManager[None]:
         """While the block runs, `stop_at_layer=layer` ends passes there behind the last block too, without the head."""
         return nullcontext()

@@ -58,6 +58,11 @@ class Bridge(Backend):
             return ContextLimit(rotary.original_max_seq_len, why)
         return ContextLimit()
 
+    def start_of_pass(self) -> int | None:
+        # TransformerLens 4 marks its blocks, and runs those before with tokens in the place of the residual stream
+        starts = (vars(block).get("_start_at_layer_idx") for block in self.model.blocks)
+        return next((start for start in starts if start is not None), None)
+
     @contextmanager
     def ending_behind(self, layer: int | None) -> Iterator[None]:
         from transformer_lens.model_bridge.exceptions import StopAtLayerException

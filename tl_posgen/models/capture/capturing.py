@@ -158,6 +158,7 @@ class _PassCapture:
         self.last = "pattern" if "pattern" in self.needs else "attn_scores"  # to fire of what is captured of a layer
         self.mask: Any = None  # what the first layer's attention is given as one
         self.shape, self.spans = (0, 0), list[slice]()  # of the pass, and the text of each prompt
+        self.n_passed = 0  # chosen layers that have passed, silent ones too
         self.fired: set[int] = set()  # layers that were handed over
         self.owner, self.stream = session.owner, session.streamed.by
         self.prompts_before = self.prompts_seen = 0
@@ -223,6 +224,8 @@ class _PassCapture:
             self.parts.clear()
             if self.embeds_tokens and probed is self.layers[0]:
                 self.tokens, self.embedded = self.embedded, None
+                if self.session.backend.start_of_pass() is not None:
+                    self.tokens = None  # those in the place of the residual stream that was given
         if threading.get_ident() != self.thread:
             raise InputError(
                 "this model runs in two threads while it is captured in one; give each thread its own model"
@@ -242,7 +245,11 @@ class _PassCapture:
         self.hand_over(self.session.layer(layer), done)
 
     def hand_over(self, probed: Probed, streamed: LayerAttention | None = None) -> None:
-        """Make a capture of each prompt, proved by the scores that the pass used, and give them to the consumer."""
+        """Make a capture of each prompt, proved by the scores that the pass used, and give them to the consumer; of no
+        layer before the one at which the pass starts."""
+        if probed.geometry.layer < (self.session.backend.start_of_pass() or 0):
+            self.parts.clear()
+            return
         with torch.no_grad():  # norms of queries and keys have weights
             parts = {part: probed.read(part, value) for part, value in self.parts.items()}
         self.parts.clear()
@@ -256,15 +263,16 @@ class _PassCapture:
             self.prompts_before, self.prompts_seen = self.prompts_seen, self.prompts_seen + batch
             mask, self.mask = self.mask, None
             self.shape, self.spans = (batch, length), text_of_pass(mask, batch, length, tokens, self.pad)
-        if self.shape != (batch, length):
+        place = list(self.heads).index(layer)
+        if self.shape != (batch, length) or 0 < place < self.n_passed:
             first, why = self.layers[0].geometry.layer, ""
-            if any(self.shape):
+            if any(self.shape) and self.shape != (batch, length):
                 why = (
                     f"{batch} prompts of {length} tokens, where layer {first} had {self.shape[0]} of {self.shape[1]}: "
+                    "a hook cut the residual stream, or "
                 )
-                why += "a hook cut the residual stream, or "
-            why += f"the pass skipped layer {first}, which begins it"
-            raise InputError(f"layer {layer}: {why}")
+            raise InputError(f"layer {layer}: {why}the pass skipped layer {first}, which begins it")
+        self.n_passed = place + 1
         edited = {
             "all_scores": any(self.is_hooked(layer, name) for name in _EDITED),
             "all_patterns": self.is_hooked(layer, "pattern"),
