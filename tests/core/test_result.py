@@ -83,19 +83,19 @@ def test_a_column_is_left_out_of_all_models_or_of_none():
     sides = {"trained": {"a": 0.5, "b": 0.5, "c": 0.25}, "0": {"a": 0.125, "b": 0.75, "c": 0.125}}
     heads = np.arange(6.0).reshape(2, 3) / 7
     results = {}
-    for name in "abc":
+    for letter in "abc":
 
         @dataclass(frozen=True)
         class OfANumber(SomeonesMeasure):
             """r = r."""
 
-            name = f"of_{name}"
-            variables = {"r": Variable("r", dims=("layer", "head"), headline=name)}
+            name = f"of_{letter}"
+            variables = {"r": Variable("r", dims=("layer", "head"), headline=letter)}
 
-        values = np.stack([side[name] + heads for side in sides.values()])
+        values = np.stack([side[letter] + heads for side in sides.values()])
         arrays = {"r": (("init", "layer", "head"), values)}
         data = xr.Dataset(arrays, {"init": list(sides), "layer": [0, 1], "head": [0, 1, 2]})
-        results[f"of_{name}"] = Result(OfANumber(), data)
+        results[f"of_{letter}"] = Result(OfANumber(), data)
     report = Report(results, {})
     for side in ("trained", "random init"):
         assert report.frame(side).columns.tolist() == ["layer", "head", "a", "c"]

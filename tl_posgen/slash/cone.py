@@ -181,8 +181,9 @@ class Cone(Dominance):
         return data.assign(best_score=at_distance(data["score"], data["best_distance"])).transpose("tokens", ...)
 
     def findings(self, own: Numbers) -> list[str]:
-        n, share = n_heads(own, "dominant"), max(own("bias_share", side=side, tokens=None).value for side in "qk")
-        biases = f" Biases, which alone have r1 = 1, hold up to {share:.0%} of their energy." if share > 0 else ""
+        n, shares = n_heads(own, "dominant"), [own("bias_share", side=side).value for side in "qk"]
+        energy = "{:.0%} of the energy of Q and {:.0%} of that of K, mean over heads".format(*shares)
+        biases = f" Biases, which alone have r1 = 1, hold {energy}." if max(shares) > 0 else ""
         lines = [
             f"Q and K before RoPE have in their first singular direction a share r1 of {own('r1', side='q'):.3f} and "
             f"{own('r1', side='k'):.3f}, mean over heads: 1 is rank one. 95 % of the energy takes "
