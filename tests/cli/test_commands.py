@@ -53,6 +53,12 @@ def test_no_null_is_said_to_be_missing(monkeypatch, done, small, cut):
     assert all(not number["inits"] for numbers in summary["measures"].values() for number in numbers)
 
 
+def test_help_has_the_default_of_each_measure_that_an_option_goes_to(command):
+    printed = " ".join(command("slash", "--help")[1].replace("│", " ").split())
+    assert "[default: thirds,wavelength in slash_ablation; thirds in band_ablation]" in printed
+    assert "[default: 0.1]" in printed
+
+
 def test_check_prints_every_layer(run):
     code, printed, _ = run("check", "--model", "mini", out=None)
     assert code == 0

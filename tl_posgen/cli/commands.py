@@ -137,9 +137,7 @@ def app_for(words: Sequence[str] = ()) -> App:
         chosen = _MeasureCommand(kind.question, [measure]) if kind and (kind.is_fed or kind.runs_model) else None
     if chosen is not None:
         kinds = [kind for one in chosen.measures if (kind := registry.find(one)) is not None]
-        own: dict[str, inspect.Parameter] = {}
-        for kind in kinds:  # where two measures have an option, the default of the first is shown
-            own = measure_options(kind) | own
+        own = measure_options(*kinds)
         defaults = {"prompts": max(kind.usual_prompts for kind in kinds), **chosen.setup}
         app.command(as_command(chosen, own, asked, chosen.help, chosen.without, defaults), name=asked)
     return app

@@ -246,19 +246,31 @@ def option(
         more |= {"converter": partial(_read, annotation if of_measure else plain), "n_tokens": 1}
     can_be_off = is_flag and (default is not False or of_measure)
     more["negative"] = f"--no-{name.replace('_', '-')}" if can_be_off else ()
-    annotation = Annotated[annotation, Parameter(help=words, show_default=shown, **more)]
+    annotation = Annotated[annotation, Parameter(**{"help": words, "show_default": shown} | more)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def measure_options(kind: Any) -> dict[str, inspect.Parameter]:
-    """Return the options of a measure that words can give: not mappings."""
+def measure_options(*kinds: Any) -> dict[str, inspect.Parameter]:
+    """Return the options of measures that words can give: not mappings. Of one that several have the help is the
+    first's, with all defaults where these differ."""
     from tl_posgen.core.options import annotations_of
 
-    told, annotations, found = argument_help(kind), annotations_of(kind), {}
-    for one in fields(kind):
-        if "Mapping" not in str(annotations[one.name]):
-            words, how = told.get(one.name, ""), (one.name, annotations[one.name], one.default)
-            found[one.name] = option(*how, words[:1].upper() + words[1:], of_measure=True)
+    found: dict[str, inspect.Parameter] = {}
+    defaults: dict[str, dict[str, Any]] = {}
+    for kind in kinds:
+        for one in fields(kind):
+            defaults.setdefault(one.name, {})[kind.name] = one.default
+    for kind in kinds:
+        told, annotations = argument_help(kind), annotations_of(kind)
+        for one in fields(kind):
+            if one.name in found or "Mapping" in str(annotations[one.name]):
+                continue
+            words, of_measures, more = told.get(one.name, ""), defaults[one.name], dict[str, Any]()
+            if len({as_words(default) for default in of_measures.values()}) > 1:
+                each = "; ".join(f"{as_words(default)} in {name}" for name, default in of_measures.items())
+                more = {"show_default": lambda _, each=each: each}
+            how = (one.name, annotations[one.name], one.default, words[:1].upper() + words[1:])
+            found[one.name] = option(*how, of_measure=True, **more)
     return found
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.padding import NO_PADDING, WITHOUT_CACHE, spans_of_scores, text_of_pass
+from tl_posgen.models.capture.padding import NO_PADDING, WITHOUT_CACHE, pad_token, spans_of_scores, text_of_pass
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import layer_capture, plain_scores, verify_capture
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
@@ -103,7 +103,9 @@ def replace_scores(
     """
     if not callable(scores_of):
         raise InputError(f"{scores_of!r} stands for no scores: give a function of a LayerCapture")
-    session, hooks = session_of(model), []
+    session = session_of(model)
+    ends = None if isinstance(scores_of, RowByRow) else _Ends(session)  # row by row padding at the end changes nothing
+    hooks: HookList = [] if ends is None else [("hook_embed", ends.keep)]
     cache_fault = session.cached_difference()  # proved here, as no pass may run inside another
     for index, picked in select_heads(model, layers, heads).items():
         probed = session.layer(index)
@@ -112,8 +114,38 @@ def replace_scores(
                 f"layer {index}: positions are embeddings added to the residual stream, so its scores have no distance "
                 "to change; choose a model with rotary positions or ALiBi"
             )
-        hooks += _LayerEdit(session, probed, scores_of, picked, cache_fault).hooks()
+        hooks += _LayerEdit(session, probed, scores_of, picked, cache_fault, ends).hooks()
     return hooks
+
+
+class _Ends:
+    """Embeddings of the last token of every prompt of the pass that begins, which show padding behind texts.
+
+    lm-evaluation-harness, say, pads with token 0 and gives no mask: to scores that are made of whole prompts it would
+    be text.
+    """
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.last: Float[Tensor, "batch 1 d_model"] | None = None
+
+    def keep(self, embedded: Tensor, hook: object) -> None:
+        self.last = embedded[:, -1:].detach() if self.session.owner is None else None  # ours have no padding
+
+    def require_text(self) -> None:
+        """Refuse prompts some of which, and not all, end with the padding token or token 0."""
+        last, self.last = self.last, None
+        if last is None or len(last) < 2:
+            return
+        pad, _ = pad_token(self.session.model.tokenizer)
+        pads = self.session.model.W_E[[0] if pad is None else [0, pad]].to(last)
+        ends = (torch.cosine_similarity(last, pads[None], dim=-1) > 1 - 1e-5).any(1)  # some models scale embeddings
+        if 0 < (n := int(ends.sum())) < len(ends):  # padding leaves the longest as it is
+            raise InputError(
+                f"prompt {int(ends.nonzero()[0])}: {n} of {len(ends)} prompts end with what may be padding, which no "
+                "mask tells from text, and these scores are made of whole prompts; give an attention_mask, or run "
+                "prompts one at a time (batch_size=1)"
+            )
 
 
 class _LayerEdit:
@@ -122,8 +154,16 @@ class _LayerEdit:
     With `RowByRow`, `past` holds the keys of earlier passes, and where each prompt begins (-1 if it ends before them).
     """
 
-    def __init__(self, session: Session, probed: Probed, scores_of: ScoresOf, heads: Sequence[int], cache_fault: str):
-        self.session, self.probed, self.scores_of, self.heads = session, probed, scores_of, heads
+    def __init__(
+        self,
+        session: Session,
+        probed: Probed,
+        scores_of: ScoresOf,
+        heads: Sequence[int],
+        cache_fault: str,
+        ends: _Ends | None,
+    ):
+        self.session, self.probed, self.scores_of, self.heads, self.ends = session, probed, scores_of, heads, ends
         self.parts: dict[str, Tensor] = {}
         self.past: tuple[Tensor, list[int]] | None = None
         self.cache_fault = cache_fault
@@ -186,6 +226,8 @@ class _LayerEdit:
             spans = [slice(start, k.shape[2]) for start in starts]
         else:
             spans = spans_of()
+            if self.ends is not None and all(span == slice(0, n_keys) for span in spans):
+                self.ends.require_text()
         if by_row:
             self.past = k.detach(), [span.start if span.stop == k.shape[2] else -1 for span in spans]
         captures = [

@@ -10,7 +10,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import double, double_device, elements_at_once, row_ranges
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
-from tl_posgen.models.session import Session, session_of
+from tl_posgen.models.session import UNPADDED, Session, session_of
 from tl_posgen.models.streaming.stream import prompts_at_once, streaming_by_policy
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.progress import count_pass
@@ -51,7 +51,8 @@ def logits_of(
     `first` on are computed."""
     session = session_of(model)
     only = [("unembed.hook_in", lambda x, hook: x[:, first:])] if first else []
-    with streaming_by_policy(session, tokens.shape[1]), session.under(only):
+    owner = session.owner or UNPADDED
+    with streaming_by_policy(session, tokens.shape[1]), session.under(only), session.exclusive(owner):
         count_pass(len(tokens))
         return session.model(tokens, return_type="logits", **session.backend.options(tokens))
 

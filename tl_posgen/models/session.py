@@ -21,6 +21,7 @@ from tl_posgen.models.layers.geometry import ContextLimit
 from tl_posgen.models.layers.projections import Projections, projections_of
 from tl_posgen.models.model import Model
 
+UNPADDED = "unpadded"  # owner of passes that this package makes over prompts of one length for whoever asks
 KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBridge": Bridge}
 
 

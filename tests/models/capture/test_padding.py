@@ -6,10 +6,12 @@ from captures import EVERYTHING, assert_same_parts, captures_of, run
 from families import FAMILIES
 
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.models.capture.cache import captures_from_cache, needed_names
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.capture.padding import NO_PADDING, texts_of
 from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.loss import token_losses
 from tl_posgen.models.streaming.stream import streaming
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.order import permute_positions
@@ -93,6 +95,29 @@ def test_padding_that_could_be_text_is_refused(padding_model):
     with pytest.raises(InputError, match=message):
         to_prompts(model, tokens)
     assert_as_alone(model, captures_of(model, tokens, attention_mask=mask))
+
+
+@pytest.mark.parametrize("n_padding", [1, 3])
+@pytest.mark.parametrize("pad", [0, PAD])
+def test_scores_made_of_whole_prompts_refuse_padding_that_no_mask_tells(padding_model, pad, n_padding):
+    """As lm-evaluation-harness' HFLM gives it: token 0, whatever the padding token is."""
+    model, tokens = padding_model("llama"), torch.randint(2, PAD, (3, 12))
+    whole = replace_scores(model, lambda capture: 9 * capture.k.mean() * capture.scores())
+    rows = RowByRow(lambda capture: 2 * capture.scores())
+    tokens[:, -4:] = torch.tensor([5, 6, 7, 8])
+    kept = model.run_with_hooks(tokens, fwd_hooks=whole)[1, : 12 - n_padding]
+    mask = torch.ones_like(tokens)
+    tokens[1, -n_padding:], mask[1, -n_padding:] = pad, 0
+    with pytest.raises(InputError, match=r"prompt 1: 1 of 3 prompts end with what may be padding.*batch_size=1"):
+        model.run_with_hooks(tokens, fwd_hooks=whole)
+    model.run_with_hooks(tokens, fwd_hooks=replace_scores(model, rows))
+    alone = model.run_with_hooks(tokens[1:2, :-n_padding], fwd_hooks=whole)[0]
+    masked = model.run_with_hooks(tokens, fwd_hooks=whole, attention_mask=mask)[1, :-n_padding]
+    torch.testing.assert_close(masked, alone, rtol=1e-4, atol=1e-4)
+    assert (kept - alone).abs().max() > 1e-3  # the mean is of the whole prompt
+    tokens[:, -n_padding:] = pad  # which is text where all have it
+    model.run_with_hooks(tokens, fwd_hooks=whole)
+    token_losses(model, torch.cat([tokens[:2], torch.full_like(tokens[:1], 9)]), whole)  # of one length, no padding
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -26,7 +26,7 @@ from tl_posgen.models.layers.projections import projection_weights, prove_projec
 from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.models.session import Session, session_of
+from tl_posgen.models.session import UNPADDED, Session, session_of
 from tl_posgen.models.streaming.stream import require_fits, streaming, streaming_by_policy
 from tl_posgen.progress import count_pass
 
@@ -214,7 +214,7 @@ class _PassCapture:
 
     def is_own_pass(self) -> bool:
         """Tell passes that are to be captured from those that this package makes for itself."""
-        return self.session.owner in (self, self.owner)
+        return self.session.owner in (self, self.owner, UNPADDED)
 
     def receive(self, probed: Probed, part: str, value: Tensor) -> None:
         if not self.is_own_pass():
