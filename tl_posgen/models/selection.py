@@ -29,8 +29,8 @@ def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = N
             out.
 
     Raises:
-        InputError: a layer that does not exist, a head that its layer does not have, none at all, something else than integers or names, or a pair
-            in a layer that `layers` leaves out.
+        InputError: a layer that does not exist, a head that its layer does not have, none at all, something else than
+            integers or names, or a pair in a layer that `layers` leaves out.
 
     Example:
         >>> from tl_posgen import load_model

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import rounding_unit, summable
 from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models.head_names import head_name
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture, scores_from
 from tl_posgen.models.layers.fused import LayerAttention
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.same_logits import rounding_remedy
-from tl_posgen.models.head_names import head_name
 from tl_posgen.rope.rotation import Rope, at_least_float32
 
 UNITS = 4.0  # of rounding: in drawn models of 90 tokens at most 1.4 were seen in bfloat16, 3.5 in float32
