@@ -17,7 +17,7 @@ from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import session_of
 
 pytestmark = pytest.mark.skipif(UNEVEN[0] not in FAMILIES, reason="this transformers has no Laguna")
-TOKENS = torch.randint(2, 62, (4, 40), generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(2, 62, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(params=[(4, 8), (8, 4)], ids=UNEVEN)
