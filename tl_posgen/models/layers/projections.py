@@ -90,7 +90,13 @@ def projection_weights(attention: Any, geometry: LayerGeometry) -> dict[str, tup
     """Return W_Q and W_K as the module has them, by "q" and "k", with the heads that the geometry counts."""
     weights = {}
     for side, n in {"q": geometry.n_heads, "k": geometry.n_key_value_heads}.items():
-        weight = getattr(attention, f"W_{side.upper()}", None)
+        try:
+            weight = getattr(attention, f"W_{side.upper()}", None)
+        except ValueError as error:
+            raise UnsupportedModelError(
+                f"layer {geometry.layer}: TransformerLens splits W_{side.upper()} into the heads of the config, and "
+                f"this layer has {geometry.n_heads}, so queries and keys cannot be traced to the attention's input"
+            ) from error
         if not isinstance(weight, Tensor) or weight.ndim != 3 or len(weight) % n:
             raise UnsupportedModelError(
                 f"layer {geometry.layer}: its W_{side.upper()} is not one matrix a head, so queries and keys cannot be "
