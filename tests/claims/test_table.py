@@ -137,7 +137,7 @@ def cone(cosine=0.8, gains=(2.2, 2.2), alone=0.8, rest=0.1, r1=0.95, dominant=Tr
     heads, none = ("tokens", "layer", "head"), 0.1 if biases is None else biases
     labels = ["measured", "axis only", "off axis"]
     scores = [0.5, *(none + (0.5 - none) * part for part in (alone, rest))]
-    if biases is not None:  # without them neither part makes a slash
+    if biases is not None:  # without them neither part makes a slash, and r1 is .5
         scores = [0.5, 0.1, 0.1, biases, *scores[1:]]
         labels += ["bias only", "axis and bias", "off axis and bias"]
     variables = {
@@ -149,6 +149,8 @@ def cone(cosine=0.8, gains=(2.2, 2.2), alone=0.8, rest=0.1, r1=0.95, dominant=Tr
         "best_distance": (heads, [[[1]]] * 2),
         "dominant": (heads, [[[dominant]]] * 2),
     }
+    if biases is not None:
+        variables["r1_without_bias"] = variables["r1"][0], np.full((2, 2, 1, 1, 3), 0.5)
     return dataset_of(variables, input=labels, side=["q", "k"])
 
 
@@ -325,6 +327,7 @@ VERDICTS = [  # claim, numbers of the model beside those that hold, those of nul
     ("slash 3c", {"alone": 1.45, "rest": 0.2}, FAR, "held"),  # a ratio, not a share
     ("slash 3c", {"alone": 0.5, "rest": 0.6}, FAR, "not held"),
     ("slash 3c", {}, [{"alone": 0.9}], "not held"),
+    ("slash 2", {"biases": 0.4}, FAR, "held"),  # of Q and K as they are; r1 without biases is told beside
     ("slash 3c", {"biases": 0.4}, FAR, "held"),  # with the rest the head scores .41 of .5, nearly all of it by biases
     ("slash 3c", {"biases": 0.4, "alone": 0.3}, FAR, "not held"),
     ("slash 4", {}, [{"thirds": (0.2, 0.2, 0.9, 1.0), "dominant": False}], "not held"),

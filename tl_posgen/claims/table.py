@@ -186,6 +186,18 @@ def _rank_one(cone: Result, side: str) -> Criterion:
     return replace(found, number=replace(r1, by_null=of_all.by_null))
 
 
+def _ranks(cone: Result) -> list[Criterion]:
+    """Return the criteria of Q and K, and where there are biases, which are of rank one, what r1 is without them."""
+    own, name = cone.numbers, "r1_without_bias"
+    without = {side: group_mean(own, name, "dominant", side=side) for side in ("qk" if name in own else "")}
+    beside = [
+        Criterion.of(f"r1 of {side.upper()} without biases", one, otherwise="held", digits=3, **ALONE)
+        for side, one in without.items()
+        if not math.isnan(one.value)  # a layer without biases
+    ]
+    return [*(_rank_one(cone, side) for side in "qk"), *beside]
+
+
 def _parts_of_inputs(cone: Result) -> list[Group]:
     own, ratio = cone.numbers, cone.measure.ratio_above_no_inputs
     difference = ratio(own, INPUTS[1], less=INPUTS[2])
@@ -391,7 +403,7 @@ SLASH = [
         "share of the first singular direction in dominant heads, Q and K: .9 held, .7 partly; a null model's is that "
         "of all its heads, and of its dominant ones where it has any",
         ("cone",),
-        lambda cone: [_rank_one(cone, side) for side in "qk"],
+        _ranks,
     ),
     Claim(
         "slash 3a",
