@@ -118,6 +118,42 @@ def retrieve_blocks(
     return _windowed("retrieve_blocks", model, n_local, n_global, limit, layers, heads, block, n_blocks)
 
 
+def self_extend(
+    model: Model, n_local: int, group: int, *, layers: Layers = None, heads: Heads = None
+) -> HookList:
+    """score_ij <- the score at distance floor(i / g) - floor(j / g) + n_local - floor(n_local / g) if i - j >= n_local.
+
+    Far tokens share a position with their neighbours, and near ones keep theirs; a context of L tokens then reaches
+    over (L - n_local) g + n_local. Prompts of up to n_local tokens do not change.
+
+    Args:
+        n_local: number of last keys that a query sees at their own distance.
+        group: g, how many tokens share a position.
+
+    Raises:
+        InputError: n_local or group below 1.
+        UnsupportedModelError: see `replace_scores`; also learned absolute positions.
+
+    Source: Jin et al. 2024, "Self-Extend" (arXiv 2401.01325).
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> same = model.run_with_hooks(tokens, fwd_hooks=self_extend(model, n_local=12, group=4))
+        >>> torch.allclose(same, model(tokens), atol=1e-4)
+        True
+    """
+    check_whole("self_extend", 1, n_local=n_local, group=group)
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        queries, keys = capture.query_positions, capture.positions
+        grouped = at_positions(capture, queries // group + n_local - n_local // group, keys // group)
+        return torch.where(queries[:, None] - keys < n_local, capture.scores(), grouped)
+
+    return replace_scores(model, RowByRow(scores_of), layers, heads, needs_positions=True)
+
+
 def _windowed(
     name: str,
     model: Model,
