@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import torch
 
-from tl_posgen.frequencies import FrequencyRule, with_frequencies
+from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.session import session_of

@@ -17,7 +17,7 @@ from .core.report import Report as Report
 from .core.report import load as load
 from .core.result import Result as Result
 from .errors import PosgenError as PosgenError
-from .frequencies import with_frequencies as with_frequencies
+from .frequencies.rules import with_frequencies as with_frequencies
 from .interventions import Interventions as Interventions
 from .models.layer_table import check as check
 from .models.loading.load import load_model as load_model

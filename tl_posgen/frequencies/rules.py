@@ -140,7 +140,7 @@ def with_frequencies(model: Model, frequencies: Frequencies, *, layers: Layers =
     Example:
         >>> import torch
         >>> from tl_posgen import load_model
-        >>> from tl_posgen.frequencies import FrequencyRule
+        >>> from tl_posgen.frequencies.rules import FrequencyRule
         >>> model, tokens = load_model("mini"), torch.arange(12)[None]
         >>> plain = model(tokens)
         >>> same, other = (
