@@ -206,9 +206,9 @@ class Measure:
         """Return the measure with options that were left out filled in; refuse prompts that it cannot measure."""
         return self
 
-    def attached(self) -> "Measure":
-        """Return the measure with the options filled in that `prepare` makes of prompts, for passes whose prompts are
-        not known before."""
+    def attached(self, model: Any) -> "Measure":
+        """Return the measure with the options filled in that `prepare` makes of the model and of prompts, for passes
+        whose prompts are not known before."""
         return self
 
     def of_layer(self, layer: "LayerCapture") -> Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -38,6 +38,7 @@ BUILT_IN = {  # name -> module:Class
     "coupling_scores": "tl_posgen.coupling.coupling_scores:CouplingScores",
     "sources": "tl_posgen.sources.sources:Sources",
     "rules": "tl_posgen.rules.rules:Rules",
+    "plane_use": "tl_posgen.frequencies.plane_use:PlaneUse",
     "profiles": "tl_posgen.joining.profiles:Profiles",
     "emergence": "tl_posgen.studies.emergence:Emergence",
     "comparison": "tl_posgen.comparison:Comparison",

@@ -1,0 +1,97 @@
+"""Which planes of RoPE a head uses, how far they turn within the context, and which coordinates are massive."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Complex, Float, Int
+from torch import Tensor
+
+from tl_posgen.arithmetic import double
+
+MASSIVE = 5.0  # times the mean over the coordinates of a head
+
+
+def plane_use(magnitude: Float[Tensor, "side=2 *head plane"]) -> Float[Tensor, "*head plane"]:
+    """C_m = E|z^q_m| E|z^k_m| / sum_m E|z^q_m| E|z^k_m|: the share of each plane in the bound on a head's scores.
+
+    Source: the product of mean norms is what Barbero et al. 2024 (arXiv 2410.06205) and others read; its share over
+    planes: ours.
+
+    Example:
+        >>> plane_use(torch.tensor([[1.0, 2.0], [1.0, 1.5]])).tolist()
+        [0.25, 0.75]
+    """
+    product = magnitude[0] * magnitude[1]
+    return product / product.sum(-1, keepdim=True)
+
+
+def half_turn_plane(theta: Float[Tensor, " plane"], reach: int | float) -> int | None:
+    """Return the number of the fastest plane with 0 < theta_m reach <= pi; None where every plane that turns makes more
+    than half a turn within so many tokens.
+
+    Source: ours.
+
+    Example:
+        >>> half_turn_plane(torch.tensor([1.0, 0.1, 0.01]), 100), half_turn_plane(torch.tensor([1.0]), 100)
+        (2, None)
+    """
+    slow = theta.masked_fill((theta <= 0) | (theta * reach > torch.pi), -1)
+    return int(slow.argmax()) if len(slow) and slow.max() > 0 else None
+
+
+def step_of(n_planes: int) -> int:
+    """max(1, P // 32): how many planes of P count as one step.
+
+    Example:
+        >>> step_of(16), step_of(128)
+        (1, 4)
+    """
+    return max(1, n_planes // 32)
+
+
+@dataclass(frozen=True)
+class LongestPlane:
+    """The plane that a head uses most, and what its mean query and mean key make of it.
+
+    Attributes:
+        plane: its number.
+        phase: phi = arg E z^q - arg E z^k in (-pi, pi], so that this plane adds A cos(theta D + phi) to the score at
+            distance D: -A sin(theta D) where phi is a quarter turn.
+        alignment: |E z^q| |E z^k| / (E|z^q| E|z^k|), 1 where all queries and all keys stand in one phase each.
+        amplitude: A = |E z^q| |E z^k|, in the units of the score without its scale.
+    """
+
+    plane: Int[Tensor, " head"]
+    phase: Float[Tensor, " head"]
+    alignment: Float[Tensor, " head"]
+    amplitude: Float[Tensor, " head"]
+
+
+def longest_plane(
+    magnitude: Float[Tensor, "side=2 head plane"],
+    mean: Complex[Tensor, "side=2 head plane"],
+    turns: Bool[Tensor, " plane"],
+) -> LongestPlane:
+    """argmax_m E|z^q_m| E|z^k_m| over the planes that turn, with phase, alignment and amplitude there.
+
+    Source: phase and half a turn: ours; that the longest plane stands at an angle of its own is a claim of Jonasson
+    2025 (arXiv 2503.01832).
+    """
+    product = magnitude[0] * magnitude[1]
+    plane = product.masked_fill(~turns, -1).argmax(-1, keepdim=True)
+    size = product.gather(-1, plane)[..., 0]
+    z = (mean[0] * mean[1].conj()).gather(-1, plane)[..., 0]
+    return LongestPlane(plane[..., 0], z.angle(), z.abs() / size, z.abs())
+
+
+def massive_coordinates(mean_square: Float[Tensor, "head coordinate"]) -> Bool[Tensor, "head coordinate"]:
+    """M_d > 5 mean_d M_d, M_d = (E x_d^2)^1/2 over tokens: coordinates of a head that dwarf its others.
+
+    Source: Jin et al. 2025 (arXiv 2502.01563), as we read it.
+
+    Example:
+        >>> massive_coordinates(torch.tensor([[400.0, *[1.0] * 15]])).sum().item()
+        1
+    """
+    size = double(mean_square).sqrt()
+    return size > MASSIVE * size.mean(-1, keepdim=True)
