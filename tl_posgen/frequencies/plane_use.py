@@ -17,8 +17,9 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.frequencies.numbers.coordinates import massive_coordinates
 from tl_posgen.frequencies.numbers.rows import row_moments
-from tl_posgen.frequencies.numbers.use import half_turn_plane, longest_plane, massive_coordinates, plane_use, step_of
+from tl_posgen.frequencies.numbers.use import half_turn_plane, longest_plane, plane_use, step_of
 from tl_posgen.frequencies.plane_use_figure import draw_plane_use, kinds_of_layers
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model

@@ -1,14 +1,10 @@
-"""Which planes of RoPE a head uses, how far they turn within the context, and which coordinates are massive."""
+"""Which planes of RoPE a head uses, which of them makes half a turn within the context, and the phase in it."""
 
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
-
-from tl_posgen.arithmetic import double
-
-MASSIVE = 5.0  # times the mean over the coordinates of a head
 
 
 def plane_use(magnitude: Float[Tensor, "side=2 *head plane"]) -> Float[Tensor, "*head plane"]:
@@ -82,16 +78,3 @@ def longest_plane(
     size = product.gather(-1, plane)[..., 0]
     z = (mean[0] * mean[1].conj()).gather(-1, plane)[..., 0]
     return LongestPlane(plane[..., 0], z.angle(), z.abs() / size, z.abs())
-
-
-def massive_coordinates(mean_square: Float[Tensor, "head coordinate"]) -> Bool[Tensor, "head coordinate"]:
-    """M_d > 5 mean_d M_d, M_d = (E x_d^2)^1/2 over tokens: coordinates of a head that dwarf its others.
-
-    Source: Jin et al. 2025 (arXiv 2502.01563), as we read it.
-
-    Example:
-        >>> massive_coordinates(torch.tensor([[400.0, *[1.0] * 15]])).sum().item()
-        1
-    """
-    size = double(mean_square).sqrt()
-    return size > MASSIVE * size.mean(-1, keepdim=True)
