@@ -39,6 +39,7 @@ BUILT_IN = {  # name -> module:Class
     "sources": "tl_posgen.sources.sources:Sources",
     "rules": "tl_posgen.rules.rules:Rules",
     "plane_use": "tl_posgen.frequencies.plane_use:PlaneUse",
+    "plane_roles": "tl_posgen.frequencies.plane_roles:PlaneRoles",
     "plane_cost": "tl_posgen.frequencies.plane_cost:PlaneCost",
     "recall": "tl_posgen.frequencies.recall:Recall",
     "profiles": "tl_posgen.joining.profiles:Profiles",

@@ -37,9 +37,7 @@ _NAMES = {
 _MOST_NAMED = 3  # planes in a sentence
 
 
-def edit_planes(
-    model: Model, edit: Edit, planes: Planes, *, layers: Layers = None, heads: Heads = None
-) -> HookList:
+def edit_planes(model: Model, edit: Edit, planes: Planes, *, layers: Layers = None, heads: Heads = None) -> HookList:
     """score_ij <- scale <R'_i q'_i, R'_j k'_j> with chosen planes dropped (q'_m = k'_m = 0), frozen (theta'_m = 0) or
     half as fast (theta'_m = theta_m / 2).
 

@@ -144,7 +144,11 @@ class PlaneUse(Measure):
         "turns": Variable("turns in the context", "", "theta L / 2 pi", ("context", "layer", "plane")),
         "half_turn": Variable("half-turn plane", "", "its number", ("context", "layer"), compared=False),
         "chance": Variable(
-            "planes at the half-turn plane", "", "of those that turn, within a step", ("context", "layer"), compared=False
+            "planes at the half-turn plane",
+            "",
+            "of those that turn, within a step",
+            ("context", "layer"),
+            compared=False,
         ),
         "partial_planes": Variable(
             "partial planes", "", "of those that turn, less than a turn", ("context", "layer"), compared=False

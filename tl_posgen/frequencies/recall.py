@@ -108,7 +108,13 @@ class Recall(Interventions):
     variables = {
         **Interventions.variables,
         "recall": Variable(
-            *("recall of the copy", "", "share of its tokens that are predicted first", ("condition", "item"), "recall"),
+            *(
+                "recall of the copy",
+                "",
+                "share of its tokens that are predicted first",
+                ("condition", "item"),
+                "recall",
+            ),
             bounds=(0, 1),
         ),
         "copy_loss": Variable("loss of the copy", "nats", "per token", ("condition", "item")),
@@ -251,7 +257,9 @@ class Recall(Interventions):
             f"{name} {fall.with_interval:+.2f} (text {rises[name].with_interval:+.3f} nats)"
             for name, fall in falls.items()
         ]
-        looks = f"{len(edited)} heads that look up are edited ({', '.join(edited[:4])})" if edited else "no head looks up"
+        looks = (
+            f"{len(edited)} heads that look up are edited ({', '.join(edited[:4])})" if edited else "no head looks up"
+        )
         return [
             f"Of {self.half} random tokens that stand twice, {own('recall'):.0%} of the second copy are predicted; "
             f"{looks}. Recall falls by: {'; '.join(told)}."

@@ -21,7 +21,11 @@ from tl_posgen.frequencies.numbers.use import (
 
 @settings(deadline=None)
 @given(
-    base=st.floats(2, 1e7), n_planes=st.integers(1, 64), reach=st.floats(1, 1e6), still=st.booleans(), seed=st.integers(0, 9)
+    base=st.floats(2, 1e7),
+    n_planes=st.integers(1, 64),
+    reach=st.floats(1, 1e6),
+    still=st.booleans(),
+    seed=st.integers(0, 9),
 )
 def test_the_half_turn_plane_is_the_fastest_of_those_that_make_at_most_half_a_turn(base, n_planes, reach, still, seed):
     theta = base ** (-torch.arange(n_planes, dtype=torch.float64) / n_planes)

@@ -10,6 +10,7 @@ from tl_posgen.arithmetic import double
 
 MASSIVE = 5.0  # times the mean over the coordinates of a head
 
+
 def massive_coordinates(mean_square: Float[Tensor, "head coordinate"]) -> Bool[Tensor, "head coordinate"]:
     """M_d > 5 mean_d M_d, M_d = (E x_d^2)^1/2 over tokens: coordinates of a head that dwarf its others.
 

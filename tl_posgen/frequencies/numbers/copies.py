@@ -38,9 +38,7 @@ def recall_of_copy(
     return double(log_p.argmax(-1, keepdim=True) == wanted).mean(), -log_p.gather(-1, wanted).mean()
 
 
-def induction_hits(
-    pattern: Float[Tensor, "head query key"], half: int, start: int = 1
-) -> Float[Tensor, " head"]:
+def induction_hits(pattern: Float[Tensor, "head query key"], half: int, start: int = 1) -> Float[Tensor, " head"]:
     """Return the share of queries in the second copy whose largest attention is on the token behind their own first
     occurrence.
 
