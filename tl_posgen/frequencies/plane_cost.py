@@ -10,7 +10,6 @@ import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_posgen.core.measure import Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each

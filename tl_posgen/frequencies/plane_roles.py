@@ -15,7 +15,6 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.frequencies.numbers.roles import (
-    BESIDE,
     contrast_at,
     correlation_with_mean_curve,
     scores_at,

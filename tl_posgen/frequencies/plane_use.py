@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
@@ -12,14 +11,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, double_device
-from tl_posgen.core.measure import HEAD, LABELS, Measure, Variable
+from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.frequencies.numbers.coordinates import massive_coordinates
 from tl_posgen.frequencies.numbers.rows import row_moments
-from tl_posgen.frequencies.numbers.use import half_turn_plane, longest_plane, plane_use, step_of
+from tl_posgen.frequencies.numbers.use import (
+    first_negative_distance,
+    half_turn_plane,
+    longest_plane,
+    plane_use,
+    step_of,
+)
 from tl_posgen.frequencies.plane_use_figure import draw_plane_use, kinds_of_layers
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
@@ -56,7 +61,7 @@ def training_contexts(model: Model | Session) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class PlaneUse(Measure):
-    r"""C_m = E|z^q_m| E|z^k_m| / sum_m E|z^q_m| E|z^k_m|, and theta_m L / 2 pi, the turns of plane m within the context.
+    r"""C_m = E|z^q_m| E|z^k_m| / sum_m E|z^q_m| E|z^k_m|, and theta_m L / 2 pi, the turns of a plane within L tokens.
 
     RoPE writes a query and a key as one complex number a plane, which turns by theta_m per token of distance. This says
     which planes a head uses, by the lengths of its queries and keys in each, how far these turn within the training
@@ -154,6 +159,13 @@ class PlaneUse(Measure):
             "partial planes", "", "of those that turn, less than a turn", ("context", "layer"), compared=False
         ),
         "reach": Variable("context or window", "tokens", "L", ("context", "layer"), compared=False),
+        "first_negative": Variable(
+            "first negative sum of cosines",
+            "tokens",
+            "least d with sum_m cos(theta_m d) < 0, at most L",
+            ("context", "layer"),
+            compared=False,
+        ),
     }
     requires = require_rope
     figures = {"use": draw_plane_use}
@@ -248,28 +260,28 @@ class PlaneUse(Measure):
                 "chance": (double(near[:, theta > 0]).mean(-1)).masked_fill(half.isnan(), torch.nan),
                 "partial_planes": double(turning * reach[:, None] < 2 * torch.pi).mean(-1),
                 "reach": reach,
+                "first_negative": torch.tensor(
+                    [first_negative_distance(tuple(turning.tolist()), int(one)) for one in reach], dtype=DOUBLE
+                ),
             }
         return sums.variables_of(found).reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
 
     def findings(self, own: Numbers) -> list[str]:
-        n_heads = int(own.data["longest_plane"].notnull().sum())
-        said = []
+        n_heads, said = int(own.data["longest_plane"].notnull().sum()), []
         for context in own.data["context"].values.tolist():
             at, partial = (own(name, context=context) for name in ("at_half_turn", "partial"))
-            if not at:
-                said.append(f"In {context:,} tokens every plane makes more than half a turn.")
-                continue
             chance, planes = (own(name, context=context).plain for name in ("chance", "partial_planes"))
+            half = f"within a step of the half-turn plane, as {chance:.0%} of the planes are: {at:.0%}; " if at else ""
             said.append(
-                f"Of {n_heads} heads {at:.0%} have their longest plane at the half-turn plane, the fastest that makes "
-                f"at most half a turn in the context of {context:,} tokens, where {chance:.0%} of the planes lie; that of "
-                f"{partial:.0%} makes less than a turn, as {planes:.0%} of the planes do."
+                f"Share of {n_heads} heads whose longest plane, in the context of {context:,} tokens, is {half}"
+                f"among those that make less than a turn, as {planes:.0%} of the planes are: {partial:.0%}."
             )
         q, k, v = (own("massive", vector=one) for one in VECTORS)
         return [
             *said,
-            f"There the mean query and the mean key stand in a phase whose sine is {own('sine'):.2f} (1: the plane "
-            f"adds -A sin(theta D), which falls with distance), with A = {own('amplitude'):.2f} logits.",
+            f"In its longest plane a head's mean query leads its mean key by a phase whose sine is {own('sine'):.2f}: "
+            "of 1 the plane adds -A sin(theta D), so that keys count less the further back they lie, up to a quarter "
+            f"turn. A is {own('amplitude'):.2f} logits.",
             f"Massive coordinates a head: {q:.2f} of queries, {k:.2f} of keys, {v:.2f} of values. Attention to the "
             f"first token: {own('sink'):.2f}.",
         ]

@@ -133,7 +133,7 @@ class Recall(Interventions):
             },
             "condition",
             title="Recall without some planes",
-            subtitle="second copy of {half} random tokens; planes dropped in the heads that look up, coordinates in all",
+            subtitle="second copy of {half} random tokens; planes dropped in heads that look up, coordinates in all",
         )
     }
     legend = "loss, rise: of the text, in nats."

@@ -1,4 +1,4 @@
-"""What planes do to scores: at a distance against the next ones, along distance, for the place or the content of keys."""
+"""What planes do to scores: at a distance against the next ones, along distance, for place or content of keys."""
 
 from collections.abc import Sequence
 
@@ -27,8 +27,8 @@ def contrast_at(
     rows: Int[Tensor, " row"],
     distance: int,
 ) -> Float[Tensor, "head plane"]:
-    """E_i s_m(i, i - D) - 1/3 sum_{a=1..3} E_i s_m(i, i - D - a): by how much each plane lifts a diagonal above the next
-    ones. Its sum over planes is that of the scores.
+    """E_i s_m(i, i - D) - 1/3 sum_{a=1..3} E_i s_m(i, i - D - a): by how much each plane lifts a diagonal above
+    the next ones. Its sum over planes is that of the scores.
 
     Source: ours.
     """
@@ -59,7 +59,7 @@ def swap_scores(
     pairs: Int[Tensor, "pair two=2"],
     weights: Float[Tensor, "head pair"],
 ) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
-    """Return how far attention goes with places, and how far with contents, when the contents of two keys change places.
+    """Return how far attention goes with places, and how far with contents, when two keys change contents.
 
     With d = (e^s_aa, e^s_bb) of two keys and e = (e^s_ba, e^s_ab), s_xy the score of content x at place y, the
     positional score is cos(d, e) and the symbolic one cos(d, (e_2, e_1)), means over pairs.
@@ -76,9 +76,7 @@ def swap_scores(
     a, b = pairs.unbind(-1)
 
     def exponentials(places: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:  # cosines do not see their size
-        scores = [
-            (q[:, None] * (contents[:, content] * turns[place]).conj()).real.sum(-1) for content, place in places
-        ]
+        scores = [(q[:, None] * (contents[:, content] * turns[place]).conj()).real.sum(-1) for content, place in places]
         highest = torch.maximum(*scores)
         return [(score - highest).exp() for score in scores]
 

@@ -1,10 +1,15 @@
 """Which planes of RoPE a head uses, which of them makes half a turn within the context, and the phase in it."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
+
+from tl_posgen.arithmetic import DOUBLE, row_ranges
+
+_AT_ONCE = 2**18  # cosines
 
 
 def plane_use(magnitude: Float[Tensor, "side=2 *head plane"]) -> Float[Tensor, "*head plane"]:
@@ -33,6 +38,29 @@ def half_turn_plane(theta: Float[Tensor, " plane"], reach: int | float) -> int |
     """
     slow = theta.masked_fill((theta <= 0) | (theta * reach > torch.pi), -1)
     return int(slow.argmax()) if len(slow) and slow.max() > 0 else None
+
+
+@lru_cache(maxsize=64)
+def first_negative_distance(theta: tuple[float, ...], reach: int) -> int:
+    """min {d >= 1: sum_m cos(theta_m d) < 0}, at most `reach`: from there on a query may prefer a random key to one
+    like itself, so that the base of RoPE bounds the context.
+
+    Args:
+        theta: of the planes that turn, in radians per token.
+
+    Source: Men et al. 2024 (arXiv 2405.14591), as we read it.
+
+    Example:
+        >>> first_negative_distance((1.0,), 100), first_negative_distance((0.001,), 100)
+        (2, 100)
+    """
+    planes = torch.tensor(theta, dtype=DOUBLE, device="cpu")
+    for start, stop in row_ranges(reach, len(theta), _AT_ONCE):
+        distances = torch.arange(start + 1, stop + 1, dtype=DOUBLE, device="cpu")
+        below = ((distances[:, None] * planes).cos().sum(-1) < 0).nonzero()
+        if len(below):
+            return start + 1 + int(below[0])
+    return reach
 
 
 def step_of(n_planes: int) -> int:
