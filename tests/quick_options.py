@@ -14,6 +14,8 @@ OPTIONS = {
     "length_extrapolation": {"inside": 18, "times": 2},
     "profiles": {"n_repeated": 2, "period": 4, "metrics": "literature"},
     "sources": {"terms": ("position", "content"), "check": True},
+    "plane_cost": {"edits": ("drop",), "groups": ("planes", "quarters")},
+    "recall": {"half": 4, "n_copies": 2, "hits": 0.01, "n_draws": 1},
     "rules": {"rules": ("window", "position_and_content"), "budget": 4},
     "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
     "token_coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},

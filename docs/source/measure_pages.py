@@ -27,6 +27,9 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
         "residual",
     ),
     "Which planes of RoPE carry it?": (
+        "plane_use",
+        "plane_cost",
+        "recall",
         "planes",
         "plane_perturbation",
         "slash_planes",

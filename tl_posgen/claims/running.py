@@ -54,7 +54,8 @@ def judge_claims(
     Args:
         model: a model, or a name or directory for `load_model` (in float32, which the claims on coupling need).
         prompts: one text, long enough for four prompts of four times the training length, for the claims on length.
-        papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024).
+        papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024), and
+            "frequency", claims of several papers on RoPE's planes.
         checkpoints: directories of the same model in training, in order; without them claims on training stay open.
         length, n_prompts, consecutive, seed, null_seeds, shuffled_seeds: as in `analyze`.
         keep: directory for finished parts, None for none. A later run with the same weights, text and settings takes

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from tl_posgen.claims.frequency import FREQUENCY
 from tl_posgen.claims.judging import Claim, Criterion, Group, Verdict, ends_of_nulls, or_lacking
 from tl_posgen.core.measure import HEAD, OUT
 from tl_posgen.core.numbers import leave_one_out
@@ -531,4 +532,9 @@ COUPLING = [
         ("coupling_scores",),
     ),
 ]
-PAPERS: Mapping[str, Sequence[Claim]] = {"position": POSITION, "slash": SLASH, "coupling": COUPLING}
+PAPERS: Mapping[str, Sequence[Claim]] = {
+    "position": POSITION,
+    "slash": SLASH,
+    "coupling": COUPLING,
+    "frequency": FREQUENCY,  # of many papers
+}

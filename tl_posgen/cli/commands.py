@@ -373,13 +373,15 @@ def _sweep(
 
 
 @_command(without=("prompt", "null_device"))
-def _claims(*, setup: Setup, papers: str = "position,slash,coupling", checkpoints: list[str] | None = None) -> None:
+def _claims(
+    *, setup: Setup, papers: str = "position,slash,coupling,frequency", checkpoints: list[str] | None = None
+) -> None:
     """Run every measure that a claim of the papers needs, and table each claim: held, partly, or not, by how much.
 
     Takes minutes to hours. Finished parts are kept in --out, and a second run goes on from them.
 
     Args:
-        papers: Any of position, slash, coupling.
+        papers: Any of position, slash, coupling, frequency.
         checkpoints: A checkpoint of the model in training; repeat, in order.
     """
     from tl_posgen.claims import judge_claims

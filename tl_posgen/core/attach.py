@@ -58,7 +58,7 @@ def attach(
 def _collecting(measures: Measures, where: str, model: Any) -> list[Measure]:
     """Return measures that a user's own forward passes can feed; of the usual ones, all that need no more."""
     session_of(model)  # refuse what is no model
-    asked = [measure.attached() for measure in registry.requested(measures)]
+    asked = [measure.attached(model) for measure in registry.requested(measures)]
     if measures is None:
         asked = [measure for measure in asked if measure.is_fed and not measure.runs_model]
     for measure in asked:

@@ -212,9 +212,9 @@ class Measure:
         """Refuse layers, heads and options that it cannot measure, before the first forward pass; nothing is measured
         in `run` yet."""
 
-    def attached(self) -> "Measure":
-        """Return the measure with the options filled in that `prepare` makes of prompts, for passes whose prompts are
-        not known before."""
+    def attached(self, model: Any) -> "Measure":
+        """Return the measure with the options filled in that `prepare` makes of the model and of prompts, for passes
+        whose prompts are not known before."""
         return self
 
     def of_layer(self, layer: "LayerCapture") -> Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, Any]]:

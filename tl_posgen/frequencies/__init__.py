@@ -1,1 +1,7 @@
 """RoPE's planes: their frequencies changed, held beyond a distance, and what a model uses each for."""
+
+from tl_posgen.frequencies.plane_cost import PlaneCost
+from tl_posgen.frequencies.plane_use import PlaneUse
+from tl_posgen.frequencies.recall import Recall
+
+__all__ = ["PlaneCost", "PlaneUse", "Recall"]

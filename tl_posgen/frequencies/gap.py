@@ -22,7 +22,7 @@ from tl_posgen.frequencies.hooks import hold_planes
 from tl_posgen.frequencies.numbers import apart, first_rise, with_copy, with_needle
 from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
 from tl_posgen.hooks.token_positions import tokens_at
-from tl_posgen.interventions import UNTOUCHED, Interventions
+from tl_posgen.interventions import Interventions
 from tl_posgen.models.loss import judged, logits_of
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import prompts_at_once
@@ -54,7 +54,9 @@ def _panels(result: Any) -> dict[str, Any]:
     names = {str(name): in_words(name, result.measure.words) for name in result.own["condition"].values}
     return {
         "text": [(words, "loss", {"condition": name, "task": "text"}) for name, words in names.items()],
-        "copy of the first half": [(words, "loss", {"condition": name, "task": "copy"}) for name, words in names.items()],
+        "copy of the first half": [
+            (words, "loss", {"condition": name, "task": "copy"}) for name, words in names.items()
+        ],
         "recall of a needle": [(words, "recall", {"condition": name}) for name, words in names.items()],
     }
 
@@ -104,7 +106,9 @@ class Gap(Interventions):
 
     question = "Do far tokens do harm, and are they read?"
     variables = {
-        "loss": Variable("loss", "nats", "per token of the second half", ("condition", "task", "gap", "prompt"), headline="loss"),
+        "loss": Variable(
+            "loss", "nats", "per token of the second half", ("condition", "task", "gap", "prompt"), headline="loss"
+        ),
         "recall": Variable("recall of the needle", "", "share of its tokens that come first", ACROSS, bounds=(0, 1)),
         "alone": Variable("loss without the first half", "nats", "first token and second half", ("prompt",)),
         "contexts": Variable("gap over the training context", "", "", ("gap",), compared=False),
@@ -230,14 +234,16 @@ class Gap(Interventions):
             copied = f"a copy is read back across {ends} tokens" if reads else "no copy is read back"
             harmed = f"from {harm.with_interval:,.0f} tokens on" if harm.value < last else "nowhere"
             said.append(f"{in_words(name, self.words)}: {copied}, and far text does harm {harmed}")
-        at_last = [
-            f"{in_words(name, self.words)} {self._at(own, name, last)}" for name, _, _ in self._rows(own)
-        ]
+        at_last = [f"{in_words(name, self.words)} {self._at(own, name, last)}" for name, _, _ in self._rows(own)]
         of_nulls = own("loss", task="copy").null
         return [
             f"Gaps of up to {last:,} tokens, {last / self._context(own):.2f} training contexts. {'; '.join(said)}.",
             f"Loss of text and copy, and recall of a needle, across {last:,}: {'; '.join(at_last)}.",
-            *([f"A copy without a gap costs {own('loss', task='copy').plain:.3f} ({of_nulls:.3f})."] if f"{of_nulls}" else []),
+            *(
+                [f"A copy without a gap costs {own('loss', task='copy').plain:.3f} ({of_nulls:.3f})."]
+                if f"{of_nulls}"
+                else []
+            ),
         ]
 
     def _rows(self, own: Numbers) -> list[tuple[str, Number, Number]]:

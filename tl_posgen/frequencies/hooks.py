@@ -69,7 +69,9 @@ def hold_planes(
     if not any((of_layer < inf).any() for of_layer in limits.values()):
         raise InputError(f"planes={planes!r}: no chosen layer has such a plane that turns; give indices")
     frozen = FrozenBeyond(lambda geometry: limits[geometry.layer])
-    return replace_scores(model, RowByRow(frozen), heads=[(layer, head) for layer in limits for head in selected[layer]])
+    return replace_scores(
+        model, RowByRow(frozen), heads=[(layer, head) for layer in limits for head in selected[layer]]
+    )
 
 
 def partial_planes(geometry: LayerGeometry, n_ctx: int) -> list[int]:

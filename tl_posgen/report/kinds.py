@@ -98,8 +98,8 @@ def lines(
     def figure(result: Any) -> go.Figure:
         known = panels(result) if callable(panels) else panels
         drawn = Panels(list(known), columns=columns, row_height=280)
-        at = (result.own[x].values + log_x if x else result.own[along].values).tolist()
         for one in _drawn(result, known, along):
+            at = (result.own[x].values + log_x).tolist() if x else one.labels
             curve = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(*one.ends)}
             drawn.add(one.panel, line(at, one.ends[0], one.name, one.colour, **curve))
             for kind, values in one.nulls.items():

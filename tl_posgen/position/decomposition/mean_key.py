@@ -69,7 +69,7 @@ class MeanKey(Measure):
         """The headline dummy distance."""
         return _FAR if self.d0 is None else self.d0
 
-    def attached(self) -> "MeanKey":
+    def attached(self, model: Any) -> "MeanKey":
         return replace(self, d0=self.headline)
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "MeanKey":

@@ -1,0 +1,441 @@
+"""The claims of papers on RoPE's frequencies, and two of ours, each with its numbers, thresholds and what would speak
+against it; of most papers only abstracts, repositories and others' notes could be read: "as we read it"."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tl_posgen.claims.judging import Claim, Criterion, Group, Verdict, or_lacking
+from tl_posgen.core.measure import HEAD, OUT
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.result import Result
+from tl_posgen.frequencies.numbers.use import step_of
+from tl_posgen.frequencies.plane_use import SINK
+from tl_posgen.frequencies.recall import CONTROL, DRAWN, FASTEST, SLOWEST
+
+ALONE: Mapping[str, Any] = {"beyond": None, "end": None}  # of a number that is not itself held against nulls
+DIAGONAL = 0.3  # attention at a distance from which a head is a diagonal or previous-token head
+LITTLE = 0.05  # of recall
+RECALLED = 0.3  # of the copy: a model that recalls less has too little to lose
+TURNED = 0.5  # radians in a prompt, below which a plane hardly turns at all
+
+
+def _thirds(array: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
+    """Return the fastest and the slowest third of an array's planes."""
+    third = 3 * np.arange(array.sizes["plane"]) // array.sizes["plane"]
+    return array.isel(plane=third == 0), array.isel(plane=third == 2)
+
+
+def _mean_of(array: xr.DataArray, heads: xr.DataArray) -> xr.DataArray:
+    """Return the mean over the heads of a group; NaN where it has none."""
+    return array.where(heads, 0).sum(HEAD) / heads.sum(HEAD)
+
+
+def _lengths(planes: Result) -> list[Criterion]:
+    own = planes.numbers
+    turning = np.isfinite(own.data["wavelength"]).any("layer")
+    found = []
+    for side in "qk":
+        fast, slow = _thirds(own.array("magnitude", side=side, **OUT).isel(plane=turning.values))
+        ratio = np.exp(np.log(slow.mean("plane") / fast.mean("plane")).mean(HEAD))
+        found.append(Criterion.of(f"slow third / fast third of {side}", own.number(ratio), 1.5, partly=1.1))
+    return found
+
+
+def _band(plane_use: Result) -> list[Group]:
+    own = plane_use.numbers
+    use = own.array("use")
+    n_planes = use.sizes["plane"]
+    step = step_of(n_planes)
+    profile = use.mean("head")
+    away = use["plane"] - profile.fillna(-1).argmax("plane")
+    of_band, of_slower = (profile.where(one).mean("plane") * n_planes for one in (abs(away) <= step, away > step))
+    band = Criterion.of("the longest band, x uniform", own.number(of_band), 2, otherwise="partly")
+    slower = Criterion.of("slower planes", own.number(of_slower), 1, sign=-1, **ALONE)
+    is_above = band.value > slower.value
+    verdict: Verdict = "held" if band.holds and slower.holds else "partly" if is_above else "not held"
+    return [Group(verdict, [band, slower])]
+
+
+def _partial(plane_use: Result) -> list[Criterion]:
+    own = plane_use.numbers
+    partial = own("partial")
+    beyond = {"all planes": [own("partial_planes").value], **partial.by_null}
+    return [Criterion.of("heads whose longest plane is partial", partial, 0.9, partly=0.75, beyond=beyond)]
+
+
+def _half_turn(plane_use: Result) -> list[Group]:
+    """Return the criterion of the context that fits best, and the numbers of others beside it."""
+    own, found = plane_use.numbers, []
+    for context in own.data["context"].values.tolist():
+        share = own("at_half_turn", context=context)
+        beyond = {"chance": [own("chance", context=context).value], **share.by_null}
+        found.append((context, share, Criterion.of("", share, 0.75, partly=0.5, beyond=beyond)))
+    found.sort(key=lambda one: -np.nan_to_num(one[1].value))
+    (context, share, best), *others = found
+    words = "heads at the half-turn plane of {:,} tokens"
+    criteria = [Criterion.of(words.format(context), share, 0.75, partly=0.5, beyond=best.beyond)]
+    criteria += [Criterion.of(words.format(at), one, 0.75, **ALONE) for at, one, _ in others]
+    return [Group(best.verdict, criteria)]
+
+
+def _massive(plane_use: Result) -> list[Group]:
+    own = plane_use.numbers
+    q, k, v = (own("massive", vector=one) for one in plane_use.measure.labels()["vector"])
+    sides = [
+        Criterion.of(f"massive coordinates a head, {side}", one, end=None, otherwise="held")
+        for side, one in (("q", q), ("k", k))
+    ]
+    least = min(q.value, k.value)
+    verdict: Verdict = "held" if least >= 0.5 and least >= 3 * v.value else "partly" if least > v.value else "not held"
+    return [Group(verdict, [*sides, Criterion.of("v", v, **ALONE)])]
+
+
+def _no_massive(plane_use: Result) -> str:
+    n = float(plane_use.own["massive"].sel(vector=["q", "k"]).sum())
+    return "" if n else "not measured: no coordinate of queries or keys is above 5 times the mean of its head"
+
+
+def _massive_slow(plane_use: Result) -> list[Criterion]:
+    own = plane_use.numbers
+    massive = own.array("massive").sel(vector=["q", "k"]).rename(vector="side")
+    share = own.number(own.array("massive_slow").sum((*HEAD, "side")) / massive.sum((*HEAD, "side")))
+    return [Criterion.of("in the slower half", share, 0.9, partly=0.75, beyond=or_lacking(share.by_null), end=None)]
+
+
+def _contextual(recall: Result) -> list[Group]:
+    own = recall.numbers
+    falls, rises = own.measure.falls(own), own.measure.rises(own)
+    at_mean, other = falls["largest at mean"], falls["another at mean"]
+    fall = Criterion.of("recall falls with the largest coordinate at its mean", at_mean, 0.5, otherwise="partly")
+    beside = Criterion.of("with another", other, LITTLE, sign=-1, **ALONE)
+    text = Criterion.of("text rises by", rises["largest at mean"], 0.5, sign=-1, **ALONE)
+    at_zero = Criterion.of("recall falls with it at zero", falls["largest at zero"], **ALONE)
+    is_part = at_mean.value >= 0.2 and at_mean.value >= 4 * other.value
+    whole = fall.holds and beside.holds and text.holds
+    return [Group("held" if whole else "partly" if is_part else "not held", [fall, beside, text, at_zero])]
+
+
+def _recalls_little(recall: Result) -> str:
+    recalled = recall.numbers("recall")
+    little = f"not measured: the model recalls {recalled.with_interval:.2f} of the copy, too little"
+    return "" if recalled.value >= RECALLED else little
+
+
+def _none_looks_up(recall: Result) -> str:
+    is_there = {SLOWEST, CONTROL} <= set(recall.own["condition"].values.tolist())
+    return _recalls_little(recall) or ("" if is_there else "not measured: no head looks up, or there is none beside it")
+
+
+def _slow_for_recall(recall: Result) -> list[Group]:
+    own = recall.numbers
+    falls = own.measure.falls(own)
+    drawn = [one for name, one in falls.items() if name.startswith(DRAWN)]
+    worst = max(drawn, key=lambda one: one.value)
+    slow = Criterion.of("recall falls without the slowest planes", falls[SLOWEST], 0.3, otherwise="partly")
+    random = Criterion.of("without random ones, at most", worst, LITTLE, sign=-1, **ALONE)
+    control = Criterion.of("in control heads", falls[CONTROL], LITTLE, sign=-1, **ALONE)
+    whole = slow.holds and random.holds and control.holds
+    more = slow.value > max(random.value, control.value)
+    return [Group("held" if whole else "partly" if more else "not held", [slow, random, control])]
+
+
+def _fast_for_recall(recall: Result) -> list[Group]:
+    own = recall.numbers
+    falls = own.measure.falls(own)
+    fast = Criterion.of("recall falls without the fastest planes", falls[FASTEST], LITTLE, sign=-1, **ALONE)
+    slow = Criterion.of("without the slowest", falls[SLOWEST], otherwise="held")
+    verdict: Verdict = "held" if fast.holds else "partly" if fast.value <= slow.value / 2 else "not held"
+    return [Group(verdict, [fast, slow])]
+
+
+def _diagonal(own: Numbers) -> tuple[xr.DataArray, xr.DataArray]:
+    """Return which heads are diagonal or previous-token heads, and which distance each attends most."""
+    attention = own.array("diagonal", near=None)
+    return attention.max("near") >= DIAGONAL, attention == attention.max("near")
+
+
+def _diagonals(plane_roles: Result, plane_use: Result) -> list[Criterion]:
+    own = plane_roles.numbers
+    heads, most = _diagonal(own)
+    lift = own.array("contrast", near=None).where(most, 0).sum("near")
+    fast, _ = _thirds(lift)
+    share = own.number(_mean_of(fast.sum("plane") / lift.sum("plane"), heads))
+    fast, _ = _thirds(plane_use.numbers.array("use"))
+    of_fast = fast.sum("plane")
+    more = own.number(_mean_of(of_fast, heads) - _mean_of(of_fast, ~heads))
+    return [
+        Criterion.of("lift by the fast third", share, 0.75, partly=0.5, beyond=or_lacking(share.by_null)),
+        Criterion.of("more use of it than in other heads", more, 0.1, partly=0.0, beyond=or_lacking(more.by_null)),
+    ]
+
+
+def _no_diagonal(plane_roles: Result, _: Result) -> str:
+    heads, _ = _diagonal(plane_roles.numbers)
+    n = int(heads.sel(init="trained", group="all").sum())
+    return "" if n else f"not measured: no head attends to its own or the previous token by {DIAGONAL:g}"
+
+
+def _place_by_frequency(plane_roles: Result, plane_use: Result) -> list[Criterion]:
+    own = plane_roles.numbers
+    variance = plane_use.numbers.array("variance_share")
+    slowness = (variance * variance["plane"]).sum("plane", min_count=1)
+    rho = own.correlation(own.array("positional") - own.array("symbolic"), -slowness, ranks=True)
+    return [Criterion.of("rank correlation over heads", rho, 0.7, partly=0.4)]
+
+
+def _centres(plane_use: Result) -> list[Criterion]:
+    own = plane_use.numbers
+    fixed = {side: own.number(own.array("centre", side=side) > 0.95) for side in "qk"}
+    return [Criterion.of(f"heads with R > .95, {side}", one, 0.8, partly=0.5) for side, one in fixed.items()]
+
+
+def _sinks(own: Numbers) -> xr.DataArray:
+    return own.array("sink") > SINK
+
+
+def _no_sink(plane_use: Result) -> str:
+    return (
+        ""
+        if bool((plane_use.own["sink"] > SINK).any())
+        else f"not measured: no head attends to the first token by {SINK:g}"
+    )
+
+
+def _sinks_by_angle(plane_use: Result) -> list[Group]:
+    own = plane_use.numbers
+    heads = _sinks(own)
+    share = own.number(heads.where(own.array("sink").notnull()))
+    length, cosine = (own.number(_mean_of(own.array(name), heads)) for name in ("first_length", "first_cosine"))
+    shorter = Criterion.of("|k_0| / E|k| in sink heads", length, 1, sign=-1, **ALONE)
+    angle = Criterion.of(
+        "cosine with q above other keys'", cosine, 0.1, beyond=or_lacking(cosine.by_null), otherwise="detectable"
+    )
+    verdict: Verdict = "held" if shorter.holds and angle.holds else "partly" if angle.holds else "not held"
+    return [Group(verdict, [angle, shorter, Criterion.of("sink heads", share, **ALONE)])]
+
+
+def _sinks_from_partial(plane_use: Result) -> list[Criterion]:
+    own = plane_use.numbers
+    context = own.data["context"].values[0]
+    partial = own.data["turns"].sel(context=context, drop=True) < 1
+    lift = own.array("sink_lift").where(_sinks(own), 0)
+    share = own.number(lift.where(partial, 0).sum((*HEAD, "plane")) / lift.sum((*HEAD, "plane")))
+    beyond = {"all planes": [own("partial_planes").value], **or_lacking(share.by_null)}
+    return [Criterion.of("lift of the first token by partial planes", share, 0.75, partly=0.5, beyond=beyond)]
+
+
+def _decay(plane_roles: Result) -> list[Group]:
+    own = plane_roles.numbers
+    score = own.array("mean_score")
+    doubling = score["doubling"] - score["doubling"].mean()
+    slope = own.number((score * doubling).sum("doubling") / (doubling**2).sum() / own.array("spread"))
+    falls = Criterion.of("std within rows that scores fall by per doubling", _less(slope), otherwise="held")
+    largest = max((abs(one) for one in slope.nulls), default=np.nan)
+    still = Criterion("null models, at most", largest, LITTLE, sign=-1)
+    whole = still.holds and falls.value >= 4 * largest
+    return [Group("held" if whole else "partly" if falls.value >= 4 * largest else "not held", [falls, still])]
+
+
+def _less(number: Number) -> Number:
+    """Return the number with the other sign."""
+    nulls = {kind: tuple(-one for one in each) for kind, each in number.by_null.items()}
+    return Number(-number.value, -number.high, -number.low, nulls)
+
+
+def _frozen_quarters(plane_cost: Result, _: Result) -> list[Group]:
+    own = plane_cost.numbers
+    rises = own.measure.rises(own)
+    of_fast = rises["freeze fastest quarter"]
+    fast = Criterion.of("rise with the fastest quarter frozen", of_fast, 0.1, otherwise="partly")
+    slow = Criterion.of("with the slowest", rises["freeze slowest quarter"], 0.01, sign=-1, **ALONE)
+    is_part = slow.value <= 0.1 * fast.value
+    verdict: Verdict = "held" if fast.holds and slow.holds else "partly" if is_part else "not held"
+    return [Group(verdict, [fast, slow])]
+
+
+def _hardly_turns(plane_cost: Result, plane_use: Result) -> str:
+    """Say where the slowest quarter of the planes turns so little in a prompt that freezing it says nothing."""
+    data = plane_use.own.isel(context=0)
+    n_planes = data.sizes["plane"]
+    theta = 2 * np.pi * (data["turns"] / data["reach"]).isel(plane=(3 * n_planes + 3) // 4)
+    length = plane_cost.provenance.get("length")
+    angle = float(theta.max()) * (length if isinstance(length, int) else max(length or [0]))
+    few = f"not measured: the slowest quarter turns by {angle:.2f} radians in prompts of {length} tokens, too little"
+    return "" if angle >= TURNED else few
+
+
+def _base(plane_use: Result) -> list[Criterion]:
+    own = plane_use.numbers
+    share = own.number((own.array("first_negative") / own.array("reach")).min("layer"))
+    return [Criterion.of("first negative sum of cosines, over L", share, 1, **ALONE)]
+
+
+FREQUENCY: Sequence[Claim] = [
+    Claim(
+        "frequency 1",
+        "Queries and keys are longer in low frequencies (Barbero et al. 2024, as we read it).",
+        "E|z| of the slowest third of the planes over that of the fastest, of q and of k, mean of logarithms over "
+        "heads: both 1.5 held, 1.1 partly",
+        ("planes",),
+        _lengths,
+    ),
+    Claim(
+        "frequency 1b",
+        "They are so in one band, and slower planes are little used (Oka et al. 2026, as we read it).",
+        "use of the planes within a step of the most used one of each layer at least twice uniform, and of slower ones "
+        "at most uniform: held; more than of slower ones: partly; the band has to be beyond the null",
+        ("plane_use",),
+        _band,
+    ),
+    Claim(
+        "frequency 2",
+        "The longest plane makes less than a turn within the context (Jonasson 2025, as we read it).",
+        "heads of which that is true: .9 held, .75 partly; beyond the share of all planes and the nulls",
+        ("plane_use",),
+        _partial,
+    ),
+    Claim(
+        "frequency 2h",
+        "It is the one that makes half a turn (LeRoPE, Karypis et al. 2026: a wavelength of 2.2 contexts, as we read "
+        "it; half a turn: ours).",
+        "heads whose longest plane is within a step of the fastest that makes at most half a turn: .75 held, .5 "
+        "partly; beyond chance and the nulls; of two contexts the one that fits better, the other beside it",
+        ("plane_use",),
+        _half_turn,
+    ),
+    Claim(
+        "frequency 2q",
+        "There queries lead keys by a quarter turn, so that the plane penalises distance (ours; an angle of its own: "
+        "Jonasson 2025, as we read it).",
+        "sine of the phase between mean query and mean key, mean over heads: .8 held, .5 partly",
+        ("plane_use",),
+        lambda plane_use: [Criterion.of("sine of the phase", plane_use.numbers("sine"), 0.8, partly=0.5)],
+    ),
+    Claim(
+        "frequency 3",
+        "Queries and keys have massive coordinates, values have none (Jin et al. 2025, as we read it).",
+        "coordinates above 5 times the mean of their head, a head: of q and of k at least .5 and 3 times those of v: "
+        "held; more than of v: partly (counts, without an interval)",
+        ("plane_use",),
+        _massive,
+        _no_massive,
+    ),
+    Claim(
+        "frequency 3b",
+        "Massive coordinates of queries and keys lie in low frequencies (Jin et al. 2025, as we read it).",
+        "share of them in the slower half of the planes: .9 held, .75 partly (a count, without an interval)",
+        ("plane_use",),
+        _massive_slow,
+        _no_massive,
+    ),
+    Claim(
+        "frequency 4",
+        "The largest coordinate holds contextual knowledge: at its mean, recall is lost and little else (Jin et al. "
+        "2025, as we read it).",
+        "recall of a copy falls by .5, with another coordinate by at most .05, and the text's loss rises by at most .5 "
+        "nats: held; by .2, and 4 times as far as with another: partly. Harmless at its mean and not at zero would be "
+        "an offset",
+        ("recall",),
+        _contextual,
+        _recalls_little,
+    ),
+    Claim(
+        "frequency 5",
+        "Diagonal and previous-token heads are made by the highest frequencies (Barbero et al. 2024, as we read it).",
+        "in heads that attend .3 to their own or the previous token, the share of the fastest third in its lift above "
+        "the next three distances, nearly an identity: .75 held, .5 partly; and their use of that third .1 above "
+        "other heads': held; above: partly",
+        ("plane_roles", "plane_use"),
+        _diagonals,
+        _no_diagonal,
+    ),
+    Claim(
+        "frequency 6",
+        "Positional heads use fast planes, symbolic heads slow ones (Urrutia et al. 2026, as we read it).",
+        "rank correlation over heads of positional less symbolic score with the frequency of the planes that vary "
+        "within rows: .7 held, .4 partly; beyond every random init, of which several are wanted (null_seeds)",
+        ("plane_roles", "plane_use"),
+        _place_by_frequency,
+    ),
+    Claim(
+        "frequency 7",
+        "Queries and keys before RoPE stand around fixed centres (TriAttention 2026, as we read it).",
+        "heads with |E x| / E|x| above .95, of q and of k: both .8 held, .5 partly",
+        ("plane_use",),
+        _centres,
+    ),
+    Claim(
+        "frequency 7b",
+        "The curve of the mean query and key over distance foretells scores (TriAttention 2026, as we read it).",
+        "r with the scores of single queries, mean over heads: .5 held, .3 partly",
+        ("plane_roles",),
+        lambda plane_roles: [Criterion.of("r", plane_roles.numbers("curve_r"), 0.5, partly=0.3)],
+    ),
+    Claim(
+        "frequency 8",
+        "The first token is a sink by its key's angle, not its length (Gu et al. 2024, as we read it).",
+        "in heads that give it .3 of their attention, cosine of queries with its key at least .1 above those with "
+        "others, and its key no longer than theirs: held; the first alone: partly; the cosine beyond the null",
+        ("plane_use",),
+        _sinks_by_angle,
+        _no_sink,
+    ),
+    Claim(
+        "frequency 9",
+        "Planes that make less than a turn make the sink (DoPE 2025, Jonasson 2025, as we read them).",
+        "share of them in the lift of the first token above other keys, in the same heads: .75 held, .5 partly; beyond "
+        "the share of all planes and the nulls",
+        ("plane_use",),
+        _sinks_from_partial,
+        _no_sink,
+    ),
+    Claim(
+        "frequency 10",
+        "RoPE by itself makes no decay with distance; training does (Barbero et al. 2024, as we read it).",
+        "slope of mean scores per doubling of distance, in std within rows: of every null at most .05 either way, and "
+        "the model's falls 4 times as far as any: held; the last alone: partly",
+        ("plane_roles",),
+        _decay,
+    ),
+    Claim(
+        "frequency 11",
+        "The slowest quarter of the planes need not turn, the fastest must (Barbero et al. 2024, as we read it).",
+        "rise of the loss with the slowest quarter frozen at most .01 nats, with the fastest at least .1: held; at "
+        "most a tenth of it: partly; open where the slowest quarter turns by less than .5 radians in a prompt",
+        ("plane_cost", "plane_use"),
+        _frozen_quarters,
+        _hardly_turns,
+        options={"plane_cost": {"edits": ("freeze",), "groups": ("quarters",)}},
+    ),
+    Claim(
+        "frequency 12",
+        "Heads that look up a copy need their slowest planes (Bayram 2026, as we read it).",
+        "recall falls by .3 without them, and by at most .05 without random planes or in control heads: held; further "
+        "than without these: partly",
+        ("recall",),
+        _slow_for_recall,
+        _none_looks_up,
+    ),
+    Claim(
+        "frequency 13",
+        "They do not need their fastest planes (Chiang & Yogatama 2025, as we read it).",
+        "recall falls by at most .05 without them: held; by at most half of what it falls by without the slowest: "
+        "partly; the latter has to be beyond the null",
+        ("recall",),
+        _fast_for_recall,
+        _none_looks_up,
+    ),
+    Claim(
+        "frequency 14",
+        "The base is large enough for the context: a query never prefers a random key to one like itself (Men et al. "
+        "2024, as we read it).",
+        "least distance at which the sum over planes of cos(theta D) is below 0, over the context or window: 1, no "
+        "such distance: held; of the config, without nulls",
+        ("plane_use",),
+        _base,
+    ),
+]

@@ -1,0 +1,181 @@
+"""What each plane of RoPE, and each third and quarter of them, costs the running model when it is edited."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Annotated, Any, Literal
+
+import torch
+import xarray as xr
+from jaxtyping import Bool
+from torch import Tensor
+
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.options import Each
+from tl_posgen.core.run import Run
+from tl_posgen.frequencies.rules import with_frequencies
+from tl_posgen.hooks.replace_scores import HookList
+from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, Interventions, tokens_by_condition
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Heads, Layers
+from tl_posgen.position.planes.planes import require_rope
+from tl_posgen.report.kinds import bars, lines
+from tl_posgen.rope.rotation import Rope
+from tl_posgen.slash.band_ablation import ablate_bands
+
+Planes = Callable[[Rope], Bool[Tensor, " plane"]]
+Edit = Literal["drop", "freeze", "slow"]
+Group = Literal["planes", "thirds", "quarters"]
+DONE = {"drop": "dropped", "freeze": "frozen", "slow": "half as fast"}  # what sentences and figures call an edit
+_NAMES = {
+    "thirds": ("fastest third", "middle third", "slowest third"),
+    "quarters": ("fastest quarter", "second quarter", "third quarter", "slowest quarter"),
+}
+_MOST_NAMED = 3  # planes in a sentence
+
+
+def edit_planes(model: Model, edit: Edit, planes: Planes, *, layers: Layers = None, heads: Heads = None) -> HookList:
+    """score_ij <- scale <R'_i q'_i, R'_j k'_j> with chosen planes dropped (q'_m = k'_m = 0), frozen (theta'_m = 0) or
+    half as fast (theta'_m = theta_m / 2).
+
+    Args:
+        planes: from a layer's `Rope` to a boolean a plane.
+        layers, heads: chosen layers and heads; all if left out.
+
+    Raises:
+        UnsupportedModelError: see `tl_posgen.hooks.replace_scores.replace_scores`; no chosen layer with RoPE.
+
+    Source: ours.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> none = edit_planes(model, "slow", lambda rope: torch.zeros_like(rope.inv_freq, dtype=torch.bool))
+        >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=none), model(tokens), atol=1e-4)
+        True
+    """
+    where: dict[str, Any] = {"layers": layers, "heads": heads}
+    if edit != "slow":
+        return ablate_bands(model, edit, planes, **where)
+
+    def slower(rope: Rope) -> Rope:
+        theta = rope.inv_freq
+        return replace(rope, inv_freq=torch.where(planes(rope).to(theta.device), theta / 2, theta))
+
+    return with_frequencies(model, slower, **where)
+
+
+def one_plane(plane: int) -> Planes:
+    """Return what chooses the plane of this number; of a layer that lacks it none."""
+    return lambda rope: torch.arange(len(rope.inv_freq)) == plane
+
+
+def part_of_planes(part: int, n_parts: int) -> Planes:
+    """Return what chooses one of n equal parts of a layer's planes, 0 the fastest."""
+    return lambda rope: n_parts * torch.arange(len(rope.inv_freq)) // max(1, len(rope.inv_freq)) == part
+
+
+@dataclass(frozen=True)
+class PlaneCost(Interventions):
+    r"""rise = L(planes edited) - L(unchanged), for every plane of RoPE, and for thirds and quarters of them.
+
+    What does the running model lose when one plane of RoPE is taken from its scores, or no longer turns? Planes are
+    edited one by one, and in thirds and quarters, the fastest first, in all heads at once or in those that are chosen:
+    dropped from queries and keys, frozen (their content stays and does not turn), or turned half as fast.
+
+    A plane that is frozen keeps what its queries and keys say to each other, so that what it costs is the loss of its
+    turning. Planes go by their number in each layer; layers may have frequencies of their own.
+
+    Args:
+        edits: any of "drop", "freeze" and "slow".
+        groups: which planes are edited together: "planes" (each by itself), "thirds", "quarters".
+
+    Raises:
+        InputError: prompts of several lengths.
+        UnsupportedModelError: a model without rotary planes, or whose scores cannot be replaced.
+
+    Source: planes dropped one by one: Karypis et al. 2026 (arXiv 2607.10134) of a model with learned frequencies, as we
+    read it; the slowest quarter frozen is p-RoPE, Barbero et al. 2024 (arXiv 2410.06205); the others: ours
+
+    Example:
+        >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> found = PlaneCost(["drop"], ["thirds"])("mini", "Down, down, down. Would the fall never end?" * 3, **cut)
+        >>> found.frame()["condition"].tolist()
+        ['unchanged', 'drop fastest third', 'drop middle third', 'drop slowest third']
+    """
+
+    edits: Annotated[Sequence[Edit], Each()] = ("drop", "freeze")
+    groups: Annotated[Sequence[Group], Each()] = ("planes", "thirds", "quarters")
+
+    question = "What does each plane of RoPE cost?"
+    variables = {**Interventions.variables, **PREDICTIONS}
+    words = DONE
+    token_view = tokens_by_condition(DONE)
+    requires = require_rope
+    figures = {
+        "planes": lines(
+            lambda result: {
+                "rise of the loss, nats": [
+                    (DONE[edit], lambda own, edit=edit: own.measure.costs(own)[edit]) for edit in result.measure.edits
+                ]
+            },
+            "plane",
+            title="What each plane costs",
+            subtitle="nats per token over the unchanged model; planes by number, the fastest first",
+        ),
+        "groups": bars(
+            {"rise of the loss, nats": [("rise", lambda own: own.measure.rise_of_groups(own))]},
+            "condition",
+            title="What thirds and quarters of the planes cost",
+            subtitle="nats per token, over the unchanged model",
+            form="+.3f",
+        ),
+    }
+
+    def conditions(self, run: Run) -> Mapping[str, Any]:
+        n_planes = max(len(one.rope.inv_freq) for one in geometry_of(run.session))
+        chosen: dict[str, Planes] = {}
+        if "planes" in self.groups:
+            chosen |= {f"plane {plane}": one_plane(plane) for plane in range(n_planes)}
+        for names in (_NAMES[group] for group in ("thirds", "quarters") if group in self.groups):
+            chosen |= {name: part_of_planes(part, len(names)) for part, name in enumerate(names)}
+        every = product(self.edits, chosen.items())
+        return {f"{edit} {name}": edit_planes(run.model, edit, planes, **run.where) for edit, (name, planes) in every}
+
+    def kinds(self, data: xr.Dataset) -> Sequence[str]:
+        is_there = {"planes": "planes" in self.groups, "groups": bool({"thirds", "quarters"} & set(self.groups))}
+        return [kind for kind, one in is_there.items() if one]
+
+    def costs(self, own: Numbers) -> dict[str, xr.DataArray]:
+        """Return the rise of the loss [.., plane, prompt] by edit; none where planes were not edited one by one."""
+        rise, found = self.rise_of(own), {}
+        names = [str(one) for one in rise["condition"].values]
+        for edit in self.edits:
+            planes = [one for one in names if one.startswith(f"{edit} plane ")]
+            numbers = [int(one.rsplit(" ", 1)[1]) for one in planes]
+            if planes:
+                found[edit] = rise.sel(condition=planes).rename(condition="plane").assign_coords(plane=numbers)
+        return found
+
+    def rise_of_groups(self, own: Numbers) -> xr.DataArray:
+        """Return the rise of the loss under edits of thirds and quarters."""
+        rise = self.rise_of(own)
+        return rise.sel(condition=[str(one) for one in rise["condition"].values if "third" in one or "quarter" in one])
+
+    def findings(self, own: Numbers) -> list[str]:
+        said = []
+        for edit, rise in self.costs(own).items():
+            numbers = dict(zip(rise["plane"].values.tolist(), own.along(rise, "plane"), strict=True))
+            dearest = sorted(numbers, key=lambda plane: -numbers[plane].value)[:_MOST_NAMED]
+            named = "; ".join(f"plane {plane} {numbers[plane]:+.3f}" for plane in dearest)
+            said.append(f"Loss with one plane {DONE[edit]}, the dearest of {len(numbers)}: {named} nats.")
+        numbers = self.rises(own)
+        for edit in self.edits:
+            parts = {name: numbers.get(f"{edit} {name}") for name in ("fastest quarter", "slowest quarter")}
+            told = [f"{name} {one:+.3f}" for name, one in parts.items() if isinstance(one, Number)]
+            said += [f"With a quarter of the planes {DONE[edit]}: {'; '.join(told)} nats."] if told else []
+        loss = own("loss", condition=UNTOUCHED)
+        return said or [f"Loss of the unchanged model: {loss:.3f} nats."]

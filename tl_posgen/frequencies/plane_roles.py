@@ -1,0 +1,197 @@
+"""What planes of RoPE do in scores: diagonals, decay with distance, places and contents of keys."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.arithmetic import double
+from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.sums import Sums
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.frequencies.numbers.roles import (
+    contrast_at,
+    correlation_with_mean_curve,
+    scores_at,
+    swap_scores,
+)
+from tl_posgen.frequencies.plane_use import SETTLED
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
+from tl_posgen.position.planes.planes import require_rope
+from tl_posgen.report.kinds import lines
+from tl_posgen.rope.planes import along_distances, turning_factors
+from tl_posgen.rope.rotation import complex_planes, turns_at
+
+NEAR = (0, 1)  # distances of diagonal and previous-token heads
+_N_CURVE, _FARTHEST = 24, 0.75  # distances at which a query is held against the mean curve, up to this share of n
+_N_ROWS, _N_PAIRS = 8, 256  # queries, and pairs of keys of each, whose contents change places
+_SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
+
+
+@dataclass(frozen=True)
+class PlaneRoles(Measure):
+    r"""s_m(D) - 1/3 sum_{a=1..3} s_m(D + a), with s_m(D) = E_i scale Re z^q_im conj(z^k_{i-D,m}) e^{i theta_m D}.
+
+    What do planes do in the scores? Which make the diagonals, the token itself and the one before it, stand out; how
+    the mean score changes with distance; how far attention goes with the places of keys, and how far with their
+    contents; and whether the mean query and the mean key foretell the scores of single queries.
+
+    Attention at a distance is a mean over queries from 8 on. Mean scores are taken at D = 1, 2, 4, .. below half of the
+    prompt, from the same queries of the second half. The mean curve is held against each query's scores at 24 distances
+    up to three quarters of the prompt, by Pearson's r. For places and contents, two keys of a query change theirs, see
+    `tl_posgen.frequencies.numbers.roles.swap_scores`: 256 drawn pairs of each of 8 queries, weighted by how unlike the
+    attention to the two is. The first token is left out as a key. A soft cap is not in these scores.
+
+    Raises:
+        InputError: no prompt of 10 tokens.
+        UnsupportedModelError: a model, or later a choice of layers, without RoPE (learned absolute positions, ALiBi).
+
+    Source: claims of others, as we read them: diagonals Barbero et al. 2024 (arXiv 2410.06205), places and contents
+    Urrutia et al. 2026 (arXiv 2511.11579), the mean curve TriAttention (arXiv 2604.04921); how each is measured: ours
+
+    Example:
+        >>> data = PlaneRoles()("mini", "Down, down, down. Would the fall never end?", null_seeds=()).own
+        >>> data["contrast"].dims
+        ('near', 'layer', 'head', 'plane')
+    """
+
+    question = "Which planes make diagonals, and do heads go by place or by content?"
+    needs = frozenset({"pattern"})
+    variables = {
+        "diagonal": Variable("attention at D", "", "E_i S_{i, i-D}", ("near", *HEAD), **_SHARE),
+        "contrast": Variable(
+            *("lift of a diagonal", "logits", "s_m(D) less the mean at the next three distances, by plane"),
+            dims=("near", *HEAD, "plane"),
+            interval=True,
+        ),
+        "positional": Variable(
+            *("positional score", "", "1: attention stays when two keys change contents", HEAD, "positional", "place"),
+            **_SHARE,
+        ),
+        "symbolic": Variable(
+            *("symbolic score", "", "1: attention goes with the contents", HEAD, "symbolic", "content"), **_SHARE
+        ),
+        "curve_r": Variable(
+            *("r with the mean curve", "", "of a query's scores over distance", HEAD, "curve_r", "curve r"),
+            interval=True,
+            bounds=(-1, 1),
+            judged=True,
+        ),
+        "mean_score": Variable("mean score", "logits", "at D = 1, 2, 4, ..", (*HEAD, "doubling"), interval=True),
+        "spread": Variable("std within rows", "logits", "of the scores of a query over its keys", HEAD, interval=True),
+    }
+    requires = require_rope
+    figures = {
+        "diagonals": lines(
+            {f"at D = {near}": [("lift, logits", "contrast", {"near": near})] for near in NEAR},
+            "plane",
+            title="Which planes make diagonals",
+            subtitle="by how much each lifts a diagonal above the next three distances; mean over heads, fastest first",
+        ),
+        "decay": lines(
+            {"mean score / std within rows": [("scores", lambda own: own.array("mean_score") / own.array("spread"))]},
+            "doubling",
+            title="Scores over distance",
+            subtitle="mean over queries of the second half and over heads",
+            x_title="log2 of the distance",
+        ),
+    }
+    curves = ("mean_score",)
+
+    def labels(self) -> Mapping[str, Sequence[Any]]:
+        return {"near": NEAR}
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "PlaneRoles":
+        if (n := max(map(len, tokens))) < SETTLED + 2:
+            raise InputError(f"{self.name}: the longest prompt has {n} tokens; give {SETTLED + 2} tokens at least")
+        return self
+
+    def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
+        geometry, n = layer.geometry, layer.length
+        rope, scale, reach = geometry.rope, geometry.scale, min(n, geometry.window or n)
+        if not rope.rotary_dim or n < SETTLED + 2:
+            return {}
+        z = [complex_planes(double(x), rope) for x in (layer.q, layer.k)]
+        q, k = (complex_planes(double(x), rope) for x in (layer.rotated_q, layer.rotated_k))
+        rows = torch.arange(SETTLED, n, device=q.device)
+        late = torch.arange(n // 2 + 1, n, device=q.device)
+        doubled = [2**power for power in range(n.bit_length()) if 2**power < min(n / 2 + 1, reach)]
+        farthest = min(int(_FARTHEST * n), reach - 1)
+        distances = sorted({round(float(one)) for one in np.geomspace(1, farthest, _N_CURVE)})
+        turn = turning_factors(torch.tensor(distances, device=q.device), rope, geometry.d_head)
+        mean_curve = along_distances(z[0][:, 1:].mean(1) * z[1][:, 1:].mean(1).conj(), turn)
+        far = torch.arange(farthest + 1, n, device=q.device)
+        curve_r = correlation_with_mean_curve(q, k, mean_curve, distances, far)
+        positional, symbolic, spread = _swapped(layer, scale * q, z[1])
+        return {
+            "diagonal": _attention_at(layer, NEAR),
+            "contrast": scale * torch.stack([contrast_at(q, k, rows, distance) for distance in NEAR]),
+            "positional": positional,
+            "symbolic": symbolic,
+            "curve_r": curve_r,
+            "mean_score": scale * torch.stack([scores_at(q, k, late, d).sum(-1).mean(1) for d in doubled], -1),
+            "spread": spread,
+        }
+
+    def finish(self, sums: Sums) -> Any:
+        if "contrast" not in sums:
+            raise UnsupportedModelError(
+                f"layers {', '.join(map(str, sums.layers))}: none of them has RoPE, so there are no planes; "
+                f"choose other layers, or leave {self.name} out"
+            )
+        return sums.means().reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
+
+    def findings(self, own: Numbers) -> list[str]:
+        itself, before = (own("diagonal", near=near) for near in NEAR)
+        return [
+            f"Attention to the token itself is {itself:.2f}, to the one before it {before:.2f}. When two keys change "
+            f"contents, attention keeps its places by {own('positional'):.2f} and goes with the contents by "
+            f"{own('symbolic'):.2f}.",
+            f"The curve of the mean query and the mean key over distance correlates with the scores of single queries "
+            f"at r = {own('curve_r'):.2f}.",
+        ]
+
+
+def _attention_at(layer: LayerCapture, distances: Sequence[int]) -> Float[Tensor, "near head"]:
+    """Return E_i S_{i, i-D} over the queries from SETTLED on, at each distance."""
+    found = []
+    for start, stop in query_ranges(len(layer.heads), layer.length, layer.device):
+        block, rows = layer.pattern_rows(start, stop), torch.arange(start, stop, device=layer.device)
+        for distance in distances:
+            keys = (rows - distance).clamp(min=0)[None, :, None].expand(len(block), -1, 1)
+            found.append(block.gather(-1, keys)[..., 0])
+    every = [torch.cat(found[near :: len(distances)], 1) for near in range(len(distances))]
+    return double(torch.stack(every)[..., SETTLED:]).mean(-1)
+
+
+def _swapped(layer: LayerCapture, q: Tensor, contents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return positional and symbolic scores of the heads, and the std of their scores within rows."""
+    geometry, n, device = layer.geometry, layer.length, q.device
+    turns = torch.cat(
+        [
+            turns_at(torch.arange(n), geometry.rope),
+            torch.ones(n, contents.shape[-1] - len(geometry.rope.inv_freq), dtype=contents.dtype),
+        ],
+        -1,
+    ).to(device)
+    generator = torch.Generator().manual_seed(1_000_003 * layer.prompt + 101 * layer.layer)
+    found, variances = [], []
+    for row in torch.linspace(n // 2, n - 1, _N_ROWS).long().unique().tolist():
+        first = 1 if geometry.window is None else max(1, row - geometry.window + 1)
+        scores = (q[:, row, None] * (contents[:, first : row + 1] * turns[first : row + 1]).conj()).real.sum(-1)
+        variances.append(scores.var(-1, correction=0))
+        pairs = torch.randint(first, row + 1, (_N_PAIRS, 2), generator=generator)
+        pairs = pairs[pairs[:, 0] != pairs[:, 1]].to(device)
+        attention = scores.softmax(-1)
+        weights = (attention[:, pairs[:, 0] - first] - attention[:, pairs[:, 1] - first]).abs()
+        found.append((swap_scores(q[:, row], contents, turns, pairs, weights), weights.sum(-1)))
+    total = torch.stack([weight for _, weight in found])
+    means = [torch.stack([one[side].nan_to_num() for one, _ in found]) for side in (0, 1)]
+    positional, symbolic = ((one * total).sum(0) / total.sum(0) for one in means)
+    return positional, symbolic, torch.stack(variances).mean(0).sqrt()

@@ -1,0 +1,114 @@
+"""The figure of planes: how far each turns within the context, how much it is used, in which phase, and its cost."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+from plotly.colors import cyclical
+
+from tl_posgen.core.formatting import in_ranges
+from tl_posgen.core.measure import HEAD
+from tl_posgen.core.numbers import intervals_of
+from tl_posgen.models.loading.null_kinds import NULL_KINDS
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, error_bars, line, model_label
+from tl_posgen.report.head_figures import head_names
+
+PHASES = cyclical.HSV  # of angles: the two ends are one colour
+_MOST_KINDS = 3  # of layers beside each other
+_COST_HEIGHT = 0.6  # of the panels above
+
+
+def kinds_of_layers(data: xr.Dataset, context: int) -> dict[str, list[int]]:
+    """Return the layers of each kind, those of one reach and the same frequencies, by its name; those without RoPE are
+    left out."""
+    at = data[["turns", "reach"]].sel(context=context)
+    by_kind: dict[tuple[float, ...], list[int]] = {}
+    for layer in at["layer"].values.tolist():
+        turns = at["turns"].sel(layer=layer).values
+        if np.isfinite(turns).any():
+            by_kind.setdefault((float(at["reach"].sel(layer=layer)), *turns[np.isfinite(turns)]), []).append(layer)
+    if len(by_kind) == 1:
+        return {f"all layers, L = {reach:,.0f} tokens": layers for (reach, *_), layers in by_kind.items()}
+    return {f"layers {in_ranges(layers)}, L = {reach:,.0f} tokens": layers for (reach, *_), layers in by_kind.items()}
+
+
+def draw_plane_use(result: Any, costs: Mapping[str, xr.DataArray] | None = None) -> go.Figure:
+    """Draw the use of each plane over the turns that it makes within the context, beside uniform use and the null
+    models, and a mark a head at its longest plane, coloured by phase; below, where it was measured, what each costs.
+
+    Args:
+        result: of `PlaneUse`.
+        costs: by name, the rise of the loss [.., plane, prompt], such as `PlaneCost.costs` gives.
+    """
+    own = result.numbers
+    context = result.own["context"].values.tolist()[0]
+    kinds = dict(list(kinds_of_layers(result.own, context).items())[:_MOST_KINDS])
+    titles = [*kinds, *([""] * len(kinds) if costs else [])]
+    heights = {"row_heights": [1, _COST_HEIGHT], "vertical_spacing": 0.08} if costs else {}
+    panels = Panels(titles, columns=max(1, len(kinds)), row_height=340, horizontal_spacing=0.06, **heights)
+    for number, layers in enumerate(kinds.values()):
+        data = result.own.sel(layer=layers)
+        turns = data["turns"].sel(context=context).isel(layer=0)
+        planes = turns["plane"].values[turns.values > 0]
+        x = np.log10(turns.sel(plane=planes).values)
+        use = own.array("use").sel(layer=layers, plane=planes) * int(turns.notnull().sum())
+        ends = intervals_of(use.mean(HEAD))
+        value, low, high = (ends[end].values for end in ("value", "low", "high"))
+        words = [f"plane {plane}: {10**turn:.3g} turns" for plane, turn in zip(planes, x, strict=True)]
+        width = 0.8 * float(np.abs(np.diff(x)).min()) if len(x) > 1 else 0.2
+        look = {"marker_color": COLOURS[0], "width": width, "error_y": error_bars(value, low, high), "opacity": 0.75}
+        hover = {"text": words, "textposition": "none", "hovertemplate": "%{text}<br>%{y:.2f} x uniform<extra></extra>"}
+        panels.add(number, go.Bar(x=x, y=value, name="mean over heads", **look, **hover))
+        for kind, null in own.by_null.items():
+            y = [one.value for one in null.along(use, "plane")]
+            panels.add(number, line(x, y, kind, NULL_KINDS[kind].colour, dash=NULL_KINDS[kind].dash, width=2))
+        panels.add(number, _marks_of_heads(data, use, turns))
+        for below, one in enumerate((costs or {}).items()):
+            panels.add(len(kinds) + number, *_cost(one, below, planes, x, width / len(costs or "x"), words))
+    figure = panels.figure
+    figure.add_vline(x=np.log10(0.5), line={"color": NULL_COLOUR, "width": 1, "dash": "dot"})
+    for number in range(len(kinds)):
+        figure.add_hline(y=1, line={"color": NULL_COLOUR, "width": 1}, row=1, col=number + 1)
+    panels.axes("turns within the context (dotted: half a turn)", "use, x uniform")
+    if costs:
+        figure.update_yaxes(title_text="rise of the loss, nats", row=2, col=1)
+    shown = [float(axis) for trace in figure.data if trace.type == "bar" for axis in trace.x] or [0.0]
+    ticks = np.arange(np.floor(min(shown)), np.ceil(max(shown)) + 1)
+    figure.update_xaxes(tickvals=ticks, ticktext=[f"{10.0**tick:,g}" for tick in ticks])
+    bar = {"title": "phase of q<br>before k", "thickness": 12, "tickvals": [-180, -90, 0, 90, 180], "ticksuffix": "°"}
+    figure.update_layout(
+        coloraxis={"colorscale": PHASES, "cmin": -180, "cmax": 180, "colorbar": bar},
+        legend={"x": 0.99, "xanchor": "right", "y": 0.99, "bgcolor": "rgba(255,255,255,.6)"},
+        barmode="group" if costs else "overlay",
+        bargap=0,
+    )
+    subtitle = "circles: heads at their longest plane, coloured by its phase; first token left out; slow planes left"
+    return panels.finish(f"Use of RoPE's planes · {model_label(result.own)}", subtitle)
+
+
+def _marks_of_heads(data: xr.Dataset, use: xr.DataArray, turns: xr.DataArray) -> go.Scatter:
+    """Return a mark a head at its longest plane: the use of that plane by this head, coloured by phase."""
+    heads = data[["longest_plane", "phase"]].stack(place=HEAD).dropna("place")
+    plane = heads["longest_plane"].astype(int)
+    height = intervals_of(use)["value"].stack(place=HEAD).sel(place=heads["place"])
+    y = [float(height.sel(plane=int(at)).isel(place=place)) for place, at in enumerate(plane.values)]
+    degrees = np.degrees(heads["phase"].values)
+    words = [f"{name}, plane {at}" for name, at in zip(head_names(heads["place"].values), plane.values, strict=True)]
+    colours = {"color": degrees, "coloraxis": "coloraxis", "size": 9, "line": {"width": 1, "color": "white"}}
+    hover = "%{text}<br>%{y:.2f} x uniform, phase %{marker.color:.0f}°<extra></extra>"
+    x = np.log10(turns.sel(plane=plane.values).values)
+    return go.Scatter(x=x, y=y, mode="markers", marker=colours, text=words, hovertemplate=hover, name="heads")
+
+
+def _cost(
+    named: tuple[str, xr.DataArray], place: int, planes: np.ndarray, x: np.ndarray, width: float, words: Sequence[str]
+) -> list[go.Bar]:
+    """Return the bars of one kind of edit."""
+    name, rise = named
+    ends = intervals_of(rise.reindex(plane=planes))
+    value, low, high = (ends[end].values for end in ("value", "low", "high"))
+    hover = {"text": words, "textposition": "none", "hovertemplate": "%{text}<br>%{y:+.3f} nats<extra></extra>"}
+    look = {"marker_color": COLOURS[1 + place], "width": width, "error_y": error_bars(value, low, high)}
+    return [go.Bar(x=x + (place - 0.5) * width, y=value, name=name, **look, **hover)]

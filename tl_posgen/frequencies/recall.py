@@ -1,0 +1,266 @@
+"""What planes and massive coordinates are worth for recall: random tokens that stand twice, and the text's loss."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tl_posgen.core.measure import HEAD, Variable
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.options import Count, Threshold, Within
+from tl_posgen.core.run import Run
+from tl_posgen.errors import InputError
+from tl_posgen.frequencies.numbers.coordinates import another_coordinate, largest_coordinate, with_coordinate_at
+from tl_posgen.frequencies.numbers.copies import copied_rows, induction_hits, recall_of_copy
+from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
+from tl_posgen.interventions import UNTOUCHED, Interventions
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.loss import logits_of
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import head_name
+from tl_posgen.position.planes.planes import require_rope
+from tl_posgen.report.kinds import bars
+from tl_posgen.rope.rotation import Rope
+from tl_posgen.slash.band_ablation import ablate_bands
+
+LEAST = 4  # tokens of a copy
+SLOWEST, FASTEST, DRAWN, CONTROL = "slowest planes", "fastest planes", "random planes", "slowest planes, control heads"
+
+
+def move_coordinate(model: Model, value: str, *, largest: bool = True, seed: int = 0) -> HookList:
+    """Return hooks that put one coordinate of every head's rotated queries and keys at its mean over tokens, or at 0:
+    the one that is largest over the prompt, which is massive if any is, or another one.
+
+    Args:
+        value: "mean" or "zero".
+        seed: of the draw of another one.
+
+    Source: Jin et al. 2025 (arXiv 2502.01563), as we read it; another coordinate beside it: ours.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> torch.equal(model.run_with_hooks(tokens, fwd_hooks=move_coordinate(model, "zero")), model(tokens))
+        False
+    """
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        sides = []
+        for x in (capture.rotated_q, capture.rotated_k):
+            at = largest_coordinate(x) if largest else another_coordinate(x, 101 * capture.layer + seed)
+            sides.append(with_coordinate_at(x, at, value))
+        return finished(capture.geometry.scale * sides[0] @ sides[1].mT, capture)
+
+    return replace_scores(model, scores_of)
+
+
+@dataclass(frozen=True)
+class Recall(Interventions):
+    r"""recall = share of tokens of a second copy that are predicted first, unchanged and without some of RoPE's planes.
+
+    A prompt of random tokens that stand twice is predicted by looking its second half up in the first. Which planes
+    does that need? In the heads that look up, some planes are dropped: the slowest, the fastest, as many at random; and
+    the slowest in control heads, of the same layers, that do not look up. The loss of text stands beside the recall.
+
+    Heads that look up have their largest attention on the token behind the earlier occurrence in at least `hits` of the
+    queries of the second copy; the upper half of them by that rate are edited. Null models are edited in the heads
+    of the model. Tokens are drawn from those of the prompts. In all heads, one coordinate of rotated queries and keys
+    is put at its mean over tokens, or at zero: the largest, which is massive if any is, or another one.
+
+    Args:
+        half: tokens of a copy; fewer where the context or the prompts have fewer.
+        n_copies: prompts of copied tokens.
+        share: of the planes that is dropped.
+        hits: the rate from which a head looks up.
+        n_draws: draws of planes at random.
+
+    Raises:
+        InputError: prompts of several lengths, or of fewer than 4 different tokens.
+        UnsupportedModelError: a model without rotary planes, or whose scores cannot be replaced.
+
+    Source: claims of Bayram 2026 (arXiv 2606.21249), Chiang & Yogatama 2025 (arXiv 2502.11276) and Jin et al. 2025
+    (arXiv 2502.01563), as we read them; random planes and control heads beside them: ours
+
+    Example:
+        >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> found = Recall(half=8)("mini", "Down, down, down. Would the fall never end?" * 3, **cut)
+        >>> found.frame()["condition"].tolist()[-4:]
+        ['largest at mean', 'largest at zero', 'another at mean', 'another at zero']
+    """
+
+    half: Annotated[int, Within(LEAST, words=f"a whole number, {LEAST} or more")] = 64
+    n_copies: Count = 4
+    share: Threshold = 0.25
+    hits: Threshold = 0.1
+    n_draws: Count = 2
+
+    question = "Which planes does recall need?"
+    matrices = 4
+    variables = {
+        **Interventions.variables,
+        "recall": Variable(
+            *(
+                "recall of the copy",
+                "",
+                "share of its tokens that are predicted first",
+                ("condition", "item"),
+                "recall",
+            ),
+            bounds=(0, 1),
+        ),
+        "copy_loss": Variable("loss of the copy", "nats", "per token", ("condition", "item")),
+        "hit_rate": Variable(
+            "hits", "", "queries of the copy with the largest attention behind the earlier occurrence", HEAD
+        ),
+        "edited": Variable("edited head", "", "1: looks up and is edited", HEAD),
+        "control": Variable("control head", "", "1: of the same layer, the fewest hits", HEAD),
+    }
+    requires = require_rope
+    figures = {
+        "recall": bars(
+            {
+                "recall of the copy": [("recall", "recall")],
+                "rise of the loss of text, nats": [("rise", lambda own: own.measure.rise_of(own))],
+            },
+            "condition",
+            title="Recall without some planes",
+            subtitle="second copy of {half} random tokens; planes dropped in heads that look up, coordinates in all",
+        )
+    }
+    legend = "loss, rise: of the text, in nats."
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Recall":
+        known = len(torch.unique(torch.cat([one[1:] for one in tokens])))
+        half = min(self.half, known, (int(model.cfg.n_ctx) - 1) // 2)
+        if half < LEAST:
+            raise InputError(f"{self.name}: prompts of {known} different tokens: give longer ones, {LEAST} at least")
+        return replace(self, half=half)
+
+    def copies(self, run: Run) -> Int[Tensor, "row pos"]:
+        """Return the prompts of tokens that stand twice, behind the first token of the text's first prompt."""
+        pool = torch.unique(torch.cat([row[1:].cpu() for row in run.rows]))
+        return copied_rows(pool, run.rows[0][:1].cpu(), self.half, self.n_copies, run.seed)
+
+    def hit_rates(self, run: Run) -> xr.DataArray:
+        """Return the rate of hits of every head [layer, head]."""
+        sums = run.sums()
+
+        def add(layer: LayerCapture) -> None:
+            assert layer.pattern is not None
+            sums.add_layer(layer, {"hit_rate": induction_hits(layer.pattern, self.half)})
+
+        run.capture(add, frozenset({"pattern"}), self.copies(run))
+        return sums.mean("hit_rate")
+
+    def chosen(self, hit_rate: xr.DataArray) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Return the heads that are edited, and as many control heads: of each one's layer the head with the fewest
+        hits that is not taken yet and does not look up."""
+        rates = hit_rate.stack(place=HEAD).to_series().dropna().sort_values(ascending=False, kind="stable")
+        places = [(int(layer), int(head)) for layer, head in rates.index]
+        look_up = [at for at, rate in zip(places, rates, strict=True) if rate >= self.hits]
+        edited, control = look_up[: (len(look_up) + 1) // 2], list[tuple[int, int]]()
+        for layer, _ in edited:
+            left = [at for at in reversed(places) if at[0] == layer and at not in look_up and at not in control]
+            control += left[:1]
+        return edited, control
+
+    def conditions(self, run: Run) -> Mapping[str, Any]:
+        rates = self.hit_rates(run) if run.trained is None else run.trained["hit_rate"]
+        edited, control = self.chosen(rates)
+        drop = partial(ablate_bands, run.model, "drop")
+        found: dict[str, Any] = {}
+        if edited:
+            found |= {SLOWEST: drop(self._planes(-1), heads=edited), FASTEST: drop(self._planes(1), heads=edited)}
+            draws = {f"{DRAWN}, draw {draw}": self._drawn(run.seed + draw) for draw in range(self.n_draws)}
+            found |= {name: drop(planes, heads=edited) for name, planes in draws.items()}
+        if control:
+            found[CONTROL] = drop(self._planes(-1), heads=control)
+        for words, largest in (("largest", True), ("another", False)):
+            for value in ("mean", "zero"):
+                hooks = move_coordinate(run.model, value, largest=largest, seed=run.seed)
+                found[f"{words} at {value}"] = hooks
+        return found
+
+    def _count(self, rope: Rope) -> int:
+        return max(1, round(self.share * len(rope.inv_freq)))
+
+    def _planes(self, end: int) -> Callable[[Rope], Bool[Tensor, " plane"]]:
+        """Return what chooses the fastest planes of a layer; with the end -1 the slowest."""
+
+        def planes(rope: Rope) -> Bool[Tensor, " plane"]:
+            place = (-end * rope.inv_freq).argsort(stable=True).argsort(stable=True)
+            return (place < self._count(rope)).cpu()
+
+        return planes
+
+    def _drawn(self, seed: int) -> Callable[[Rope], Bool[Tensor, " plane"]]:
+        """Return what chooses as many planes at random, the same in all layers of so many planes."""
+
+        def planes(rope: Rope) -> Bool[Tensor, " plane"]:
+            order = np.random.default_rng(seed).permutation(len(rope.inv_freq))
+            return torch.from_numpy(order < self._count(rope))
+
+        return planes
+
+    def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
+        """Return the loss of the text, and recall and loss of the copies."""
+        found, session = [], run.session
+        for row in self.copies(run):
+            with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
+                logits = logits_of(session, row[None].to(session.device))[0]
+            found.append([one.item() for one in recall_of_copy(logits, row, self.half)])
+        recall, loss = np.array(found).T
+        return {**super().under(run, hooks), "recall": recall, "copy_loss": loss}
+
+    def of_model(self, run: Run) -> xr.Dataset:
+        data, hit_rate = super().of_model(run), self.hit_rates(run)
+        groups = self.chosen(hit_rate if run.trained is None else run.trained["hit_rate"])
+        for name, heads in zip(("edited", "control"), groups, strict=True):
+            mask = xr.zeros_like(hit_rate)
+            for layer, head in heads:
+                mask.loc[{"layer": layer, "head": head}] = 1
+            data = data.assign({name: mask})
+        return data.assign(hit_rate=hit_rate)
+
+    def falls(self, own: Numbers, name: str = "recall") -> dict[str, Number]:
+        """Return x(unchanged) - x(condition) by condition, of the recall or another variable by copy."""
+        values = own.array(name, condition=None)
+        fall = values.sel(condition=UNTOUCHED, drop=True) - values.drop_sel(condition=UNTOUCHED)
+        return dict(zip(map(str, fall["condition"].values), own.along(fall, "condition"), strict=True))
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        """Return a row a condition: recall and how far it falls, with the ends of the fall's interval; loss of the text
+        and its rise."""
+        recall = own.along(own.array("recall", condition=None), "condition")
+        falls, losses = self.falls(own), super().table(own)
+        rows = []
+        for name, number, text in zip(losses["condition"], recall, losses.itertuples(), strict=True):
+            fall = falls.get(name, Number(np.nan))
+            ends = {"fall": fall.value, "fall_low": fall.low, "fall_high": fall.high}
+            rows.append({"condition": name, "recall": number.value, **ends, "loss": text.loss, "rise": text.rise})
+        return pd.DataFrame(rows)
+
+    def findings(self, own: Numbers) -> list[str]:
+        heads = own.data["edited"].stack(place=HEAD)
+        edited = [head_name(*at) for at in heads["place"].values[heads.values > 0]]
+        falls, rises = self.falls(own), self.rises(own)
+        told = [
+            f"{name} {fall.with_interval:+.2f} (text {rises[name].with_interval:+.3f} nats)"
+            for name, fall in falls.items()
+        ]
+        looks = (
+            f"{len(edited)} heads that look up are edited ({', '.join(edited[:4])})" if edited else "no head looks up"
+        )
+        return [
+            f"Of {self.half} random tokens that stand twice, {own('recall'):.0%} of the second copy are predicted; "
+            f"{looks}. Recall falls by: {'; '.join(told)}."
+        ]
