@@ -19,7 +19,7 @@ from tl_posgen.core.options import Each, NonNegative, Real, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.frequencies.hooks import hold_planes
-from tl_posgen.frequencies.numbers import apart, first_rise, with_copy, with_needle
+from tl_posgen.frequencies.numbers.gaps import apart, first_rise, with_copy, with_needle
 from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
 from tl_posgen.hooks.token_positions import tokens_at
 from tl_posgen.interventions import Interventions
@@ -94,7 +94,8 @@ class Gap(Interventions):
         >>> short = {"length": 64, "n_prompts": 4, "null_seeds": (), "progress": False}
         >>> from tl_posgen.models import bundled_text
         >>> found = Gap(gaps=(0, 256, 1024), at=128)("mini", bundled_text(), **short)
-        >>> found.own["loss"].dims, bool(found.own["loss"].sel(task="text", condition="unchanged").mean("prompt")[-1] > 5)
+        >>> far = found.own["loss"].sel(task="text", condition="unchanged", gap=1024)
+        >>> found.own["loss"].dims, bool(far.mean() > 5)
         (('condition', 'task', 'gap', 'prompt'), True)
     """
 
