@@ -26,9 +26,9 @@ TURNS = {"quarter turn": pi / 2, "half turn": pi}
 def hold_planes(
     model: Model, planes: Planes = "partial", *, at: Limit, layers: Layers = None, heads: Heads = None
 ) -> HookList:
-    r"""score_ij <- cap(scale Re sum_m z^q_im conj(z^k_jm) e^{i theta_m min(i - j, at)}): these planes turn up to a distance.
+    r"""score_ij <- cap(scale Re sum_m z^q_im conj(z^k_jm) e^{i theta_m min(i - j, at)}) in these planes.
 
-    All other planes turn on. Prompts of up to `at` + 1 tokens do not change, and all planes held at one distance are
+    They turn up to the distance `at`, all other planes turn on. Prompts of up to `at` + 1 tokens do not change, and all planes held at one distance are
     the limit of `lm_infinite`, without its windows. A model can generate under these hooks, with a KV cache; a streamed
     pass under them forms each score once.
 

@@ -227,7 +227,8 @@ class Cone(Dominance):
             share, r1 = ([own(name, side=side) for side in "qk"] for name in ("bias_share", "r1_without_bias"))
             biases = (
                 f" Biases, which alone have r1 = 1, hold {share[0].plain:.0%} of the energy of Q and "
-                f"{share[1].plain:.0%} of that of K, mean over heads; without them r1 is {r1[0].plain:.3f} and {r1[1].plain:.3f}."
+                f"{share[1].plain:.0%} of that of K, mean over heads; without them r1 is {r1[0].plain:.3f} and "
+                f"{r1[1].plain:.3f}."
             )
         lines = [
             f"Q and K before RoPE have in their first singular direction a share r1 of {own('r1', side='q'):.3f} and "
