@@ -28,9 +28,9 @@ def hold_planes(
 ) -> HookList:
     r"""score_ij <- cap(scale Re sum_m z^q_im conj(z^k_jm) e^{i theta_m min(i - j, at)}) in these planes.
 
-    They turn up to the distance `at`, all other planes turn on. Prompts of up to `at` + 1 tokens do not change, and all planes held at one distance are
-    the limit of `lm_infinite`, without its windows. A model can generate under these hooks, with a KV cache; a streamed
-    pass under them forms each score once.
+    They turn up to the distance `at`, all other planes turn on. Prompts of up to `at` + 1 tokens do not change, and all
+    planes held at one distance are the limit of `lm_infinite`, without its windows. A model can generate under these
+    hooks, with a KV cache; a streamed pass under them forms each score once.
 
     Args:
         planes: indices, 0 the fastest of a layer; "all"; or "partial", those that make less than one turn within the
