@@ -163,6 +163,20 @@ def slash_biases(result: Any) -> Iterator[Entry]:
         yield "n_dominant", {"tokens": "all", "by": " and ".join(names)}, measure.n_dominant(own, *names)
 
 
+def gap(result: Any) -> Iterator[Entry]:
+    """Yield the effective context and where harm begins, and what text, copy and needle cost at the largest gap."""
+    own, last = result.numbers, result.own["gap"].values[-1].item()
+    arrays = (result.measure.reads(own), result.measure.harm(own))
+    ranges = (own.along(array, "condition", (0, last)) for array in arrays)
+    for condition, *numbers in zip(result.own["condition"].values.tolist(), *ranges, strict=True):
+        for name, number in zip(("reads", "harm"), numbers, strict=True):
+            yield name, {"condition": condition}, number
+        for task in ("text", "copy"):
+            yield task, {"condition": condition}, own("loss", condition=condition, task=task, gap=last)
+        yield "recall", {"condition": condition, "at": "the largest gap"}, own("recall", condition=condition, gap=last)
+    yield "largest_gap", {}, Number(float(last))
+
+
 def slash_toy(result: Any) -> Iterator[Entry]:
     """Yield means over seeds at the first and at the last step."""
     own, measure = result.numbers, result.measure
@@ -225,6 +239,7 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
         cone,
         band_ablation,
         bias_ablation,
+        gap,
         slash_biases,
         planes,
         plane_perturbation,

@@ -33,6 +33,7 @@ QUESTIONS = {  # heading -> page -> question, as the navigation and the list of 
     "Uses": {
         "harness": "How do I run a benchmark (lm-evaluation-harness) under an intervention?",
         "kv_cache": "Which rule should I use for a KV cache?",
+        "long_context": "How do I make a model read beyond its training length, and know how far it reads?",
         "own_measure": "How do I write my own measure?",
     },
 }

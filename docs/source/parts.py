@@ -28,9 +28,10 @@ SEEDS = {
     "n_prompts": 8,
     "null_seeds": (0, 1, 2, 3, 4),
 }
-CLAIMED = {"null_seeds": (0, 1, 2)}
+CLAIMED = {"null_seeds": (0, 1, 2), "papers": ("position", "slash", "coupling")}
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 QWEN = "Qwen2.5-Coder-0.5B-Instruct"  # whose queries, keys and values have biases
+GAP = repr(OPTIONS["gap"])
 BIASES = ("bias_pairs", "bias_ablation", "slash_biases", "cone")
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
 SMALL_CUT = "--length 128 --prompts 4"
@@ -75,6 +76,12 @@ PARTS = {
     "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
     "stories260K claims": Part("stories260K", CLAIMED, claims),
     **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in (*REAL, QWEN)},
+    "mini frequencies": Part("mini", {"null_seeds": (0,), "papers": ("frequency",)}, claims),
+    **{
+        f"{name} frequencies": Part(name, {"length": 256, "null_seeds": (0,), "papers": ("frequency",)}, claims)
+        for name in (*REAL, QWEN)
+    },
+    f"{REAL[0]} gap": Part(REAL[0], {"measures": ("gap",), "length": 256, "n_prompts": 4, "options": GAP}, analysis),
     f"{QWEN} biases": Part(QWEN, {"measures": BIASES, "length": 128, "n_prompts": 4}, analysis, found_by_each),
     "real commands": Part(REAL[0], {"models": REAL, "lines": REAL_LINES}, timed),
     **{
