@@ -285,7 +285,8 @@ def _plain(base: float, dim: int) -> Float[Tensor, " plane"]:
 def _yarn(
     plain: Float[Tensor, " plane"], base: float, factor: float, length: int, fast: float, slow: float
 ) -> Float[Tensor, " plane"]:
-    """theta_m (1 - s_m + s_m / factor): s_m rises from 0 where a plane turns `fast` times in the length to 1 at `slow`."""
+    """theta_m (1 - s_m + s_m / factor), s_m rising from 0 at the plane that turns `fast` times in the length to 1 at
+    that of `slow` times."""
     n = len(plain)
     low, high = (n * math.log(length / (2 * math.pi * turns)) / math.log(base) for turns in (fast, slow))
     low, high = max(math.floor(low), 0), min(math.ceil(high), 2 * n - 1)
@@ -294,7 +295,7 @@ def _yarn(
 
 
 def _is_llama3(plain: Float[Tensor, " plane"], divisors: Float[Tensor, " plane"]) -> bool:
-    """Tell divisors of Llama 3.1 to 3.3: the largest of planes of one turn in 8,192 tokens and fewer, 1 from four on."""
+    """Tell divisors of Llama 3.1 to 3.3: the largest up to one turn in 8,192 tokens, 1 from four turns on."""
     share = ((8192 * plain / (2 * math.pi) - 1) / 3).clamp(0, 1)
     return torch.allclose(1 / ((1 - share) / divisors.max() + share), divisors, rtol=1e-5)
 
