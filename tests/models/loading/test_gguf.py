@@ -42,7 +42,8 @@ def save_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10_000.0)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_rope_dimension_count(8)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(["<s>", "</s>", *LETTERS])
@@ -107,7 +108,7 @@ def test_logits_are_those_of_the_dequantised_weights_on_either_backend(written, 
     assert model.tokenizer.convert_ids_to_tokens(ids.tolist()) == ["t", "he", "Ġ", "c", "a", "t"]
 
 
-THETA = 10_000.0 ** -(torch.arange(4) / 4)
+THETA, LLAMA3_THETA = (base ** -(torch.arange(4) / 4) for base in (10_000.0, 5e5))
 
 
 def llama3_divisors(theta, factor=8.0, length=8192):
@@ -145,11 +146,11 @@ SCALED = {
     "llama 3.1": (
         "llama",
         of_rope(
-            rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+            rope_theta=5e5, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
             original_max_position_embeddings=8192,
         ),
         {"vocab_size": 64},
-        {"rope_freqs.weight": list(llama3_divisors(THETA))},
+        {"rope_freqs.weight": list(llama3_divisors(LLAMA3_THETA))},
     ),
     "linear": ("llama", of_rope(rope_type="linear", factor=4.0), LINEAR, {}),
     "linear, by its old key": ("llama", of_rope(rope_type="linear", factor=4.0), {"rope.scale_linear": 4.0}, {}),
@@ -204,6 +205,30 @@ def test_scaled_frequencies_of_a_file_are_those_of_the_config_that_it_was_made_o
         tokens = torch.randint(2, 62, (1, length), generator=torch.Generator().manual_seed(length))
         with torch.no_grad():
             torch.testing.assert_close(model(tokens).logits, original(tokens).logits, rtol=1e-4, atol=5e-5)
+
+
+def test_a_file_of_llama_3_1_is_measured_on_either_backend(tmp_path, backend):
+    _, config, keys, tensors = SCALED["llama 3.1"]
+    original = save_gguf(tmp_path / "tiny.gguf", "F32", config=config, keys=keys, tensors=tensors)
+    model = load_model(tmp_path / "tiny.gguf", backend)
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS), original(TOKENS).logits, rtol=1e-4, atol=5e-5)
+    (geometry,) = geometry_of(model, 0)
+    divisors = torch.tensor(list(llama3_divisors(LLAMA3_THETA)))
+    assert 1 < divisors[2] < divisors[3] == 8
+    torch.testing.assert_close(geometry.rope.inv_freq.float(), LLAMA3_THETA / divisors)
+    expected = original.config.rope_parameters
+    assert session_of(model).origin.config.rope_parameters == expected
+
+
+@pytest.mark.parametrize(("n_layers", "scalar"), [(46, 16), (2, 8)])
+def test_scores_of_the_largest_gemma_are_scaled_by_its_width(tmp_path, n_layers, scalar):
+    config = with_sizes("Gemma2Config", {**GROUPED, "hidden_size": 64, "head_dim": 8, "num_hidden_layers": n_layers})()
+    keys = {"attention.key_length": 8, "attention.sliding_window": 6, "attn_logit_softcapping": 7.0}
+    save_gguf(tmp_path / "tiny.gguf", "F32", architecture="gemma2", config=config, keys=keys)
+    with quiet(), read_once(tmp_path / "tiny.gguf"):
+        found = read_config(tmp_path / "tiny.gguf", False)
+    assert (found.query_pre_attn_scalar, found.sliding_window, found.attn_logit_softcapping) == (scalar, 6, 7.0)
 
 
 def test_divisors_that_no_rule_has_are_those_of_the_model_that_is_measured(tmp_path, backend):

@@ -134,6 +134,8 @@ def require_applied(place: Path, reader: Any, hf_model: Any) -> None:
                 f"{place}: transformers' {type(hf_model).__name__} does not turn by the frequencies that the file says "
                 f"(rope.* and rope_*, by the rule {rope.parameters['rope_type']!r}); {_REMEDY}"
             )
+    if _reports_what_it_leaves_out(_architecture(reader)):
+        return
     taken = {*_DIVISORS, *_taken_by(hf_model, _architecture(reader))}
     for tensor in reader.tensors:
         if _TENSORS.search(tensor.name) and tensor.name not in taken:
@@ -159,7 +161,9 @@ def _said(reader: Any) -> dict[str, Any]:
 
 def _apply_attention(said: dict[str, Any], config: Any) -> None:
     """Give the config heads' widths, windows and caps; take out of `said` what it has of them."""
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None)
+    if heads is None:  # Mamba
+        return
     counts = {"head_count": heads, "head_count_kv": getattr(config, "num_key_value_heads", None) or heads}
     for name, n in counts.items():
         value = said.get(f"attention.{name}")
@@ -178,7 +182,7 @@ def _apply_attention(said: dict[str, Any], config: Any) -> None:
             config.layer_types = kinds
             del said[key]
     if hasattr(config, "sliding_window") and (kinds is None or "sliding_attention" in kinds):
-        config.sliding_window = said.pop("attention.sliding_window", config.sliding_window)
+        config.sliding_window = said.pop("attention.sliding_window", 0) or config.sliding_window
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if hasattr(config, name):
             setattr(config, name, said.pop(name, getattr(config, name)))
@@ -247,10 +251,7 @@ def _scaled_rope(said: dict[str, Any], divisors: Mapping[str, Tensor], config: A
         slow, fast = (
             said.pop(f"{key}yarn_beta_{which}", 0) or turns for which, turns in (("slow", 1.0), ("fast", 32.0))
         )
-        low, high = (dim * math.log(length / (2 * math.pi * n)) / (2 * math.log(base)) for n in (fast, slow))
-        low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
-        share = ((torch.arange(dim // 2, dtype=DOUBLE) - low) / max(high - low, 0.001)).clamp(0, 1)
-        theta = plain * (1 - share + share / factor)
+        theta = _yarn(plain, base, factor, length, fast, slow)
         # both readers agree on the factor on q and k only where the key repeats what YaRN itself has
         if math.isclose(said.get(f"{key}yarn_attn_factor", magnitude), magnitude, rel_tol=1e-4):
             said.pop(f"{key}yarn_attn_factor", None)
@@ -264,25 +265,39 @@ def _scaled_rope(said: dict[str, Any], divisors: Mapping[str, Tensor], config: A
     elif rule not in ("linear", "longrope", "yarn", "none"):
         said[f"{key}type"] = rule
     if divisors or (scaling != 1 and rule != "yarn"):
-        scaled = plain / theta
-        short, long = (scaled * divisors.get(name, 1.0) for name in ("short", "long"))
-        llama3 = {"rope_type": "llama3", "factor": float(short.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                  "original_max_position_embeddings": 8192}  # fmt: skip
-        turns = 8192 * plain / (2 * math.pi)  # within the training length: below 1 divided, above 4 not
-        share = ((turns - 1) / 3).clamp(0, 1)
-        is_llama3 = torch.allclose(1 / ((1 - share) / short.max() + share), short, rtol=1e-5) and scaling == 1
-        parameters = llama3 if is_llama3 and torch.equal(short, long) else {
-            "rope_type": "longrope", "short_factor": short.tolist(), "long_factor": long.tolist(),
-            "attention_factor": scaling, "original_max_position_embeddings": length,
-        }  # fmt: skip
+        short, long = (plain / theta * divisors.get(name, 1.0) for name in ("short", "long"))
         theta = plain / short
-    share = dim / width
-    partial = {"partial_rotary_factor": share} if share != 1 or config.model_type == "phi3" else {}
-    return _Rope(theta, scaling, {"rope_theta": base, **partial, **parameters})
+        if scaling == 1 and torch.equal(short, long) and _is_llama3(plain, short):
+            parameters = {"rope_type": "llama3", "factor": float(short.max()), "low_freq_factor": 1.0,
+                          "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
+        else:
+            parameters = {"rope_type": "longrope", "short_factor": short.tolist(), "long_factor": long.tolist(),
+                          "attention_factor": scaling, "original_max_position_embeddings": length}  # fmt: skip
+    if dim != width or "partial_rotary_factor" in config.rope_parameters:
+        parameters["partial_rotary_factor"] = dim / width
+    return _Rope(theta, scaling, {"rope_theta": base, **parameters})
 
 
 def _plain(base: float, dim: int) -> Float[Tensor, " plane"]:
     return base ** -(torch.arange(0, dim, 2, dtype=DOUBLE) / dim)
+
+
+def _yarn(
+    plain: Float[Tensor, " plane"], base: float, factor: float, length: int, fast: float, slow: float
+) -> Float[Tensor, " plane"]:
+    """theta_m (1 - s_m + s_m / factor), s_m rising from 0 at the plane that turns `fast` times in the length to 1 at
+    that of `slow` times."""
+    n = len(plain)
+    low, high = (n * math.log(length / (2 * math.pi * turns)) / math.log(base) for turns in (fast, slow))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), 2 * n - 1)
+    share = ((torch.arange(n, dtype=DOUBLE) - low) / max(high - low, 0.001)).clamp(0, 1)
+    return plain * (1 - share + share / factor)
+
+
+def _is_llama3(plain: Float[Tensor, " plane"], divisors: Float[Tensor, " plane"]) -> bool:
+    """Tell divisors of Llama 3.1 to 3.3: the largest up to one turn in 8,192 tokens, 1 from four turns on."""
+    share = ((8192 * plain / (2 * math.pi) - 1) / 3).clamp(0, 1)
+    return torch.allclose(1 / ((1 - share) / divisors.max() + share), divisors, rtol=1e-5)
 
 
 def _divisors(reader: Any) -> dict[str, Float[Tensor, " plane"]]:
@@ -299,8 +314,18 @@ def _divisors(reader: Any) -> dict[str, Float[Tensor, " plane"]]:
     return {name: values for name, values in zip(("short", "long"), pair, strict=True) if values is not None}
 
 
+def _reports_what_it_leaves_out(architecture: str) -> bool:
+    """Tell whether transformers reads this architecture as it reads safetensors: an unexpected tensor is refused there.
+    Its older reader, of most architectures, passes over what the model has no place for."""
+    try:
+        from transformers.integrations.gguf import is_gguf_arch_supported
+    except ImportError:  # an older transformers
+        return False
+    return is_gguf_arch_supported(architecture)
+
+
 def _taken_by(hf_model: Any, architecture: str) -> set[str]:
-    """Return the names of a file's tensors that transformers' reader has a place for in the model."""
+    """Return the names that tensors of a file have if transformers' reader has a place for them in the model."""
     from transformers import modeling_gguf_pytorch_utils as reading
 
     processor = reading.TENSOR_PROCESSORS.get(architecture, reading.TensorProcessor)(config=hf_model.config.to_dict())
