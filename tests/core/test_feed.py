@@ -104,7 +104,7 @@ def test_a_pass_that_starts_at_a_layer_is_refused_also_behind_a_whole_one(mini):
 def test_layers_before_the_one_at_which_a_bridge_starts_are_not_those_of_the_pass(family_directory):
     """TransformerLens 4 marks blocks so, and runs those before on tokens in the place of the residual stream."""
     model = load_model(family_directory("llama"), "bridge")
-    with tl_posgen.attach(model, "three_axis") as run, torch.no_grad():
+    with tl_posgen.attach(model, "three_axis"), torch.no_grad():
         model(TOKENS)
         for block in model.blocks:
             block._start_at_layer_idx = 1
