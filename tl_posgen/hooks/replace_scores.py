@@ -138,7 +138,8 @@ def replace_scores(
 
     Raises:
         InputError: a layer or head that does not exist; later, in the forward pass: a KV cache with a scores_of that is
-            not a `RowByRow`, or a cache that was filled without these hooks.
+            not a `RowByRow`, or a cache that was filled without these hooks; in the first pass after they were added,
+            scores of the model's own that q and k do not give (the model has changed since these hooks were made).
         UnsupportedModelError: a chosen layer whose scores cannot be recomputed from q and k; later, in the forward
             pass: a layer whose attention TransformerBridge leaves to Hugging Face, outside of `tl_posgen.streaming`; a
             pass of one token, or with a KV cache, by a model that computes something else with its cache.
@@ -202,6 +203,8 @@ class _LayerEdit:
     """Edit of one layer's scores: hooks that keep q and k, then replace the scores.
 
     With `RowByRow`, `past` holds the keys of earlier passes, and where each prompt begins (-1 if it ends before them).
+    `proved_as` is the number that torch gave the hook when it was added, once the model's own scores of a pass since
+    then were those of q, k and the geometry: buffers or functions of attention may change between two uses.
     """
 
     def __init__(
@@ -217,6 +220,7 @@ class _LayerEdit:
         self.parts: dict[str, Tensor] = {}
         self.past: tuple[Tensor, list[int]] | None = None
         self.cache_fault = cache_fault
+        self.proved_as: int | None = None
 
     def hooks(self) -> HookList:
         names = self.probed.names
@@ -251,6 +255,19 @@ class _LayerEdit:
         if geometry.alibi_slopes is not None or self.session.positions is not None:
             return None
         return scores_of if mask.padding is None or scores_of.sees is None else None  # it counts from a text's start
+
+    def to_prove_as(self) -> int | None:
+        """Return the number of the hook that was added, where no pass since then was proved; None also where the
+        model's own scores of these heads are not to be had, as a hook before this one may have edited them."""
+        point = self.session.attention(self.probed.geometry.layer).hook_attn_scores
+        hooks = {handle.hook.id: getattr(handle, "user_hook", None) for handle in point.fwd_hooks}
+        for number in point._forward_hooks:
+            other = getattr(hooks.get(number), "__self__", None)
+            if other is self:
+                return None if number == self.proved_as else number
+            if not isinstance(other, _LayerEdit) or {*other.heads} & {*self.heads}:
+                return None
+        return None
 
     def of_rows(self, mask: Mask, n_queries: int, n_keys: int) -> "_PassEdit":
         """Return the edit of blocks of rows of a streamed pass."""
@@ -306,7 +323,7 @@ class _LayerEdit:
                 f"{seen}, and {len(at)} tokens stand at other positions; give prompts of no more tokens, "
                 "without a cache"
             )
-        return _PassEdit(self.scores_of, spans, captures, k.shape[2] - n_keys, cached, q.dtype, at)
+        return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, self.to_prove_as(), at)
 
 
 @dataclass(frozen=True)
@@ -318,15 +335,17 @@ class _PassEdit:
         captures: of these texts; with a KV cache, q of the last tokens only.
         before: how many of all keys the model's cache has dropped.
         dtype: the model's.
+        to_prove_as: see `_LayerEdit`; proved is the text of the first prompt, as a hook changes it for all.
         positions: where the tokens of every text stand in the new scores; 0, 1, .. if None.
     """
 
-    scores_of: ScoresOf
+    edit: _LayerEdit
     spans: list[slice]
     captures: list[LayerCapture]
     before: int
     cached: bool
     dtype: torch.dtype
+    to_prove_as: int | None
     positions: Real[Tensor, " pos"] | None = None
 
     def __call__(self, own: Float[Tensor, "batch head row key"], stop: int) -> Float[Tensor, "batch head row key"]:
@@ -336,7 +355,7 @@ class _PassEdit:
         Args:
             own: the pass's, over the last of the keys before `stop`.
         """
-        n_rows, n_own = own.shape[-2:]
+        scores_of, (n_rows, n_own) = self.edit.scores_of, own.shape[-2:]
         stop += self.before
         start = stop - n_rows
         edited = pad(own, (stop - n_own, 0), value=-torch.inf) if n_own < stop else own.clone()
@@ -347,16 +366,12 @@ class _PassEdit:
             rows, keys = slice(first - start, last - start), slice(span.start, last)
             begin = span.stop - whole.q.shape[1]
             capture, old = whole.of_rows(first - begin, last - begin), edited[prompt, :, rows, keys]
-            used = verify_capture(capture, old, None, self.dtype, all_scores=False) if self.cached else capture
-            if isinstance(used, EditedCapture):
-                raise InputError(  # stored keys that do not give the last query's scores
-                    f"{used.why} With a KV cache, also: one that other passes filled than these hooks saw; "
-                    f"{WITHOUT_CACHE}"
-                )
+            if self.cached or (self.to_prove_as is not None and prompt == 0 and last == span.stop):
+                self.prove(capture, old)
             if self.positions is not None:
                 capture = capture.at(self.positions[: capture.length])
             old = old[list(capture.heads)]
-            new = self.scores_of(capture, old) if isinstance(self.scores_of, RowByRow) else self.scores_of(capture)
+            new = scores_of(capture, old) if isinstance(scores_of, RowByRow) else scores_of(capture)
             if not isinstance(new, Tensor) or new.shape != old.shape:
                 raise InputError(
                     f"layer {capture.layer}: the new scores are {list(getattr(new, 'shape', [])) or repr(new)}, "
@@ -369,7 +384,7 @@ class _PassEdit:
             if new.dtype != torch.bool and (wrong := ~(new < torch.inf) & visible.to(new.device)).any():
                 head, row, key = wrong.nonzero()[0].tolist()
                 raise InputError(
-                    f"{head_name(capture.layer, capture.heads[head])}: {_name_of(self.scores_of)} gives the new score "
+                    f"{head_name(capture.layer, capture.heads[head])}: {_name_of(scores_of)} gives the new score "
                     f"{new[head, row, key].item()} of query {int(capture.query_positions[row])} and key {key}; let it "
                     "give finite numbers, or -inf to hide a key"
                 )
@@ -379,6 +394,21 @@ class _PassEdit:
                 else torch.where(visible, new.to(old), old)
             )
         return edited[..., -n_own:]
+
+    def prove(self, capture: LayerCapture, own: Float[Tensor, "head row key"]) -> None:
+        """Refuse scores of the pass that q and k do not give by the geometry that these hooks know."""
+        used = verify_capture(capture, own, None, self.dtype, all_scores=False)
+        if not isinstance(used, EditedCapture):
+            self.edit.proved_as = self.edit.proved_as if self.to_prove_as is None else self.to_prove_as
+        elif self.cached:  # stored keys that do not give the last query's scores
+            raise InputError(
+                f"{used.why} With a KV cache, also: one that other passes filled than these hooks saw; {WITHOUT_CACHE}"
+            )
+        else:
+            raise InputError(
+                f"{used.why} These hooks make scores of q and k: give hooks that change q or k before them, and make "
+                "them anew where the model has changed"
+            )
 
 
 def _name_of(scores_of: Any) -> str:

@@ -294,7 +294,7 @@ def _difference(
     fine, capture.finite = torch.stack([fine, finite]).tolist()
     if fine:
         return "", False
-    hidden = bool(masked.any())
+    error, recomputed, hidden = error.detach(), recomputed.detach(), bool(masked.any())
     head, row, _ = map(int, torch.unravel_index((masked.float() if hidden else error).argmax(), error.shape))
     differs = "sees other keys than its mask gives"
     if not hidden:
