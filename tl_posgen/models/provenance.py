@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double, double_device
 from tl_posgen.models.session import Session
+from tl_posgen.models.tokens import first_token_in_words
 
 SAME_WEIGHTS = ", the model's own weights"  # of a null whose seed also made the model
 
@@ -68,6 +69,7 @@ def provenance_of(
         "encoding": session.encoding,
         "prompts": len(tokens),
         "length": lengths[0] if len(lengths) == 1 else lengths,
+        "first_token": first_token_in_words(session, tokens),
         "tokens_sha256": digest.hexdigest() if tokens else None,
         "weights": fingerprint(session),
         "parameters": session.backend.n_parameters(),
