@@ -17,7 +17,7 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from tl_posgen.core.formatting import counted, in_brackets
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
@@ -56,23 +56,22 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     shown = [*findings, *(text for one in sections for text in one["findings"])]
     shown += [figure["spec"] for one in sections for figure in one["figures"]]
     without_first = any(_WITHOUT_FIRST.search(text) for text in shown)
-    parts = [f"without the first token{_of_first(results, provenance)}"] if without_first else []
+    parts = ["without the first token, often an attention sink"] if without_first else []
     kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
     parts += [kind.told for name, kind in NULL_KINDS.items() if name in kinds]
     also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
-    beside = " ".join([*also, *Report(results, {}).without_null()])
+    beside = " ".join([*also, *_of_first_token(results, provenance), *Report(results, {}).without_null()])
     words = {"title": title, "beside": beside, "findings": findings}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
 
-def _of_first(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
-    """Return what the first token is, and the attention that it takes, in brackets; "" where neither is known."""
-    known = [str(provenance["first_token"])] if provenance.get("first_token") else []
-    for result in results.values():
-        if "first_token" in result.numbers and (share := result.numbers("first_token")):
-            known.append(f"{share:.0%} of the attention of the queries behind it")
-            break
-    return in_brackets(", ".join(known))
+def _of_first_token(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on what the first token is, with the attention that it takes where a measure has it."""
+    if not provenance.get("first_token"):
+        return []
+    shares = [one.numbers("first_token") for one in results.values() if "first_token" in one.numbers]
+    takes = [f", which takes {share:.0%} of the attention of the queries behind it" for share in shares if share]
+    return [f"First token of each prompt: {provenance['first_token']}{''.join(takes[:1])}."]
 
 
 def fill_page(

@@ -81,7 +81,8 @@ def test_a_token_in_front_is_said_and_belongs_to_what_is_kept(mini, alice, tmp_p
             assert report.summary()["first_token"] == said[-1] in unescape(report.html())
     assert said == ["BOS '<s>'", "no BOS but word ','"] * 3
     assert shares[0] == shares[2] == shares[4] != shares[1] == shares[3] == shares[5]
-    assert f"first token ({said[-1]}, {report['variance'].numbers('first_token'):.0%} of the" in unescape(report.html())
+    takes = f"{said[-1]}, which takes {report['variance'].numbers('first_token'):.0%} of the attention"
+    assert f"First token of each prompt: {takes}" in unescape(report.html())
 
 
 def test_distances_and_weights_are_those_asked_for(capture):
