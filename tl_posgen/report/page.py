@@ -69,9 +69,10 @@ def _of_first_token(results: Mapping[str, Result], provenance: Mapping[str, Any]
     """Return a sentence on what the first token is, with the attention that it takes where a measure has it."""
     if not provenance.get("first_token"):
         return []
-    shares = [one.numbers("first_token") for one in results.values() if "first_token" in one.numbers]
-    takes = [f", which takes {share:.0%} of the attention of the queries behind it" for share in shares if share]
-    return [f"First token of each prompt: {provenance['first_token']}{''.join(takes[:1])}."]
+    numbers, takes = results["variance"].numbers if "variance" in results else {}, ""
+    if "first_token" in numbers and (share := numbers("first_token")):
+        takes = f", which takes {share:.0%} of the attention of the queries behind it"
+    return [f"First token of each prompt: {provenance['first_token']}{takes}."]
 
 
 def fill_page(
