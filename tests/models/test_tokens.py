@@ -15,7 +15,7 @@ from tl_posgen.models import memory
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import Choices, session_of
-from tl_posgen.models.tokens import read_text, to_prompts, token_strings
+from tl_posgen.models.tokens import first_token_in_words, read_text, to_prompts, token_strings
 
 TEXT = "the cat sat on the mat. " * 400
 
@@ -239,3 +239,49 @@ def test_a_chat_is_the_ids_of_its_template(llama):
     text = llama.tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)
     expected = llama.tokenizer.apply_chat_template(chat, chat_template=template, return_dict=False)
     assert to_prompts(llama, text)[0].tolist() == expected
+
+
+def test_a_token_of_the_users_choice_begins_every_prompt_in_the_place_of_bos(mini, alice):
+    plain = to_prompts(mini, alice, 16, 3)
+    (comma,) = mini.tokenizer(",", add_special_tokens=False).input_ids
+    for first in (",", comma):
+        chosen = to_prompts(mini, alice, 16, 3, first=first)
+        assert [row.tolist() for row in chosen] == [[comma, *row[1:].tolist()] for row in plain]
+    bos = mini.tokenizer.bos_token
+    assert [row.tolist() for row in to_prompts(mini, alice, 16, 3, first=bos)] == [row.tolist() for row in plain]
+    assert to_prompts(mini, [[5, 6, 7], [8, 9, 10]], first=8)[0].tolist() == [8, 5, 6, 7]
+    assert to_prompts(mini, [[5, 6, 7], [8, 9, 10]], first=8)[1].tolist() == [8, 9, 10]  # as with a BOS
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (
+            "Down, down",
+            r"first='Down, down': \d tokens here, not one; give the text of one token, such as '<s>'",
+        ),
+        ("", "first='': 0 tokens here, not one"),
+        (2048, "first=2048: give the text of one token, or an id, 0 to 2047"),
+        (-1, "first=-1: give"),
+        (True, "first=True: give"),
+        (1.5, "first=1.5: give"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_not_one_token_is_refused(mini, alice, first, message):
+    with pytest.raises(InputError, match=message):
+        to_prompts(mini, alice, 16, 1, first=first)
+    with pytest.raises(InputError, match=message):
+        analyze(mini, alice, length=16, n_prompts=1, first=first, null_seeds=(), progress=False)
+
+
+def test_what_prompts_begin_with_is_said(mini, alice):
+    session, rows = session_of(mini), to_prompts(mini, alice, 16, 3)
+    (comma,) = mini.tokenizer(",", add_special_tokens=False).input_ids
+    words = {
+        "BOS '<s>'": rows,
+        "no BOS but word ','": [torch.tensor([comma, 5])] * 2,
+        "no BOS but words ',', '#'": [torch.tensor([comma, 5]), torch.tensor([3, 4])],
+        None: [],
+    }
+    assert {said: first_token_in_words(session, some) for said, some in words.items()} == {one: one for one in words}

@@ -23,7 +23,7 @@ from tl_posgen.models import open_model
 from tl_posgen.models.loading.checkpoints import Checkpoints
 from tl_posgen.models.loading.load import AnyModel, without_context_limit
 from tl_posgen.models.session import session_of
-from tl_posgen.models.tokens import check_numbers
+from tl_posgen.models.tokens import check_numbers, first_id
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 from tl_posgen.progress import steps_shown
 from tl_posgen.slash.slash_toy import slash_toy
@@ -43,6 +43,7 @@ def judge_claims(
     length: int = 256,
     n_prompts: int = 4,
     consecutive: bool = False,
+    first: str | int | None = None,
     seed: int = 0,
     null_seeds: Seeds = (0,),
     shuffled_seeds: Sequence[int] | None = None,
@@ -57,7 +58,7 @@ def judge_claims(
         papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024), and
             "frequency", claims of several papers on RoPE's planes.
         checkpoints: directories of the same model in training, in order; without them claims on training stay open.
-        length, n_prompts, consecutive, seed, null_seeds, shuffled_seeds: as in `analyze`.
+        length, n_prompts, consecutive, first, seed, null_seeds, shuffled_seeds: as in `analyze`.
         keep: directory for finished parts, None for none. A later run with the same weights, text and settings takes
             them up.
 
@@ -92,6 +93,7 @@ def judge_claims(
     check_numbers(session_of(model), length, n_prompts)
     claims = [claim for paper in papers for claim in PAPERS[paper]]
     run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
+    run |= {"first": None if first is None else first_id(session_of(model), first)}
     run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(model, null_seeds, shuffled_seeds)}
     kept = Parts.kept_in(None if keep is None else Path(keep) / "parts")
     results: dict[str, Result] = {}

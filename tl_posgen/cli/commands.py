@@ -27,7 +27,7 @@ from tl_posgen.errors import InputError, PosgenError
 _LOADING = ("backend", "dtype", "device", "revision", "tokenizer")
 _NULLS = ("null_seeds", "shuffled_seeds", "null_device", "no_null")
 _PAGE = ("out", "force", "full")
-_TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive")
+_TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive", "first")
 _SHARED = tuple(one.name for one in fields(Setup))
 WRITTEN: dict[str, Callable[..., Any]] = {}  # name -> command that is a function below
 
@@ -256,7 +256,7 @@ def _toy(
     setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
 
 
-@_command(without=("model", "revision", "prompt", "null_device"), length=64)
+@_command(without=("model", "revision", "prompt", "null_device", "first"), length=64)
 def _coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: int = 10) -> None:
     """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?
 
@@ -285,7 +285,7 @@ def _emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None
     setup.measure(emergence.emergence, checkpoints, measures=measures, model=model, **setup.place)
 
 
-@_command(without=("length", "prompts", "consecutive", "seed", *_NULLS))
+@_command(without=("length", "prompts", "consecutive", "first", "seed", *_NULLS))
 def _explain(
     *,
     prompt: str,

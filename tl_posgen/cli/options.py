@@ -31,6 +31,7 @@ class Setup:
         length: Tokens per prompt.
         prompts: Number of prompts, spread over the text.
         consecutive: Take the prompts one after the other from the text's beginning.
+        first: A token that every prompt begins with, such as '<|endoftext|>', or its id.
         backend: auto, hooked (HookedTransformer) or bridge (TransformerBridge).
         dtype: auto (the checkpoint's), float32, bfloat16, float16 or float64.
         device: auto (cuda where there is one), cpu, cuda, cuda:1 or mps.
@@ -54,6 +55,7 @@ class Setup:
     length: Annotated[int | None, Parameter(validator=Number(gte=2))] = 256
     prompts: Annotated[int, Parameter(validator=Number(gte=1))] = 4
     consecutive: bool = False
+    first: str | None = None
     backend: str = "auto"
     dtype: str = "auto"
     device: str = "auto"
@@ -93,6 +95,8 @@ class Setup:
         for name, written in seeds.items():
             if written is not None:
                 cut[name] = parse_seeds(written, f"--{name.replace('_', '-')}")
+        if self.first is not None:
+            cut["first"] = int(self.first) if self.first.isdecimal() else self.first
         if self.null_device != "cpu":
             cut["null_device"] = self.null_device
         return cut | {"seed": self.seed}
@@ -190,8 +194,11 @@ class Setup:
                 show(report)
             raise
         show(report)
-        n, length, drawn = (report.provenance.get(name) for name in ("prompts", "length", "drawn"))
-        cut = f"{counted(n, 'prompt')} of {length} tokens{f', {drawn}' if drawn else ''}. " if n and length else ""
+        n, length, drawn, first = (
+            report.provenance.get(name) for name in ("prompts", "length", "drawn", "first_token")
+        )
+        told = f"{f', {drawn}' if drawn else ''}{f', first token: {first}' if first else ''}"
+        cut = f"{counted(n, 'prompt')} of {length} tokens{told}. " if n and length else ""
         print(f"\n{cut}Report: {Path(self.out) / 'index.html'}")
 
 

@@ -36,7 +36,7 @@ from tl_posgen.models.metric import as_metric
 from tl_posgen.models.provenance import logits_digest, provenance_of
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
 from tl_posgen.models.session import Choices, Session, session_of
-from tl_posgen.models.tokens import to_prompts
+from tl_posgen.models.tokens import first_id, to_prompts
 from tl_posgen.progress import MAKING, steps_shown
 from tl_posgen.progress import step as step_shown
 
@@ -55,6 +55,7 @@ def analyze(
     length: int | None = None,
     n_prompts: int | None = None,
     consecutive: bool = False,
+    first: str | int | None = None,
     seed: int = 0,
     null_seeds: Seeds | NullModels = (0,),
     shuffled_seeds: Sequence[int] | None = None,
@@ -83,6 +84,8 @@ def analyze(
             length alone, into as many as the text has, which takes long for a book.
         consecutive: take them one after the other from its beginning. Neighbours depend on each other, so that
             intervals of the text's numbers are then too narrow; see docs/concepts.md.
+        first: a token that every prompt begins with, as a string or an id, in the place of the tokenizer's BOS: such as
+            "<|endoftext|>" of a model without one, whose first token is a word that it makes an attention sink.
         seed: of random draws.
         null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on; () for
             none. Or seeds by kind of null model, such as `{"random init": (0,), "shuffled matrices": (0,)}`, for these
@@ -146,7 +149,8 @@ def analyze(
         what = "fwd_hooks do" if hooked else "a metric does"
         raise InputError(f"keep: another run cannot know what {what}; give one of them")
     matrices = max((measure.matrices for measure in to_measure), default=0)
-    choices = Choices(streaming, matrices, metric, one_by_one=bool(fwd_hooks or there_before))
+    one_by_one = bool(fwd_hooks or there_before)
+    choices = Choices(streaming, matrices, metric, one_by_one, None if first is None else first_id(session, first))
     nulls = null_models_of(session, null_seeds, shuffled_seeds, null_device)
     with (
         session.exclusive("analyze"),
@@ -160,6 +164,8 @@ def analyze(
         details: dict[str, Any] = {"logits": logits_digest(session)} | hooked | there_before | drawn(**cut)
         if layers is not None or heads is not None:
             details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
+        if first is not None:
+            details["first"] = choices.first
         if nulls.device != "cpu":
             details["null_device"] = nulls.device
         if metric is not None:
@@ -174,7 +180,7 @@ def analyze(
                 )
         depends_on: dict[str, Any] = {}
         if parts.directory is not None:
-            which = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads}
+            which = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads, "first": choices.first}
             depends_on = configuration_of(
                 session, prompts, **cut, **which, seed=seed, streaming=streaming, null_device=nulls.device
             )
@@ -198,10 +204,10 @@ def analyze(
         provenance = of_rows[id(rows[measure.name])] | details | seeds
         results[measure.name] = result_of(measure, each, provenance)
     found = {measure.name: results[measure.name] for measure in asked if measure.name in results}
-    first = dict(next(iter(found.values())).provenance)
+    whole = dict(next(iter(found.values())).provenance)
     for kind in in_part:
-        first[kind.seeds] = max((one.provenance.get(kind.seeds, []) for one in found.values()), key=len)
-    return Report(found, {name: value for name, value in first.items() if name != "options"})
+        whole[kind.seeds] = max((one.provenance.get(kind.seeds, []) for one in found.values()), key=len)
+    return Report(found, {name: value for name, value in whole.items() if name != "options"})
 
 
 class _Step(NamedTuple):

@@ -36,6 +36,7 @@ from tl_posgen.models.loading.null_kinds import NULL_KINDS
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
 NULL_SEEDS = {name: kind.seeds for name, kind in NULL_KINDS.items()}  # kinds of null models -> their provenance
 _MOST_MAPS = 12  # of a measure that is not installed
+_TOLD = ("model", "backend", "length", "prompts", "first_token", "versions")  # of the provenance, in summary.json
 _FORMAT = 3  # of saved files; raised when this version can no longer read them as they were
 
 
@@ -169,7 +170,7 @@ class Report(Mapping[str, Result]):
         table = self.frame()
         heads = [{key: jsonable(float(value)) for key, value in row.items()} for row in table.to_dict("records")]
         heads = [row | {name: int(row[name] or 0) for name in HEAD} for row in heads]
-        told = {name: self.provenance.get(name) for name in ("model", "backend", "length", "prompts", "versions")}
+        told = {name: self.provenance.get(name) for name in _TOLD}
         told |= {"heads": heads, "mean": means(table)}
         for kind, seeds in NULL_SEEDS.items():
             null, known = self.frame(kind), self.provenance.get(seeds)

@@ -15,6 +15,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import double_device, elements_at_once, summable
 from tl_posgen.models.same_logits import N_TOKENS, without_hooks
 from tl_posgen.models.session import Session
+from tl_posgen.models.tokens import first_token_in_words
 
 SAME_WEIGHTS = ", the model's own weights"  # of a null whose seed also made the model
 
@@ -115,6 +116,7 @@ def provenance_of(
         "encoding": session.encoding,
         "prompts": len(tokens),
         "length": lengths[0] if len(lengths) == 1 else lengths,
+        "first_token": first_token_in_words(session, tokens),
         "tokens_sha256": digest.hexdigest() if tokens else None,
         "weights": fingerprint(session),
         "parameters": session.backend.n_parameters(),

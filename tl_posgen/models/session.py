@@ -43,12 +43,14 @@ class Choices:
         matrices: how many [head, query, key] matrices of a layer are held by what is measured, however it is run.
         metric: in the place of the loss; None for the loss itself.
         one_by_one: whether a forward pass is of one prompt, whatever runs the model.
+        first: id of the token that the user put in front of every prompt, in the place of the tokenizer's BOS.
     """
 
     streaming: bool | None = None
     matrices: int = 0
     metric: Any = None
     one_by_one: bool = False
+    first: int | None = None
 
 
 @dataclass

@@ -22,6 +22,7 @@ from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits
 
 _LONGEST_PATH = 4096  # characters
+_MOST_WORDS = 4  # that prompts begin with, in a sentence
 _LIKE_A_PATH = re.compile(r"(~|\.{1,2})/\S+|/\S+/\S*|\S+\.(txt|md|json|jsonl|csv|tsv|parquet)")
 
 
@@ -32,6 +33,7 @@ def to_prompts(
     n_prompts: int | None = None,
     *,
     consecutive: bool = False,
+    first: str | int | None = None,
 ) -> list[Int[Tensor, " _"]]:
     """Return the token ids of every prompt, ready for the model.
 
@@ -44,11 +46,13 @@ def to_prompts(
         n_prompts: how many prompts; as many as there are, if left out. Of the pieces that `length` makes, they are
             spread evenly over all texts, as neighbours depend on each other: piece i * pieces // n_prompts.
         consecutive: take the first pieces, one after the other.
+        first: a token that every prompt begins with, as a string or an id, in the place of the tokenizer's BOS; it
+            counts. A text (or ids) that begins with it gets no other. If left out, what an analysis chose.
 
     Raises:
         InputError: no text or an empty one, prompts of fewer than two tokens or longer than the model takes, a text too
             short for `length` and `n_prompts`, ids outside the vocabulary, ids that are not integers, a text for a
-            model without a tokenizer, padding that cannot be told from text.
+            model without a tokenizer, padding that cannot be told from text, `first` that is not one token.
 
     Example:
         >>> from tl_posgen import load_model
@@ -66,6 +70,10 @@ def to_prompts(
         sources = [ids[len(bos) :] if ids[: len(bos)] == bos else ids for ids in sources]
     else:
         bos, sources = [], given_prompts(session.model.tokenizer, prompts)
+    first = session.choices.first if first is None else first
+    if first is not None:
+        bos = [first_id(session, first)]
+        sources = [ids[1:] if ids[:1] == bos else ids for ids in sources]
     pieces = sources
     if length is not None:
         step = length - len(bos)
@@ -85,6 +93,40 @@ def to_prompts(
         raise InputError(f"a prompt has only {shortest} token; two are needed at least")
     check_ids(session, *rows)
     return [torch.tensor(row, device="cpu") for row in rows]
+
+
+def first_id(session: Session, first: str | int) -> int:
+    """Return the id of a token that the user puts in front of every prompt: its text, or the id itself."""
+    tokenizer, d_vocab = session.model.tokenizer, session.model.cfg.d_vocab
+    if isinstance(first, str):
+        if tokenizer is None:
+            raise InputError(f"first={first!r}: this model has no tokenizer; give the token's id")
+        known = tokenizer.get_vocab().get(first)
+        ids = tokenizer(first, add_special_tokens=False).input_ids if known is None else [known]
+        if len(ids) != 1:
+            known = ", ".join(map(repr, tokenizer.all_special_tokens[:4]))
+            remedy = f"give the text of one token{f', such as {known}' if known else ''}, or an id"
+            raise InputError(f"first={first!r}: {len(ids)} tokens here, not one; {remedy}")
+        return int(ids[0])
+    if isinstance(first, bool) or not isinstance(first, int | np.integer) or not 0 <= first < d_vocab:
+        raise InputError(f"first={first!r}: give the text of one token, or an id, 0 to {d_vocab - 1}")
+    return int(first)
+
+
+def first_token_in_words(session: Session, rows: Sequence[Int[Tensor, " _"]]) -> str | None:
+    """Return what prompts begin with: "BOS '<s>'", or words of texts; None of no prompts."""
+    first = torch.tensor([int(row[0]) for row in rows if len(row)])
+    if not len(first):
+        return None
+    ids, tokenizer = first.unique_consecutive().tolist(), session.model.tokenizer
+    texts = [*dict.fromkeys(map(repr, token_strings(session, first)))]
+    if tokenizer is None:
+        kind = "token" if len(ids) == 1 else "tokens"
+    elif len(ids) == 1 and ids[0] in tokenizer.all_special_ids:
+        kind = "BOS" if ids[0] == tokenizer.bos_token_id else "special token"
+    else:
+        kind = "no BOS but " + ("word" if len(texts) == 1 else "words")
+    return f"{kind} {', '.join(texts[:_MOST_WORDS])}{', ..' * (len(texts) > _MOST_WORDS)}"
 
 
 def spread(pieces: Sequence[Any], n: int) -> list[Any]:

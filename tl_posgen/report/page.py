@@ -60,9 +60,19 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
     parts += [kind.description for name, kind in NULL_KINDS.items() if name in kinds]
     also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
-    beside = " ".join([*also, *Report(results, {}).without_null()])
+    beside = " ".join([*also, *_of_first_token(results, provenance), *Report(results, {}).without_null()])
     words = {"title": title, "beside": beside, "findings": findings}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
+
+
+def _of_first_token(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on what the first token is, with the attention that it takes where a measure has it."""
+    if not provenance.get("first_token"):
+        return []
+    numbers, takes = results["variance"].numbers if "variance" in results else {}, ""
+    if "first_token" in numbers and (share := numbers("first_token")):
+        takes = f", which takes {share:.0%} of the attention of the queries behind it"
+    return [f"First token of each prompt: {provenance['first_token']}{takes}."]
 
 
 def fill_page(

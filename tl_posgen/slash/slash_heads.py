@@ -65,7 +65,8 @@ def find_slash_heads(
     """
     require("distances", distances, Sequence[Whole])
     measure, model = Slash(kappa=kappa, distances=sorted(set(distances))), open_model(model)
-    tokens = to_prompts(model, prompts, length, n_prompts, consecutive=consecutive)
+    first = settings.get("first")
+    tokens = to_prompts(model, prompts, length, n_prompts, consecutive=consecutive, first=first)
     if max(distances) >= (longest := max(len(prompt) for prompt in tokens)):
         raise InputError(f"distance {max(distances)}: the longest prompt has {longest} tokens; give longer prompts")
     cut = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}

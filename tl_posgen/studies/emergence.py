@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -31,7 +31,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import session_of
-from tl_posgen.models.tokens import check_counts, check_numbers
+from tl_posgen.models.tokens import check_counts, check_numbers, first_id
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label
 from tl_posgen.report.kinds import lines
 from tl_posgen.studies.curves import Followed, followed, numbers_of
@@ -159,6 +159,7 @@ def emergence(
     length: int | None = None,
     n_prompts: int | None = None,
     consecutive: bool = False,
+    first: str | int | None = None,
     seed: int = 0,
     null_seeds: Seeds = (0,),
     keep: str | os.PathLike | Parts | None = None,
@@ -179,7 +180,7 @@ def emergence(
         tokenizer: a directory with the tokenizer of all checkpoints, or "mini" for the bundled one; where left out, the
             last checkpoint's.
         backend, dtype, device: as in `load_model`.
-        length, n_prompts, consecutive, seed: as in `analyze`.
+        length, n_prompts, consecutive, first, seed: as in `analyze`.
         null_seeds: of randomly initialised models of the last checkpoint's shape; () for none. A run's step 0 should
             measure as they do. With one, the last checkpoint's shuffled weights are a null model too.
         keep: directory for finished checkpoints, as in `analyze`.
@@ -210,7 +211,8 @@ def emergence(
     last = run.models[-1].load(precise=any(measure.precise for measure in asked))
     session = session_of(last)
     check_numbers(session, length, n_prompts)
-    tokens = prompts_of_one_length(session, prompts, length, n_prompts, consecutive=consecutive)
+    with session.choosing(replace(session.choices, first=None if first is None else first_id(session, first))):
+        tokens = prompts_of_one_length(session, prompts, length, n_prompts, consecutive=consecutive)
     nulls = NullModels(last, null_seeds, None)
     provenance = provenance_of(session, list(tokens), nulls.seeds, seed)
     options = {measure.name: measure.options() for measure in asked}

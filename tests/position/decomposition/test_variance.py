@@ -1,5 +1,7 @@
 """The variance measure: moments over prompts, and what the figures draw."""
 
+from html import unescape
+
 import numpy as np
 import pytest
 import torch
@@ -44,6 +46,44 @@ def test_shares_are_those_of_all_tokens_of_all_prompts(mini, prompts, result, to
     np.testing.assert_allclose(found["share"].transpose("head", "part"), expected.shares, rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(found["size"].sel(of="scores"), expected.within_rows.total.sqrt(), rtol=1e-5)
     np.testing.assert_allclose(found["mean_energy"].sel(side="k"), moments.k.mean_energy, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bloom"])
+def test_attention_to_the_first_token_is_that_of_the_models_pattern(family_model, name):
+    """Of all queries behind it, whether the pass forms a pattern or not; a window hides the token from most."""
+    model, tokens = family_model(name), torch.randint(2, 60, (5, 24), generator=torch.Generator().manual_seed(3))
+    kept = {}
+    hooks = [
+        (f"blocks.{layer}.attn.hook_pattern", lambda x, hook, n=layer: kept.update({n: x[:, :, 1:, 0].double()}))
+        for layer in range(2)
+    ]
+    with torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    expected = torch.stack([kept[layer].mean(-1).mean(0) for layer in range(2)])
+    for how in ({"measures": "variance"}, {"measures": ["variance", "slash"]}, {"streaming": True}):
+        result = tl_posgen.analyze(model, tokens, progress=False, **{"measures": "variance"} | how)["variance"]
+        np.testing.assert_allclose(result.own["first_token"], expected, rtol=1e-4, atol=1e-6)
+    number = result.numbers("first_token")
+    assert number.low < number.value < number.high
+    assert len(number.nulls) == 2
+    assert f"The first token takes {number:.0%} of the attention" in result.sentences[2]
+
+
+def test_a_token_in_front_is_said_and_belongs_to_what_is_kept(mini, alice, tmp_path):
+    cut = {"measures": "variance", "length": 24, "n_prompts": 2, "null_seeds": (), "progress": False}
+    comma = mini.tokenizer(",", add_special_tokens=False).input_ids[0]
+    shares, said = [], []
+    for keep in (None, tmp_path, tmp_path):
+        for first in (None, ","):
+            report = tl_posgen.analyze(mini, alice, first=first, keep=keep, **cut)
+            shares.append(report["variance"].numbers("first_token").value)
+            said.append(report.provenance["first_token"])
+            assert report.provenance.get("first") == (comma if first else None)
+            assert report.summary()["first_token"] == said[-1] in unescape(report.html())
+    assert said == ["BOS '<s>'", "no BOS but word ','"] * 3
+    assert shares[0] == shares[2] == shares[4] != shares[1] == shares[3] == shares[5]
+    takes = f"{said[-1]}, which takes {report['variance'].numbers('first_token'):.0%} of the attention"
+    assert f"First token of each prompt: {takes}" in unescape(report.html())
 
 
 def test_distances_and_weights_are_those_asked_for(capture):

@@ -7,16 +7,17 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 import xarray as xr
+from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE
-from tl_posgen.core.formatting import counted
+from tl_posgen.arithmetic import DOUBLE, double, elements_at_once, row_ranges
+from tl_posgen.core.formatting import counted, in_brackets
 from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
-from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture, StreamedCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.numbers.token_places import (
@@ -45,8 +46,10 @@ _OF_W = "of Var w over all (query, key, distance); q: query, k: key, d: distance
 _BEST = "corr of w with the best position + content, f(q, d) + g(q, k)"
 _OF_SIZE = "standard deviation between keys and distances of one query: of w, and of its parts"
 SIZES = ("scores", *PARTS)
+_AT_ONCE = 2**20  # scores in memory
 _FEWEST_PROMPTS = 8  # for shares by place
 _WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bounded by 0; they sum to `share`"
+_NO_SINKS = "NaN where sinks of its own join a layer's softmax and no measure reads the pattern"
 _NO_TURN = "nothing rotates, so"
 
 
@@ -188,6 +191,9 @@ class Variance(Measure):
         "mean_energy": Variable(
             "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD), **_SHARE
         ),
+        "first_token": Variable(
+            *("attention to the first token", "", f"E_i S_i0 over queries i > 0; {_NO_SINKS}", HEAD), **_SHARE
+        ),
         "by_place": Variable(
             "share by place", "", f"of `share`, {_WHOSE_PLACE}", (*_DIMS, "part", "place"), interval=True
         ),
@@ -246,12 +252,13 @@ class Variance(Measure):
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         both = layer.once(triple_moments_of)
+        found = {"first_token": layer.once(first_token_attention)}
         places = {
             f"places of {side}": PlaceSums(1, x.clone(), [getattr(one, side).about_mean for one in both])
             for side, x in (("q", layer.q), ("k", layer.k))
             if self.absolute
         }
-        return dict(zip(TOKENS, both, strict=True)) | places
+        return dict(zip(TOKENS, both, strict=True)) | places | found
 
     def finish(self, sums: Sums) -> xr.Dataset:
         n, found = self.n_distances or max(sums.lengths.values()), {}
@@ -277,7 +284,7 @@ class Variance(Measure):
             if sums.by_layer(TOKENS[1])[layer].q.n < 2:  # of one token nothing varies
                 values = [{name: torch.full_like(x, torch.nan) for name, x in one.items()} for one in values]
             found[layer] = tuple(values)
-        data = sums.variables_of(found)
+        data = sums.variables_of(found).assign(first_token=sums.mean("first_token"))
         if self.absolute:  # shares of what softmax can see: those that take the key's place, and of places alone
             by_place = data["by_place"]
             visible = (1 - data["share"].sel(part="q", drop=True)).where(data["position"].notnull())
@@ -317,6 +324,13 @@ class Variance(Measure):
                 f"term, which softmax cannot see, r = {own('additive_r_all'):.3f}; this term is more than half of the "
                 f"variance in {int((of_query > 0.5).sum())} of {n}.",
             ]
+        if first := own("first_token"):
+            half = own.number((own.array("first_token") > 0.5).sum(HEAD))
+            n = counted(int(own.data["first_token"].notnull().sum()), "head")
+            found.append(
+                f"The first token takes {first:.0%} of the attention of the queries behind it, mean over {n}, and more "
+                f"than half in {half.plain:.0f}{in_brackets(half.null_range)}."
+            )
         return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
 
 
@@ -324,6 +338,22 @@ def triple_moments_of(layer: LayerCapture) -> list[TripleMoments]:
     """Return the moments of q and k of all tokens, and without the first, as `TOKENS` has them; ask for them by
     `layer.once`."""
     return TripleMoments.with_and_without_first(layer.q, layer.k, layer.geometry.rope)
+
+
+def first_token_attention(layer: LayerCapture) -> Float[Tensor, " head"]:
+    """E_i S_i0: the attention that the first token takes, mean over the queries behind it; no [query, key] matrix is
+    formed. NaN of one token alone, and where something else joins the softmax of a pattern that was not captured."""
+    n, sinks, shares = layer.length, layer.geometry.sinks, []
+    is_formed = not isinstance(layer, StreamedCapture) and layer.pattern is not None
+    if n < 2 or (sinks and not is_formed and not isinstance(layer, StreamedCapture)):
+        return torch.full((len(layer.heads),), torch.nan)
+    for start, stop in row_ranges(n, len(layer.heads) * n, elements_at_once(layer.device, _AT_ONCE)):
+        if is_formed or sinks:
+            shares.append(layer.pattern_rows(start, stop)[..., 0])
+        else:
+            scores = layer.score_rows(start, stop)
+            shares.append((scores[..., 0] - scores.logsumexp(-1)).exp())
+    return double(torch.cat(shares, -1)[:, 1:]).mean(-1)
 
 
 def shares_of(
