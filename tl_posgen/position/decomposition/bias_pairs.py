@@ -75,7 +75,7 @@ class BiasPairs(Measure):
     needs = frozenset({"inputs"})
     variables = {
         "of_biases": Variable(
-            *("position by biases alone", "", "`share` of bias-bias in position", _DIMS, "bias_position", "b-b pos"),
+            *("position by biases alone", "", "`share` of bias-bias in position", _DIMS, "bias_position", "bias pos"),
             interval=True,
         ),
         "share": Variable(
