@@ -109,7 +109,7 @@ class BiasPairs(Measure):
     }
     caveats = {
         encoding: "nothing rotates, so biases alone add one number to all scores, and position is zero by "
-        "construction: what is told is how much of the content the bias of queries makes."
+        "construction; the table tells how much of the content the bias of queries makes."
         for encoding in ("absolute", "alibi", "none")
     }
     without_meaning = frozenset(caveats)
