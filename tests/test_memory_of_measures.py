@@ -4,7 +4,7 @@ import pytest
 import torch
 from families import VOCAB, save_config
 from live_memory import LiveMemory
-from transformers import LlamaConfig
+from transformers import Qwen2Config
 
 import tl_posgen
 from tl_posgen.core import registry
@@ -29,8 +29,9 @@ NAMES = [name for name in registry.BUILT_IN if registry.find(name).is_fed or reg
 @pytest.fixture(scope="module")
 def many_heads(tmp_path_factory):
     """Many heads, each of few dimensions: at these lengths a [head, query, key] matrix is larger than all the rest."""
-    sizes = {"hidden_size": 4 * HEADS, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": HEADS}
-    config = LlamaConfig(vocab_size=VOCAB, max_position_embeddings=2 * LENGTH, bos_token_id=0, eos_token_id=1, **sizes)
+    sizes = {"hidden_size": 4 * HEADS, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": HEADS, "num_key_value_heads": HEADS}
+    config = Qwen2Config(vocab_size=VOCAB, max_position_embeddings=2 * LENGTH, bos_token_id=0, eos_token_id=1, **sizes)
     return tl_posgen.load_model(save_config(config, tmp_path_factory.mktemp("many_heads")))
 
 

@@ -71,6 +71,9 @@ def test_they_compose_with_other_hooks_and_with_generation(family_model, without
     for more in (lambda m: ablate_heads(m, "1.1"), lambda m: lm_infinite(m, 8, 2)):
         found = logits(model, [*without_biases(model), *more(model)], TOKENS)
         torch.testing.assert_close(found, logits(bare, more(bare), TOKENS), rtol=1e-4, atol=1e-4)
+    with torch.no_grad(), tl_posgen.streaming(model):
+        streamed = model.run_with_hooks(TOKENS, fwd_hooks=without_biases(model))
+    torch.testing.assert_close(streamed, logits(bare, (), TOKENS), rtol=1e-4, atol=1e-4)
     how = {"max_new_tokens": 6, "do_sample": False, "verbose": False, "stop_at_eos": False}
     with model.hooks(fwd_hooks=without_biases(model)):
         written = model.generate(TOKENS[:1, :9], **how)

@@ -62,6 +62,7 @@ class BiasAblation(Interventions):
     """
 
     question = "What do the biases of queries and keys cost, and how much position is left without them?"
+    matrices = 9
     variables = {
         **Interventions.variables,
         **{

@@ -75,7 +75,7 @@ class BiasPairs(Measure):
     needs = frozenset({"inputs"})
     variables = {
         "of_biases": Variable(
-            *("position by biases alone", "", "`share` of bias-bias in position", _DIMS, "bias_position", "b-b pos"),
+            *("position by biases alone", "", "`share` of bias-bias in position", _DIMS, "bias_position", "bias pos"),
             interval=True,
         ),
         "share": Variable(
@@ -109,7 +109,7 @@ class BiasPairs(Measure):
     }
     caveats = {
         encoding: "nothing rotates, so biases alone add one number to all scores, and position is zero by "
-        "construction: what is told is how much of the content the bias of queries makes."
+        "construction; the table tells how much of the content the bias of queries makes."
         for encoding in ("absolute", "alibi", "none")
     }
     without_meaning = frozenset(caveats)
