@@ -14,6 +14,7 @@ OPTIONS = {
     "length_extrapolation": {"inside": 18, "times": 2},
     "profiles": {"n_repeated": 2, "period": 4, "metrics": "literature"},
     "sources": {"terms": ("position", "content"), "check": True},
+    "gap": {"gaps": (0, 40), "at": 8, "skip": 2, "needle": 4},
     "rules": {"rules": ("window", "position_and_content"), "budget": 4},
     "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
     "token_coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.arithmetic import double
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.options import NonNegative, require
 from tl_posgen.errors import InputError, UnsupportedModelError, is_number
 from tl_posgen.hooks.replace_scores import FrozenBeyond, HookList, RowByRow, replace_scores
@@ -26,7 +26,7 @@ TURNS = {"quarter turn": pi / 2, "half turn": pi}
 def hold_planes(
     model: Model, planes: Planes = "partial", *, at: Limit, layers: Layers = None, heads: Heads = None
 ) -> HookList:
-    r"""score_ij <- cap(scale Re sum_m z^q_im conj(z^k_jm) e^{i theta_m min(i - j, at)}): these planes turn up to a distance.
+    r"""score_ij <- cap(scale Re sum_m z^q_im conj(z^k_jm) e^{i theta_m min(i - j, at)}): planes held at a distance.
 
     All other planes turn on. Prompts of up to `at` + 1 tokens do not change, and all planes held at one distance are
     the limit of `lm_infinite`, without its windows. A model can generate under these hooks, with a KV cache; a streamed
@@ -69,7 +69,9 @@ def hold_planes(
     if not any((of_layer < inf).any() for of_layer in limits.values()):
         raise InputError(f"planes={planes!r}: no chosen layer has such a plane that turns; give indices")
     frozen = FrozenBeyond(lambda geometry: limits[geometry.layer])
-    return replace_scores(model, RowByRow(frozen), heads=[(layer, head) for layer in limits for head in selected[layer]])
+    return replace_scores(
+        model, RowByRow(frozen), heads=[(layer, head) for layer in limits for head in selected[layer]]
+    )
 
 
 def partial_planes(geometry: LayerGeometry, n_ctx: int) -> list[int]:
@@ -96,5 +98,5 @@ def _limits(geometry: LayerGeometry, planes: Any, at: Any, n_ctx: int) -> Float[
     elif isinstance(planes, str) or len(at) != len(planes):
         raise InputError(f"at: {len(at)} distances; give one number, or one for each of the planes' indices")
     else:
-        limits[list(planes)] = torch.as_tensor(at).to(limits)
+        limits[list(planes)] = torch.tensor([float(one) for one in at], dtype=DOUBLE).to(limits)
     return limits

@@ -261,7 +261,7 @@ class _LayerEdit:
         at = self.session.positions
         if at is not None and (cached or any(span.stop - span.start > len(at) for span in spans)):
             raise InputError(
-                f"{seen}, and {len(at)} tokens stand at other positions; give prompts of no more tokens, without a cache"
+                f"{seen}, and {len(at)} tokens stand at other positions; give prompts of no more, without a cache"
             )
         return _PassEdit(self.scores_of, spans, captures, k.shape[2] - n_keys, cached, q.dtype, at)
 

@@ -118,9 +118,7 @@ def retrieve_blocks(
     return _windowed("retrieve_blocks", model, n_local, n_global, limit, layers, heads, block, n_blocks)
 
 
-def self_extend(
-    model: Model, n_local: int, group: int, *, layers: Layers = None, heads: Heads = None
-) -> HookList:
+def self_extend(model: Model, n_local: int, group: int, *, layers: Layers = None, heads: Heads = None) -> HookList:
     """score_ij <- the score at distance floor(i / g) - floor(j / g) + n_local - floor(n_local / g) if i - j >= n_local.
 
     Far tokens share a position with their neighbours, and near ones keep theirs; a context of L tokens then reaches
