@@ -4,8 +4,9 @@
 
 Six layers of six heads, d_model 288, random weights, one prompt, one thread. Ways: the forward pass in
 `tl_posgen.streaming`, its peer; TransformerLens' own forward pass, which forms every score; the streamed pass under
-hooks that hold planes, limit distances or edit rows; and the streamed pass with measures behind it. Seconds are processor time, medians over rounds in which the ways take turns. Then the peak memory
-of a process that takes three measures of the bundled model, for growing prompts: by the length it is linear.
+hooks that hold planes, limit distances or edit rows; and the streamed pass with measures behind it. Seconds are
+processor time, medians over rounds in which the ways take turns. Then the peak memory of a process that takes three
+measures of the bundled model, for growing prompts: by the length it is linear.
 
 Operations a token of a head of D = 48 numbers beside the pass, 12 d_model^2 + 4 L D a token and layer by itself:
 a three-axis fit 6 D^2 and 128 D inside chunks (see three_axis.py), variance as much, mean_key with three distances

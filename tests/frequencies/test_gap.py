@@ -42,7 +42,7 @@ def test_without_a_gap_it_is_the_plain_loss_of_the_second_half(small_model, prom
 
 
 def test_far_pairs_are_those_of_each_rule(result):
-    """At one distance for all planes however wide the gap, where all are held; the first tokens alone in LM-Infinite."""
+    """All pairs at one distance however wide the gap, where all planes are held; and no two rules the same."""
     loss = result.own["loss"].sel(task="text")
     held = loss.sel(condition="hold_all")
     np.testing.assert_allclose(held.sel(gap=480), held.sel(gap=2000), atol=1e-5)
