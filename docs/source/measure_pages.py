@@ -41,7 +41,7 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
         "split_examples",
         "perturbation",
     ),
-    "What does it do at other lengths?": ("length_extrapolation", "loss"),
+    "What does it do at other lengths?": ("length_extrapolation", "gap", "loss"),
     "Which heads attend a fixed distance back?": (
         "slash",
         "slash_biases",

@@ -19,12 +19,12 @@ from tl_posgen.core.options import Each, NonNegative, Real, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.frequencies.hooks import hold_planes
-from tl_posgen.frequencies.numbers.gaps import apart, first_rise, with_copy, with_needle
+from tl_posgen.frequencies.numbers.gap import apart, first_rise, split_of, with_copy, with_needle
 from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
 from tl_posgen.hooks.token_positions import tokens_at
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.loss import judged, logits_of
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.position.distance.hooks import check_distance
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, self_extend
@@ -32,9 +32,6 @@ from tl_posgen.report.kinds import lines
 from tl_posgen.stats.intervals import FEWEST
 
 CONTEXTS = (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5)  # gaps, where none are given, over the training context
-SKIPPED = 8  # tokens of the second half, whose losses do not count: they have hardly any context of their own
-NEEDLE, SHOWN = 16, 4  # tokens, and how many of them are given when it comes again
-SHORTEST = 4 * NEEDLE
 TASKS = ("text", "copy")
 RuleOfFarPairs = Literal[
     "hold_planes",
@@ -79,13 +76,15 @@ class Gap(Interventions):
     Args:
         gaps: S, in tokens; if left out, 0 to 1.5 training contexts, of a model with learned positions as far as its
             table goes.
-        rules: what is put in the place of the model's own scores.
+        rules: what is put in the place of the model's own scores; planes held, if left out and the model has RoPE.
         planes: which planes are held: indices, or those that make less than one turn within the context, or all.
         at: the distance at which planes are held; half the training context if left out.
         factor: how many times the training context the rules of context extension are meant for.
+        skip: tokens of the second half that do not count, as they have hardly any context of their own.
+        needle: how many tokens a needle has; the first quarter of them is given when it comes again.
 
     Raises:
-        InputError: prompts of fewer than 64 tokens, or of an odd number; gaps that the model has no positions for.
+        InputError: prompts too short for `skip` or `needle`; gaps that the model has no positions for.
         UnsupportedModelError: a model none of whose layers knows positions; see `replace_scores`.
 
     Source: ours; Self-Extend: Jin et al. 2024 (arXiv 2401.01325); the other rules: see their hooks.
@@ -94,16 +93,18 @@ class Gap(Interventions):
         >>> short = {"length": 64, "n_prompts": 4, "null_seeds": (), "progress": False}
         >>> from tl_posgen.models import bundled_text
         >>> found = Gap(gaps=(0, 256, 1024), at=128)("mini", bundled_text(), **short)
-        >>> far = found.own["loss"].sel(task="text", condition="unchanged", gap=1024)
-        >>> found.own["loss"].dims, bool(far.mean() > 5)
-        (('condition', 'task', 'gap', 'prompt'), True)
+        >>> far = found.own["loss"].sel(task="text", gap=1024).mean("prompt")
+        >>> bool(far.sel(condition="unchanged") > far.sel(condition="hold_planes") + 0.5)
+        True
     """
 
     gaps: Annotated[Sequence[Whole], Each()] | None = None
-    rules: Annotated[Sequence[RuleOfFarPairs], Each()] = ("hold_planes",)
+    rules: Annotated[Sequence[RuleOfFarPairs], Each(0)] | None = None
     planes: Sequence[Whole] | Literal["partial", "all"] = "partial"
     at: NonNegative | None = None
     factor: Annotated[Real, Within(1, words="a number, 1 or more")] = 2
+    skip: Whole = 8
+    needle: Annotated[int, Within(2, words="a whole number, 2 or more")] = 16
 
     question = "Do far tokens do harm, and are they read?"
     variables = {
@@ -144,8 +145,10 @@ class Gap(Interventions):
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Gap":
         n, n_ctx, encoding = len(tokens[0]), int(model.cfg.n_ctx), session_of(model).encoding
-        if n < SHORTEST or n % 2:
-            raise InputError(f"{self.name}: prompts of {n} tokens; give an even number, {SHORTEST} or more, by length=")
+        if n < (shortest := 2 * max(self.needle + 1, self.skip + 2)):
+            raise InputError(
+                f"{self.name}: prompts of {n} tokens; give length={shortest} at least, or a smaller needle"
+            )
         most = n_ctx - n if "absolute" in encoding else None
         given = self.labels()["gap"] or [round(share * (n_ctx if most is None else most)) for share in CONTEXTS]
         gaps = sorted({gap for gap in given if self.gaps is not None or most is None or gap <= most})
@@ -155,7 +158,11 @@ class Gap(Interventions):
                 f"learned positions; give gaps of {most} at most"
             )
         check_distance(model, f"{self.name}: gap + {n} tokens =", gaps[-1] + n - 1)
-        return replace(self, gaps=tuple(gaps), at=n_ctx / 2 if self.at is None else self.at)
+        rules = self.rules if self.rules is not None else ("hold_planes",) if "rotary" in encoding else ()
+        return replace(self, gaps=tuple(gaps), rules=rules, at=n_ctx / 2 if self.at is None else self.at)
+
+    def named_conditions(self, run: Run) -> Mapping[str, Any]:
+        return super().named_conditions(run) if self.rules else {}  # the unchanged model alone
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         model, where, n_ctx, at = run.model, run.where, int(run.model.cfg.n_ctx), self.at
@@ -176,12 +183,12 @@ class Gap(Interventions):
             "ntk": lambda: extended("ntk"),
             "yarn": lambda: extended("yarn"),
         }
-        return {name: hooks[name]() for name in self.rules}
+        return {name: hooks[name]() for name in self.rules or ()}
 
     def of_model(self, run: Run) -> xr.Dataset:
         n, gaps = run.tokens.shape[1], np.array(self.labels()["gap"])
-        second = torch.cat([run.tokens[:, :1], run.tokens[:, n // 2 :]], 1)
-        alone = next_tokens(run, second, 1 + SKIPPED)[0].mean(-1)
+        second = torch.cat([run.tokens[:, :1], run.tokens[:, split_of(n) :]], 1)
+        alone = next_tokens(run.session, second, 1 + self.skip)[0].mean(-1)
         contexts = "gap", gaps / int(run.model.cfg.n_ctx)
         return super().of_model(run).assign(alone=("prompt", alone.numpy()), contexts=contexts)
 
@@ -190,10 +197,10 @@ class Gap(Interventions):
         losses, recall = [], []
         for gap in self.labels()["gap"]:
             with tokens_at(run.session, apart(n, gap)):
-                loss, is_first = next_tokens(run, prompts, n // 2 + SKIPPED, hooks)
+                loss, is_first = next_tokens(run.session, prompts, split_of(n) + self.skip, hooks)
             text, copy, _ = loss.split(n_prompts)
             losses.append(torch.stack([text.mean(-1), copy.mean(-1)]))
-            recall.append(is_first[-n_prompts:, SHOWN - NEEDLE :].double().mean(-1))
+            recall.append(is_first[-n_prompts:, max(1, self.needle // 4) - self.needle :].double().mean(-1))
         return {"loss": torch.stack(losses, 1).numpy(), "recall": torch.stack(recall).numpy()}
 
     def prompts(self, run: Run) -> Int[Tensor, "task_and_prompt pos"]:
@@ -201,7 +208,7 @@ class Gap(Interventions):
         tokens, tokenizer = run.tokens, run.model.tokenizer
         first = int(tokenizer is not None and bool((tokens[:, 0] == tokenizer.bos_token_id).all()))
         known = tokens[:, first:].unique()
-        drawn = torch.randint(len(known), (len(tokens), NEEDLE), generator=torch.Generator().manual_seed(run.seed))
+        drawn = torch.randint(len(known), (len(tokens), self.needle), generator=torch.Generator().manual_seed(run.seed))
         return torch.cat([tokens, with_copy(tokens, first), with_needle(tokens, known[drawn])])
 
     # Its numbers
@@ -285,10 +292,10 @@ class Gap(Interventions):
 
 
 def next_tokens(
-    run: Run, tokens: Int[Tensor, "row pos"], first: int, hooks: Any = ()
+    session: Session, tokens: Int[Tensor, "row pos"], first: int, hooks: Any = ()
 ) -> tuple[Float[Tensor, "row target"], Bool[Tensor, "row target"]]:
     """Return the loss of the tokens behind position `first`, and whether each of them has the largest logit."""
-    session, losses, is_first = run.session, [], []
+    losses, is_first = [], []
     with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
         for some in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
             logits = logits_of(session, some, first)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.arithmetic import double
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.options import NonNegative, require
 from tl_posgen.errors import InputError, UnsupportedModelError, is_number
 from tl_posgen.hooks.replace_scores import FrozenBeyond, HookList, RowByRow, replace_scores
@@ -98,5 +98,5 @@ def _limits(geometry: LayerGeometry, planes: Any, at: Any, n_ctx: int) -> Float[
     elif isinstance(planes, str) or len(at) != len(planes):
         raise InputError(f"at: {len(at)} distances; give one number, or one for each of the planes' indices")
     else:
-        limits[list(planes)] = torch.as_tensor(at).to(limits)
+        limits[list(planes)] = torch.tensor([float(one) for one in at], dtype=DOUBLE).to(limits)
     return limits

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def with_copy(tokens: Int[Tensor, "prompt pos"], first: int = 0) -> Int[Tensor, "prompt pos"]:
-    """x_{i + n/2} <- x_i for i = first .. n/2 - 1: prompts whose second half is a copy of the first.
+    """x_{split + i} <- x_i for i = first .. n/2 - 1, split = ceil(n / 2): the second half is a copy of the first.
 
     Args:
         first: tokens in front of a text, which are not repeated.
@@ -17,7 +17,7 @@ def with_copy(tokens: Int[Tensor, "prompt pos"], first: int = 0) -> Int[Tensor, 
         ([[0, 1, 2, 0, 1, 2]], [[0, 1, 2, 3, 1, 2]])
     """
     half, copied = tokens.shape[1] // 2, tokens.clone()
-    copied[:, half + first : 2 * half] = tokens[:, first:half]
+    copied[:, split_of(tokens.shape[1]) + first :] = tokens[:, first:half]
     return copied
 
 
@@ -29,21 +29,26 @@ def with_needle(tokens: Int[Tensor, "prompt pos"], needle: Int[Tensor, "prompt _
         [[0, 1, 91, 92, 4, 5, 6, 7, 8, 9, 91, 92]]
     """
     changed, n = tokens.clone(), needle.shape[1]
-    middle = (tokens.shape[1] // 2 - n) // 2
+    middle = (split_of(tokens.shape[1]) - n) // 2
     changed[:, middle : middle + n] = needle
     changed[:, -n:] = needle
     return changed
 
 
 def apart(n: int, gap: int) -> Int[Tensor, " pos"]:
-    """p_i = i for i < n / 2, else i + gap: positions of a prompt whose second half stands further on.
+    """p_i = i for i < ceil(n / 2), else i + gap: positions of a prompt whose second half stands further on.
 
     Example:
         >>> apart(4, 10).tolist()
         [0, 1, 12, 13]
     """
     position = torch.arange(n)
-    return position + gap * (position >= n // 2)
+    return position + gap * (position >= split_of(n))
+
+
+def split_of(n: int) -> int:
+    """ceil(n / 2): the first position of the second half of n tokens."""
+    return (n + 1) // 2
 
 
 def first_rise(x: Real[np.ndarray, " place"], y: Float[np.ndarray, "*batch place"]) -> Float[np.ndarray, "*batch"]:
