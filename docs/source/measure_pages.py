@@ -28,6 +28,7 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
     ),
     "Which planes of RoPE carry it?": (
         "plane_use",
+        "plane_roles",
         "plane_cost",
         "recall",
         "planes",

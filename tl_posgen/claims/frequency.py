@@ -18,6 +18,7 @@ from tl_posgen.frequencies.recall import CONTROL, DRAWN, FASTEST, SLOWEST
 
 ALONE: Mapping[str, Any] = {"beyond": None, "end": None}  # of a number that is not itself held against nulls
 DIAGONAL = 0.3  # attention at a distance from which a head is a diagonal or previous-token head
+FIXED = 0.95  # |E x| / E|x| of a fixed centre
 LITTLE = 0.05  # of recall
 RECALLED = 0.3  # of the copy: a model that recalls less has too little to lose
 TURNED = 0.5  # radians in a prompt, below which a plane hardly turns at all
@@ -53,8 +54,8 @@ def _band(plane_use: Result) -> list[Group]:
     profile = use.mean("head")
     away = use["plane"] - profile.fillna(-1).argmax("plane")
     of_band, of_slower = (profile.where(one).mean("plane") * n_planes for one in (abs(away) <= step, away > step))
-    band = Criterion.of("the longest band, x uniform", own.number(of_band), 2, otherwise="partly")
-    slower = Criterion.of("slower planes", own.number(of_slower), 1, sign=-1, **ALONE)
+    band = Criterion.of("the longest band, x uniform", own.number(of_band), 2.0, otherwise="partly")
+    slower = Criterion.of("slower planes", own.number(of_slower), 1.0, sign=-1, **ALONE)
     is_above = band.value > slower.value
     verdict: Verdict = "held" if band.holds and slower.holds else "partly" if is_above else "not held"
     return [Group(verdict, [band, slower])]
@@ -189,8 +190,12 @@ def _place_by_frequency(plane_roles: Result, plane_use: Result) -> list[Criterio
 
 def _centres(plane_use: Result) -> list[Criterion]:
     own = plane_use.numbers
-    fixed = {side: own.number(own.array("centre", side=side) > 0.95) for side in "qk"}
-    return [Criterion.of(f"heads with R > .95, {side}", one, 0.8, partly=0.5) for side, one in fixed.items()]
+    found = []
+    for side in "qk":
+        centre = own.array("centre", side=side)
+        fixed = own.number((centre > FIXED).where(centre.notnull()))
+        found.append(Criterion.of(f"heads with fixed centres, {side}", fixed, 0.8, partly=0.5))
+    return found
 
 
 def _sinks(own: Numbers) -> xr.DataArray:
@@ -210,7 +215,7 @@ def _sinks_by_angle(plane_use: Result) -> list[Group]:
     heads = _sinks(own)
     share = own.number(heads.where(own.array("sink").notnull()))
     length, cosine = (own.number(_mean_of(own.array(name), heads)) for name in ("first_length", "first_cosine"))
-    shorter = Criterion.of("|k_0| / E|k| in sink heads", length, 1, sign=-1, **ALONE)
+    shorter = Criterion.of("|k_0| / E|k| in sink heads", length, 1.0, sign=-1, **ALONE)
     angle = Criterion.of(
         "cosine with q above other keys'", cosine, 0.1, beyond=or_lacking(cosine.by_null), otherwise="detectable"
     )
@@ -271,7 +276,7 @@ def _hardly_turns(plane_cost: Result, plane_use: Result) -> str:
 def _base(plane_use: Result) -> list[Criterion]:
     own = plane_use.numbers
     share = own.number((own.array("first_negative") / own.array("reach")).min("layer"))
-    return [Criterion.of("first negative sum of cosines, over L", share, 1, **ALONE)]
+    return [Criterion.of("first negative sum of cosines, over L", share, 1.0, **ALONE)]
 
 
 FREQUENCY: Sequence[Claim] = [

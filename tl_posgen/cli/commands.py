@@ -35,14 +35,15 @@ WRITTEN: dict[str, Callable[..., Any]] = {}  # name -> command that is a functio
 @dataclass(frozen=True)
 class _MeasureCommand:
     """A command that runs measures: help in one line; their names, where an option that several have goes to each of
-    them; defaults of the shared options, where they are not the usual ones; shared options that mean nothing here; and
-    the function of the report that makes the first table, as "module:function"."""
+    them; defaults of the shared options, where they are not the usual ones; shared options that mean nothing here; and,
+    as "module:function", those of the report that make the first table, and results that show each other's numbers."""
 
     help: str
     measures: Sequence[str]
     setup: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     lead: str = ""
+    join: str = ""
 
     def __call__(self, *, setup: Setup, **given: Any) -> None:
         from tl_posgen.core.engine import analyze
@@ -57,7 +58,8 @@ class _MeasureCommand:
         def measured(model: Any, words: Any, **how: Any) -> Report:
             found = analyze(model, words, measures=asked, skip_unsupported=True, **how)
             first = [name for name in self.measures if name in found]  # then those that they come after
-            return Report({name: found[name] for name in (*first, *found)}, found.provenance)
+            joined = resolve_name(self.join)(found) if self.join else found
+            return Report({name: joined[name] for name in (*first, *found)}, found.provenance)
 
         setup.measure(measured, setup.pretrained(), lead=self.lead and resolve_name(self.lead))
 
@@ -74,6 +76,11 @@ COMMANDS = {
     ),
     "planes": _MeasureCommand("Magnitude and phase in RoPE's planes: can queries and keys entangle?", ["planes"]),
     "perturb-planes": _MeasureCommand("What do magnitudes and phases in RoPE's planes carry?", ["plane_perturbation"]),
+    "frequencies": _MeasureCommand(
+        "Which of RoPE's planes heads use, how far they turn in the context, what each does and costs.",
+        ["plane_use", "plane_cost", "recall", "plane_roles"],
+        join="tl_posgen.frequencies.plane_cost:costs_beside_use",
+    ),
     "profiles": _MeasureCommand("One row a head over all subjects: what kind of head is it?", ["profiles"]),
     "slash": _MeasureCommand(
         "Heads that attend a fixed distance back: which, on random tokens too, and why.",

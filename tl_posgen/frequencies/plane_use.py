@@ -158,6 +158,10 @@ class PlaneUse(Measure):
         "partial_planes": Variable(
             "partial planes", "", "of those that turn, less than a turn", ("context", "layer"), compared=False
         ),
+        "cost": Variable(
+            *("cost of the plane", "nats", "rise of the loss with it edited, where it was measured too"),
+            dims=("edit", "plane", "prompt"),
+        ),
         "reach": Variable("context or window", "tokens", "L", ("context", "layer"), compared=False),
         "first_negative": Variable(
             "first negative sum of cosines",

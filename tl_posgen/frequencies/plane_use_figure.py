@@ -1,6 +1,6 @@
 """The figure of planes: how far each turns within the context, how much it is used, in which phase, and its cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,15 +34,18 @@ def kinds_of_layers(data: xr.Dataset, context: int) -> dict[str, list[int]]:
     return {f"layers {in_ranges(layers)}, L = {reach:,.0f} tokens": layers for (reach, *_), layers in by_kind.items()}
 
 
-def draw_plane_use(result: Any, costs: Mapping[str, xr.DataArray] | None = None) -> go.Figure:
+def draw_plane_use(result: Any) -> go.Figure:
     """Draw the use of each plane over the turns that it makes within the context, beside uniform use and the null
     models, and a mark a head at its longest plane, coloured by phase; below, where it was measured, what each costs.
 
     Args:
-        result: of `PlaneUse`.
-        costs: by name, the rise of the loss [.., plane, prompt], such as `PlaneCost.costs` gives.
+        result: of `PlaneUse`; with the costs of planes where `tl_posgen.frequencies.plane_cost.costs_beside_use` put
+            them into it.
     """
     own = result.numbers
+    costs: dict[str, xr.DataArray] = {}
+    if "cost" in result.own:
+        costs = {edit: result.own["cost"].sel(edit=edit) for edit in result.own["edit"].values.tolist()}
     context = result.own["context"].values.tolist()[0]
     kinds = dict(list(kinds_of_layers(result.own, context).items())[:_MOST_KINDS])
     titles = [*kinds, *([""] * len(kinds) if costs else [])]
@@ -65,8 +68,8 @@ def draw_plane_use(result: Any, costs: Mapping[str, xr.DataArray] | None = None)
             y = [one.value for one in null.along(use, "plane")]
             panels.add(number, line(x, y, kind, NULL_KINDS[kind].colour, dash=NULL_KINDS[kind].dash, width=2))
         panels.add(number, _marks_of_heads(data, use, turns))
-        for below, one in enumerate((costs or {}).items()):
-            panels.add(len(kinds) + number, *_cost(one, below, planes, x, width / len(costs or "x"), words))
+        for below, one in enumerate(costs.items()):
+            panels.add(len(kinds) + number, *_cost(one, below, planes, x, width / len(costs), words))
     figure = panels.figure
     figure.add_vline(x=np.log10(0.5), line={"color": NULL_COLOUR, "width": 1, "dash": "dot"})
     for number in range(len(kinds)):
