@@ -41,7 +41,10 @@ def save_gguf(
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(config.norm_epsilon)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_rope_dimension_count(8)
@@ -126,7 +129,7 @@ def llama3_divisors(theta, factor=8.0, length=8192):
 def of_rope(class_name="LlamaConfig", more=(), **rope):
     rope = {"rope_theta": 10_000.0, **rope}
     rope = {"full_attention": rope, "sliding_attention": {"rope_theta": 10_000.0}} if "Gemma" in class_name else rope
-    head_dim = {} if class_name in ("Qwen2Config", "Phi3Config") else {"head_dim": 8}
+    head_dim = {} if class_name in ("Qwen2Config", "Phi3Config", "Starcoder2Config") else {"head_dim": 8}
     sizes = {**GROUPED, "intermediate_size": 64, "max_position_embeddings": 512, **head_dim, **dict(more)}
     return with_sizes(class_name, sizes, rope_parameters=rope)()
 
@@ -152,6 +155,7 @@ SCALED = {
         {"vocab_size": 64},
         {"rope_freqs.weight": list(llama3_divisors(LLAMA3_THETA))},
     ),
+    "a base that transformers does not read": ("starcoder2", of_rope("Starcoder2Config", rope_theta=5e5), {}, {}),
     "linear": ("llama", of_rope(rope_type="linear", factor=4.0), LINEAR, {}),
     "linear, by its old key": ("llama", of_rope(rope_type="linear", factor=4.0), {"rope.scale_linear": 4.0}, {}),
     "yarn": (

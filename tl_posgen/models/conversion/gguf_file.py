@@ -318,7 +318,7 @@ def _reports_what_it_leaves_out(architecture: str) -> bool:
     """Tell whether transformers reads this architecture as it reads safetensors: an unexpected tensor is refused there.
     Its older reader, of most architectures, passes over what the model has no place for."""
     try:
-        from transformers.integrations.gguf import is_gguf_arch_supported
+        from transformers.integrations.gguf.utils import is_gguf_arch_supported
     except ImportError:  # an older transformers
         return False
     return is_gguf_arch_supported(architecture)

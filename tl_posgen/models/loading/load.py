@@ -71,7 +71,8 @@ def load_model(
     Raises:
         ModelError: nothing found under that name, missing files, no network, pickled weights only, NaN or inf weights,
             quantised weights outside GGUF, an adapter that is not merged, a config.json that no model can be made of or
-            that belongs to other weights, a GGUF file that transformers cannot read, more than memory holds.
+            that belongs to other weights, a GGUF file that transformers cannot read, or of which it leaves out what
+            attention or positions depend on, more than memory holds.
         UnsupportedModelError: the architecture cannot be had with that backend.
         InputError: an unknown backend, a device or dtype that nothing can be computed in, a revision of what is here,
             no tokenizer where one was said to be.
