@@ -46,7 +46,7 @@ def of_measure(small_model):
 
 LONGER = {"substitution", "band_ablation", "profiles", "perturbation"}
 LONGER |= {"plane_perturbation", "token_coupling", "dummy_distance", "length_extrapolation", "sources"}
-LONGER |= {"residual", "cone", "slash_planes", "planes", "rules"}
+LONGER |= {"residual", "cone", "slash_planes", "slash_biases", "planes", "rules", "bias_ablation"}
 CASES = [pytest.param(name, marks=pytest.mark.longer) if name in LONGER else name for name in NAMES]
 
 
