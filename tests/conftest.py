@@ -193,7 +193,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_model(small: Path) -> Any:
-    """That tiny model: 2 layers of 4 heads with 2 key heads, RoPE."""
+    """That tiny model: 2 layers of 4 heads with 2 key heads, RoPE, biases of q and k."""
     return _load("small_model", small)
 
 

@@ -47,7 +47,7 @@ def of_measure(small_model):
 LONGER = {"substitution", "band_ablation", "profiles", "perturbation"}
 LONGER |= {"plane_perturbation", "token_coupling", "dummy_distance", "length_extrapolation", "sources"}
 LONGER |= {"residual", "cone", "slash_planes", "planes", "rules", "plane_use", "plane_roles", "plane_cost"}
-LONGER |= {"recall", "gap"}
+LONGER |= {"recall", "gap", "slash_biases", "bias_ablation"}
 CASES = [pytest.param(name, marks=pytest.mark.longer) if name in LONGER else name for name in NAMES]
 
 

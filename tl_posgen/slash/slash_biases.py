@@ -30,7 +30,6 @@ from tl_posgen.slash.dominance import (
 )
 from tl_posgen.slash.numbers.plane_contributions import constant_logit, score_of_profile
 
-SOURCES = {"score": "measured", "alone": "biases alone"}
 _MOST_DISTANCES = 5  # drawn
 
 
@@ -144,8 +143,8 @@ class SlashBiases(Dominance):
 
     def correlation(self, own: Numbers, distance: int, tokens: str = "all", ranks: bool = False) -> Number:
         """Return r over heads of the scores of biases alone with the measured ones, or Spearman's of ranks."""
-        arrays = (own.array(name, distance=distance, tokens=tokens) for name in SOURCES)
-        return own.correlation(*arrays, ranks=ranks)
+        alone, score = (own.array(name, distance=distance, tokens=tokens) for name in ("alone", "score"))
+        return own.correlation(alone, score, ranks=ranks)
 
     def n_dominant(self, own: Numbers, *names: str, distance: int | None = None) -> Number:
         """Return how many heads are dominant at a distance (at any if left out), by each of `dominant` and
@@ -166,7 +165,7 @@ class SlashBiases(Dominance):
         return [
             f"Slash scores of the biases of q and k alone, which need no text, correlate with the measured ones over "
             f"heads at {r}. By biases alone {counted(alone.value, 'head')} would be slash-dominant"
-            f"{in_brackets(alone.null_range)}, {both.plain:.0f} of them on this text, where {text.plain:.0f} are.",
+            f"{in_brackets(alone.null_range)}; {both.plain:.0f} of them are on this text, where {text.plain:.0f} are.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:
