@@ -189,7 +189,8 @@ class _Ends:
         if last is None or len(last) < 2:
             return
         pad, _ = pad_token(self.session.model.tokenizer)
-        pads = self.session.model.W_E[[0] if pad is None else [0, pad]].to(last)
+        embeddings: Tensor = self.session.backend.model.W_E
+        pads = embeddings[[0] if pad is None else [0, pad]].to(last)
         ends = (torch.cosine_similarity(last, pads[None], dim=-1) > 1 - 1e-5).any(1)  # some models scale embeddings
         if 0 < (n := int(ends.sum())) < len(ends):  # padding leaves the longest as it is
             raise InputError(

@@ -69,8 +69,8 @@ def _of_first_token(results: Mapping[str, Result], provenance: Mapping[str, Any]
     """Return a sentence on what the first token is, with the attention that it takes where a measure has it."""
     if not provenance.get("first_token"):
         return []
-    numbers, takes = results["variance"].numbers if "variance" in results else {}, ""
-    if "first_token" in numbers and (share := numbers("first_token")):
+    numbers, takes = results["variance"].numbers if "variance" in results else None, ""
+    if numbers is not None and "first_token" in numbers and (share := numbers("first_token")):
         takes = f", which takes {share:.0%} of the attention of the queries behind it"
     return [f"First token of each prompt: {provenance['first_token']}{takes}."]
 
