@@ -202,8 +202,9 @@ class PlaneUse(Measure):
         x, rotated = (double(one) for one in sides)
         z, turned = (complex_planes(one, geometry.rope) for one in (x, rotated))
         rows = torch.arange(n // 2, n, device=z.device)
-        moments = row_moments(*turned, rows, geometry.window)
-        unit = row_moments(*(turned / rotated.norm(dim=-1, keepdim=True)), rows, geometry.window)
+        moments = row_moments(turned[0], turned[1], rows, geometry.window)
+        directions = turned / rotated.norm(dim=-1, keepdim=True)
+        unit = row_moments(directions[0], directions[1], rows, geometry.window)
         length = x[1].norm(dim=-1)
         return {
             "magnitude": z[:, :, 1:].abs().mean(2),
