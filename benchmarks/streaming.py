@@ -3,9 +3,10 @@
     python benchmarks/streaming.py [--lengths 1024 4096] [--rounds 5]
 
 Six layers of six heads, d_model 288, random weights, one prompt, one thread. Ways: the forward pass in
-`tl_posgen.streaming`, its peer; TransformerLens' own forward pass, which forms every score; and the streamed pass with
-measures behind it. Seconds are processor time, medians over rounds in which the ways take turns. Then the peak memory
-of a process that takes three measures of the bundled model, for growing prompts: by the length it is linear.
+`tl_posgen.streaming`, its peer; TransformerLens' own forward pass, which forms every score; the streamed pass under
+hooks that hold planes, limit distances or edit rows; and the streamed pass with measures behind it. Seconds are
+processor time, medians over rounds in which the ways take turns. Then the peak memory of a process that takes three
+measures of the bundled model, for growing prompts: by the length it is linear.
 
 Operations a token of a head of D = 48 numbers beside the pass, 12 d_model^2 + 4 L D a token and layer by itself:
 a three-axis fit 6 D^2 and 128 D inside chunks (see three_axis.py), variance as much, mean_key with three distances
@@ -18,8 +19,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from slash import random_model
@@ -37,12 +41,23 @@ def ways(model, tokens):
     import tl_posgen
     from tl_posgen.core.feed import Feed
     from tl_posgen.core.registry import requested
+    from tl_posgen.frequencies import hold_planes
+    from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
     from tl_posgen.models.capture.capturing import run_capture
     from tl_posgen.models.session import Choices, session_of
+    from tl_posgen.position import lm_infinite
 
-    def forward() -> None:
+    far = tokens.shape[1] // 4
+    edited = {
+        "planes held": hold_planes(model, range(12, 24), at=far),
+        "all planes held": hold_planes(model, "all", at=far),
+        "LM-Infinite": lm_infinite(model, far),
+        "rows edited": replace_scores(model, RowByRow(lambda capture: capture.scores())),
+    }
+
+    def forward(hooks: Sequence[Any] = ()) -> None:
         with torch.no_grad(), tl_posgen.streaming(model):
-            model(tokens, return_type=None)
+            model.run_with_hooks(tokens, return_type=None, fwd_hooks=list(hooks))
 
     def formed() -> None:
         with torch.no_grad():
@@ -54,9 +69,9 @@ def ways(model, tokens):
             run_capture(model, tokens, feed, needs=feed.needs)
         feed.datasets("benchmark")
 
-    return {"streamed forward": forward, "formed scores": formed} | {
-        name: lambda names=names: measured(names) for name, names in MEASURES.items()
-    }
+    found = {"streamed forward": forward, "formed scores": formed}
+    found |= {name: partial(forward, hooks) for name, hooks in edited.items()}
+    return found | {name: partial(measured, names) for name, names in MEASURES.items()}
 
 
 def medians(length: int, rounds: int) -> dict[str, float]:

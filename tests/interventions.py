@@ -4,13 +4,14 @@ from contextlib import nullcontext
 
 import torch
 
+from tl_posgen.frequencies.hooks import hold_planes
 from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
 from tl_posgen.position import at_dummy_distance, by_split, interpolate_positions, lm_infinite, substitute, triangle
-from tl_posgen.position.length import retrieve_blocks
+from tl_posgen.position.length import retrieve_blocks, self_extend
 from tl_posgen.position.order.hooks import permute_positions
 from tl_posgen.position.planes import perturb_planes
 from tl_posgen.residual.reference import Reference, reference_of
@@ -57,6 +58,9 @@ def rules(model, name: str):
 ROW_BY_ROW = {
     "lm_infinite": lambda m: lm_infinite(m, 8, 2),
     "retrieve_blocks": lambda m: retrieve_blocks(m, 8, 2, block=4, n_blocks=2),
+    "self_extend": lambda m: self_extend(m, 6, 3),
+    "planes held": lambda m: hold_planes(m, [0, 1], at=5),
+    "planes held at their quarter turns": lambda m: hold_planes(m, "all", at="quarter turn"),
     "interpolate_positions": lambda m: interpolate_positions(m, 0.5),
     "one dummy distance": lambda m: at_dummy_distance(m, 3),
     "frozen beyond": lambda m: at_dummy_distance(m, beyond=8),

@@ -16,6 +16,7 @@ OPTIONS = {
     "sources": {"terms": ("position", "content"), "check": True},
     "plane_cost": {"edits": ("drop",), "groups": ("planes", "quarters")},
     "recall": {"half": 4, "n_copies": 2, "hits": 0.01, "n_draws": 1},
+    "gap": {"gaps": (0, 40), "at": 8, "skip": 2, "needle": 4},
     "rules": {"rules": ("window", "position_and_content"), "budget": 4},
     "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
     "token_coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},

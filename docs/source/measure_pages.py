@@ -36,7 +36,7 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
         "split_examples",
         "perturbation",
     ),
-    "What does it do at other lengths?": ("length_extrapolation", "loss"),
+    "What does it do at other lengths?": ("length_extrapolation", "gap", "loss"),
     "Which heads attend a fixed distance back?": ("slash", "slash_ablation", "slash_transfer", "band_ablation"),
     "Do layers act along the same directions?": ("coupling", "token_coupling"),
     "What is a head, and what would replace it?": ("profiles", "sources", "rules"),

@@ -46,7 +46,8 @@ def of_measure(small_model):
 
 LONGER = {"substitution", "band_ablation", "profiles", "perturbation"}
 LONGER |= {"plane_perturbation", "token_coupling", "dummy_distance", "length_extrapolation", "sources"}
-LONGER |= {"residual", "cone", "slash_planes", "planes", "rules", "plane_use", "plane_roles", "plane_cost", "recall"}
+LONGER |= {"residual", "cone", "slash_planes", "planes", "rules"}
+LONGER |= {"plane_use", "plane_roles", "plane_cost", "recall", "gap"}
 CASES = [pytest.param(name, marks=pytest.mark.longer) if name in LONGER else name for name in NAMES]
 
 

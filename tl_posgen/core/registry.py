@@ -36,6 +36,7 @@ BUILT_IN = {  # name -> module:Class
     "coupling": "tl_posgen.coupling.coupling:Coupling",
     "token_coupling": "tl_posgen.coupling.token_coupling:TokenCoupling",
     "coupling_scores": "tl_posgen.coupling.coupling_scores:CouplingScores",
+    "gap": "tl_posgen.frequencies.gap:Gap",
     "sources": "tl_posgen.sources.sources:Sources",
     "rules": "tl_posgen.rules.rules:Rules",
     "plane_use": "tl_posgen.frequencies.plane_use:PlaneUse",

@@ -15,12 +15,13 @@ from tl_posgen.models.capture.padding import NO_PADDING, WITHOUT_CACHE, spans_of
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import layer_capture, plain_scores, verify_capture
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
-from tl_posgen.models.layers.fused import Mask
+from tl_posgen.models.layers.fused import Beyond, Mask
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.rope.rotation import rotate
-from tl_posgen.rope.scores_at import scores_at_positions
+from tl_posgen.rope.scores_at import limit_of_planes, rotated_beyond, scores_at_positions, scores_frozen_beyond
 
 ScoresOf = Callable[[LayerCapture], Float[Tensor, "head query key"] | Bool[Tensor, "head query key"]]
 HookList = list[tuple[str, Callable[..., Any]]]
@@ -58,6 +59,55 @@ class RowByRow:
         self, capture: LayerCapture, own: Float[Tensor, "head query key"] | None = None
     ) -> Float[Tensor, "head query key"] | Bool[Tensor, "head query key"]:
         return self.scores_of(capture, own) if self.with_own else self.scores_of(capture)
+
+
+@dataclass(frozen=True)
+class FrozenBeyond:
+    """score_ij = cap(scale Re sum_m z^q_im conj(z^k_jm) e^{i theta_m min(i - j, limit_m)}), for `RowByRow`: planes of
+    RoPE that turn up to a limit.
+
+    Where it edits all heads of a layer, and nothing else does, a streamed pass takes near pairs from the model's own q
+    and k, far ones from others, and forms each score once.
+
+    Attributes:
+        limit_of: from a layer's geometry to the distance beyond which no plane turns (nor ALiBi grows), or to one a
+            plane, inf where it turns on.
+        sees: from positions of queries [query, 1] and of keys to what is attended; all keys if left out.
+    """
+
+    limit_of: Callable[[LayerGeometry], int | float | Float[Tensor, " plane"]]
+    sees: Callable[[Tensor, Tensor], Bool[Tensor, "query key"]] | None = None
+
+    def __call__(self, capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        geometry, queries, keys = capture.geometry, capture.query_positions, capture.positions
+        limit, away = self.limit_of(geometry), queries[:, None] - keys
+        products = scores_frozen_beyond(capture.q, capture.k, geometry.rope, geometry.scale, limit, queries, keys)
+        scores = finished(products, capture, away if isinstance(limit, Tensor) else away.clamp(max=limit))
+        return scores if self.sees is None else scores.masked_fill(~self.sees(queries[:, None], keys), -torch.inf)
+
+    def beyond(
+        self, geometry: LayerGeometry, q: Float[Tensor, "batch head pos d"], k: Float[Tensor, "batch key_head pos d"]
+    ) -> list[Beyond]:
+        """Return the queries and keys of far pairs, given those before RoPE."""
+        rope, n = geometry.rope, q.shape[2]
+        limits, positions = limit_of_planes(self.limit_of(geometry), rope), torch.arange(n, device=q.device)
+        return [
+            Beyond(limit, *(x.to(q) for x in rotated_beyond(q, k, rope, limits, limit, positions, positions)))
+            for limit in limits.unique().tolist()
+            if limit < n - 1
+        ]
+
+    def mask(self, mask: Mask) -> Mask:
+        """Return those keys of a mask that are attended."""
+        if (sees := self.sees) is None:
+            return mask
+
+        def rows(start: int, stop: int) -> Bool[Tensor, "#batch 1 row key"]:
+            seen = mask.rows(start, stop)
+            positions = torch.arange(seen.shape[-1], device=seen.device)
+            return seen & sees(positions[start:stop, None], positions)
+
+        return Mask(rows, padding=mask.padding)
 
 
 def replace_scores(
@@ -153,6 +203,15 @@ class _LayerEdit:
 
         return self.rows_of_pass(n_queries, n_keys, spans_of_first_edit)(attn_scores, n_keys)
 
+    def frozen(self, mask: Mask) -> FrozenBeyond | None:
+        """Return what a streamed pass of whole prompts does by itself: planes frozen in all heads of the layer."""
+        geometry, scores_of = self.probed.geometry, getattr(self.scores_of, "scores_of", None)
+        if not isinstance(scores_of, FrozenBeyond) or len(self.heads) < geometry.n_heads:
+            return None
+        if geometry.alibi_slopes is not None or self.session.positions is not None:
+            return None
+        return scores_of if mask.padding is None or scores_of.sees is None else None  # it counts from a text's start
+
     def of_rows(self, mask: Mask, n_queries: int, n_keys: int) -> "_PassEdit":
         """Return the edit of blocks of rows of a streamed pass."""
         spans_of = partial(text_of_pass, mask, len(self.parts["q"]), n_keys, None, NO_PADDING)
@@ -199,7 +258,12 @@ class _LayerEdit:
             )
             for row, span in enumerate(spans)
         ]
-        return _PassEdit(self.scores_of, spans, captures, k.shape[2] - n_keys, cached, q.dtype)
+        at = self.session.positions
+        if at is not None and (cached or any(span.stop - span.start > len(at) for span in spans)):
+            raise InputError(
+                f"{seen}, and {len(at)} tokens stand at other positions; give prompts of no more, without a cache"
+            )
+        return _PassEdit(self.scores_of, spans, captures, k.shape[2] - n_keys, cached, q.dtype, at)
 
 
 @dataclass(frozen=True)
@@ -211,6 +275,7 @@ class _PassEdit:
         captures: of these texts; with a KV cache, q of the last tokens only.
         before: how many of all keys the model's cache has dropped.
         dtype: the model's.
+        positions: where the tokens of every text stand in the new scores; 0, 1, .. if None.
     """
 
     scores_of: ScoresOf
@@ -219,6 +284,7 @@ class _PassEdit:
     before: int
     cached: bool
     dtype: torch.dtype
+    positions: Real[Tensor, " pos"] | None = None
 
     def __call__(self, own: Float[Tensor, "batch head row key"], stop: int) -> Float[Tensor, "batch head row key"]:
         """Return the scores of some queries, the last of which has its own key at stop - 1, new in the chosen heads
@@ -244,6 +310,8 @@ class _PassEdit:
                     f"{used.why} With a KV cache, also: one that other passes filled than these hooks saw; "
                     f"{WITHOUT_CACHE}"
                 )
+            if self.positions is not None:
+                capture = capture.at(self.positions[: capture.length])
             old = old[list(capture.heads)]
             new = self.scores_of(capture, old) if isinstance(self.scores_of, RowByRow) else self.scores_of(capture)
             if not isinstance(new, Tensor) or new.shape != old.shape:
@@ -252,6 +320,9 @@ class _PassEdit:
                     f"and {list(old.shape)} [head, query, key] are needed"
                 )
             visible = plain_scores(old, self.dtype) != -torch.inf
+            if self.positions is not None:
+                near = capture.geometry.sees(capture.query_positions[:, None] - capture.positions)
+                new = new & near if new.dtype == torch.bool else new.masked_fill(~near, -torch.inf)
             edited[prompt, list(capture.heads), rows, keys] = (
                 old.masked_fill(visible & ~new.to(old.device), -torch.inf)
                 if new.dtype == torch.bool
@@ -266,6 +337,8 @@ def finished(
     distance: int | float | Real[Tensor, "query key"] | None = None,
 ) -> Float[Tensor, "head query key"]:
     """cap(products_ij - slope d_ij): products with the layer's ALiBi and soft cap; see `finished_scores`."""
+    if distance is None and capture.geometry.alibi_slopes is not None:
+        distance = capture.query_positions[:, None] - capture.positions
     return finished_scores(products, capture.geometry, capture.heads, distance)
 
 

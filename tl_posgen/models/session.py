@@ -69,6 +69,7 @@ class _Memory:
     owner: Any = None  # whose passes these are: None for the user's
     streamed: _Streamed = field(default_factory=_Streamed)
     spans: dict[int, list[slice]] = field(default_factory=dict)
+    positions: Tensor | None = None
     choices: Choices = Choices()
 
     def __deepcopy__(self, _: Any) -> "_Memory":
@@ -135,6 +136,20 @@ class Session:
         """The text of every prompt, by layer whose scores hooks edit: as found before the first edit of this pass, as
         keys that an edit hides look like padding."""
         return self._memory.spans
+
+    @property
+    def positions(self) -> Tensor | None:
+        """Where the tokens of a text stand in the scores that hooks make; None at 0, 1, 2, .."""
+        return self._memory.positions
+
+    @contextmanager
+    def placing(self, positions: Tensor) -> Iterator[None]:
+        """While the block runs, token t of every text stands at positions[t] in the scores that hooks make."""
+        before, self._memory.positions = self._memory.positions, positions
+        try:
+            yield
+        finally:
+            self._memory.positions = before
 
     @property
     def choices(self) -> Choices:

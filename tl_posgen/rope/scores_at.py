@@ -4,15 +4,16 @@ Where there are fewer queries than keys, the queries are the last ones: query i 
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.errors import InputError
 from tl_posgen.rope.planes import turning_factors
-from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
+from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate, rotate_by
 
 QUERY_BLOCK = 128
 
@@ -34,13 +35,61 @@ def scores_frozen_beyond(
     k: Float[Tensor, "head key d_head"],
     rope: Rope,
     scale: float,
-    limit: int | float,
+    limit: int | float | Float[Tensor, " plane"],
+    query_positions: Real[Tensor, " query"] | None = None,
+    key_positions: Real[Tensor, " key"] | None = None,
 ) -> Float[Tensor, "head query key"]:
-    """score_ij at distance min(i - j, limit) (LM-Infinite's rule), from two matrix products."""
-    far, keys = scores_at(q, k, rope, scale, limit), torch.arange(k.shape[1], device=k.device)
-    queries = keys[-q.shape[1] :]
-    true = scores_at_positions(q, k, rope, scale, queries, keys)
-    return torch.where(queries[:, None] - keys <= limit, true, far)
+    """score_ij = scale Re sum_m z^q_im conj(z^k_jm) e^{i theta_m min(i - j, limit_m)}: planes that turn up to a limit.
+
+    One limit for all planes is LM-Infinite's rule. A matrix product for plain RoPE, and one for each limit that
+    decides over a pair.
+
+    Args:
+        limit: the distance beyond which a plane does not turn, for all planes or one a plane; inf where it turns on.
+        query_positions, key_positions: in the place of the last of 0 .. n_keys - 1, and of these.
+
+    Raises:
+        InputError: a limit below 0.
+    """
+    keys = torch.arange(k.shape[1], device=k.device) if key_positions is None else key_positions
+    queries = keys[-q.shape[1] :] if query_positions is None else query_positions
+    limits = limit_of_planes(limit, rope)
+    away, total = queries[:, None] - keys, scores_at_positions(q, k, rope, scale, queries, keys)
+    stages = limits.unique()
+    for beyond, following in pairwise([*stages[stages.isfinite()].tolist(), torch.inf]):
+        if ((away > beyond) & (away <= following)).any():
+            far_q, far_k = rotated_beyond(q, k, rope, limits, beyond, queries, keys)
+            total = torch.where(away > beyond, scale * far_q @ far_k.mT, total)
+    return total
+
+
+def limit_of_planes(limit: int | float | Float[Tensor, " plane"], rope: Rope) -> Float[Tensor, " plane"]:
+    """Return the distance beyond which each plane does not turn, float64; InputError for one below 0."""
+    theta = double(rope.inv_freq)
+    limits = double(torch.as_tensor(limit)).to(theta).expand_as(theta)
+    if not (limits >= 0).all():
+        raise InputError(f"limit {limits.min().item():g}: distances must be 0 or more")
+    return limits
+
+
+def rotated_beyond(
+    q: Float[Tensor, "*batch query d_head"],
+    k: Float[Tensor, "*batch_k key d_head"],
+    rope: Rope,
+    limits: Float[Tensor, " plane"],
+    beyond: int | float,
+    query_positions: Real[Tensor, " query"],
+    key_positions: Real[Tensor, " key"],
+) -> tuple[Float[Tensor, "*batch query d_head"], Float[Tensor, "*batch_k key d_head"]]:
+    """Return q' and k' whose products are those of pairs `beyond` apart, or further, up to the next limit: planes with
+    limit_m <= beyond stand at limit_m in every query and at 0 in every key, the others at their positions."""
+    rotated = []
+    for x, positions, limit in ((q, query_positions, limits), (k, key_positions, torch.zeros_like(limits))):
+        place = double(positions)[:, None]
+        theta, held, limit = (one.to(place.device) for one in (double(rope.inv_freq), limits <= beyond, limit))
+        angles = torch.where(held, limit, place) * theta
+        rotated.append(rotate_by(x, torch.polar(torch.full_like(angles, rope.scaling), angles), rope))
+    return rotated[0], rotated[1]
 
 
 def scores_at(

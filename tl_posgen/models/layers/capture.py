@@ -89,7 +89,17 @@ class LayerCapture:
         keys = self.length - n_queries + stop
         rotated = {"q": self.rotated_q[:, start:stop], "k": self.rotated_k[:, :keys]}
         q, k = self.q[:, start:stop], self.k[:, :keys]
-        return LayerCapture(self.geometry, self.heads, self.prompt, None, q, k, _rotated=rotated)
+        rows = LayerCapture(self.geometry, self.heads, self.prompt, None, q, k, _rotated=rotated)
+        rows.positions = self.positions[:keys]
+        return rows
+
+    def at(self, positions: Real[Tensor, " pos"]) -> "LayerCapture":
+        """Return the capture with its tokens at other positions, increasing from each to the next: what is rotated, the
+        scores, and the keys that are seen follow from the distances between these."""
+        moved = copy.copy(self)
+        vars(moved).pop("_turns", None)
+        moved._rotated, moved._shared, moved.positions = {}, {}, positions.to(self.device)
+        return moved
 
     @property
     def length(self) -> int:
@@ -105,11 +115,11 @@ class LayerCapture:
         return self.geometry.bilinear
 
     @cached_property
-    def positions(self) -> Int[Tensor, " pos"]:
+    def positions(self) -> Real[Tensor, " pos"]:
         return torch.arange(self.length, device=self.device)
 
     @property
-    def query_positions(self) -> Int[Tensor, " query"]:
+    def query_positions(self) -> Real[Tensor, " query"]:
         return self.positions[-self.q.shape[1] :]
 
     @cached_property
@@ -133,8 +143,8 @@ class LayerCapture:
 
         Recomputed from q and k through the geometry, which every pass proves (`tl_posgen.models.geometry.proof`).
         """
-        rows = self.query_positions[:n]
-        return scores_from(self.rotated_q[:, :n], self.rotated_k[:, :n], self.geometry, self.heads, rows)
+        q, k, at = self.rotated_q[:, :n], self.rotated_k[:, :n], self.positions[:n]
+        return scores_from(q, k, self.geometry, self.heads, self.query_positions[:n], at)
 
     def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         """Return the pattern of queries start .. stop - 1 over keys before `stop`; a streamed pass forms no more."""
@@ -149,8 +159,8 @@ class LayerCapture:
     def score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         """Return the scores that the pass used of queries start .. stop - 1 over keys before `stop`, -inf where
         invisible."""
-        q, k = self.rotated_q[:, start:stop], self.rotated_k[:, :stop]
-        return scores_from(q, k, self.geometry, self.heads, self.positions[start:stop])
+        q, k, at = self.rotated_q[:, start:stop], self.rotated_k[:, :stop], self.positions[:stop]
+        return scores_from(q, k, self.geometry, self.heads, at[start:stop], at)
 
 
 class StreamedCapture(LayerCapture):
@@ -232,14 +242,16 @@ def scores_from(
     rotated_k: Float[Tensor, "head pos d_head"],
     geometry: LayerGeometry,
     heads: Sequence[int],
-    rows: Int[Tensor, " query"] | None = None,
+    rows: Real[Tensor, " query"] | None = None,
+    keys: Real[Tensor, " pos"] | None = None,
 ) -> Float[Tensor, "head query pos"]:
     """score_ij = cap(scale <R_i q_i, R_j k_j> + slope (j - i)), -inf where key j is invisible to query i.
 
     Args:
-        rows: the positions of these queries; all, 0 .. pos - 1, if left out.
+        rows: the positions of these queries; those of the keys if left out.
+        keys: the positions of the keys; 0 .. pos - 1 if left out.
     """
-    keys = torch.arange(rotated_k.shape[1], device=rotated_k.device)
+    keys = torch.arange(rotated_k.shape[1], device=rotated_k.device) if keys is None else keys
     away = (keys if rows is None else rows)[:, None] - keys
     scores = finished_scores(geometry.scale * rotated_q @ rotated_k.mT, geometry, heads, away)
     return scores.masked_fill_(~geometry.sees(away), -torch.inf)  # made here

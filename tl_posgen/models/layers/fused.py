@@ -1,5 +1,6 @@
 """Attention without a [query, key] matrix: torch's fused kernel where it can, else blocks of query rows."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -79,6 +80,15 @@ class Mask:
 
 
 @dataclass(frozen=True)
+class Beyond:
+    """Queries and keys, rotated, that stand in for those of a layer in pairs more than `limit` tokens apart."""
+
+    limit: int | float
+    q: Float[Tensor, "batch head pos d_head"]
+    k: Float[Tensor, "batch key_head key d_head"]
+
+
+@dataclass(frozen=True)
 class LayerAttention:
     """One layer's attention as a forward pass computed it.
 
@@ -108,6 +118,7 @@ def attend(
     finish: Finish | None = None,
     sinks: Float[Tensor, " head"] | None = None,
     edits: Sequence[RowEdit] = (),
+    beyond: Sequence[Beyond] = (),
 ) -> Float[Tensor, "batch head pos d_value"]:
     """z_i = sum_j softmax_j(finish(scale <q_i, k_j>)) v_j over the keys j that query i sees; 0 where it sees none.
 
@@ -118,6 +129,7 @@ def attend(
         finish: what becomes of a block of scores, given the distance of each pair: soft cap, ALiBi.
         sinks: logits that join each row's softmax and carry no value.
         edits: what then becomes of a block of scores, -inf where a key is not seen.
+        beyond: other q and k for pairs further apart than a limit, and not than the next one's; by rising limits.
 
     Example:
         >>> q = k = torch.zeros(1, 1, 3, 2)
@@ -126,31 +138,53 @@ def attend(
         [0.0, 0.5, 1.0]
     """
     group, before = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]  # keys of earlier passes
-    if mask.causal and finish is None and sinks is None and not edits and q.shape[-1] == v.shape[-1]:
+    plain = finish is None and sinks is None and not edits and not beyond
+    if mask.causal and plain and q.shape[-1] == v.shape[-1]:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=group > 1)
     blocks, row = [], q.shape[0] * q.shape[1] * k.shape[2]
     for start, stop in row_ranges(q.shape[2], row, elements_at_once(q.device, SCORES_AT_ONCE)):
         seen = mask.rows(start, stop).to(q.device)
         keys = slice(int(seen.flatten(0, 2).any(0).int().argmax()), before + stop)  # from the first that is seen on
-        scores = _block_of_scores(q, k, scale, start, keys, finish)
+        scores, seen = _block_of_scores(q, k, scale, start, keys, finish, beyond), seen[..., keys]
         for edit in edits:
-            scores = edit(scores.masked_fill(~seen[..., keys], -torch.inf), keys.stop)
-        pattern = masked_softmax(scores, seen[..., keys], sinks)
+            scores = edit(scores.masked_fill(~seen, -torch.inf), keys.stop)
+        if mask.causal and sinks is None and not edits:  # every query of the block sees all keys before the block
+            scores[..., start:] = scores[..., start:].masked_fill(~seen[..., start:], -torch.inf)
+            pattern = at_least_float32(scores).softmax(-1)
+        else:
+            pattern = masked_softmax(scores, seen, sinks)
         blocks.append(_per_key_head(pattern.to(v.dtype), group, v[:, :, keys]))
     return torch.cat(blocks, 2)
 
 
 def _block_of_scores(
-    q: Tensor, k: Tensor, scale: float, start: int, keys: slice, finish: Finish | None
+    q: Tensor,
+    k: Tensor,
+    scale: float,
+    start: int,
+    keys: slice,
+    finish: Finish | None,
+    beyond: Sequence[Beyond] = (),
 ) -> Float[Tensor, "batch head row key"]:
     """finish(scale <q_i, k_j>) of the queries from `start` on that see the last of these keys, and of these keys."""
-    before = k.shape[2] - q.shape[2]
-    stop = keys.stop - before
-    scores = _per_key_head(q[:, :, start:stop], q.shape[1] // k.shape[1], k[:, :, keys].mT) * scale
-    if finish is None:
-        return scores
     position = torch.arange(k.shape[2], device=q.device)
-    return finish(scores, position[before + start : before + stop, None] - position[keys])
+    before = k.shape[2] - q.shape[2]
+    rows, away = slice(start, keys.stop - before), position[before + start : keys.stop, None] - position[keys]
+
+    def products(q: Tensor, k: Tensor, first: int, last: int) -> Tensor:
+        return _per_key_head(q[:, :, rows] * scale, q.shape[1] // k.shape[1], k[:, :, first:last].mT)
+
+    # the first key that has some of the queries no further away than each limit
+    firsts = [min(max(keys.start, math.ceil(before + start - part.limit)), keys.stop) for part in beyond]
+    near, *firsts = [*firsts, keys.start]
+    scores = pad(products(q, k, near, keys.stop), (near - keys.start, 0))
+    for part, first in zip(beyond, firsts, strict=True):
+        last = math.ceil(keys.stop - 1 - part.limit)  # the first key that has none of them further away
+        if first < last:
+            place = slice(first - keys.start, last - keys.start)
+            far = products(part.q, part.k, first, last)
+            scores[..., place] = torch.where(away[:, place] > part.limit, far, scores[..., place])
+    return scores if finish is None else finish(scores, away)
 
 
 def form(

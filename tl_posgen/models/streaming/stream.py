@@ -190,8 +190,14 @@ class _Stream:
         if formed:
             done = LayerAttention(q, k, v, mask=mask, sinks=sinks, **formed)
         else:
+            parts = [(edit.parts["q"], edit.parts["k"]) for edit in edits]  # before RoPE
             of_rows = [edit.of_rows(mask, q.shape[2], k.shape[2]) for edit in edits]
-            z = attend(q, k, v, by, mask, finish=finish, sinks=sinks, edits=of_rows)
+            frozen = next(iter(edits)).frozen(mask) if len(edits) == 1 and q.shape[2] == k.shape[2] else None
+            if frozen is None:
+                z = attend(q, k, v, by, mask, finish=finish, sinks=sinks, edits=of_rows)
+            else:
+                beyond = frozen.beyond(geometry, *parts[0])
+                z = attend(q, k, v, by, frozen.mask(mask), finish=finish, sinks=sinks, beyond=beyond)
             done = LayerAttention(q, k, v, z, mask, sinks)
             if geometry is not None and not edits:
                 prove_rows(geometry, done)

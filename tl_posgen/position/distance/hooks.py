@@ -10,11 +10,11 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import is_real_tensor
 from tl_posgen.errors import InputError, UnsupportedModelError, is_number
-from tl_posgen.hooks.replace_scores import HookList, RowByRow, finished, replace_scores
+from tl_posgen.hooks.replace_scores import FrozenBeyond, HookList, RowByRow, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import session_of
-from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
+from tl_posgen.rope.scores_at import scores_at
 
 Distance = int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]]
 
@@ -67,19 +67,18 @@ def at_dummy_distance(
     elif distance is not None and not callable(distance):
         check_distance(model, "distance", distance)
     by = partial(scores_at_distance, distance=distance, beyond=beyond)
+    if distance is None and beyond is not None:
+        by = FrozenBeyond(lambda _: beyond)
     by = by if isinstance(distance, Tensor) else RowByRow(by)
     return replace_scores(model, by, layers, heads, needs_positions=True)
 
 
 def scores_at_distance(
-    capture: LayerCapture, distance: Distance | None, beyond: int | float | None
+    capture: LayerCapture, distance: Distance, beyond: int | float | None
 ) -> Float[Tensor, "head query key"]:
     """Return the layer's scores with pairs (those further apart than `beyond`) at `distance`."""
     geometry = capture.geometry
     true = capture.query_positions[:, None] - capture.positions
-    if distance is None and beyond is not None:
-        products = scores_frozen_beyond(capture.q, capture.k, geometry.rope, geometry.scale, beyond)
-        return finished(products, capture, true.clamp(max=beyond))
     wanted = distance(true.clamp(min=0)) if callable(distance) else distance
     if isinstance(wanted, Tensor):
         wanted = wanted.to(true.device)

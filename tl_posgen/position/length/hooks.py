@@ -7,16 +7,17 @@ from numbers import Real
 from typing import cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, check_whole, is_number
-from tl_posgen.hooks.replace_scores import HookList, RowByRow, at_positions, replace_scores
+from tl_posgen.hooks.replace_scores import FrozenBeyond, HookList, RowByRow, at_positions, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
-from tl_posgen.position.distance.hooks import check_distance, scores_at_distance
+from tl_posgen.position.distance.hooks import check_distance
 from tl_posgen.rope.scores_at import scores_at
 
 MOST = 10**9  # tokens; wider than its prompt a window changes nothing, and torch counts to 2^63
@@ -117,6 +118,40 @@ def retrieve_blocks(
     return _windowed("retrieve_blocks", model, n_local, n_global, limit, layers, heads, block, n_blocks)
 
 
+def self_extend(model: Model, n_local: int, group: int, *, layers: Layers = None, heads: Heads = None) -> HookList:
+    """score_ij <- the score at distance floor(i / g) - floor(j / g) + n_local - floor(n_local / g) if i - j >= n_local.
+
+    Far tokens share a position with their neighbours, and near ones keep theirs; a context of L tokens then reaches
+    over (L - n_local) g + n_local. Prompts of up to n_local tokens do not change.
+
+    Args:
+        n_local: number of last keys that a query sees at their own distance.
+        group: g, how many tokens share a position.
+
+    Raises:
+        InputError: n_local or group below 1.
+        UnsupportedModelError: see `replace_scores`; also learned absolute positions.
+
+    Source: Jin et al. 2024, "Self-Extend" (arXiv 2401.01325).
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> same = model.run_with_hooks(tokens, fwd_hooks=self_extend(model, n_local=12, group=4))
+        >>> torch.allclose(same, model(tokens), atol=1e-4)
+        True
+    """
+    check_whole("self_extend", 1, n_local=n_local, group=group)
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        queries, keys = capture.query_positions, capture.positions
+        grouped = at_positions(capture, queries // group + n_local - n_local // group, keys // group)
+        return torch.where(queries[:, None] - keys < n_local, capture.scores(), grouped)
+
+    return replace_scores(model, RowByRow(scores_of), layers, heads, needs_positions=True)
+
+
 def _windowed(
     name: str,
     model: Model,
@@ -137,18 +172,22 @@ def _windowed(
         raise InputError(f"{name}: {wide[0]}={widths[wide[0]]!r}: no prompt is so long; give {MOST:,} at most")
     check_distance(model, "limit", furthest)
 
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        key, query, geometry = capture.positions, capture.query_positions[:, None], capture.geometry
-        attended = (key < n_global) | (query - key < n_local)
-        if n_blocks:  # the best of the blocks that lie wholly before the window
-            n = capture.length // block
-            scores = scores_at(capture.q, capture.k, geometry.rope, geometry.scale, furthest)[..., : n * block]
-            best = scores.unflatten(-1, (n, block)).amax(-1)
-            last_key = block * torch.arange(1, n + 1, device=best.device) - 1
-            top = best.masked_fill(query - last_key < n_local, -torch.inf).topk(min(n_blocks, n), dim=-1)
-            chosen = torch.zeros_like(best, dtype=torch.bool).scatter(-1, top.indices, top.values != -torch.inf)
-            retrieved = chosen.repeat_interleave(block, dim=-1)
-            attended = attended | torch.nn.functional.pad(retrieved, (0, capture.length - n * block))
-        return scores_at_distance(capture, None, furthest).masked_fill(~attended, -torch.inf)
+    def in_windows(query: Tensor, key: Tensor) -> Bool[Tensor, "query key"]:
+        return (key < n_global) | (query - key < n_local)
 
+    def with_blocks(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        key, query, geometry = capture.positions, capture.query_positions[:, None], capture.geometry
+        n = capture.length // block  # the best of the blocks that lie wholly before the window
+        scores = scores_at(capture.q, capture.k, geometry.rope, geometry.scale, furthest)[..., : n * block]
+        best = scores.unflatten(-1, (n, block)).amax(-1)
+        last_key = key[block - 1 :: block]
+        top = best.masked_fill(query - last_key < n_local, -torch.inf).topk(min(n_blocks, n), dim=-1)
+        chosen = torch.zeros_like(best, dtype=torch.bool).scatter(-1, top.indices, top.values != -torch.inf)
+        retrieved = torch.nn.functional.pad(chosen.repeat_interleave(block, dim=-1), (0, capture.length - n * block))
+        return FrozenBeyond(limit_of)(capture).masked_fill(~(in_windows(query, key) | retrieved), -torch.inf)
+
+    def limit_of(_: LayerGeometry) -> int | float:
+        return furthest
+
+    scores_of = with_blocks if n_blocks else FrozenBeyond(limit_of, in_windows)
     return replace_scores(model, RowByRow(scores_of), layers, heads, needs_positions=True)

@@ -1,0 +1,108 @@
+"""The gap on tiny models, the bundled one, and a real one."""
+
+import numpy as np
+import pytest
+import torch
+
+from tl_posgen.errors import InputError
+from tl_posgen.frequencies.gap import TASKS, Gap, next_tokens
+from tl_posgen.frequencies.numbers.gap import apart, with_copy
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.session import session_of
+from tl_posgen.models.tokens import to_prompts
+
+QUIET = {"null_seeds": (), "progress": False}
+pytestmark = pytest.mark.longer
+RULES = ("hold_planes", "quarter_turns", "hold_all", "lm_infinite", "self_extend", "interpolation", "ntk", "yarn")
+N = 32
+OPTIONS = {"gaps": (0, 480, 2000), "skip": 4, "needle": 4, "at": 240}
+
+
+@pytest.fixture(scope="module")
+def prompts(small_model, alice):
+    return torch.stack(to_prompts(small_model, alice, N, 4))
+
+
+@pytest.fixture(scope="module")
+def result(small_model, prompts):
+    return Gap(**OPTIONS, rules=RULES)(small_model, prompts, **QUIET)
+
+
+def test_without_a_gap_it_is_the_plain_loss_of_the_second_half(small_model, prompts, result):
+    first = int((prompts[:, 0] == small_model.tokenizer.bos_token_id).all())
+    of_tasks = dict(zip(TASKS, (prompts, with_copy(prompts, first)), strict=True))
+    for task, tokens in of_tasks.items():
+        expected = token_losses(small_model, tokens)[:, N // 2 + 4 :].mean(-1)
+        found = result.own["loss"].sel(task=task, gap=0, condition="unchanged")
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        for condition in ("hold_planes", "hold_all", "lm_infinite", "self_extend"):  # which leave near pairs alone
+            np.testing.assert_allclose(result.own["loss"].sel(task=task, gap=0, condition=condition), found, atol=1e-5)
+    without = torch.cat([prompts[:, :1], prompts[:, N // 2 :]], 1)
+    np.testing.assert_allclose(result.own["alone"], token_losses(small_model, without)[:, 5:].mean(-1), atol=1e-6)
+
+
+def test_far_pairs_are_those_of_each_rule(result):
+    """All pairs at one distance however wide the gap, where all planes are held; and no two rules the same."""
+    loss = result.own["loss"].sel(task="text")
+    held = loss.sel(condition="hold_all")
+    np.testing.assert_allclose(held.sel(gap=480), held.sel(gap=2000), atol=1e-5)
+    for condition in ("unchanged", "hold_planes", "interpolation", "ntk", "yarn", "self_extend"):
+        assert float(abs(loss.sel(condition=condition, gap=480) - loss.sel(condition=condition, gap=2000)).max()) > 1e-4
+    at_last = loss.sel(gap=2000).mean("prompt").values
+    assert len(set(at_last.round(7))) == len(RULES) + 1
+
+
+def test_recall_is_of_the_tokens_of_the_needle_that_were_not_given(small_model, prompts):
+    loss, is_first = next_tokens(session_of(small_model), prompts, 3)
+    with torch.no_grad():
+        plain = small_model(prompts)
+    assert torch.equal(is_first, plain[:, 3:-1].argmax(-1) == prompts[:, 4:])
+    torch.testing.assert_close(loss, token_losses(small_model, prompts)[:, 3:])
+
+
+def test_reading_back_and_harm_are_where_curves_cross(result):
+    """Of losses that are put in the place of the model's: the copy doubles half way, text passes its loss alone."""
+    data = result.own.copy(deep=True)
+    data["loss"].loc[{"condition": "unchanged", "task": "copy"}] = np.array([1.0, 1.5, 2.5])[:, None]
+    data["loss"].loc[{"condition": "unchanged", "task": "text"}] = np.array([3.0, 3.5, 4.5])[:, None]
+    data["alone"][:] = 4.0
+    own = type(result.numbers)(result.measure, data.expand_dims(init=["trained"]))
+    row = result.measure.table(own).set_index("condition").loc["unchanged"]
+    assert row["reads"] == pytest.approx(480 + 1520 / 2)
+    assert row["harm"] == pytest.approx(480 + 1520 / 2)
+    np.testing.assert_allclose(row[["low", "high", "harm_low", "harm_high"]].astype(float), 1240)
+    assert "a copy is read back across 1,240" in result.measure.findings(own)[0]
+    data["loss"].loc[{"task": "copy"}] = data["loss"].sel(task="text") * 0.9  # no copying: no number
+    own = type(result.numbers)(result.measure, data.expand_dims(init=["trained"]))
+    assert np.isnan(result.measure.table(own)["reads"]).all()
+    assert "no copy is read back" in result.measure.findings(own)[0]
+
+
+def test_gaps_reach_as_far_as_the_table_of_learned_positions(family_model):
+    tokens = torch.randint(2, 60, (4, N), generator=torch.Generator().manual_seed(0))
+    gpt2 = family_model("gpt2")
+    small = {"skip": 4, "needle": 4, "rules": ("interpolation",)}
+    with pytest.raises(InputError, match="table of 128 learned positions; give gaps of 96 at most"):
+        Gap(**small, gaps=(0, 97))(gpt2, tokens, **QUIET)
+    found = Gap(skip=4, needle=4)(gpt2, tokens, **QUIET)
+    assert found.own["condition"].values.tolist() == ["unchanged"]
+    assert found.own["gap"].values.tolist() == [0, 12, 24, 48, 72, 96]
+    assert found.findings()
+
+
+def test_what_it_cannot_measure_is_refused(small_model, prompts, family_model):
+    with pytest.raises(InputError, match="prompts of 32 tokens; give length=34 at least"):
+        Gap()(small_model, prompts, **QUIET)
+    with pytest.raises(InputError, match="frequencies are fixed below"):
+        Gap(**OPTIONS)(family_model("llama_dynamic", "bridge"), prompts % 60, **QUIET)
+    assert apart(4, 0).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_held_planes_keep_the_bundled_model_from_harm(mini, alice):
+    """Methods page: plane 9 alone fails beyond the context."""
+    found = Gap(gaps=(0, 768), planes=[9], rules=("quarter_turns",))(mini, alice, length=256, n_prompts=4, **QUIET)
+    loss = found.own["loss"].sel(task="text").mean("prompt")
+    alone = float(found.own["alone"].mean())
+    assert float(loss.sel(condition="unchanged", gap=768)) > alone + 1
+    assert float(loss.sel(condition="quarter_turns", gap=768)) < alone + 0.2

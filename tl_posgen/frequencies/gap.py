@@ -1,0 +1,304 @@
+"""A gap in the middle of a prompt: does far text do harm, and is it read?"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tl_posgen.core.measure import Variable, in_words
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import Numbers, leave_one_out
+from tl_posgen.core.options import Each, NonNegative, Real, Whole, Within
+from tl_posgen.core.run import Run
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.frequencies.hooks import hold_planes
+from tl_posgen.frequencies.numbers.gap import apart, first_rise, split_of, with_copy, with_needle
+from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
+from tl_posgen.hooks.token_positions import tokens_at
+from tl_posgen.interventions import Interventions
+from tl_posgen.models.loss import judged, logits_of
+from tl_posgen.models.session import Session, session_of
+from tl_posgen.models.streaming.stream import prompts_at_once
+from tl_posgen.position.distance.hooks import check_distance
+from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, self_extend
+from tl_posgen.report.kinds import lines
+from tl_posgen.stats.intervals import FEWEST
+
+CONTEXTS = (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5)  # gaps, where none are given, over the training context
+TASKS = ("text", "copy")
+RuleOfFarPairs = Literal[
+    "hold_planes",
+    "quarter_turns",
+    "hold_all",
+    "lm_infinite",
+    "self_extend",
+    "interpolation",
+    "ntk",
+    "yarn",
+]
+ACROSS = ("condition", "gap", "prompt")
+
+
+def _panels(result: Any) -> dict[str, Any]:
+    """Return a panel each for text, copy and needle, with a curve a condition."""
+    names = {str(name): in_words(name, result.measure.words) for name in result.own["condition"].values}
+    return {
+        "text": [(words, "loss", {"condition": name, "task": "text"}) for name, words in names.items()],
+        "copy of the first half": [
+            (words, "loss", {"condition": name, "task": "copy"}) for name, words in names.items()
+        ],
+        "recall of a needle": [(words, "recall", {"condition": name}) for name, words in names.items()],
+    }
+
+
+@dataclass(frozen=True)
+class Gap(Interventions):
+    r"""L(S) with p_i = i + S for the second half of every prompt: its loss when S positions lie between the halves.
+
+    The second half of a short prompt is put S positions further on, so that what happens at far distances, beyond the
+    training context L too, is seen without long prompts. Text goes on, or the second half is a copy of the first, or it
+    ends with a needle of the first half. Loss of the text above its loss without the first half is harm done by far
+    tokens; loss of the copy, and recall of the needle, say whether they are read. The effective context is the largest
+    S at which a copy costs less than twice what it costs at the smallest.
+
+    The rules of far pairs: planes held at a distance (see `hold_planes`), each at its quarter turn, or all (ReRoPE);
+    LM-Infinite, its windows those of the training context; Self-Extend; position interpolation, NTK and YaRN. Learned
+    positions are those of the model's table. Keys beyond a layer's window are hidden by the gap, and a layer without
+    positions does not see it.
+
+    Args:
+        gaps: S, in tokens; if left out, 0 to 1.5 training contexts, of a model with learned positions as far as its
+            table goes.
+        rules: what is put in the place of the model's own scores; planes held, if left out and the model has RoPE.
+        planes: which planes are held: indices, or those that make less than one turn within the context, or all.
+        at: the distance at which planes are held; half the training context if left out.
+        factor: how many times the training context the rules of context extension are meant for.
+        skip: tokens of the second half that do not count, as they have hardly any context of their own.
+        needle: how many tokens a needle has; the first quarter of them is given when it comes again.
+
+    Raises:
+        InputError: prompts too short for `skip` or `needle`; gaps that the model has no positions for.
+        UnsupportedModelError: a model none of whose layers knows positions; see `replace_scores`.
+
+    Source: ours; Self-Extend: Jin et al. 2024 (arXiv 2401.01325); the other rules: see their hooks.
+
+    Example:
+        >>> short = {"length": 64, "n_prompts": 4, "null_seeds": (), "progress": False}
+        >>> from tl_posgen.models import bundled_text
+        >>> found = Gap(gaps=(0, 256, 1024), at=128)("mini", bundled_text(), **short)
+        >>> far = found.own["loss"].sel(task="text", gap=1024).mean("prompt")
+        >>> bool(far.sel(condition="unchanged") > far.sel(condition="hold_planes") + 0.5)
+        True
+    """
+
+    gaps: Annotated[Sequence[Whole], Each()] | None = None
+    rules: Annotated[Sequence[RuleOfFarPairs], Each(0)] | None = None
+    planes: Sequence[Whole] | Literal["partial", "all"] = "partial"
+    at: NonNegative | None = None
+    factor: Annotated[Real, Within(1, words="a number, 1 or more")] = 2
+    skip: Whole = 8
+    needle: Annotated[int, Within(2, words="a whole number, 2 or more")] = 16
+
+    question = "Do far tokens do harm, and are they read?"
+    variables = {
+        "loss": Variable(
+            "loss", "nats", "per token of the second half", ("condition", "task", "gap", "prompt"), headline="loss"
+        ),
+        "recall": Variable("recall of the needle", "", "share of its tokens that come first", ACROSS, bounds=(0, 1)),
+        "alone": Variable("loss without the first half", "nats", "first token and second half", ("prompt",)),
+        "contexts": Variable("gap over the training context", "", "", ("gap",), compared=False),
+    }
+    words = {
+        "hold_planes": "planes held",
+        "quarter_turns": "planes held, each at its quarter turn",
+        "hold_all": "all planes held",
+        "lm_infinite": "LM-Infinite",
+        "self_extend": "Self-Extend",
+        "interpolation": "position interpolation",
+        "ntk": "NTK",
+        "yarn": "YaRN",
+    }
+    legend = (
+        "reads: tokens of gap at which a copy costs twice what it costs at the smallest gap; harm: those at which text "
+        "costs more than without its first half; low, high: 95% intervals; text, copy, recall: at the largest gap."
+    )
+
+    def labels(self) -> Mapping[str, Sequence[Any]]:
+        return {"task": TASKS, "gap": [] if self.gaps is None else np.asarray(self.gaps).tolist()}
+
+    def usual(self) -> Mapping[str, Any]:
+        return {**super().usual(), "task": "text", "gap": min(self.labels()["gap"], default=0)}
+
+    def requires(self, model: Any) -> None:
+        if session_of(model).encoding == "none":
+            raise UnsupportedModelError(
+                f"no layer of this model knows positions, so a gap changes nothing; {self.name} needs RoPE, ALiBi or "
+                "learned positions"
+            )
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Gap":
+        n, n_ctx, encoding = len(tokens[0]), int(model.cfg.n_ctx), session_of(model).encoding
+        if n < (shortest := 2 * max(self.needle + 1, self.skip + 2)):
+            raise InputError(
+                f"{self.name}: prompts of {n} tokens; give length={shortest} at least, or a smaller needle"
+            )
+        most = n_ctx - n if "absolute" in encoding else None
+        given = self.labels()["gap"] or [round(share * (n_ctx if most is None else most)) for share in CONTEXTS]
+        gaps = sorted({gap for gap in given if self.gaps is not None or most is None or gap <= most})
+        if most is not None and gaps[-1] > most:
+            raise InputError(
+                f"{self.name}: a gap of {gaps[-1]} in prompts of {n} tokens goes beyond this model's table of {n_ctx} "
+                f"learned positions; give gaps of {most} at most"
+            )
+        check_distance(model, f"{self.name}: gap + {n} tokens =", gaps[-1] + n - 1)
+        rules = self.rules if self.rules is not None else ("hold_planes",) if "rotary" in encoding else ()
+        return replace(self, gaps=tuple(gaps), rules=rules, at=n_ctx / 2 if self.at is None else self.at)
+
+    def named_conditions(self, run: Run) -> Mapping[str, Any]:
+        return super().named_conditions(run) if self.rules else {}  # the unchanged model alone
+
+    def conditions(self, run: Run) -> Mapping[str, Any]:
+        model, where, n_ctx, at = run.model, run.where, int(run.model.cfg.n_ctx), self.at
+        assert at is not None, "prepared"
+        near = n_ctx // 4
+        group = max(1, ceil((self.factor * n_ctx - near) / (n_ctx - near)))
+
+        def extended(name: Literal["ntk", "yarn"]) -> Any:
+            return with_frequencies(model, FrequencyRule(name, self.factor), **where)
+
+        hooks: dict[str, Callable[[], Any]] = {
+            "hold_planes": lambda: hold_planes(model, self.planes, at=at, **where),
+            "quarter_turns": lambda: hold_planes(model, self.planes, at="quarter turn", **where),
+            "hold_all": lambda: hold_planes(model, "all", at=at, **where),
+            "lm_infinite": lambda: lm_infinite(model, n_ctx, **where),
+            "self_extend": lambda: self_extend(model, near, group, **where),
+            "interpolation": lambda: interpolate_positions(model, 1 / self.factor, **where),
+            "ntk": lambda: extended("ntk"),
+            "yarn": lambda: extended("yarn"),
+        }
+        return {name: hooks[name]() for name in self.rules or ()}
+
+    def of_model(self, run: Run) -> xr.Dataset:
+        n, gaps = run.tokens.shape[1], np.array(self.labels()["gap"])
+        second = torch.cat([run.tokens[:, :1], run.tokens[:, split_of(n) :]], 1)
+        alone = next_tokens(run.session, second, 1 + self.skip)[0].mean(-1)
+        contexts = "gap", gaps / int(run.model.cfg.n_ctx)
+        return super().of_model(run).assign(alone=("prompt", alone.numpy()), contexts=contexts)
+
+    def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
+        prompts, (n_prompts, n) = self.prompts(run), run.tokens.shape
+        losses, recall = [], []
+        for gap in self.labels()["gap"]:
+            with tokens_at(run.session, apart(n, gap)):
+                loss, is_first = next_tokens(run.session, prompts, split_of(n) + self.skip, hooks)
+            text, copy, _ = loss.split(n_prompts)
+            losses.append(torch.stack([text.mean(-1), copy.mean(-1)]))
+            recall.append(is_first[-n_prompts:, max(1, self.needle // 4) - self.needle :].double().mean(-1))
+        return {"loss": torch.stack(losses, 1).numpy(), "recall": torch.stack(recall).numpy()}
+
+    def prompts(self, run: Run) -> Int[Tensor, "task_and_prompt pos"]:
+        """Return the prompts as they are, those whose second half is a copy, and those with a needle."""
+        tokens, tokenizer = run.tokens, run.model.tokenizer
+        first = int(tokenizer is not None and bool((tokens[:, 0] == tokenizer.bos_token_id).all()))
+        known = tokens[:, first:].unique()
+        drawn = torch.randint(len(known), (len(tokens), self.needle), generator=torch.Generator().manual_seed(run.seed))
+        return torch.cat([tokens, with_copy(tokens, first), with_needle(tokens, known[drawn])])
+
+    # Its numbers
+
+    def by_gap(self, own: Numbers, task: str) -> xr.DataArray:
+        """Return the means over prompts of the loss of a task, with intervals where there are enough prompts."""
+        loss = own.array("loss", condition=None, task=task, gap=None)
+        return leave_one_out(loss) if loss.sizes["prompt"] >= FEWEST else loss.mean("prompt")
+
+    def reads(self, own: Numbers) -> xr.DataArray:
+        """Return the effective context by condition: the gap at which a copy costs twice what it costs at the smallest
+        one; the largest where it does not, NaN where even at the smallest text costs less than twice as much."""
+        copy, text = (self.by_gap(own, task) for task in reversed(TASKS))
+        nearest, of_text = (array.isel(gap=0, drop=True) for array in (copy, text))
+        return self._first_rise(copy - (2 * nearest).where(2 * nearest < of_text))
+
+    def harm(self, own: Numbers) -> xr.DataArray:
+        """Return the gap from which on text costs more than without its first half, by condition; the largest where it
+        does not."""
+        text, alone = self.by_gap(own, "text"), own.array("alone")
+        return self._first_rise(text - (leave_one_out(alone) if "group" in text.dims else alone.mean("prompt")))
+
+    def _first_rise(self, curve: xr.DataArray) -> xr.DataArray:
+        gaps = curve["gap"].values
+        return xr.apply_ufunc(lambda y: first_rise(gaps, y), curve, input_core_dims=[["gap"]])
+
+    def findings(self, own: Numbers) -> list[str]:
+        last, said = self.labels()["gap"][-1], []
+        for name, reads, harm in self._rows(own):
+            ends = f"{reads.with_interval:,.0f}" if reads.value < last else f"all {last:,}"
+            copied = f"a copy is read back across {ends} tokens" if reads else "no copy is read back"
+            harmed = f"from {harm.with_interval:,.0f} tokens on" if harm.value < last else "nowhere"
+            said.append(f"{in_words(name, self.words)}: {copied}, and far text does harm {harmed}")
+        at_last = [f"{in_words(name, self.words)} {self._at(own, name, last)}" for name, _, _ in self._rows(own)]
+        of_nulls = own("loss", task="copy").null
+        return [
+            f"Gaps of up to {last:,} tokens, {last / self._context(own):.2f} training contexts. {'; '.join(said)}.",
+            f"Loss of text and copy, and recall of a needle, across {last:,}: {'; '.join(at_last)}.",
+            *(
+                [f"A copy without a gap costs {own('loss', task='copy').plain:.3f} ({of_nulls:.3f})."]
+                if f"{of_nulls}"
+                else []
+            ),
+        ]
+
+    def _rows(self, own: Numbers) -> list[tuple[str, Number, Number]]:
+        names = map(str, own.data["condition"].values)
+        bounds = 0, self.labels()["gap"][-1]
+        ranges = (own.along(array, "condition", bounds) for array in (self.reads(own), self.harm(own)))
+        return list(zip(names, *ranges, strict=True))
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        """Return a row a condition: its effective context and where harm begins, with the ends of their intervals; at
+        the largest gap the losses of text and copy, and the needle's recall."""
+        gap, rows = own.data["gap"].values[-1].item(), []
+        for name, reads, harm in self._rows(own):
+            row: dict[str, Any] = {"condition": name, "reads": reads.value, "low": reads.low, "high": reads.high}
+            row |= {"harm": harm.value, "harm_low": harm.low, "harm_high": harm.high}
+            row |= {task: own("loss", condition=name, task=task, gap=gap).value for task in TASKS}
+            rows.append(row | {"recall": own("recall", condition=name, gap=gap).value})
+        return pd.DataFrame(rows)
+
+    def _at(self, own: Numbers, condition: str, gap: int) -> str:
+        text, copy = (own("loss", condition=condition, task=task, gap=gap) for task in TASKS)
+        return f"{text.plain:.2f}, {copy.plain:.2f}, {own('recall', condition=condition, gap=gap).plain:.0%}"
+
+    def _context(self, own: Numbers) -> float:
+        return float(own.data["gap"][-1] / own.data["contexts"][-1])
+
+    figures = {
+        "curves": lines(
+            _panels,
+            "gap",
+            x="contexts",
+            title="Loss across a gap",
+            subtitle="second half of a prompt, moved on by so much",
+            x_title="gap over the training context",
+            y_title="nats per token; share",
+        )
+    }
+
+
+def next_tokens(
+    session: Session, tokens: Int[Tensor, "row pos"], first: int, hooks: Any = ()
+) -> tuple[Float[Tensor, "row target"], Bool[Tensor, "row target"]]:
+    """Return the loss of the tokens behind position `first`, and whether each of them has the largest logit."""
+    losses, is_first = [], []
+    with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
+        for some in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
+            logits = logits_of(session, some, first)
+            losses.append(judged(session, logits, some[:, first:]).cpu())
+            is_first.append((logits[:, :-1].argmax(-1) == some[:, first + 1 :]).cpu())
+    return torch.cat(losses), torch.cat(is_first)

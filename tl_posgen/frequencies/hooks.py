@@ -1,0 +1,102 @@
+"""Planes of RoPE that turn up to a distance and no further, as hooks."""
+
+from collections.abc import Sequence
+from math import inf, pi
+from typing import Any, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.core.options import NonNegative, require
+from tl_posgen.errors import InputError, UnsupportedModelError, is_number
+from tl_posgen.hooks.replace_scores import FrozenBeyond, HookList, RowByRow, replace_scores
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
+from tl_posgen.position.distance.hooks import check_distance
+
+Planes: TypeAlias = Sequence[int] | Literal["all", "partial"]
+Limit: TypeAlias = int | float | Sequence[int | float] | Literal["quarter turn", "half turn"]
+TURNS = {"quarter turn": pi / 2, "half turn": pi}
+
+
+def hold_planes(
+    model: Model, planes: Planes = "partial", *, at: Limit, layers: Layers = None, heads: Heads = None
+) -> HookList:
+    r"""score_ij <- cap(scale Re sum_m z^q_im conj(z^k_jm) e^{i theta_m min(i - j, at)}): planes held at a distance.
+
+    All other planes turn on. Prompts of up to `at` + 1 tokens do not change, and all planes held at one distance are
+    the limit of `lm_infinite`, without its windows. A model can generate under these hooks, with a KV cache; a streamed
+    pass under them forms each score once.
+
+    Args:
+        planes: indices, 0 the fastest of a layer; "all"; or "partial", those that make less than one turn within the
+            context, theta_m L < 2 pi, with L = cfg.n_ctx, or a layer's window.
+        at: the distance in tokens, one for all planes or one for each of the indices; or "quarter turn" or "half turn":
+            each plane at pi / (2 theta_m), or at pi / theta_m.
+        layers, heads: chosen layers and heads; all if left out. Layers without RoPE are not changed.
+
+    Raises:
+        InputError: a plane that a chosen layer does not have, or none; a negative distance, or other than one a plane;
+            a distance for which the model's frequencies are not fixed.
+        UnsupportedModelError: see `replace_scores`; also if no chosen layer has RoPE.
+
+    Source: ours; all planes at one distance: Han et al. 2023 (arXiv 2308.16137) and Su 2023, "ReRoPE"; a distance a
+    plane: after Lu et al. 2025 (arXiv 2504.18857).
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> plain = model(tokens)
+        >>> same, other = (model.run_with_hooks(tokens, fwd_hooks=hold_planes(model, [2, 3], at=at)) for at in (11, 4))
+        >>> torch.allclose(same, plain, atol=1e-4), torch.allclose(other, plain, atol=1e-4)
+        (True, False)
+    """
+    require("planes", planes, Sequence[int] | Literal["all", "partial"])
+    require("at", at, NonNegative | Sequence[NonNegative] | Literal["quarter turn", "half turn"])
+    if not isinstance(at, str):
+        for distance in [at] if is_number(at) else at:
+            check_distance(model, "at", distance)
+    selected = select_heads(model, layers, heads)
+    rotating = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
+    if not rotating:
+        raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to hold")
+    limits = {one.layer: _limits(one, planes, at, int(model.cfg.n_ctx)) for one in rotating}
+    if not any((of_layer < inf).any() for of_layer in limits.values()):
+        raise InputError(f"planes={planes!r}: no chosen layer has such a plane that turns; give indices")
+    frozen = FrozenBeyond(lambda geometry: limits[geometry.layer])
+    return replace_scores(
+        model, RowByRow(frozen), heads=[(layer, head) for layer in limits for head in selected[layer]]
+    )
+
+
+def partial_planes(geometry: LayerGeometry, n_ctx: int) -> list[int]:
+    """Return the planes of a layer that make less than one turn within its context, theta_m L < 2 pi, with L = n_ctx or
+    its window."""
+    return (double(geometry.rope.inv_freq) * (geometry.window or n_ctx) < 2 * pi).nonzero()[:, 0].tolist()
+
+
+def _limits(geometry: LayerGeometry, planes: Any, at: Any, n_ctx: int) -> Float[Tensor, " plane"]:
+    """Return the distance beyond which each plane of a layer does not turn, inf for those that turn on."""
+    theta = double(geometry.rope.inv_freq)
+    if isinstance(planes, str):
+        chosen = partial_planes(geometry, n_ctx) if planes == "partial" else list(range(len(theta)))
+    else:
+        try:
+            chosen = check_indices(planes, len(theta), "plane")
+        except InputError as error:
+            raise InputError(f"layer {geometry.layer}: {error}") from error
+    limits = torch.full_like(theta, inf)
+    if isinstance(at, str):
+        limits[chosen] = TURNS[at] / theta[chosen]
+    elif is_number(at):
+        limits[chosen] = float(at)
+    elif isinstance(planes, str) or len(at) != len(planes):
+        raise InputError(f"at: {len(at)} distances; give one number, or one for each of the planes' indices")
+    else:
+        limits[list(planes)] = torch.tensor([float(one) for one in at], dtype=DOUBLE).to(limits)
+    return limits
