@@ -317,6 +317,6 @@ def _attention_to_first(layer: LayerCapture) -> Float[Tensor, " head"]:
     """Return E_i S_i0 over the queries from SETTLED on that see the first token; NaN where none does."""
     n, device = layer.length, double_device(layer.device)
     ranges = query_ranges(len(layer.heads), n, layer.device)
-    column = torch.cat([layer.pattern_rows(*one)[..., 0] for one in ranges], 1)
+    column = torch.cat([layer.pattern_rows(*one)[..., 0].clone() for one in ranges], 1)
     seen = slice(min(SETTLED, n // 2), layer.geometry.window)
     return double(column[:, seen]).mean(1).to(device)
