@@ -276,11 +276,14 @@ class PlaneUse(Measure):
         for context in own.data["context"].values.tolist():
             at, partial = (own(name, context=context) for name in ("at_half_turn", "partial"))
             chance, planes = (own(name, context=context).plain for name in ("chance", "partial_planes"))
-            half = f"within a step of the half-turn plane, as {chance:.0%} of the planes are: {at:.0%}; " if at else ""
-            said.append(
-                f"Share of {n_heads} heads whose longest plane, in the context of {context:,} tokens, is {half}"
-                f"among those that make less than a turn, as {planes:.0%} of the planes are: {partial:.0%}."
-            )
+            less = f"{partial:.0%} have one that makes less than a turn, as {planes:.0%} of the planes do"
+            if at:
+                said.append(
+                    f"Of {n_heads} heads {at:.0%} have their longest plane at half a turn in the context of "
+                    f"{context:,} tokens (within a step of it), where {chance:.0%} of the planes lie; {less}."
+                )
+            else:
+                said.append(f"Of {n_heads} heads, in the context of {context:,} tokens, {less}.")
         q, k, v = (own("massive", vector=one) for one in VECTORS)
         return [
             *said,

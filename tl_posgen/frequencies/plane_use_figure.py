@@ -83,7 +83,7 @@ def draw_plane_use(result: Any) -> go.Figure:
     bar = {"title": "phase of q<br>before k", "thickness": 12, "tickvals": [-180, -90, 0, 90, 180], "ticksuffix": "°"}
     figure.update_layout(
         coloraxis={"colorscale": PHASES, "cmin": -180, "cmax": 180, "colorbar": bar},
-        legend={"x": 0.99, "xanchor": "right", "y": 0.99, "bgcolor": "rgba(255,255,255,.6)"},
+        legend={"x": 0.99, "xanchor": "right", "y": 0.99, "bgcolor": "rgba(0,0,0,0)"},
         barmode="group" if costs else "overlay",
         bargap=0,
     )
