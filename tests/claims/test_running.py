@@ -31,6 +31,8 @@ QUICK = {
     },
     "length_extrapolation": {"inside": 16, "times": 2},
     "band_ablation": {"schemes": ("thirds",)},
+    "plane_cost": {"edits": ("freeze",), "groups": ("quarters",)},
+    "recall": {"half": 8, "n_copies": 2, "hits": 0.01},
 }
 
 

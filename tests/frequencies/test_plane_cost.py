@@ -8,15 +8,13 @@ import torch
 from interventions import logits
 
 import tl_posgen
-from tl_posgen.frequencies import PlaneCost, Recall
-from tl_posgen.frequencies.plane_cost import edit_planes, one_plane, part_of_planes
+from tl_posgen.frequencies import PlaneCost, PlaneUse, Recall, hold_planes
+from tl_posgen.frequencies.plane_cost import costs_beside_use, edit_planes, one_plane, part_of_planes
 from tl_posgen.frequencies.recall import CONTROL, SLOWEST, move_coordinate
 from tl_posgen.frequencies.rules import with_frequencies
 from tl_posgen.hooks.replace_scores import finished, replace_scores
-from tl_posgen.models.loss import prompts_of_one_length, token_losses
+from tl_posgen.models.loss import token_losses
 from tl_posgen.rope.rotation import Rope, complex_planes
-
-CUT = {"length": 24, "n_prompts": 4, "progress": False}
 
 
 def without_plane(model, plane):
@@ -47,6 +45,8 @@ def test_a_dropped_plane_is_out_of_the_sum_and_a_frozen_one_does_not_turn(family
 
             expected = logits(model, with_frequencies(model, changed))
             torch.testing.assert_close(logits(model, edit_planes(model, edit, one_plane(plane))), expected)
+        held = logits(model, edit_planes(model, "hold", one_plane(plane)))
+        torch.testing.assert_close(held, logits(model, hold_planes(model, [plane], at="quarter turn")))
 
 
 def test_parts_of_planes_hold_each_once():
@@ -57,19 +57,33 @@ def test_parts_of_planes_hold_each_once():
         assert parts.int().argmax(0).tolist() == sorted(parts.int().argmax(0).tolist())
 
 
-def test_costs_are_the_rises_of_plain_runs_in_the_chosen_heads(mini, alice):
-    result = PlaneCost(["freeze"], ["planes"])(mini, alice, heads=["L1H2", "L2H0"], null_seeds=(), **CUT)
-    rows = prompts_of_one_length(mini, alice, 24, 4)
-    base = token_losses(mini, rows).mean(-1)
+def test_costs_are_the_rises_of_plain_runs_in_the_chosen_heads(llama):
+    tokens, heads = torch.randint(2, 60, (4, 24), generator=torch.Generator().manual_seed(1)), [(0, 1), (1, 3)]
+    result = PlaneCost(["freeze"], ["planes"])(llama, tokens, heads=heads, null_seeds=(), progress=False)
+    base = token_losses(llama, tokens).mean(-1)
     (edit, rise), *more = result.measure.costs(result.numbers).items()
-    assert (edit, more, rise["plane"].values.tolist()) == ("freeze", [], list(range(16)))
-    for plane in (0, 9):
-        hooks = edit_planes(mini, "freeze", one_plane(plane), heads=[(1, 2), (2, 0)])
-        expected = token_losses(mini, rows, hooks).mean(-1) - base
+    assert (edit, more, rise["plane"].values.tolist()) == ("freeze", [], list(range(4)))
+    for plane in range(4):
+        hooks = edit_planes(llama, "freeze", one_plane(plane), heads=heads)
+        expected = token_losses(llama, tokens, hooks).mean(-1) - base
         np.testing.assert_allclose(rise.sel(init="trained", plane=plane), expected, atol=1e-6)
     assert result.kinds == ["planes"]
     (curve,) = (one for one in result.plot("planes").data if one.name == "frozen")
-    assert list(curve.x) == list(range(16))
+    assert list(curve.x) == list(range(4))
+
+
+def test_the_figure_of_use_shows_costs_where_they_were_measured(llama):
+    tokens = torch.randint(2, 60, (4, 24), generator=torch.Generator().manual_seed(1))
+    measures = [PlaneUse(), PlaneCost(["drop", "freeze"], ["planes"])]
+    report = tl_posgen.analyze(llama, tokens, measures=measures, null_seeds=(0,), progress=False)
+    joined = costs_beside_use(report)
+    plain, beside = (one["plane_use"].plot("use") for one in (report, joined))
+    names = {trace.name for trace in beside.data} - {trace.name for trace in plain.data}
+    assert names == {"dropped", "frozen"}
+    rise = report["plane_cost"].measure.costs(report["plane_cost"].numbers)["drop"]
+    (bars,) = (one for one in beside.data if one.name == "dropped")
+    np.testing.assert_allclose(bars.y, rise.sel(init="trained").mean("prompt"))
+    assert costs_beside_use({"plane_use": report["plane_use"]})["plane_use"] is report["plane_use"]
 
 
 def test_coordinates_are_moved_in_rotated_queries_and_keys(llama):

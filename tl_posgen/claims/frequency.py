@@ -37,10 +37,10 @@ def _mean_of(array: xr.DataArray, heads: xr.DataArray) -> xr.DataArray:
 
 def _lengths(planes: Result) -> list[Criterion]:
     own = planes.numbers
-    turning = np.isfinite(own.data["wavelength"]).any("layer")
+    turning = np.isfinite(own.data["wavelength"].values).any(0)
     found = []
     for side in "qk":
-        fast, slow = _thirds(own.array("magnitude", side=side, **OUT).isel(plane=turning.values))
+        fast, slow = _thirds(own.array("magnitude", side=side, **OUT).isel(plane=turning))
         ratio = np.exp(np.log(slow.mean("plane") / fast.mean("plane")).mean(HEAD))
         found.append(Criterion.of(f"slow third / fast third of {side}", own.number(ratio), 1.5, partly=1.1))
     return found
@@ -174,7 +174,7 @@ def _diagonals(plane_roles: Result, plane_use: Result) -> list[Criterion]:
     ]
 
 
-def _no_diagonal(plane_roles: Result, _: Result) -> str:
+def _no_diagonal(plane_roles: Result, plane_use: Result) -> str:
     heads, _ = _diagonal(plane_roles.numbers)
     n = int(heads.sel(init="trained", group="all").sum())
     return "" if n else f"not measured: no head attends to its own or the previous token by {DIAGONAL:g}"

@@ -77,8 +77,8 @@ COMMANDS = {
     "planes": _MeasureCommand("Magnitude and phase in RoPE's planes: can queries and keys entangle?", ["planes"]),
     "perturb-planes": _MeasureCommand("What do magnitudes and phases in RoPE's planes carry?", ["plane_perturbation"]),
     "frequencies": _MeasureCommand(
-        "Which of RoPE's planes heads use, how far they turn in the context, what each does and costs.",
-        ["plane_use", "plane_cost", "recall", "plane_roles"],
+        "Which of RoPE's planes heads use, how far they turn, what each costs, and how far the model reads.",
+        ["plane_use", "plane_cost", "gap", "recall", "plane_roles"],
         join="tl_posgen.frequencies.plane_cost:costs_beside_use",
     ),
     "profiles": _MeasureCommand("One row a head over all subjects: what kind of head is it?", ["profiles"]),

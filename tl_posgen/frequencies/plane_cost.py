@@ -1,5 +1,6 @@
 """What each plane of RoPE, and each third and quarter of them, costs the running model when it is edited."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,22 +16,28 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
 from tl_posgen.core.result import Result
 from tl_posgen.core.run import Run
+from tl_posgen.frequencies.hooks import hold_planes
 from tl_posgen.frequencies.plane_use import PlaneUse
 from tl_posgen.frequencies.rules import with_frequencies
 from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, Interventions, tokens_by_condition
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Heads, Layers
+from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.position.planes.planes import require_rope
 from tl_posgen.report.kinds import bars, lines
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.band_ablation import ablate_bands
 
 Planes = Callable[[Rope], Bool[Tensor, " plane"]]
-Edit = Literal["drop", "freeze", "slow"]
+Edit = Literal["drop", "freeze", "slow", "hold"]
 Group = Literal["planes", "thirds", "quarters"]
-DONE = {"drop": "dropped", "freeze": "frozen", "slow": "half as fast"}  # what sentences and figures call an edit
+DONE = {
+    "drop": "dropped",
+    "freeze": "frozen",
+    "slow": "half as fast",
+    "hold": "held at a quarter turn",
+}  # what sentences and figures call an edit
 _NAMES = {
     "thirds": ("fastest third", "middle third", "slowest third"),
     "quarters": ("fastest quarter", "second quarter", "third quarter", "slowest quarter"),
@@ -39,8 +46,8 @@ _MOST_NAMED = 3  # planes in a sentence
 
 
 def edit_planes(model: Model, edit: Edit, planes: Planes, *, layers: Layers = None, heads: Heads = None) -> HookList:
-    """score_ij <- scale <R'_i q'_i, R'_j k'_j> with chosen planes dropped (q'_m = k'_m = 0), frozen (theta'_m = 0) or
-    half as fast (theta'_m = theta_m / 2).
+    """score_ij <- scale <R'_i q'_i, R'_j k'_j> with chosen planes dropped (q'_m = k'_m = 0), frozen (theta'_m = 0),
+    half as fast (theta'_m = theta_m / 2) or held at their quarter turn (theta_m min(D, pi / 2 theta_m) at distance D).
 
     Args:
         planes: from a layer's `Rope` to a boolean a plane.
@@ -60,6 +67,8 @@ def edit_planes(model: Model, edit: Edit, planes: Planes, *, layers: Layers = No
         True
     """
     where: dict[str, Any] = {"layers": layers, "heads": heads}
+    if edit == "hold":
+        return _held(model, planes, where)
     if edit != "slow":
         return ablate_bands(model, edit, planes, **where)
 
@@ -68,6 +77,20 @@ def edit_planes(model: Model, edit: Edit, planes: Planes, *, layers: Layers = No
         return replace(rope, inv_freq=torch.where(planes(rope).to(theta.device), theta / 2, theta))
 
     return with_frequencies(model, slower, **where)
+
+
+def _held(model: Model, planes: Planes, where: Mapping[str, Any]) -> HookList:
+    """Return hooks that hold planes at their quarter turns, in each layer those of its own RoPE that turn."""
+    selected = select_heads(model, **where)
+    by_planes = defaultdict[tuple[int, ...], list[tuple[int, int]]](list)
+    for geometry in geometry_of(model, list(selected)):
+        theta = geometry.rope.inv_freq
+        chosen = (planes(geometry.rope).to(theta.device) & (theta > 0)).nonzero()[:, 0].tolist()
+        by_planes[tuple(chosen)] += [(geometry.layer, head) for head in selected[geometry.layer]]
+    hooks = [
+        hold_planes(model, list(some), at="quarter turn", heads=heads) for some, heads in by_planes.items() if some
+    ]
+    return [hook for each in hooks for hook in each]
 
 
 def one_plane(plane: int) -> Planes:
@@ -86,13 +109,14 @@ class PlaneCost(Interventions):
 
     What does the running model lose when one plane of RoPE is taken from its scores, or no longer turns? Planes are
     edited one by one, and in thirds and quarters, the fastest first, in all heads at once or in those that are chosen:
-    dropped from queries and keys, frozen (their content stays and does not turn), or turned half as fast.
+    dropped from queries and keys, frozen (their content stays and does not turn), turned half as fast, or held where
+    they have made a quarter turn.
 
     A plane that is frozen keeps what its queries and keys say to each other, so that what it costs is the loss of its
     turning. Planes go by their number in each layer; layers may have frequencies of their own.
 
     Args:
-        edits: any of "drop", "freeze" and "slow".
+        edits: any of "drop", "freeze", "slow" and "hold".
         groups: which planes are edited together: "planes" (each by itself), "thirds", "quarters".
 
     Raises:

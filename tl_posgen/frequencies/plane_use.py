@@ -202,8 +202,9 @@ class PlaneUse(Measure):
         x, rotated = (double(one) for one in sides)
         z, turned = (complex_planes(one, geometry.rope) for one in (x, rotated))
         rows = torch.arange(n // 2, n, device=z.device)
-        moments = row_moments(*turned, rows, geometry.window)
-        unit = row_moments(*(turned / rotated.norm(dim=-1, keepdim=True)), rows, geometry.window)
+        moments = row_moments(turned[0], turned[1], rows, geometry.window)
+        directions = turned / rotated.norm(dim=-1, keepdim=True)
+        unit = row_moments(directions[0], directions[1], rows, geometry.window)
         length = x[1].norm(dim=-1)
         return {
             "magnitude": z[:, :, 1:].abs().mean(2),
@@ -275,11 +276,14 @@ class PlaneUse(Measure):
         for context in own.data["context"].values.tolist():
             at, partial = (own(name, context=context) for name in ("at_half_turn", "partial"))
             chance, planes = (own(name, context=context).plain for name in ("chance", "partial_planes"))
-            half = f"within a step of the half-turn plane, as {chance:.0%} of the planes are: {at:.0%}; " if at else ""
-            said.append(
-                f"Share of {n_heads} heads whose longest plane, in the context of {context:,} tokens, is {half}"
-                f"among those that make less than a turn, as {planes:.0%} of the planes are: {partial:.0%}."
-            )
+            less = f"{partial:.0%} have one that makes less than a turn, as {planes:.0%} of the planes do"
+            if at:
+                said.append(
+                    f"Of {n_heads} heads {at:.0%} have their longest plane at half a turn in the context of "
+                    f"{context:,} tokens (within a step of it), where {chance:.0%} of the planes lie; {less}."
+                )
+            else:
+                said.append(f"Of {n_heads} heads, in the context of {context:,} tokens, {less}.")
         q, k, v = (own("massive", vector=one) for one in VECTORS)
         return [
             *said,
@@ -316,6 +320,6 @@ def _attention_to_first(layer: LayerCapture) -> Float[Tensor, " head"]:
     """Return E_i S_i0 over the queries from SETTLED on that see the first token; NaN where none does."""
     n, device = layer.length, double_device(layer.device)
     ranges = query_ranges(len(layer.heads), n, layer.device)
-    column = torch.cat([layer.pattern_rows(*one)[..., 0] for one in ranges], 1)
+    column = torch.cat([layer.pattern_rows(*one)[..., 0].clone() for one in ranges], 1)
     seen = slice(min(SETTLED, n // 2), layer.geometry.window)
     return double(column[:, seen]).mean(1).to(device)

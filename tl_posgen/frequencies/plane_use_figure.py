@@ -70,7 +70,7 @@ def draw_plane_use(result: Any) -> go.Figure:
         panels.add(number, _marks_of_heads(data, use, turns))
         for below, one in enumerate(costs.items()):
             panels.add(len(kinds) + number, *_cost(one, below, planes, x, width / len(costs), words))
-    figure = panels.figure
+    figure: Any = panels.figure
     figure.add_vline(x=np.log10(0.5), line={"color": NULL_COLOUR, "width": 1, "dash": "dot"})
     for number in range(len(kinds)):
         figure.add_hline(y=1, line={"color": NULL_COLOUR, "width": 1}, row=1, col=number + 1)
@@ -83,7 +83,7 @@ def draw_plane_use(result: Any) -> go.Figure:
     bar = {"title": "phase of q<br>before k", "thickness": 12, "tickvals": [-180, -90, 0, 90, 180], "ticksuffix": "°"}
     figure.update_layout(
         coloraxis={"colorscale": PHASES, "cmin": -180, "cmax": 180, "colorbar": bar},
-        legend={"x": 0.99, "xanchor": "right", "y": 0.99, "bgcolor": "rgba(255,255,255,.6)"},
+        legend={"x": 0.99, "xanchor": "right", "y": 0.99, "bgcolor": "rgba(0,0,0,0)"},
         barmode="group" if costs else "overlay",
         bargap=0,
     )

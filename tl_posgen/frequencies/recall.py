@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -31,16 +31,17 @@ from tl_posgen.report.kinds import bars
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.band_ablation import ablate_bands
 
+Where = Literal["mean", "zero"]
 LEAST = 4  # tokens of a copy
 SLOWEST, FASTEST, DRAWN, CONTROL = "slowest planes", "fastest planes", "random planes", "slowest planes, control heads"
 
 
-def move_coordinate(model: Model, value: str, *, largest: bool = True, seed: int = 0) -> HookList:
+def move_coordinate(model: Model, value: Where, *, largest: bool = True, seed: int = 0) -> HookList:
     """Return hooks that put one coordinate of every head's rotated queries and keys at its mean over tokens, or at 0:
     the one that is largest over the prompt, which is massive if any is, or another one.
 
     Args:
-        value: "mean" or "zero".
+        value: where it is put.
         seed: of the draw of another one.
 
     Source: Jin et al. 2025 (arXiv 2502.01563), as we read it; another coordinate beside it: ours.
@@ -104,7 +105,7 @@ class Recall(Interventions):
     n_draws: Count = 2
 
     question = "Which planes does recall need?"
-    matrices = 4
+    matrices = 6
     variables = {
         **Interventions.variables,
         "recall": Variable(
@@ -185,7 +186,7 @@ class Recall(Interventions):
         if control:
             found[CONTROL] = drop(self._planes(-1), heads=control)
         for words, largest in (("largest", True), ("another", False)):
-            for value in ("mean", "zero"):
+            for value in get_args(Where):
                 hooks = move_coordinate(run.model, value, largest=largest, seed=run.seed)
                 found[f"{words} at {value}"] = hooks
         return found
@@ -241,13 +242,12 @@ class Recall(Interventions):
         """Return a row a condition: recall and how far it falls, with the ends of the fall's interval; loss of the text
         and its rise."""
         recall = own.along(own.array("recall", condition=None), "condition")
-        falls, losses = self.falls(own), super().table(own)
-        rows = []
-        for name, number, text in zip(losses["condition"], recall, losses.itertuples(), strict=True):
+        falls, text, rows = self.falls(own), super().table(own), []
+        for name, number in zip(text["condition"], recall, strict=True):
             fall = falls.get(name, Number(np.nan))
-            ends = {"fall": fall.value, "fall_low": fall.low, "fall_high": fall.high}
-            rows.append({"condition": name, "recall": number.value, **ends, "loss": text.loss, "rise": text.rise})
-        return pd.DataFrame(rows)
+            row = {"condition": name, "recall": number.value, "fall": fall.value}
+            rows.append(row | {"fall_low": fall.low, "fall_high": fall.high})
+        return pd.DataFrame(rows).merge(text[["condition", "loss", "rise"]], on="condition")
 
     def findings(self, own: Numbers) -> list[str]:
         heads = own.data["edited"].stack(place=HEAD)
