@@ -188,8 +188,8 @@ class Parts:
     ) -> xr.Dataset:
         """Return what a measure found under one condition, at these labels: finished before, or `make()`, which is kept
         until the part that `datasets` gives is finished, if it took WORTH_KEEPING seconds."""
-        depends_on = None if self.directory is None else with_measures(configuration, [measure])
-        if depends_on is None:
+        depends_on = with_measures(configuration, [measure]) if self.directory is not None else None
+        if self.directory is None or depends_on is None:
             return make()
         folder = part_path(self.directory, name.rstrip(")"), depends_on).with_suffix("")
         path = part_path(folder, " ".join(map(str, at.values())), {"at": content(at)})

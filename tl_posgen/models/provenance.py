@@ -77,21 +77,28 @@ def digest_of(tensors: Mapping[str, Tensor], device: torch.device) -> str:
         >>> first == again != swapped
         True
     """
-    generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, (_BLOCK,), generator=generator, device="cpu") * 2 + 1
-    by_device, sums = {"cpu": factors}, list[Tensor]()
+    by_device, sums = dict[torch.device, Tensor](), list[Tensor]()
     for tensor in tensors.values():
         words = summable(tensor.detach().flatten()).view(_WORDS.get(tensor.element_size(), torch.int32))
-        c = by_device.setdefault(str(words.device), factors.to(words.device))
-        whole = len(words) // _BLOCK * _BLOCK
+        if words.device not in by_device:
+            by_device[words.device] = _factors(_BLOCK).to(words.device)
+        c, whole = by_device[words.device], len(words) // _BLOCK * _BLOCK
         parts = words[:whole].view(-1, _BLOCK).split(max(1, elements_at_once(words.device, _IN_CACHE) // _BLOCK))
-        of_blocks = [(part * c).sum(1) for part in parts] + [(words[whole:] * c[: len(words) - whole]).sum()[None]]
+        of_blocks = [(part * c).sum(1) for part in parts] if whole else []
+        of_blocks.append((words[whole:] * c[: len(words) - whole]).sum()[None])
         sums.append(torch.cat(of_blocks).to(double_device(device)))
     read = torch.cat(sums).cpu().split([len(some) for some in sums])
     digest = hashlib.sha256()
     for (name, tensor), numbers in zip(tensors.items(), read, strict=True):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + numbers.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+@cache
+def _factors(n: int) -> Int[Tensor, " _"]:
+    """Draw n odd numbers of 64 bits, the same ones every time."""
+    generator = torch.Generator().manual_seed(0)  # of the CPU, whatever torch's default device is
+    return torch.randint(-(2**62), 2**62, (n,), generator=generator, device="cpu") * 2 + 1
 
 
 def provenance_of(
