@@ -75,6 +75,6 @@ def test_greedy_texts_are_those_of_the_hooked_model(bridge, ask):
 @pytest.mark.filterwarnings("ignore")
 def test_scores_made_of_whole_prompts_are_asked_for_one_prompt_at_a_time(bridge, ask):
     with bridge.hooks(fwd_hooks=replace_scores(bridge, lambda capture: capture.k.mean() * capture.scores())):
-        with pytest.raises(InputError, match="end with what may be padding.*batch_size=1"):
+        with pytest.raises(InputError, match=r"end with what may be padding.*batch_size=1"):
             ask("loglikelihood", *PAIRS, batch_size=4)
         assert len(ask("loglikelihood", *PAIRS, batch_size=1)) == len(PAIRS)
