@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tl_posgen
+from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 
 PAIRS = [("I do not", " know"), ("Down, down", " and"), ("The White Rabbit put on his", " spectacles"), ("", "He")]
@@ -68,3 +69,12 @@ def test_greedy_texts_are_those_of_the_hooked_model(bridge, ask):
         start = len(bridge.tokenizer("Down, down").input_ids)
         assert written[name] == bridge.tokenizer.decode(ids[0, start:], skip_special_tokens=True).split(".")[0]
     assert len(set(written.values())) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_scores_made_of_whole_prompts_are_asked_for_one_prompt_at_a_time(bridge, ask):
+    with bridge.hooks(fwd_hooks=replace_scores(bridge, lambda capture: capture.k.mean() * capture.scores())):
+        with pytest.raises(InputError, match=r"end with what may be padding.*batch_size=1"):
+            ask("loglikelihood", *PAIRS, batch_size=4)
+        assert len(ask("loglikelihood", *PAIRS, batch_size=1)) == len(PAIRS)

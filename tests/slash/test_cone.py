@@ -166,8 +166,12 @@ def test_a_large_bias_gives_rank_one_for_free_and_is_told_from_the_input_part(tm
         model.save_pretrained(tmp_path / str(factor))
         tokenizer().save_pretrained(tmp_path / str(factor))
         loaded = tl_posgen.load_model(tmp_path / str(factor), backend="bridge")
-        found.append(Cone()(loaded, tokens, **QUIET).sel(side="q"))
+        result = Cone()(loaded, tokens, **QUIET)
+        found.append(result.sel(side="q"))
     data, large = found
+    q, k = (f"{result.numbers('bias_share', side=side).value:.0%}" for side in "qk")
+    assert f"hold {q} of the energy of Q and {k} of that of K, mean over heads." in result.findings()[0]
+    assert q != k
     assert float(large["r1"].min()) > 0.95 > 0.8 > float(data["r1"].max())
     assert float(large["bias_share"].min()) > 0.95
     first = {"layer": 0}  # which reads the same inputs

@@ -10,6 +10,7 @@ from captures import run
 from families import ANALYSED, CONTEXT, FAMILIES, GROUPED, SIZES, VOCAB, lively, save_config, scaled_llama, with_sizes
 from transformers import AutoModelForCausalLM
 
+from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.bridge import window_of
 from tl_posgen.models.conversion.convert import hooked_parts
@@ -28,6 +29,19 @@ def test_recomputed_scores_equal_the_models_own(family_model, name, backend):
     errors = [layer.error for layer in geometry_of(family_model(name, backend))]
     assert len(errors) == 2
     assert max(errors) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.005, 0.5])
+def test_sinks_are_found_however_little_they_take(tmp_path, share):
+    config = with_sizes("GptOssConfig", GROUPED, head_dim=8, num_local_experts=2, num_experts_per_tok=1)()
+    model = load_model(save_config(config, tmp_path), backend="bridge")
+    with torch.no_grad():
+        for layer in model.original_model.model.layers:
+            layer.self_attn.sinks.fill_(float(torch.tensor(share).logit()))  # of the one key that the first query sees
+    assert [geometry.sinks for geometry in geometry_of(model)] == [True, True]
+    result = analyze(model, torch.arange(2, 26)[None], measures="slash", null_seeds=(), progress=False)["slash"]
+    assert result.warnings == []
 
 
 @pytest.mark.usefixtures("needs_hooked")
