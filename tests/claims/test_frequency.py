@@ -216,3 +216,18 @@ def test_a_quarter_that_hardly_turns_is_not_judged():
     results["plane_cost"].provenance["length"] = 16
     found = judge(CLAIMS["11"], results)
     assert (found.verdict, "turns by" in found.measured) == ("open", True)
+
+
+@pytest.mark.parametrize(("name", "first", "verdict"), [("9", 9, "not held"), ("11", 6, "held")])
+def test_the_unrotated_rest_of_a_head_is_neither_partial_nor_the_slowest_quarter(name, first, verdict):
+    def stand(data):
+        return data.assign(turns=data["turns"].where(data["plane"] < first, 0)) if "turns" in data else data
+
+    assert judge(CLAIMS[name], results_of(name, change=stand)).verdict == verdict
+
+
+def test_the_slope_is_of_the_distances_within_a_window():
+    def seen(data):
+        return data.assign(mean_score=data["mean_score"].where(data["doubling"] < 3) - 5)
+
+    assert judge(CLAIMS["10"], results_of("10", change=seen)).verdict == "held"

@@ -158,6 +158,22 @@ def test_padding_is_told_from_text_in_a_streamed_pass(llama, monkeypatch):
         torch.testing.assert_close(streamed[mask.bool()], formed[mask.bool()], atol=2e-5, rtol=1e-4)
 
 
+def test_a_streamed_pass_of_a_model_that_has_changed_is_refused(llama):
+    hooks = hold_planes(llama, "all", at=3)
+    sines = [block.attn.rotary_sin for block in llama.blocks]
+    with torch.no_grad(), streaming(llama):
+        llama.run_with_hooks(TOKENS, fwd_hooks=hooks)
+        for sine in sines:
+            sine.neg_()
+        try:
+            with pytest.raises(InputError, match="make them anew where the model has changed"):
+                llama.run_with_hooks(TOKENS, fwd_hooks=hooks)
+        finally:
+            for sine in sines:
+                sine.neg_()
+    llama.reset_hooks()
+
+
 def test_gradients_flow_through_the_join(llama):
     weight, found = next(one for one in llama.parameters() if one.ndim > 1), []
     for streams in (False, True):

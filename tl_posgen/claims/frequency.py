@@ -2,6 +2,7 @@
 against it; of most papers only abstracts, repositories and others' notes could be read: "as we read it"."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,13 +75,10 @@ def _half_turn(plane_use: Result) -> list[Group]:
     for context in own.data["context"].values.tolist():
         share = own("at_half_turn", context=context)
         beyond = {"chance": [own("chance", context=context).value], **share.by_null}
-        found.append((context, share, Criterion.of("", share, 0.75, partly=0.5, beyond=beyond)))
-    found.sort(key=lambda one: -np.nan_to_num(one[1].value))
-    (context, share, best), *others = found
-    words = "heads at the half-turn plane of {:,} tokens"
-    criteria = [Criterion.of(words.format(context), share, 0.75, partly=0.5, beyond=best.beyond)]
-    criteria += [Criterion.of(words.format(at), one, 0.75, **ALONE) for at, one, _ in others]
-    return [Group(best.verdict, criteria)]
+        words = f"heads at the half-turn plane of {context:,} tokens"
+        found.append(Criterion.of(words, share, 0.75, partly=0.5, beyond=beyond))
+    best, *others = sorted(found, key=lambda one: -np.nan_to_num(one.value))
+    return [Group(best.verdict, [best, *(replace(one, partly=None, **ALONE) for one in others)])]
 
 
 def _massive(plane_use: Result) -> list[Group]:
@@ -226,7 +224,8 @@ def _sinks_by_angle(plane_use: Result) -> list[Group]:
 def _sinks_from_partial(plane_use: Result) -> list[Criterion]:
     own = plane_use.numbers
     context = own.data["context"].values[0]
-    partial = own.data["turns"].sel(context=context, drop=True) < 1
+    turns = own.data["turns"].sel(context=context, drop=True)
+    partial = (turns > 0) & (turns < 1)  # not the unrotated rest of a head
     lift = own.array("sink_lift").where(_sinks(own), 0)
     share = own.number(lift.where(partial, 0).sum((*HEAD, "plane")) / lift.sum((*HEAD, "plane")))
     beyond = {"all planes": [own("partial_planes").value], **or_lacking(share.by_null)}
@@ -236,8 +235,9 @@ def _sinks_from_partial(plane_use: Result) -> list[Criterion]:
 def _decay(plane_roles: Result) -> list[Group]:
     own = plane_roles.numbers
     score = own.array("mean_score")
-    doubling = score["doubling"] - score["doubling"].mean()
-    slope = own.number((score * doubling).sum("doubling") / (doubling**2).sum() / own.array("spread"))
+    doubling = score["doubling"].where(score.notnull())  # a window ends before some distances of other layers
+    doubling = doubling - doubling.mean("doubling")
+    slope = own.number((score * doubling).sum("doubling") / (doubling**2).sum("doubling") / own.array("spread"))
     falls = Criterion.of("std within rows that scores fall by per doubling", _less(slope), otherwise="held")
     largest = max((abs(one) for one in slope.nulls), default=np.nan)
     still = Criterion("null models, at most", largest, LITTLE, sign=-1)
@@ -265,10 +265,11 @@ def _frozen_quarters(plane_cost: Result, _: Result) -> list[Group]:
 def _hardly_turns(plane_cost: Result, plane_use: Result) -> str:
     """Say where the slowest quarter of the planes turns so little in a prompt that freezing it says nothing."""
     data = plane_use.own.isel(context=0)
-    n_planes = data.sizes["plane"]
-    theta = 2 * np.pi * (data["turns"] / data["reach"]).isel(plane=(3 * n_planes + 3) // 4)
+    theta = 2 * np.pi * data["turns"] / data["reach"]
+    n_planes = int((theta > 0).any("layer").sum())  # without the unrotated rest of a head
     length = plane_cost.provenance.get("length")
-    angle = float(theta.max()) * (length if isinstance(length, int) else max(length or [0]))
+    angle = float(theta.isel(plane=(3 * n_planes + 3) // 4).max())
+    angle *= length if isinstance(length, int) else max(length or [0])
     few = f"not measured: the slowest quarter turns by {angle:.2f} radians in prompts of {length} tokens, too little"
     return "" if angle >= TURNED else few
 

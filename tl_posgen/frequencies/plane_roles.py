@@ -13,7 +13,7 @@ from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError
 from tl_posgen.frequencies.numbers.roles import (
     contrast_at,
     correlation_with_mean_curve,
@@ -23,7 +23,7 @@ from tl_posgen.frequencies.numbers.roles import (
 from tl_posgen.frequencies.plane_use import SETTLED
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
-from tl_posgen.position.planes.planes import require_rope
+from tl_posgen.position.planes.planes import require_rope, require_rope_in_layers
 from tl_posgen.report.kinds import lines
 from tl_posgen.rope.planes import along_distances, turning_factors
 from tl_posgen.rope.rotation import complex_planes, turns_at
@@ -50,7 +50,7 @@ class PlaneRoles(Measure):
 
     Raises:
         InputError: no prompt of 10 tokens.
-        UnsupportedModelError: a model, or later a choice of layers, without RoPE (learned absolute positions, ALiBi).
+        UnsupportedModelError: a model, or a choice of layers, without RoPE (learned absolute positions, ALiBi).
 
     Source: claims of others, as we read them: diagonals Barbero et al. 2024 (arXiv 2410.06205), places and contents
     Urrutia et al. 2026 (arXiv 2511.11579), the mean curve TriAttention (arXiv 2604.04921); how each is measured: ours
@@ -86,7 +86,7 @@ class PlaneRoles(Measure):
         "mean_score": Variable("mean score", "logits", "at D = 1, 2, 4, ..", (*HEAD, "doubling"), interval=True),
         "spread": Variable("std within rows", "logits", "of the scores of a query over its keys", HEAD, interval=True),
     }
-    requires = require_rope
+    requires, refuse = require_rope, require_rope_in_layers
     figures = {
         "diagonals": lines(
             {f"at D = {near}": [("lift, logits", "contrast", {"near": near})] for near in NEAR},
@@ -140,11 +140,6 @@ class PlaneRoles(Measure):
         }
 
     def finish(self, sums: Sums) -> Any:
-        if "contrast" not in sums:
-            raise UnsupportedModelError(
-                f"layers {', '.join(map(str, sums.layers))}: none of them has RoPE, so there are no planes; "
-                f"choose other layers, or leave {self.name} out"
-            )
         return sums.means().reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
 
     def findings(self, own: Numbers) -> list[str]:

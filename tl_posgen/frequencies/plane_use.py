@@ -15,7 +15,7 @@ from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each
 from tl_posgen.core.sums import Sums
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError
 from tl_posgen.frequencies.numbers.coordinates import massive_coordinates
 from tl_posgen.frequencies.numbers.rows import row_moments
 from tl_posgen.frequencies.numbers.use import (
@@ -30,7 +30,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
-from tl_posgen.position.planes.planes import require_rope
+from tl_posgen.position.planes.planes import require_rope, require_rope_in_layers
 from tl_posgen.rope.rotation import complex_frequencies, complex_planes, real_coordinates
 
 BY_PLANE, BY_CONTEXT = (*HEAD, "plane"), ("context", *HEAD)
@@ -85,7 +85,7 @@ class PlaneUse(Measure):
 
     Raises:
         InputError: no prompt of three tokens.
-        UnsupportedModelError: a model, or later a choice of layers, without RoPE (learned absolute positions, ALiBi).
+        UnsupportedModelError: a model, or a choice of layers, without RoPE (learned absolute positions, ALiBi).
 
     Source: claims of others, as we read them: long planes Barbero et al. 2024 (arXiv 2410.06205) and Oka et al. 2026,
     partial planes and their phase Jonasson 2025 (arXiv 2503.01832), massive values Jin et al. 2025 (arXiv 2502.01563),
@@ -171,7 +171,7 @@ class PlaneUse(Measure):
             compared=False,
         ),
     }
-    requires = require_rope
+    requires, refuse = require_rope, require_rope_in_layers
     figures = {"use": draw_plane_use}
     curves = ("use", "sink_lift")
     legend = (
@@ -223,11 +223,6 @@ class PlaneUse(Measure):
         assert self.contexts is not None
         names = ("magnitude", "mean", "length", "square", "square_of_v", "variance")
         known = {name: sums.by_layer(name) for name in (*names, "sink_lift", "first_length", "first_cosine", "sink")}
-        if not known["magnitude"]:
-            raise UnsupportedModelError(
-                f"layers {', '.join(map(str, sums.layers))}: none of them has RoPE, so there are no planes; "
-                f"choose other layers, or leave {self.name} out"
-            )
         found = {}
         for layer in known["magnitude"]:
             rope, d_head = (geometry := sums.layers[layer][0]).rope, geometry.d_head

@@ -396,6 +396,14 @@ class _PassEdit:
             )
         return edited[..., -n_own:]
 
+    @torch.no_grad()
+    def prove_last_row(self, scores_of_rows: Callable[[int, int], Float[Tensor, "batch head row key"]]) -> None:
+        """Prove the last query of the first prompt, for a pass that replaces scores without calling this edit."""
+        if self.to_prove_as is not None:
+            span, whole = self.spans[0], self.captures[0]
+            own = scores_of_rows(span.stop - 1, span.stop)[0, :, :, span]
+            self.prove(whole.of_rows(whole.length - 1, whole.length), own)
+
     def prove(self, capture: LayerCapture, own: Float[Tensor, "head row key"]) -> None:
         """Refuse scores of the pass that q and k do not give by the geometry that these hooks know."""
         used = verify_capture(capture, own, None, self.dtype, all_scores=False)

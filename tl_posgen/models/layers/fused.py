@@ -157,6 +157,20 @@ def attend(
     return torch.cat(blocks, 2)
 
 
+def score_rows(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch key_head pos d_head"],
+    scale: float,
+    mask: Mask,
+    finish: Finish | None,
+    start: int,
+    stop: int,
+) -> Float[Tensor, "batch head row key"]:
+    """finish(scale <q_i, k_j>) of the queries start .. stop - 1 and the keys before `stop`, -inf where not seen."""
+    scores = _block_of_scores(q, k, scale, start, slice(0, stop), finish)
+    return scores.masked_fill(~mask.rows(start, stop).to(q.device)[..., :stop], -torch.inf)
+
+
 def _block_of_scores(
     q: Tensor,
     k: Tensor,

@@ -23,7 +23,16 @@ from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import UNITS, allowed_error, checked_rows
 from tl_posgen.models.layers.capture import scores_from
-from tl_posgen.models.layers.fused import FAILURES, LayerAttention, as_mask, attend, form, masked_softmax, scale_of
+from tl_posgen.models.layers.fused import (
+    FAILURES,
+    LayerAttention,
+    as_mask,
+    attend,
+    form,
+    masked_softmax,
+    scale_of,
+    score_rows,
+)
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.memory import require_pass_fits
 from tl_posgen.models.model import Model
@@ -196,6 +205,7 @@ class _Stream:
             if frozen is None:
                 z = attend(q, k, v, by, mask, finish=finish, sinks=sinks, edits=of_rows)
             else:
+                of_rows[0].prove_last_row(partial(score_rows, q, k, by, mask, finish))
                 beyond = frozen.beyond(geometry, *parts[0])
                 z = attend(q, k, v, by, frozen.mask(mask), finish=finish, sinks=sinks, beyond=beyond)
             done = LayerAttention(q, k, v, z, mask, sinks)

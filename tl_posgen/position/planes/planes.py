@@ -49,8 +49,8 @@ def require_rope(self: Measure, model: Model) -> None:
     encoding = session_of(model).encoding
     if encoding and "rotary" not in encoding:
         raise UnsupportedModelError(
-            f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes and "
-            "plane_perturbation out (three_axis and variance work)"
+            f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave {self.name} out "
+            "(three_axis and variance work)"
         )
 
 
@@ -133,7 +133,7 @@ class Planes(Measure):
 
     Raises:
         InputError: no prompt of three tokens: one token besides the first does not vary.
-        UnsupportedModelError: a model, or later a choice of layers, without RoPE (learned absolute positions, ALiBi).
+        UnsupportedModelError: a model, or a choice of layers, without RoPE (learned absolute positions, ALiBi).
 
     Source: the claim of patterns: Han & Ji 2025 (arXiv 2503.13305); measures and criterion: ours
 
