@@ -10,7 +10,6 @@ import xarray as xr
 
 from tl_posgen.claims.judging import Claim, Criterion, Group, Verdict, or_lacking
 from tl_posgen.core.measure import HEAD, OUT
-from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.frequencies.numbers.use import step_of
@@ -95,7 +94,7 @@ def _massive(plane_use: Result) -> list[Group]:
 
 def _no_massive(plane_use: Result) -> str:
     n = float(plane_use.own["massive"].sel(vector=["q", "k"]).sum())
-    return "" if n else "not measured: no coordinate of queries or keys is above 5 times the mean of its head"
+    return "" if n else "not measured: no coordinate of queries or keys is above five times the mean of its head"
 
 
 def _massive_slow(plane_use: Result) -> list[Criterion]:
@@ -237,18 +236,13 @@ def _decay(plane_roles: Result) -> list[Group]:
     score = own.array("mean_score")
     doubling = score["doubling"].where(score.notnull())  # a window ends before some distances of other layers
     doubling = doubling - doubling.mean("doubling")
-    slope = own.number((score * doubling).sum("doubling") / (doubling**2).sum("doubling") / own.array("spread"))
-    falls = Criterion.of("std within rows that scores fall by per doubling", _less(slope), otherwise="held")
-    largest = max((abs(one) for one in slope.nulls), default=np.nan)
+    slope = (score * doubling).sum("doubling") / (doubling**2).sum("doubling") / own.array("spread")
+    fall = own.number(-slope)
+    falls = Criterion.of("std within rows that scores fall by per doubling", fall, otherwise="held")
+    largest = max((abs(one) for one in fall.nulls), default=np.nan)
     still = Criterion("null models, at most", largest, LITTLE, sign=-1)
     whole = still.holds and falls.value >= 4 * largest
     return [Group("held" if whole else "partly" if falls.value >= 4 * largest else "not held", [falls, still])]
-
-
-def _less(number: Number) -> Number:
-    """Return the number with the other sign."""
-    nulls = {kind: tuple(-one for one in each) for kind, each in number.by_null.items()}
-    return Number(-number.value, -number.high, -number.low, nulls)
 
 
 def _frozen_quarters(plane_cost: Result, _: Result) -> list[Group]:
@@ -264,14 +258,15 @@ def _frozen_quarters(plane_cost: Result, _: Result) -> list[Group]:
 
 def _hardly_turns(plane_cost: Result, plane_use: Result) -> str:
     """Say where the slowest quarter of the planes turns so little in a prompt that freezing it says nothing."""
-    data = plane_use.own.isel(context=0)
-    theta = 2 * np.pi * data["turns"] / data["reach"]
-    n_planes = int((theta > 0).any("layer").sum())  # without the unrotated rest of a head
-    length = plane_cost.provenance.get("length")
-    angle = float(theta.isel(plane=(3 * n_planes + 3) // 4).max())
-    angle *= length if isinstance(length, int) else max(length or [0])
-    few = f"not measured: the slowest quarter turns by {angle:.2f} radians in prompts of {length} tokens, too little"
-    return "" if angle >= TURNED else few
+    own, length = plane_use.numbers, plane_cost.provenance.get("length")
+    longest = length if isinstance(length, int) else max(length or [0])
+    theta = (
+        2 * np.pi * own.array("turns", context=None).isel(context=0) / own.array("reach", context=None).isel(context=0)
+    )
+    n_planes = int((plane_use.own["turns"].isel(context=0) > 0).any("layer").sum())  # without the unrotated rest
+    angle = own.number((longest * theta.isel(plane=(3 * n_planes + 3) // 4)).max("layer"))
+    few = f"not measured: the slowest quarter turns by {angle.plain:.2f} radians in these prompts, too little"
+    return "" if angle.value >= TURNED else few
 
 
 def _base(plane_use: Result) -> list[Criterion]:

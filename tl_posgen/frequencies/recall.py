@@ -105,7 +105,7 @@ class Recall(Interventions):
     n_draws: Count = 2
 
     question = "Which planes does recall need?"
-    matrices = 6
+    matrices = 7
     variables = {
         **Interventions.variables,
         "recall": Variable(
