@@ -266,8 +266,8 @@ class Result:
         Raises:
             InputError: a quantity that is not one number a head, fewer heads than `top` asks for as a control.
         """
-        for name, value, kind in (("top", top, Count | None), ("lowest", lowest, bool), ("random", random, int | None)):
-            if wanted := refusal(value, kind):
+        for name, value, kind in (("top", top, Count), ("lowest", lowest, bool), ("random", random, int)):
+            if value is not None and (wanted := refusal(value, kind)):
                 raise InputError(f"{name} = {value!r}: give {wanted}")
         variables = self.measure.variables
         names = [name for name in variables if name in self.own] + [n for n in self.own if n not in variables]

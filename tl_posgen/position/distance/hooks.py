@@ -66,11 +66,14 @@ def at_dummy_distance(
             check_distance(model, "distance", end.item())
     elif distance is not None and not callable(distance):
         check_distance(model, "distance", distance)
-    by = partial(scores_at_distance, distance=distance, beyond=beyond)
-    if distance is None and beyond is not None:
-        by = FrozenBeyond(lambda _: beyond)
-    by = by if isinstance(distance, Tensor) else RowByRow(by)
-    return replace_scores(model, by, layers, heads, needs_positions=True)
+    by = (
+        FrozenBeyond(lambda _: beyond)
+        if distance is None
+        else partial(scores_at_distance, distance=distance, beyond=beyond)
+    )
+    return replace_scores(
+        model, by if isinstance(distance, Tensor) else RowByRow(by), layers, heads, needs_positions=True
+    )
 
 
 def scores_at_distance(
