@@ -17,7 +17,7 @@ MEASURES = {
     "perturb": ["--ratios", "0.5", "--n-cloze", "2"],
     "planes": [],
     "perturb-planes": ["--strengths", "1", "--map-edits", ""],
-    "frequencies": ["--edits", "drop", "--groups", "planes", "--half", "6", "--n-copies", "1"],
+    "frequencies": ["--edits", "drop", "--groups", "planes", "--half", "6", "--n-copies", "1", "--needle", "4"],
     "profiles": ["--n-repeated", "1"],
     "slash": ["--distances", "0-1"],
     "coupling": ["--k", "5,10"],

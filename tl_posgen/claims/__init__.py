@@ -1,4 +1,4 @@
-"""The claims of three papers on one model: the table of claims, their judgement, and a run that measures all of it."""
+"""The claims of papers on one model: the table of claims, their judgement, and a run that measures all of it."""
 
 from tl_posgen.claims.judging import Claim, Claims, Criterion, claims_result, judge
 from tl_posgen.claims.running import judge_claims

@@ -111,7 +111,7 @@ class PlaneUse(Measure):
             "longest plane is partial", "", "1: it makes less than a turn in the context", BY_CONTEXT, **_SHARE
         ),
         "at_half_turn": Variable(
-            *("longest plane is the half-turn plane", "", "1: within a step of the fastest that makes at most half a"),
+            *("longest plane is the half-turn plane", "", "1: within a step of it"),
             *(BY_CONTEXT, "at_half_turn", "half turn"),
             judged=True,
             **_SHARE,

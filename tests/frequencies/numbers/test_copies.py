@@ -3,7 +3,6 @@
 import torch
 from drawn import normal
 
-from tl_posgen.frequencies.numbers.coordinates import another_coordinate, largest_coordinate, with_coordinate_at
 from tl_posgen.frequencies.numbers.copies import copied_rows, foretold, induction_hits, recall_of_copy
 
 HALF, START = 5, 2
@@ -43,18 +42,3 @@ def test_a_hit_is_the_largest_attention_behind_the_earlier_occurrence():
     ]
     assert induction_hits(pattern, HALF, START).tolist() == expected
     assert expected[0] >= 2 / 3
-
-
-def test_one_coordinate_moves_and_the_others_stay():
-    x = normal(3, 7, 6)
-    x[0, :, 4] *= 9
-    largest = [int(head.square().sum(0).argmax()) for head in x]
-    assert largest_coordinate(x).tolist() == largest
-    for seed in range(4):
-        assert all(a != b for a, b in zip(another_coordinate(x, seed).tolist(), largest, strict=True))
-    for value, expected in (("mean", x.mean(1)), ("zero", torch.zeros(3, 6).double())):
-        moved = with_coordinate_at(x, largest_coordinate(x), value)
-        for head, at in enumerate(largest):
-            rest = [d for d in range(6) if d != at]
-            torch.testing.assert_close(moved[head][:, at], expected[head, at].expand(7))
-            torch.testing.assert_close(moved[head][:, rest], x[head][:, rest])

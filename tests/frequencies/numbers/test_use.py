@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.frequencies.numbers.use import (
-    MASSIVE,
+    first_negative_distance,
     half_turn_plane,
     longest_plane,
-    massive_coordinates,
     plane_use,
     step_of,
 )
@@ -69,13 +68,12 @@ def test_the_longest_plane_turns_and_its_phase_is_that_of_the_mean_query_before_
     torch.testing.assert_close(curve, expected)
 
 
-def test_massive_coordinates_are_above_five_times_the_mean_of_their_head():
-    square = normal(3, 64).square()
-    square[0, 7] = 1e4
-    size = square.sqrt()
-    expected = [[bool(one > MASSIVE * head.mean()) for one in head] for head in size]
-    assert massive_coordinates(square).tolist() == expected
-    assert massive_coordinates(square).sum(-1).tolist() == [1, 0, 0]
+@settings(deadline=None)
+@given(base=st.floats(2, 1e6), n_planes=st.integers(1, 16), reach=st.integers(1, 3000))
+def test_the_first_negative_sum_of_cosines_is_that_of_a_loop(base, n_planes, reach):
+    theta = [base ** (-m / n_planes) for m in range(n_planes)]
+    sums = ((d, sum(math.cos(one * d) for one in theta)) for d in range(1, reach + 1))
+    assert first_negative_distance(tuple(theta), reach) == next((d for d, one in sums if one < 0), reach)
 
 
 def test_a_step_is_one_plane_in_32():

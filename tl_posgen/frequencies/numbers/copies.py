@@ -14,7 +14,7 @@ def copied_rows(
 
     Example:
         >>> copied_rows(torch.arange(5, 9), torch.tensor([0]), half=3, n_rows=1, seed=0)[0].tolist()
-        [0, 7, 5, 6, 7, 5, 6]
+        [0, 5, 6, 8, 5, 6, 8]
     """
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.stack([pool[torch.randperm(len(pool), generator=generator)[:half]] for _ in range(n_rows)])
