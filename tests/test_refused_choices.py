@@ -41,6 +41,8 @@ class NoConditions(Interventions):
     [
         ("smollm3", "planes", {}, {"layers": [1]}, "layers 1: none of them has RoPE"),
         ("smollm3", "plane_perturbation", {}, {"layers": [1]}, "none of them has RoPE"),
+        ("smollm3", "plane_use", {}, {"layers": [1]}, "none of them has RoPE"),
+        ("smollm3", "plane_roles", {}, {"layers": [1]}, "none of them has RoPE"),
         ("llama", "coupling", {}, {"heads": [(0, 0)]}, "coupling is of whole blocks: leave heads out"),
         ("llama", "token_coupling", {}, {"heads": [(0, 0)]}, "coupling is of whole blocks: leave heads out"),
         ("llama", "substitution", {"from_layer": 2}, {}, "from_layer 2 leaves no layer"),

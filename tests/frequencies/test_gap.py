@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies.gap import TASKS, Gap, next_tokens
 from tl_posgen.frequencies.numbers.gap import apart, with_copy
 from tl_posgen.models.loss import token_losses
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Choices, session_of
 from tl_posgen.models.tokens import to_prompts
 
 QUIET = {"null_seeds": (), "progress": False}
@@ -50,6 +51,16 @@ def test_far_pairs_are_those_of_each_rule(result):
         assert float(abs(loss.sel(condition=condition, gap=480) - loss.sel(condition=condition, gap=2000)).max()) > 1e-4
     at_last = loss.sel(gap=2000).mean("prompt").values
     assert len(set(at_last.round(7))) == len(RULES) + 1
+
+
+def test_a_copy_leaves_out_the_token_that_the_user_put_in_front(small_model, alice):
+    session, measure = session_of(small_model), Gap(skip=1, needle=2)
+    with session.choosing(Choices(first=7)):
+        rows = to_prompts(session, alice, 16, 2)
+        text, copy, _ = measure.prompts(Run(measure, session, alice, rows, {}, 0)).split(2)
+    assert text[:, 0].tolist() == [7, 7]
+    assert torch.equal(copy[:, 9:], copy[:, 1:8])
+    assert torch.equal(copy[:, 8], text[:, 8])
 
 
 def test_recall_is_of_the_tokens_of_the_needle_that_were_not_given(small_model, prompts):

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tl_posgen.frequencies.numbers.copies import copied_rows
 from tl_posgen.joining.numbers import (
     concentration,
     frequency_entropy,
     massive_values,
-    repeated_prompts,
     repeated_scores,
     slow_mean_energy,
 )
@@ -55,7 +55,7 @@ def test_the_slow_mean_counts_planes_that_turn_less_than_once():
 @settings(max_examples=30, deadline=None)
 @given(start=st.integers(0, 2), period=st.integers(2, 9), seed=st.integers(0, 2**31))
 def test_scores_are_means_over_the_queries_of_their_definition(start, period, seed):
-    n, prompt = start + 2 * period, repeated_prompts(torch.arange(start) + 50, period, 12, 1, seed)[0]
+    n, prompt = start + 2 * period, copied_rows(torch.arange(12), torch.arange(start) + 50, period, 1, seed)[0]
     generator = torch.Generator().manual_seed(seed)
     pattern = torch.randn(2, n, n, generator=generator).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
     pattern = pattern.softmax(-1).double()
@@ -72,13 +72,3 @@ def test_scores_are_means_over_the_queries_of_their_definition(start, period, se
     torch.testing.assert_close(found["previous_token"], torch.stack(previous).mean(0))
     torch.testing.assert_close(found["duplicate_token"], torch.stack(duplicate).mean(0))
     torch.testing.assert_close(found["induction"], torch.stack(induction).mean(0))
-
-
-def test_a_block_of_different_tokens_stands_twice_and_prompts_differ():
-    found = repeated_prompts(torch.tensor([3]), 20, 40, 3, seed=1)
-    assert found.shape == (3, 41)
-    assert torch.equal(found[:, 1:21], found[:, 21:])
-    assert all(len(row[1:21].unique()) == 20 for row in found)
-    assert not torch.equal(found[0], found[1])
-    assert torch.equal(found, repeated_prompts(torch.tensor([3]), 20, 40, 3, seed=1))
-    assert not torch.equal(found, repeated_prompts(torch.tensor([3]), 20, 40, 3, seed=2))

@@ -15,7 +15,7 @@ from tl_posgen.models import memory
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import Choices, session_of
-from tl_posgen.models.tokens import first_token_in_words, read_text, to_prompts, token_strings
+from tl_posgen.models.tokens import first_token_in_words, read_text, start_of_texts, to_prompts, token_strings
 
 TEXT = "the cat sat on the mat. " * 400
 
@@ -251,6 +251,10 @@ def test_a_token_of_the_users_choice_begins_every_prompt_in_the_place_of_bos(min
     assert [row.tolist() for row in to_prompts(mini, alice, 16, 3, first=bos)] == [row.tolist() for row in plain]
     assert to_prompts(mini, [[5, 6, 7], [8, 9, 10]], first=8)[0].tolist() == [8, 5, 6, 7]
     assert to_prompts(mini, [[5, 6, 7], [8, 9, 10]], first=8)[1].tolist() == [8, 9, 10]  # as with a BOS
+    session = session_of(mini)
+    assert start_of_texts(session) == [mini.tokenizer.bos_token_id]
+    with session.choosing(Choices(first=8)):
+        assert start_of_texts(session) == [8]
 
 
 @pytest.mark.parametrize(

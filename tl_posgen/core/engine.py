@@ -160,7 +160,11 @@ def analyze(
         to_measure = supported(to_measure, model, skip_unsupported)
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
         rows = _rows_of_measures(to_measure, session, prompts, cut, [result.measure for result in known.values()])
-        chosen_heads = select_heads(model, layers, heads)
+        where = {"layers": layers, "heads": heads}
+        chosen_heads = select_heads(model, **where)
+        prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
+        for measure in prepared:
+            measure.refuse(Run(measure, session, prompts, rows[measure.name], where, seed))
         details: dict[str, Any] = {"logits": logits_digest(session)} | hooked | there_before | drawn(**cut)
         if layers is not None or heads is not None:
             details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
@@ -184,11 +188,7 @@ def analyze(
             depends_on = configuration_of(
                 session, prompts, **cut, **which, seed=seed, streaming=streaming, null_device=nulls.device
             )
-        where = {"layers": layers, "heads": heads}
         analysis = _Analysis(session, prompts, rows, where, seed, nulls, fwd_hooks, in_place, parts, depends_on)
-        prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
-        for measure in prepared:
-            measure.refuse(Run(measure, session, prompts, rows[measure.name], where, seed))
         with steps_shown(step_names(prepared, nulls), shown=progress):
             sides = analysis.sides(prepared, known)
         if nulls is not null_seeds:

@@ -205,8 +205,8 @@ class Gap(Interventions):
 
     def prompts(self, run: Run) -> Int[Tensor, "task_and_prompt pos"]:
         """Return the prompts as they are, those whose second half is a copy, and those with a needle."""
-        tokens, tokenizer = run.tokens, run.model.tokenizer
-        first = int(tokenizer is not None and bool((tokens[:, 0] == tokenizer.bos_token_id).all()))
+        tokens, bos = run.tokens, getattr(run.model.tokenizer, "bos_token_id", None)
+        first = int({*tokens[:, 0].tolist()} <= {bos, run.session.choices.first})  # or a word of the text
         known = tokens[:, first:].unique()
         drawn = torch.randint(len(known), (len(tokens), self.needle), generator=torch.Generator().manual_seed(run.seed))
         return torch.cat([tokens, with_copy(tokens, first), with_needle(tokens, known[drawn])])

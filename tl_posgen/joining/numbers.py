@@ -3,7 +3,7 @@
 import math
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import COMPLEX_DOUBLE, double, summable
@@ -11,21 +11,12 @@ from tl_posgen.arithmetic import COMPLEX_DOUBLE, double, summable
 # Repeated random tokens: where a head attends when the only structure is that a block of tokens stands twice
 
 
-def repeated_prompts(
-    first: Int[Tensor, " start"], period: int, n_vocabulary: int, n_prompts: int, seed: int
-) -> Int[Tensor, "prompt pos"]:
-    """Return prompts of `first` (a BOS token, or nothing), then `period` different random tokens, then these again."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.stack([torch.randperm(n_vocabulary, generator=generator)[:period] for _ in range(n_prompts)])
-    return torch.cat([first.cpu().expand(n_prompts, -1), drawn, drawn], 1)
-
-
 def repeated_scores(
     pattern: Float[Tensor, "head query key"], start: int, period: int
 ) -> dict[str, Float[Tensor, " head"]]:
     r"""Means of S_{i, i-1} over i > start, and of S_{i, i-T} and S_{i, i-T+1} over i = start + T .. start + 2T - 1.
 
-    S is the pattern of one of `repeated_prompts`, with `start` tokens before the first block, and T the period, 2 or
+    S is the pattern of one of `copied_rows`, with `start` tokens before the first block, and T the period, 2 or
     more: attention to the previous token, to the earlier occurrence of the same token, and to the token after it.
 
     Source: the induction score is Olsson et al. 2022 (arXiv 2209.11895); all three as TransformerLens' head detector

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, double_device
@@ -17,16 +17,17 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
+from tl_posgen.frequencies.numbers.copies import copied_rows
 from tl_posgen.joining.numbers import (
     concentration,
     frequency_entropy,
     massive_values,
-    repeated_prompts,
     repeated_scores,
     slow_mean_energy,
 )
 from tl_posgen.models.layers.capture import LayerCapture, scores_from
-from tl_posgen.models.tokens import bos_of
+from tl_posgen.models.session import session_of
+from tl_posgen.models.tokens import start_of_texts
 from tl_posgen.position.decomposition.variance import Variance
 from tl_posgen.report.kinds import points
 from tl_posgen.rope.rotation import rotate, to_planes
@@ -158,7 +159,8 @@ class Profiles(Measure):
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Profiles":
-        n_first, context, vocabulary = len(_first_tokens(model)), int(model.cfg.n_ctx), int(model.cfg.d_vocab)
+        n_first = len(start_of_texts(session_of(model)))
+        context, vocabulary = int(model.cfg.n_ctx), int(model.cfg.d_vocab)
         period = self.period or min(PERIOD, (context - n_first) // 2, vocabulary)
         if period > vocabulary or n_first + 2 * period > context:
             raise InputError(
@@ -170,7 +172,7 @@ class Profiles(Measure):
     def of_model(self, run: Run) -> xr.Dataset:
         slash = run.found(Slash).sel(tokens="all", drop=True)
         variance = run.found(Variance).sel(tokens="without first", drop=True)
-        first, period = _first_tokens(run.model), self.period
+        first, period = torch.tensor(start_of_texts(run.session), dtype=torch.int64), self.period
         assert period is not None
         repeated, on_text, pattern = run.sums(), run.sums(), frozenset({"pattern"})
 
@@ -178,7 +180,8 @@ class Profiles(Measure):
             assert layer.pattern is not None
             repeated.add_layer(layer, repeated_scores(layer.pattern, len(first), period))
 
-        rows = repeated_prompts(first, period, run.model.cfg.d_vocab, self.n_repeated, run.seed)
+        vocabulary = torch.arange(run.model.cfg.d_vocab)
+        rows = copied_rows(vocabulary, first, period, self.n_repeated, run.seed)
         run.capture(add_repeated, pattern, rows)
         if self.metrics == "literature":
             run.capture(lambda layer: on_text.add_layer(layer, _literature_metrics(layer, run.seed)), pattern)
@@ -194,11 +197,6 @@ class Profiles(Measure):
             for name in ("slash_score", *REPEATED)
         )
         return [f"Highest: {on_text}; on repeated random tokens {', '.join(on_repeated)}."]
-
-
-def _first_tokens(model: Any) -> Int[Tensor, " start"]:
-    """Return what prompts of repeated tokens begin with: a BOS token, where the tokenizer puts one."""
-    return torch.tensor([] if model.tokenizer is None else bos_of(model.tokenizer), dtype=torch.int64)
 
 
 def _literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:

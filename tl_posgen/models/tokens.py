@@ -163,6 +163,13 @@ def refuse_file_names(prompts: Any) -> None:
         raise InputError(f"{prompts!r} names {kind}; {remedy}")
 
 
+def start_of_texts(session: Session) -> list[int]:
+    """Return what every text begins with: the token that was chosen for it (`first=`), else what `bos_of` gives."""
+    if (chosen := session.choices.first) is not None:
+        return [chosen]
+    return [] if session.model.tokenizer is None else bos_of(session.model.tokenizer)
+
+
 def bos_of(tokenizer: Any) -> list[int]:
     """Return the tokens that the tokenizer puts in front of a text by itself: a BOS token, or none in most cases.
 

@@ -16,7 +16,7 @@ from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import prompts_at_once
-from tl_posgen.models.tokens import bos_of, given_prompts
+from tl_posgen.models.tokens import given_prompts, start_of_texts
 from tl_posgen.position.order.hooks import disturb, draw
 from tl_posgen.position.order.numbers import Disturbance
 
@@ -114,7 +114,7 @@ def encode(model: Model, item: ClozeItem) -> EncodedItem:
         return model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
     choices = tuple(torch.tensor(ids(f" {choice}")) for choice in item.choices)
-    return EncodedItem(torch.tensor(bos_of(model.tokenizer) + ids(item.context)), choices, item.gold)
+    return EncodedItem(torch.tensor(start_of_texts(session_of(model)) + ids(item.context)), choices, item.gold)
 
 
 def score_items(
