@@ -152,6 +152,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "part": lambda name: numbers[name],
         "real": REAL,
         "qwen": QWEN,
+        "timed": [name for name in ("mini", *REAL, QWEN) if f"{name} frequencies" in numbers],
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
         "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),
         "claim_rows": claim_rows,
