@@ -107,7 +107,8 @@ def lines(
                 drawn.add(one.panel, line(at, values, f"{one.name}, {kind}", one.colour, **look))
         over = "mean over heads, " if along == "layer" else ""
         words = {"dash": "dashed", "dot": "dotted", "dashdot": "dash-dotted"}
-        broken = [f"{words[NULL_KINDS[kind].dash]}: {kind}" for kind in result.numbers.by_null]
+        dashes = {kind: NULL_KINDS[kind].dash for kind in result.numbers.by_null}
+        broken = [f"{words.get(dash, dash)}: {kind}" for kind, dash in dashes.items()]
         drawn.axes(x_title or (f"{x} + 1" if x and log_x else x or along), y_title, log_x=log_x)
         return _finished(drawn, result, title, subtitle, f"{over}{_INTERVALS}", *broken)
 
