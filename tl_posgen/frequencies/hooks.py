@@ -58,9 +58,9 @@ def hold_planes(
     """
     require("planes", planes, Sequence[int] | Literal["all", "partial"])
     require("at", at, NonNegative | Sequence[NonNegative] | Literal["quarter turn", "half turn"])
-    if not isinstance(at, str):
-        for distance in at if isinstance(at, Sequence) else [at]:
-            check_distance(model, "at", distance)
+    distances: Any = [] if isinstance(at, str) else [at] if is_number(at) else at
+    for distance in distances:
+        check_distance(model, "at", distance)
     selected = select_heads(model, layers, heads)
     rotating = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
     if not rotating:
