@@ -126,7 +126,7 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
     ("substitution", "recovered"): _recovered("recovered", "loss"),
     ("substitution", "kl_recovered"): _recovered("kl_recovered", "kl"),
     ("substitution", "rank"): _rank,
-    ("variance", "additive_r"): lambda old, new: (old["additive_r"], new["additive_r_all"]),
+    ("variance", "additive_r"): lambda old, new: (old["additive_r"], new["additive_r_of_scores"]),
     ("variance", "three_axis_share"): lambda old, new: (
         old["three_axis_share"],
         new["share"].sel(group="all", part=["q", "k", "d"]).sum("part", skipna=False),

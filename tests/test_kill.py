@@ -27,12 +27,14 @@ from tl_posgen.models.tokens import bundled_text
 
 CHECKPOINTS = sorted((Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints").iterdir())
 SHORT = ("--length", "32", "--prompts", "1", "--no-null")
+LONG_ENOUGH = ("--length", "40", "--prompts", "1", "--no-null")  # for a gap
 COMMANDS = {
     "analyze": ("--measures", "mean_key", *SHORT),
     "substitute": SHORT,
     "distance": SHORT,
     "perturb": ("--ratios", "0,0.5", "--n-cloze", "2", *SHORT),
     "length": ("--inside", "32", "--prompts", "2", "--no-null"),
+    "frequencies": ("--edits", "drop", "--groups", "planes", "--half", "6", "--n-copies", "1", *LONG_ENOUGH),
     "planes": SHORT,
     "perturb-planes": ("--strengths", "1", *SHORT),
     "profiles": SHORT,

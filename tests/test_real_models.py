@@ -59,7 +59,7 @@ def test_smollm2_from_its_gguf_file_is_that_of_transformers(plain):
     report = tl_posgen.analyze(model, TEXT, measures="variance", null_seeds=(), progress=False)
     assert report.provenance["parameters"] == 134_515_008
     assert report.provenance["dequantised_from"] == "Q4_1"
-    found = report["variance"].own["additive_r_all"]
+    found = report["variance"].own["additive_r_of_scores"]
     for layer, head in HEADS:
         q = seen[layer, "q"].unflatten(-1, (9, 64))[:, head]
         k = seen[layer, "k"].unflatten(-1, (3, 64))[:, head // 3]  # three heads share a key

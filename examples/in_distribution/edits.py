@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_posgen.hooks.replace_scores import HookList, replace_scores
+from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.position.substitution.numbers import positional_profile
 from tl_posgen.rope.scores_at import scores_frozen_beyond
 from tl_posgen.rope.splits import DistanceDistribution, split_scores
@@ -53,7 +52,11 @@ def edit_scores(model: Model, inside: int, edit: str, *, windows: bool = False) 
 
 def exact(capture: LayerCapture, inside: int, *, frozen: bool) -> Float[Tensor, "head query key"]:
     """Return W at the true distances, or at those frozen beyond the training length."""
-    return scores_at_distance(capture, None, inside) if frozen else capture.scores()
+    if not frozen:
+        return capture.scores()
+    geometry, away = capture.geometry, capture.query_positions[:, None] - capture.positions
+    products = scores_frozen_beyond(capture.q, capture.k, geometry.rope, geometry.scale, inside)
+    return finished(products, capture, away.clamp(max=inside))
 
 
 def position(capture: LayerCapture, inside: int, *, frozen: bool) -> Float[Tensor, "head query key"]:

@@ -28,7 +28,7 @@ from tl_posgen.studies.emergence import Emergence
 CLAIMS = {claim.name: claim for claims in PAPERS.values() for claim in claims}
 NAN = float("nan")
 NONE = [NAN] * 3
-ADDITIVE = ("additive_r", "additive_r_all")
+ADDITIVE = ("additive_r", "additive_r_of_scores")
 
 # Numbers of each claim, in datasets: without arguments, such that the claim is held
 

@@ -42,7 +42,9 @@ OF_TOKENS = {"self": "own Jacobians", "same_input": "of one input", "same_output
 
 def _additive(variance: Result) -> list[Criterion | Group]:
     """Return the criterion of r of what softmax sees, and r over all scores, which decides nothing."""
-    over_all = Criterion.of("over all scores", variance.numbers("additive_r_all"), otherwise="held", digits=3, **ALONE)
+    over_all = Criterion.of(
+        "over all scores", variance.numbers("additive_r_of_scores"), otherwise="held", digits=3, **ALONE
+    )
     return [*_where_rotated(variance, "additive r", "additive_r"), over_all]
 
 

@@ -4,7 +4,6 @@ Where there are fewer queries than keys, the queries are the last ones: query i 
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int, Real
@@ -55,18 +54,17 @@ def scores_frozen_beyond(
     queries = keys[-q.shape[1] :] if query_positions is None else query_positions
     limits = limit_of_planes(limit, rope)
     away, total = queries[:, None] - keys, scores_at_positions(q, k, rope, scale, queries, keys)
-    stages = limits.unique()
-    for beyond, following in pairwise([*stages[stages.isfinite()].tolist(), torch.inf]):
-        if ((away > beyond) & (away <= following)).any():
-            far_q, far_k = rotated_beyond(q, k, rope, limits, beyond, queries, keys)
-            total = torch.where(away > beyond, scale * far_q @ far_k.mT, total)
+    furthest = len(keys) - 1 if query_positions is None and key_positions is None else torch.inf
+    for beyond in (one for one in limits.unique().tolist() if one < furthest):
+        far_q, far_k = rotated_beyond(q, k, rope, limits, beyond, queries, keys)
+        total = torch.where(away > beyond, scale * far_q @ far_k.mT, total)
     return total
 
 
 def limit_of_planes(limit: int | float | Float[Tensor, " plane"], rope: Rope) -> Float[Tensor, " plane"]:
     """Return the distance beyond which each plane does not turn, float64; InputError for one below 0."""
     theta = double(rope.inv_freq)
-    limits = double(torch.as_tensor(limit)).to(theta).expand_as(theta)
+    limits = double(torch.as_tensor(limit, device="cpu")).to(theta).expand_as(theta)
     if not (limits >= 0).all():
         raise InputError(f"limit {limits.min().item():g}: distances must be 0 or more")
     return limits

@@ -29,7 +29,7 @@ def test_parts_are_shares_of_what_softmax_sees(result):
     np.testing.assert_allclose(data["content"], (share["k"] + share["qk"]) / seen)
     np.testing.assert_allclose(data["interaction"], (share["kd"] + share["qkd"]) / seen)
     np.testing.assert_allclose(data["additive_r"], np.sqrt(data["position"] + data["content"]))
-    np.testing.assert_allclose(data["additive_r_all"], np.sqrt(1 - share["kd"] - share["qkd"]))
+    np.testing.assert_allclose(data["additive_r_of_scores"], np.sqrt(1 - share["kd"] - share["qkd"]))
     curve = next(one for one in result.plot("depth").data if one.name == "three axes")
     of_layers = np.sqrt((share["k"] + share["d"]) / seen).sel(OUT).mean("head")
     np.testing.assert_allclose(curve.y, of_layers, rtol=1e-6)

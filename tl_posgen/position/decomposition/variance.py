@@ -124,7 +124,7 @@ class Variance(Measure):
     shares of what is left without it. A head is f(q, d) + g(q, k) exactly where interaction is zero, and `additive_r` =
     sqrt(1 - interaction) is the correlation with the best such sum, an upper end of all of them.
 
-    `additive_r_all` = sqrt(1 - kd - qkd) is the same of all scores, with each query's own term q: the quantity that the
+    `additive_r_of_scores` = sqrt(1 - kd - qkd) is the same of all scores, with each query's own term q: the quantity that the
     paper's .959 is of, "an approximation of the arithmetic sum" of both, as far as its abstract says; its estimator is
     not public. Both agree where q is small. Where biases make q large (Qwen2.5: more than half of the variance in 50 of
     336 heads), r over all scores is near 1 whatever softmax sees.
@@ -183,7 +183,7 @@ class Variance(Measure):
         "interaction": Variable(
             "interaction", "", f"kd + qkd, {_OF_VISIBLE}", _DIMS, "interaction_share", "inter", **_SHARE
         ),
-        "additive_r_all": Variable(
+        "additive_r_of_scores": Variable(
             *("additive r, all scores", "", f"{_BEST}, with each query's own term: sqrt(1 - kd - qkd)", _DIMS), **_SHARE
         ),
         "size": Variable("std within rows", "logits", _OF_SIZE, (*_DIMS, "of"), "std", "std", interval=True),
@@ -272,7 +272,7 @@ class Variance(Measure):
                 alone = torch.nan if geometry.window == 1 else 1.0  # where each token sees itself alone
                 of_tokens = {part: alone * visible.share(*components) for part, components in PARTS.items()}
                 of_tokens |= {"share": shares.shares, "additive_r": alone * visible.additive_r}
-                of_tokens["additive_r_all"] = shares.additive_r
+                of_tokens["additive_r_of_scores"] = shares.additive_r
                 of_tokens["mean_energy"] = torch.stack([moments.q.mean_energy, moments.k.mean_energy])
                 of_tokens["size"] = alone * torch.stack(sizes, -1).clamp(min=0).sqrt()
                 if self.absolute:
@@ -321,7 +321,7 @@ class Variance(Measure):
                 f"{own.extreme('position'):.3f}; most interaction: {own.extreme('interaction'):.3f}.",
                 "So what softmax sees correlates with the best position + content, f(query, distance) + g(query, key), "
                 f"at additive r = {own('additive_r'):.3f}{own.layers_not_above('additive_r')}. With each query's own "
-                f"term, which softmax cannot see, r = {own('additive_r_all'):.3f}; this term is more than half of the "
+                f"term, which softmax cannot see, r = {own('additive_r_of_scores'):.3f}; this term is more than half of the "
                 f"variance in {int((of_query > 0.5).sum())} of {n}.",
             ]
         if first := own("first_token"):
