@@ -118,11 +118,11 @@ def test_parts_of_anything_else_are_never_taken_up(small_model, tmp_path, change
 @pytest.mark.parametrize(("name", "value"), [("default_prepend_bos", False), ("n_ctx", 64), ("eps", 0.1)])
 def test_nor_are_those_of_another_configuration(small, name, value):
     model = tl_posgen.load_model(small)
-    before = configuration_of(session_of(model), "a text")
-    assert before == configuration_of(session_of(model), "a text")
+    before = configuration_of(session_of(model), "a text", "logits")
+    assert before == configuration_of(session_of(model), "a text", "logits")
     assert getattr(model.cfg, name) != value
     setattr(model.cfg, name, value)
-    assert configuration_of(session_of(model), "a text") != before
+    assert configuration_of(session_of(model), "a text", "logits") != before
 
 
 def test_nor_are_those_of_the_same_weights_with_another_rope(small, tmp_path):
@@ -130,7 +130,9 @@ def test_nor_are_those_of_the_same_weights_with_another_rope(small, tmp_path):
     config = json.loads((turned / "config.json").read_text())
     config["rope_parameters"]["rope_theta"] *= 2
     (turned / "config.json").write_text(json.dumps(config))
-    one, other = (configuration_of(session_of(tl_posgen.load_model(where)), "a text") for where in (small, turned))
+    one, other = (
+        configuration_of(session_of(tl_posgen.load_model(where)), "a text", "logits") for where in (small, turned)
+    )
     assert one["weights"] == other["weights"]
     assert one["layers"] != other["layers"]
 

@@ -200,6 +200,7 @@ def test_far_tokens_stand_at_the_held_distance(family_model, name, backend):
     [
         ({"planes": [4], "at": 3}, "layer 0: plane 4 does not exist"),
         ({"planes": [], "at": 3}, "no planes chosen"),
+        ({"planes": [1, 0, 1], "at": [3, 4, 5]}, "planes: 1 is given twice"),
         ({"planes": "slow", "at": 3}, "planes = 'slow'"),
         ({"planes": [0, 1], "at": [3]}, "1 distances; give one number, or one for each"),
         ({"planes": "all", "at": [3, 3, 3, 3]}, "4 distances; give one number"),

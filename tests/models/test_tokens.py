@@ -251,6 +251,7 @@ def test_a_token_of_the_users_choice_begins_every_prompt_in_the_place_of_bos(min
     assert [row.tolist() for row in to_prompts(mini, alice, 16, 3, first=bos)] == [row.tolist() for row in plain]
     assert to_prompts(mini, [[5, 6, 7], [8, 9, 10]], first=8)[0].tolist() == [8, 5, 6, 7]
     assert to_prompts(mini, [[5, 6, 7], [8, 9, 10]], first=8)[1].tolist() == [8, 9, 10]  # as with a BOS
+    assert to_prompts(mini, [[mini.tokenizer.bos_token_id, 5, 6]], first=8)[0].tolist() == [8, 5, 6]
     session = session_of(mini)
     assert start_of_texts(session) == [mini.tokenizer.bos_token_id]
     with session.choosing(Choices(first=8)):

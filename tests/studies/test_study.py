@@ -100,7 +100,8 @@ def test_a_file_that_is_no_study_is_named(tmp_path):
 
 def test_a_job_depends_on_all_that_its_result_depends_on():
     jobs = [Study.read(LEAST | change).jobs()[0] for change in (
-        {}, {"length": 8}, {"n_prompts": 1}, {"seed": 1}, {"null_seeds": []}, {"measures": ["slash"]},
+        {}, {"length": 8}, {"n_prompts": 1}, {"seed": 1}, {"null_seeds": []}, {"first": ","},
+        {"measures": ["slash"]},
         {"measures": [{"name": "slash", "kappa": 0.2}]}, {"models": [{"name": "mini", "backend": "bridge"}]},
         {"texts": [{"path": "bundled", "characters": 1000}]},
     )]  # fmt: skip

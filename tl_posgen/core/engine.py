@@ -186,7 +186,14 @@ def analyze(
         if parts.directory is not None:
             which = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads, "first": choices.first}
             depends_on = configuration_of(
-                session, prompts, **cut, **which, seed=seed, streaming=streaming, null_device=nulls.device
+                session,
+                prompts,
+                details["logits"],
+                **cut,
+                **which,
+                seed=seed,
+                streaming=streaming,
+                null_device=nulls.device,
             )
         analysis = _Analysis(session, prompts, rows, where, seed, nulls, fwd_hooks, in_place, parts, depends_on)
         with steps_shown(step_names(prepared, nulls), shown=progress):

@@ -30,7 +30,7 @@ from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.models.geometry.probe import Probed
-from tl_posgen.models.provenance import fingerprint, logits_digest, versions
+from tl_posgen.models.provenance import fingerprint, versions
 from tl_posgen.models.session import Session
 
 _STARTED = time()
@@ -250,8 +250,9 @@ def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> No
             )
 
 
-def configuration_of(session: Session, prompts: Any, **settings: Any) -> dict[str, Any]:
-    """Return all that an analysis depends on beside its measures, by content and JSON-ready.
+def configuration_of(session: Session, prompts: Any, logits: str | None, **settings: Any) -> dict[str, Any]:
+    """Return all that an analysis depends on beside its measures, by content and JSON-ready; `logits` is what
+    `logits_digest` gives.
 
     Raises:
         InputError: prompts whose content cannot be read; hooks at the model's hook points, as another run might use
@@ -263,7 +264,7 @@ def configuration_of(session: Session, prompts: Any, **settings: Any) -> dict[st
         raise InputError(
             "keep: another run cannot know what the hooks on this model do; remove them, or give keep=None"
         )
-    if (logits := logits_digest(session)) is None:
+    if logits is None:
         raise InputError(
             "keep: this model cannot read a few tokens, so another run cannot know what was put into it (a function in "
             "the place of a forward, a hook of torch); remove it, or give keep=None"

@@ -40,8 +40,8 @@ def hold_planes(
         layers, heads: chosen layers and heads; all if left out. Layers without RoPE are not changed.
 
     Raises:
-        InputError: a plane that a chosen layer does not have, or none; a negative distance, or other than one a plane;
-            a distance for which the model's frequencies are not fixed.
+        InputError: a plane that a chosen layer does not have, one given twice, or none; a negative distance, or other
+            than one a plane; a distance for which the model's frequencies are not fixed.
         UnsupportedModelError: see `replace_scores`; also if no chosen layer has RoPE.
 
     Source: ours; all planes at one distance: Han et al. 2023 (arXiv 2308.16137) and Su 2023, "ReRoPE"; a distance a
@@ -62,6 +62,8 @@ def hold_planes(
     for distance in distances:
         check_distance(model, "at", distance)
     selected = select_heads(model, layers, heads)
+    if not isinstance(planes, str) and (twice := [plane for plane in planes if list(planes).count(plane) > 1]):
+        raise InputError(f"planes: {twice[0]!r} is given twice; give each plane once, with one distance")
     rotating = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
     if not rotating:
         raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to hold")

@@ -141,7 +141,7 @@ class Profiles(Measure):
         "absolute": Variable("share of the key's place", "", "see `variance`"),
         "slash_score": Variable("slash score", "", "highest over D < N/2"),
         "slash_distance": Variable("slash distance", "tokens", "the D of the highest slash score", whole=True),
-        "first_token": Variable("attention to the first token", "", "E_i S_i0"),
+        "first_token": Variable("attention to the first token", "", "E_i S_i0 over all queries, the first itself too"),
         **{
             name: Variable(
                 *(name.replace("_", " "), "", f"S_{{i, {place}}}, mean attention on repeated random tokens"),

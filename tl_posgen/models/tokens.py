@@ -46,8 +46,9 @@ def to_prompts(
         n_prompts: how many prompts; as many as there are, if left out. Of the pieces that `length` makes, they are
             spread evenly over all texts, as neighbours depend on each other: piece i * pieces // n_prompts.
         consecutive: take the first pieces, one after the other.
-        first: a token that every prompt begins with, as a string or an id, in the place of the tokenizer's BOS; it
-            counts. A text (or ids) that begins with it gets no other. If left out, what an analysis chose.
+        first: a token that every prompt begins with, as a string or an id; it counts. It stands in the place of the
+            tokenizer's BOS, also where ids begin with that; a text (or ids) that begins with it gets no other. If left
+            out, what an analysis chose.
 
     Raises:
         InputError: no text or an empty one, prompts of fewer than two tokens or longer than the model takes, a text too
@@ -61,16 +62,15 @@ def to_prompts(
         (3, torch.Size([32]))
     """
     session = session_of(model)
+    tokenizer = session.model.tokenizer
     check_numbers(session, length, n_prompts)
     refuse_file_names(prompts)
     texts = [prompts] if isinstance(prompts, str) else prompts
-    if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
-        bos = bos_of(session.model.tokenizer)
-        sources = [text_ids(session.model.tokenizer, text) for text in texts]
-        sources = [ids[len(bos) :] if ids[: len(bos)] == bos else ids for ids in sources]
-    else:
-        bos, sources = [], given_prompts(session.model.tokenizer, prompts)
     first = session.choices.first if first is None else first
+    is_text = isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts)
+    bos = bos_of(tokenizer) if is_text or (first is not None and tokenizer is not None) else []
+    sources = [text_ids(tokenizer, text) for text in texts] if is_text else given_prompts(tokenizer, prompts)
+    sources = [ids[len(bos) :] if ids[: len(bos)] == bos else ids for ids in sources]
     if first is not None:
         bos = [first_id(session, first)]
         sources = [ids[1:] if ids[:1] == bos else ids for ids in sources]

@@ -70,7 +70,9 @@ class Slash(Dominance):
             "attention distance", "tokens", "E_i sum_j S_ij (i - j)", PER_HEAD, interval=True
         ),
         "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij", PER_HEAD, interval=True),
-        "first_token": Variable("attention to the first token", "", "E_i S_i0", **SHARE),
+        "first_token": Variable(
+            "attention to the first token", "", "E_i S_i0 over all queries, the first itself too", **SHARE
+        ),
         "best_score": Variable(
             *("highest slash score", "", "over D < N/2"),
             **SHARE,

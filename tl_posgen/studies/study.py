@@ -189,7 +189,7 @@ class Study:
     Attributes:
         name: of the study.
         models, texts, measures: models at their revisions, texts, and measures; those that they come after are added.
-        length, n_prompts, consecutive, seed, null_seeds, shuffled_seeds: as in `analyze`.
+        length, n_prompts, consecutive, first, seed, null_seeds, shuffled_seeds: as in `analyze`.
         drop_cache: delete a revision's files from the Hub's cache once its jobs are done.
 
     Example:
@@ -206,6 +206,7 @@ class Study:
     length: Annotated[int, Within(2, words="a whole number, 2 or more")] = 512
     n_prompts: Count = 4
     consecutive: bool = False
+    first: str | int | None = None
     seed: int = 0
     null_seeds: Seeds = (0,)
     shuffled_seeds: Sequence[int] | None = None
@@ -257,7 +258,7 @@ class Study:
     @property
     def cut(self) -> dict[str, Any]:
         """How its texts are cut into prompts, and its seeds, as `analyze` takes them."""
-        cut = {name: getattr(self, name) for name in ("length", "n_prompts", "consecutive", "seed")}
+        cut = {name: getattr(self, name) for name in ("length", "n_prompts", "consecutive", "first", "seed")}
         kinds = isinstance(self.null_seeds, Mapping)
         nulls = seeds_by_kind(self.null_seeds) if kinds else [*self.null_seeds]
         shuffled = None if self.shuffled_seeds is None else [*self.shuffled_seeds]

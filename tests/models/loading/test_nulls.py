@@ -19,7 +19,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.conversion.convert import hooked_parts, snapshot
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.random_init import random_like
-from tl_posgen.models.loading.shuffle import entries_together, is_matrix, shuffle, shuffled_like
+from tl_posgen.models.loading.shuffle import entries_together, head_width, is_matrix, shuffle, shuffled_like
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.session import session_of
 
@@ -82,6 +82,14 @@ def test_every_parameter_keeps_its_entries_and_loses_their_order_vectors_within_
     expected = {"qwen2": 2 * 3, "neox": 2 * (3 if backend == "hooked" else 4), "olmo2": 2 * 2}
     moved = [at for at in of_heads if before[at].unique().numel() > 1]
     assert len(moved) == expected.get(name, 0), moved
+
+
+def test_heads_of_each_layer_are_as_wide_as_its_own_attention_says(family_model, monkeypatch):
+    model = family_model("qwen3", "bridge")
+    names = [name for name, _ in model.named_parameters() if "q_norm" in name]
+    attention = model.get_submodule(names[1].split("self_attn")[0] + "self_attn._original_component")
+    monkeypatch.setattr(attention, "head_dim", 4)  # of 8 entries
+    assert [head_width(model, name) for name in names] == [8, 4]
 
 
 @pytest.mark.parametrize(("kind", "name"), RUNS)

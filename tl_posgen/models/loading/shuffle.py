@@ -77,7 +77,7 @@ def shuffle(model: Model, seed: int, *, vectors: bool = True, undo: bool = False
             if is_matrix(name, weight):
                 _reorder(weight, _permutation(weight.numel(), weight.numel(), for_matrices), undo=undo)
             elif vectors:
-                length = entries_together(name, weight, model.cfg.d_head)
+                length = entries_together(name, weight, head_width(model, name))
                 _reorder(weight, _permutation(weight.numel(), length, for_vectors), undo=undo)
 
 
@@ -95,6 +95,16 @@ def entries_together(name: str, weight: Tensor, d_head: int) -> int:
         return weight.shape[-1]
     of_heads = _OF_HEADS.search(_plain(name)) is not None and weight.numel() % d_head == 0
     return d_head if of_heads else weight.numel()
+
+
+def head_width(model: Model, name: str) -> int:
+    """Return d_head of the attention layer that a parameter belongs to: that of its module, which may differ from other
+    layers' (Gemma 4), else the model's."""
+    width, module = int(model.cfg.d_head), model
+    for part in name.split(".")[:-1]:
+        module = module.get_submodule(part)
+        width = getattr(module, "head_dim", None) or width
+    return width
 
 
 def _plain(name: str) -> str:

@@ -37,7 +37,7 @@ class SlashStatistics:
         uniform: SlashScore of uniform attention over the visible keys.
         attention_distance: mean over queries of sum_j S_ij (i-j), in tokens.
         entropy: mean over queries of -sum_j S_ij log S_ij, in nats.
-        first_token: mean over queries of the attention paid to the first token.
+        first_token: mean over all queries, the first itself too, of the attention paid to the first token.
 
     Source: the slash score is Cheng et al. 2026 (arXiv 2601.08297); the rest is ours.
     """
