@@ -126,8 +126,8 @@ class Variance(Measure):
 
     `additive_r_of_scores` = sqrt(1 - kd - qkd) is that of all scores, with each query's own term q: the quantity that
     the paper's .959 is of, "an approximation of the arithmetic sum" of both, as far as its abstract says; its estimator
-    is not public. Both agree where q is small. Where biases make q large (Qwen2.5: more than half of the variance in 50 of
-    336 heads), r over all scores is near 1 whatever softmax sees.
+    is not public. Both agree where q is small. Where biases make q large (Qwen2.5: more than half of the variance in 50
+    of 336 heads), r over all scores is near 1 whatever softmax sees.
 
     Numbers are those without the first token, unless tokens="all" is asked for. Moments add up exactly over any number
     of prompts; memory does not grow.
@@ -321,8 +321,8 @@ class Variance(Measure):
                 f"{own.extreme('position'):.3f}; most interaction: {own.extreme('interaction'):.3f}.",
                 "So what softmax sees correlates with the best position + content, f(query, distance) + g(query, key), "
                 f"at additive r = {own('additive_r'):.3f}{own.layers_not_above('additive_r')}. With each query's own "
-                f"term, which softmax cannot see, r = {own('additive_r_of_scores'):.3f}; this term is more than half of "
-                f"the variance in {int((of_query > 0.5).sum())} of {n}.",
+                f"term, which softmax cannot see, r = {own('additive_r_of_scores'):.3f}; this term is more than half "
+                f"of the variance in {int((of_query > 0.5).sum())} of {n}.",
             ]
         if first := own("first_token"):
             half = own.number((own.array("first_token") > 0.5).sum(HEAD))
