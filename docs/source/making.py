@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from measure_pages import measured_of_models
 
 import tl_posgen
 from tl_posgen.coupling import TokenCoupling
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.frequencies.gap import Gap, RuleOfFarPairs
+from tl_posgen.frequencies.gap import Gap
 from tl_posgen.position import Perturbation, PlanePerturbation, Variance
 from tl_posgen.slash import slash_toy
 from tl_posgen.sources import Sources
@@ -56,7 +56,7 @@ OPTIONS = {
     "checked sources": Sources(check=True),
     "writers": Sources(by="head"),
     "places": Variance(absolute=True),
-    "gap": Gap(rules=get_args(RuleOfFarPairs)),
+    "gap": Gap(gaps=(0, 4096, 8192, 12288), rules=("hold_planes", "quarter_turns", "lm_infinite")),
 }
 
 

@@ -81,7 +81,9 @@ PARTS = {
         f"{name} frequencies": Part(name, {"length": 256, "null_seeds": (0,), "papers": ("frequency",)}, claims)
         for name in (*REAL, QWEN)
     },
-    f"{REAL[0]} gap": Part(REAL[0], {"measures": ("gap",), "length": 256, "n_prompts": 4, "options": GAP}, analysis),
+    f"{REAL[0]} gap": Part(
+        REAL[0], {"measures": ("gap",), "length": 256, "n_prompts": 4, "null_seeds": (), "options": GAP}, analysis
+    ),
     f"{QWEN} biases": Part(QWEN, {"measures": BIASES, "length": 128, "n_prompts": 4}, analysis, found_by_each),
     "real commands": Part(REAL[0], {"models": REAL, "lines": REAL_LINES}, timed),
     **{
