@@ -54,7 +54,9 @@ use.plot()
 # The rule: slow planes turn up to half the context and no further. Nothing changes in a prompt of up to half the context.
 
 # %%
-gap = Gap(rules=("hold_planes", "quarter_turns", "lm_infinite"))(model, text, null_seeds=(), **cut)
+context = model.cfg.n_ctx
+gap = Gap(gaps=(0, context // 2, context, 3 * context // 2), rules=("hold_planes", "quarter_turns"))
+gap = gap(model, text, null_seeds=(), **cut | {"n_prompts": 2})
 gap.table().round(2)
 
 # %%
