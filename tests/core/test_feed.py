@@ -116,7 +116,7 @@ class Lacking(Energy):
     """The size of keys, of all layers but the last that are computed at once."""
 
     def of_layers(self, found):
-        return (one for one in found[:-1])
+        return found[:-1]
 
 
 def test_too_few_values_of_several_layers_are_counted(mini):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Integer
@@ -100,7 +101,8 @@ def entries_together(name: str, weight: Tensor, d_head: int) -> int:
 def head_width(model: Model, name: str) -> int:
     """Return d_head of the attention layer that a parameter belongs to: that of its module, which may differ from other
     layers' (Gemma 4), else the model's."""
-    width, module = int(model.cfg.d_head), model
+    module: Any = model
+    width = int(model.cfg.d_head)
     for part in name.split(".")[:-1]:
         module = module.get_submodule(part)
         width = getattr(module, "head_dim", None) or width

@@ -66,14 +66,12 @@ def at_dummy_distance(
             check_distance(model, "distance", end.item())
     elif distance is not None and not callable(distance):
         check_distance(model, "distance", distance)
-    by = (
-        FrozenBeyond(lambda _: beyond)
-        if distance is None
-        else partial(scores_at_distance, distance=distance, beyond=beyond)
-    )
-    return replace_scores(
-        model, by if isinstance(distance, Tensor) else RowByRow(by), layers, heads, needs_positions=True
-    )
+    of_pairs: Any = partial(scores_at_distance, distance=distance, beyond=beyond)
+    if distance is None:
+        assert beyond is not None, "one of them is given"
+        of_pairs = FrozenBeyond(lambda _, limit=beyond: limit)
+    by = of_pairs if isinstance(distance, Tensor) else RowByRow(of_pairs)
+    return replace_scores(model, by, layers, heads, needs_positions=True)
 
 
 def scores_at_distance(
