@@ -66,8 +66,10 @@ def at_dummy_distance(
             check_distance(model, "distance", end.item())
     elif distance is not None and not callable(distance):
         check_distance(model, "distance", distance)
-    of_pairs: Any = partial(scores_at_distance, distance=distance, beyond=beyond)
-    if distance is None:
+    of_pairs: Any
+    if distance is not None:
+        of_pairs = partial(scores_at_distance, distance=distance, beyond=beyond)
+    else:
         assert beyond is not None, "one of them is given"
         of_pairs = FrozenBeyond(lambda _, limit=beyond: limit)
     by = of_pairs if isinstance(distance, Tensor) else RowByRow(of_pairs)
