@@ -45,6 +45,10 @@ REFUSED = {
     "a share that stands twice": (["perturb", "--ratios", "0.5,0.5"], "--ratios [0.5, 0.5]: give a list of one at"),
     "an empty null seed": (["slash", "--null-seeds", ""], "--null-seeds"),
     "a null seed that stands twice": (["slash", "--null-seeds", "0,0-1"], "each seed may stand only once"),
+    "a kind of null that stands twice": (
+        ["slash", "--null-seeds", "shuffled: 0; shuffled: 1"],
+        "shuffled is given twice; give all its seeds at once",
+    ),
     "too many null seeds": (["analyze", "--null-seeds", "0-99999999999"], "write a shorter range"),
     "no checkpoint for claims": (["claims", "--checkpoints", "nowhere"], "nowhere: not a checkpoint"),
     "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "give --tokenizer"),

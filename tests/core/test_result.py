@@ -140,6 +140,8 @@ def test_a_control_has_as_many_other_heads_of_the_same_layers():
         assert (control["layer"] == 0).any()
     assert len({tuple(control["r"]) for control in drawn}) > 5
     assert drawn[0].equals(result.heads(4, random=0))
+    with pytest.raises(InputError, match="random = -1: give a whole number, 0 or more"):
+        result.heads(4, random=-1)
     with pytest.raises(InputError, match="beside the 7 heads there are 5 others"):
         result.heads(7, random=0)
 

@@ -89,6 +89,13 @@ def test_functions_of_ones_own_find_the_tokens_there(llama):
     assert largest(found - logits(llama, replace_scores(llama, RowByRow(scores_of)))) > 1e-2
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("positions", [[0, 1, 2], None, torch.arange(3)[None]])
+def test_what_is_no_row_of_positions_is_refused(llama, positions):
+    with pytest.raises(InputError, match=r"positions .*: give a tensor \[pos\]"), tokens_at(llama, positions):
+        raise AssertionError("entered")
+
+
 def test_what_has_no_place_there_is_refused(family_model, llama):
     with pytest.raises(InputError, match="rise from 0 or more"), tokens_at(llama, torch.tensor([0, 2, 2])):
         pass

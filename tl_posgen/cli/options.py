@@ -350,5 +350,8 @@ def parse_seeds(words: str, name: str) -> Any:
     """'0,2' -> [0, 2]; 'none' -> []; 'random init: 0; shuffled matrices: 0-2' -> seeds by kind of null model."""
     if ":" in words:
         kinds = [part.partition(":") for part in words.split(";")]
+        names = [kind.strip() for kind, _, _ in kinds]
+        if twice := [kind for kind in names if names.count(kind) > 1]:
+            raise InputError(f"{name} {words!r}: {twice[0]} is given twice; give all its seeds at once, such as 0,1")
         return {kind.strip(): parse_seeds(seeds.strip(), name) for kind, _, seeds in kinds}
     return [] if words == "none" else parse_indices(words, name)

@@ -15,7 +15,7 @@ import xarray as xr
 from tl_posgen.core.formatting import known_by
 from tl_posgen.core.measure import HEAD, TOKENS, Measure
 from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, at_labels, mean_of, one_side
-from tl_posgen.core.options import Count, refusal
+from tl_posgen.core.options import Count, Whole, refusal
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.null_kinds import in_order
 from tl_posgen.models.provenance import SAME_WEIGHTS
@@ -266,7 +266,7 @@ class Result:
         Raises:
             InputError: a quantity that is not one number a head, fewer heads than `top` asks for as a control.
         """
-        for name, value, kind in (("top", top, Count), ("lowest", lowest, bool), ("random", random, int)):
+        for name, value, kind in (("top", top, Count), ("lowest", lowest, bool), ("random", random, Whole)):
             if value is not None and (wanted := refusal(value, kind)):
                 raise InputError(f"{name} = {value!r}: give {wanted}")
         variables = self.measure.variables

@@ -42,8 +42,10 @@ def tokens_at(model: Model | Session, positions: Int[Tensor, " pos"]) -> Iterato
         True
     """
     session = session_of(model)
-    if positions.is_floating_point() or not (positions.diff(prepend=positions.new_tensor([-1])) > 0).all():
-        raise InputError(f"positions {positions.tolist()[:6]}..: give whole numbers that rise from 0 or more")
+    is_row = isinstance(positions, Tensor) and positions.ndim == 1 and not positions.is_floating_point()
+    if not is_row or not (positions.diff(prepend=positions.new_tensor([-1])) > 0).all():
+        given = f"{positions.tolist()[:6]}.." if isinstance(positions, Tensor) else repr(positions)
+        raise InputError(f"positions {given}: give a tensor [pos] of whole numbers that rise from 0 or more")
     encodings = {one.layer: one.encoding for one in geometry_of(session)}
     hooks = _learned_positions(session, positions) if "absolute" in encodings.values() else []
     if moved := [layer for layer, encoding in encodings.items() if encoding in ("rotary", "alibi")]:
