@@ -104,6 +104,8 @@ def test_gaps_reach_as_far_as_the_table_of_learned_positions(family_model):
 def test_what_it_cannot_measure_is_refused(small_model, prompts, family_model):
     with pytest.raises(InputError, match="prompts of 32 tokens; give length=34 at least"):
         Gap()(small_model, prompts, **QUIET)
+    with pytest.raises(InputError, match="a gap of 1152921504606846976 is too wide for exact angles"):
+        Gap(**{**OPTIONS, "gaps": (0, 2**60)})(small_model, prompts, **QUIET)
     with pytest.raises(InputError, match="frequencies are fixed below"):
         Gap(**OPTIONS)(family_model("llama_dynamic", "bridge"), prompts % 60, **QUIET)
     assert apart(4, 0).tolist() == [0, 1, 2, 3]

@@ -99,6 +99,8 @@ def test_what_is_no_row_of_positions_is_refused(llama, positions):
 def test_what_has_no_place_there_is_refused(family_model, llama):
     with pytest.raises(InputError, match="rise from 0 or more"), tokens_at(llama, torch.tensor([0, 2, 2])):
         pass
+    with pytest.raises(InputError, match="too far for exact angles"), tokens_at(llama, torch.arange(3) + 2**60):
+        pass
     with pytest.raises(InputError, match="128 learned positions"), tokens_at(family_model("gpt2"), APART + 100):
         pass
     with tokens_at(llama, APART[:9]), pytest.raises(InputError, match="9 tokens stand at other positions"):

@@ -21,7 +21,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.frequencies.hooks import hold_planes
 from tl_posgen.frequencies.numbers.gap import apart, first_rise, split_of, with_copy, with_needle
 from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
-from tl_posgen.hooks.token_positions import tokens_at
+from tl_posgen.hooks.token_positions import MOST, tokens_at
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.loss import judged, logits_of
 from tl_posgen.models.session import Session, session_of
@@ -157,6 +157,8 @@ class Gap(Interventions):
                 f"{self.name}: a gap of {gaps[-1]} in prompts of {n} tokens goes beyond this model's table of {n_ctx} "
                 f"learned positions; give gaps of {most} at most"
             )
+        if gaps[-1] + n - 1 > MOST:
+            raise InputError(f"{self.name}: a gap of {gaps[-1]} is too wide for exact angles; give {MOST - n} at most")
         check_distance(model, f"{self.name}: gap + {n} tokens =", gaps[-1] + n - 1)
         rules = self.rules if self.rules is not None else ("hold_planes",) if "rotary" in encoding else ()
         return replace(self, gaps=tuple(gaps), rules=rules, at=n_ctx / 2 if self.at is None else self.at)

@@ -13,6 +13,8 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 
+MOST = 10**9  # tokens; angles of float64 are off by 1e-7 there
+
 
 @contextmanager
 def tokens_at(model: Model | Session, positions: Int[Tensor, " pos"]) -> Iterator[None]:
@@ -27,7 +29,7 @@ def tokens_at(model: Model | Session, positions: Int[Tensor, " pos"]) -> Iterato
         positions: rising, as many as the prompts have tokens, or more.
 
     Raises:
-        InputError: positions that do not rise from 0 or more, or outside the table of learned ones; later, in a pass:
+        InputError: positions that do not rise from 0 or more, above 10^9, or outside the table of learned ones; later, in a pass:
             longer prompts, a KV cache.
         UnsupportedModelError: a layer whose scores cannot be recomputed; learned positions that no table gives.
 
@@ -46,6 +48,8 @@ def tokens_at(model: Model | Session, positions: Int[Tensor, " pos"]) -> Iterato
     if not is_row or not (positions.diff(prepend=positions.new_tensor([-1])) > 0).all():
         given = f"{positions.tolist()[:6]}.." if isinstance(positions, Tensor) else repr(positions)
         raise InputError(f"positions {given}: give a tensor [pos] of whole numbers that rise from 0 or more")
+    if len(positions) and positions[-1] > MOST:
+        raise InputError(f"position {int(positions[-1])}: too far for exact angles; give {MOST:,} at most")
     encodings = {one.layer: one.encoding for one in geometry_of(session)}
     hooks = _learned_positions(session, positions) if "absolute" in encodings.values() else []
     if moved := [layer for layer, encoding in encodings.items() if encoding in ("rotary", "alibi")]:

@@ -24,6 +24,7 @@ def test_the_second_half_repeats_the_first_at_one_distance(n):
 def test_a_needle_stands_in_both_halves():
     tokens, needle = torch.zeros(1, 13, dtype=torch.long), torch.tensor([[5, 6, 7]])
     assert with_needle(tokens, needle)[0].tolist() == [0, 0, 5, 6, 7, 0, 0, 0, 0, 0, 5, 6, 7]
+    assert with_needle(tokens[:, :8], needle)[0].tolist() == [0, 5, 6, 7, 0, 5, 6, 7]  # behind the first token
 
 
 def test_the_first_rise_is_where_a_line_between_places_crosses_zero():

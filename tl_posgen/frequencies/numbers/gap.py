@@ -22,14 +22,15 @@ def with_copy(tokens: Int[Tensor, "prompt pos"], first: int = 0) -> Int[Tensor, 
 
 
 def with_needle(tokens: Int[Tensor, "prompt pos"], needle: Int[Tensor, "prompt _"]) -> Int[Tensor, "prompt pos"]:
-    """Return prompts with a needle in the middle of their first half, and once more at their end.
+    """Return prompts with a needle in the middle of their first half, behind the first token, and once more at their
+    end.
 
     Example:
         >>> with_needle(torch.arange(12)[None], torch.tensor([[91, 92]])).tolist()
         [[0, 1, 91, 92, 4, 5, 6, 7, 8, 9, 91, 92]]
     """
     changed, n = tokens.clone(), needle.shape[1]
-    middle = (split_of(tokens.shape[1]) - n) // 2
+    middle = max(1, (split_of(tokens.shape[1]) - n) // 2)
     changed[:, middle : middle + n] = needle
     changed[:, -n:] = needle
     return changed
