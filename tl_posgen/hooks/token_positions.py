@@ -29,8 +29,8 @@ def tokens_at(model: Model | Session, positions: Int[Tensor, " pos"]) -> Iterato
         positions: rising, as many as the prompts have tokens, or more.
 
     Raises:
-        InputError: positions that do not rise from 0 or more, above 10^9, or outside the table of learned ones; later, in a pass:
-            longer prompts, a KV cache.
+        InputError: positions that do not rise from 0 or more, above 10^9, or outside the table of learned ones; later,
+            in a pass: longer prompts, a KV cache.
         UnsupportedModelError: a layer whose scores cannot be recomputed; learned positions that no table gives.
 
     Source: ours.
