@@ -13,6 +13,7 @@ from tl_posgen.core.measure import Measure
 SHOWN = "measures"  # the part whose numbers these pages show
 PARTS = {  # of measures that its model does not allow, others -> their models
     "Qwen2.5-Coder-0.5B-Instruct biases": "Qwen2.5-Coder-0.5B-Instruct",
+    "SmolLM2-135M-Instruct gap": "SmolLM2-135M-Instruct",
     SHOWN: "SmolLM2-135M-Instruct",
 }
 MOST_FINDINGS = 1

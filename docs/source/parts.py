@@ -82,7 +82,10 @@ PARTS = {
         for name in (*REAL, QWEN)
     },
     f"{REAL[0]} gap": Part(
-        REAL[0], {"measures": ("gap",), "length": 256, "n_prompts": 4, "null_seeds": (), "options": GAP}, analysis
+        REAL[0],
+        {"measures": ("gap",), "length": 256, "n_prompts": 4, "null_seeds": (), "options": GAP},
+        analysis,
+        found_by_each,
     ),
     f"{QWEN} biases": Part(QWEN, {"measures": BIASES, "length": 128, "n_prompts": 4}, analysis, found_by_each),
     "real commands": Part(REAL[0], {"models": REAL, "lines": REAL_LINES}, timed),

@@ -18,11 +18,12 @@ from tl_posgen.core.numbers import Numbers, leave_one_out
 from tl_posgen.core.options import Each, NonNegative, Real, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.frequencies.hooks import hold_planes
+from tl_posgen.frequencies.hooks import hold_planes, partial_planes
 from tl_posgen.frequencies.numbers.gap import apart, first_rise, split_of, with_copy, with_needle
 from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
 from tl_posgen.hooks.token_positions import MOST, tokens_at
 from tl_posgen.interventions import Interventions
+from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loss import judged, logits_of
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import prompts_at_once
@@ -76,7 +77,8 @@ class Gap(Interventions):
     Args:
         gaps: S, in tokens; if left out, 0 to 1.5 training contexts, of a model with learned positions as far as its
             table goes.
-        rules: what is put in the place of the model's own scores; planes held, if left out and the model has RoPE.
+        rules: what is put in the place of the model's own scores; planes held, if left out and the
+            model has such planes.
         planes: which planes are held: indices, or those that make less than one turn within the context, or all.
         at: the distance at which planes are held; half the training context if left out.
         factor: how many times the training context the rules of context extension are meant for.
@@ -160,7 +162,11 @@ class Gap(Interventions):
         if gaps[-1] + n - 1 > MOST:
             raise InputError(f"{self.name}: a gap of {gaps[-1]} is too wide for exact angles; give {MOST - n} at most")
         check_distance(model, f"{self.name}: gap + {n} tokens =", gaps[-1] + n - 1)
-        rules = self.rules if self.rules is not None else ("hold_planes",) if "rotary" in encoding else ()
+        rules = self.rules
+        if rules is None:
+            rotating = [one for one in geometry_of(model) if one.rope.rotary_dim]
+            can_hold = any(self.planes != "partial" or len(partial_planes(one, n_ctx)) for one in rotating)
+            rules = ("hold_planes",) if can_hold else ()
         return replace(self, gaps=tuple(gaps), rules=rules, at=n_ctx / 2 if self.at is None else self.at)
 
     def named_conditions(self, run: Run) -> Mapping[str, Any]:
