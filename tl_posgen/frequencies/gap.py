@@ -77,8 +77,8 @@ class Gap(Interventions):
     Args:
         gaps: S, in tokens; if left out, 0 to 1.5 training contexts, of a model with learned positions as far as its
             table goes.
-        rules: what is put in the place of the model's own scores; planes held, if left out and the
-            model has such planes.
+        rules: what is put in the place of the model's own scores; planes held, if left out and
+            the model has such planes.
         planes: which planes are held: indices, or those that make less than one turn within the context, or all.
         at: the distance at which planes are held; half the training context if left out.
         factor: how many times the training context the rules of context extension are meant for.
