@@ -157,7 +157,9 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),
         "claim_rows": claim_rows,
         "interval": interval,
-        "measured_with": ", ".join(sorted({of["settings"]["version"] for of in numbers.values() if "results" in of})),
+        "measured_with": ", ".join(
+            sorted({one for of in numbers.values() if "results" in of for one in of["settings"]["version"].split(", ")})
+        ),
         "training_log": training_log(),
         "address": address(),
         "site": project().get("urls", {}).get("Documentation", "").removesuffix("/"),
