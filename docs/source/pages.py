@@ -113,7 +113,7 @@ def excerpt(printed: str) -> str:
         findings.append(line)
     top = next(number for number, line in enumerate(lines) if line.split()[:2] == ["L", "H"])
     heads = [line for line in lines[top:] if "".join(line.split()[:2]).isdigit()]  # layer, head
-    ends = [line for line in lines if line.split()[:1] in (["mean"], ["random"], ["shuffled"])]
+    ends = [line for line in lines[top:] if line.split()[:1] in (["mean"], ["random"], ["shuffled"])]
     return "\n".join([*findings, "", *lines[top - 2 : top + 2], heads[0], "        ...", heads[-1], "", *ends])
 
 
