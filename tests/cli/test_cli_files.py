@@ -103,7 +103,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 def test_a_stopped_analysis_leaves_nothing(stopped, tmp_path):
     """A fresh interpreter, hence seconds; the next test sends the other signal."""
     words = ("--length", "256", "--prompts", "60", "--no-null")
-    ended = stopped(signal.SIGTERM, "/60 [", "analyze", *words)
+    ended = stopped(signal.SIGTERM, "8 passes", "analyze", *words)
     assert ended == (143, "stopped by SIGTERM")
     assert list(tmp_path.iterdir()) == []
 
@@ -124,14 +124,14 @@ def test_a_stopped_command_goes_on(stopped, command, small, tmp_path, monkeypatc
     assert code == 0
     assert {*before} < {path.name for path in taken}
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == FILES
-    assert f"{20 * (7 - len(before))}/{20 * (7 - len(before))} " in error
+    assert "100%" in error
 
 
 @pytest.mark.slow
 def test_stopped_claims_keep_finished_parts(stopped, tmp_path):
     """The measures that share a forward pass are done then, and one that runs the model itself is under way."""
     words = ("--papers", "slash", "--length", "24", "--prompts", "1", "--no-null")
-    ended = stopped(signal.SIGINT, "slash_transfer,", "claims", *words)
+    ended = stopped(signal.SIGINT, "slash_transfer ", "claims", *words)
     assert ended == (130, "stopped by SIGINT")
     (parts,) = (tmp_path / "report").iterdir()
     kept = list(parts.iterdir())

@@ -45,7 +45,7 @@ def test_the_main_job_prints_a_table_and_writes_three_files(done, cut):
 @pytest.mark.longer
 def test_no_null_is_said_to_be_missing(monkeypatch, done, small, cut):
     """Options are never accepted and ignored: without a null no random init is built."""
-    monkeypatch.setattr(null_models, "random_like", lambda *_: pytest.fail("a random init was built"))
+    monkeypatch.setattr(null_models.NullModels, "build", lambda *_, **__: pytest.fail("a null model was built"))
     words = ["--model", small, "--measures", "three_axis,slash"]
     printed, summary = done("analyze", *words, *cut(32, 1), "--no-null")
     assert " ".join(printed.split()).count("No null model was measured.") == 1

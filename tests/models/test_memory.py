@@ -129,7 +129,10 @@ def test_the_weights_are_held_once(tmp_path, backend):
         model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=512, max_position_embeddings=64))
     save_family("llama", tmp_path)
     n_weights = sum(weight.numel() for weight in model.parameters())
-    weights = {name: torch.full(w.shape, 0.01, dtype=torch.bfloat16) for name, w in model.state_dict().items()}
+    weights = {  # that differ, as others have no other order
+        name: torch.linspace(0.009, 0.011, w.numel()).to(torch.bfloat16).view(w.shape)
+        for name, w in model.state_dict().items()
+    }
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     config = model.config.to_dict() | {"dtype": "bfloat16", "architectures": ["LlamaForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))

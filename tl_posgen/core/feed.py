@@ -49,7 +49,7 @@ def one_pass(
         logits = run_capture(session, row[None], feed, needs=feed.needs, layers=layers, heads=heads)
         if logits is not None:
             feed.add_logits(row, logits[0], session)
-    return feed.datasets(label, len(select_heads(session.model, layers, heads)))
+    return feed.datasets(label, len(select_heads(session, layers, heads)))
 
 
 class _LayerKey(NamedTuple):

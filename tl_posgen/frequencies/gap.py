@@ -253,7 +253,8 @@ class Gap(Interventions):
         at_last = [f"{in_words(name, self.words)} {self._at(own, name, last)}" for name, _, _ in self._rows(own)]
         of_nulls = own("loss", task="copy").null
         return [
-            f"Gaps of up to {last:,} tokens, {last / self._context(own):.2f} training contexts. {'; '.join(said)}.",
+            f"Gaps of up to {last:,} tokens, {Number(last / self._context(own)).plain:.2f} training contexts. "
+            f"{'; '.join(said)}.",
             f"Loss of text and copy, and recall of a needle, across {last:,}: {'; '.join(at_last)}.",
             *(
                 [f"A copy without a gap costs {own('loss', task='copy').plain:.3f} ({of_nulls:.3f})."]

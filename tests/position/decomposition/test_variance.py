@@ -154,7 +154,8 @@ def test_learned_positions_are_in_the_content_and_something_is_concluded(learned
     cut = {"length": 64, "n_prompts": 8, "null_seeds": (), "progress": False}
     result = Variance(absolute=True)(learned_positions, tinystories, **cut)
     assert "RoPE did not put there" in result.findings()[0]
-    assert result.findings() == [result.findings()[0], result.caveat]  # position is zero by construction: nothing said
+    told = [one for one in result.findings() if not one.startswith("The first token takes")]
+    assert told == [told[0], result.caveat]  # position is zero by construction: nothing said
     assert float(result.sel(**OUT)["absolute"].mean()) > 0.5
 
 

@@ -149,7 +149,7 @@ class _PassCapture:
     ):
         self.session, self.consumer, self.needs = session, consumer, checked_needs(needs, (*PARTS, "inputs"))
         session.require_evaluation()
-        self.heads = select_heads(session.model, layers, heads)
+        self.heads = select_heads(session, layers, heads)
         self.layers = [session.layer(index) for index in self.heads]
         self.tokens, self.embeds_tokens = tokens, tokens is None
         self.embedded: Tensor | None = None  # by the pass that begins
