@@ -23,6 +23,7 @@ IN_CI = ("mini_bridge", "stories260K_hooked", "atome_vanilla_1m_bridge")  # `mak
 CHANGED: dict[tuple[str, str], str] = {  # (measure, variable) -> why its values are others
     ("attention_examples", "pattern"): "the r within rows of the first prompt picks the heads, no longer that of all",
     ("attention_examples", "r_within_rows"): "as pattern",
+    ("profiles", "additive_r"): "of what softmax sees, as the headline of variance is",
     ("rules", "rise"): "heads that share a key see the keys of their own rule, no longer each other's too",
 }
 GONE = {  # measure -> variables that it no longer has

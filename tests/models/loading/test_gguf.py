@@ -6,7 +6,9 @@ import sys
 import numpy as np
 import pytest
 import torch
+import transformers
 from families import GROUPED, lively, with_sizes
+from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from tl_posgen import analyze, load_model
@@ -201,6 +203,8 @@ def loaded(path):
 
 @pytest.mark.parametrize("name", SCALED)
 def test_scaled_frequencies_of_a_file_are_those_of_the_config_that_it_was_made_of(tmp_path, name):
+    if name == "global layers" and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip("this version of transformers makes no tokenizer of Gemma 3's tiny vocabulary")
     architecture, config, keys, tensors = SCALED[name]
     written = {"architecture": architecture, "config": config, "keys": keys, "tensors": tensors}
     original = save_gguf(tmp_path / "tiny.gguf", "F32", **written)
