@@ -40,9 +40,9 @@ model.cfg.n_ctx
 # the score: a penalty that grows with the distance D up to a quarter turn, and changes its sign beyond half a turn.
 
 # %%
-use = PlaneUse()(model, text, **cut)
-print(*use.findings(), sep="\n")
-use.plot()
+report = tl_posgen.analyze(model, text, measures=[PlaneUse()], **cut)
+print(*report.findings(), sep="\n")
+report["plane_use"].plot()
 
 # %% [markdown]
 # ## Beyond the context, in 256 tokens
@@ -75,3 +75,9 @@ hooks = hold_planes(model, "partial", at=model.cfg.n_ctx // 2)
 prompt = "Alice was beginning to get very tired of"
 with model.hooks(fwd_hooks=hooks):
     print(model.generate(prompt, max_new_tokens=12, do_sample=False, verbose=False))
+
+# %% [markdown]
+# ## Keep it
+
+# %%
+report.write("report-12")

@@ -72,6 +72,7 @@ def small_words(line: str, known: set[str]) -> list[str]:
     """The words of a command line on files that are here, with as few and short prompts as it takes."""
     words = [str(word) for name in shlex.split(line)[1:] for word in HERE.get(name, [name])]
     sizes = SIZES | ({"--prompts": 8} if "--absolute" in words else {})
+    sizes |= {"--length": 40} if words[0] in ("gap", "frequencies") else {}
     words = [word for place, word in enumerate(words) if not {word, words[place - 1]} & {*sizes, "--null-seeds"}]
     is_one = "--prompt" in words
     return words + [

@@ -170,7 +170,7 @@ def test_a_large_bias_gives_rank_one_for_free_and_is_told_from_the_input_part(tm
         found.append(result.sel(side="q"))
     data, large = found
     q, k = (f"{result.numbers('bias_share', side=side).value:.0%}" for side in "qk")
-    assert f"hold {q} of the energy of Q and {k} of that of K, mean over heads." in result.findings()[0]
+    assert f"hold {q} of the energy of Q and {k} of that of K, mean over heads" in result.findings()[0]
     assert q != k
     assert float(large["r1"].min()) > 0.95 > 0.8 > float(data["r1"].max())
     assert float(large["bias_share"].min()) > 0.95

@@ -309,5 +309,5 @@ def next_tokens(
         for some in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
             logits = logits_of(session, some, first)
             losses.append(judged(session, logits, some[:, first:]).cpu())
-            is_first.append((logits[:, :-1].argmax(-1) == some[:, first + 1 :]).cpu())
+            is_first.append(logits[:, :-1].argmax(-1).cpu() == some[:, first + 1 :].cpu())
     return torch.cat(losses), torch.cat(is_first)
