@@ -9,7 +9,9 @@ from interventions import logits
 
 import tl_posgen
 from tl_posgen.frequencies import PlaneCost, PlaneUse, Recall, hold_planes
-from tl_posgen.frequencies.plane_cost import costs_beside_use, edit_planes, one_plane, part_of_planes
+from tl_posgen.frequencies.gap import Gap
+from tl_posgen.frequencies.joined_figure import join_costs_and_gap
+from tl_posgen.frequencies.plane_cost import edit_planes, one_plane, part_of_planes
 from tl_posgen.frequencies.recall import CONTROL, SLOWEST, move_coordinate
 from tl_posgen.frequencies.rules import with_frequencies
 from tl_posgen.hooks.replace_scores import finished, replace_scores
@@ -72,18 +74,22 @@ def test_costs_are_the_rises_of_plain_runs_in_the_chosen_heads(llama):
     assert list(curve.x) == list(range(4))
 
 
-def test_the_figure_of_use_shows_costs_where_they_were_measured(llama):
+def test_the_figure_of_use_shows_costs_and_the_gap_where_they_were_measured(llama):
     tokens = torch.randint(2, 60, (4, 24), generator=torch.Generator().manual_seed(1))
-    measures = [PlaneUse(), PlaneCost(["drop", "freeze"], ["planes"])]
+    measures = [PlaneUse(), PlaneCost(["drop", "freeze"], ["planes"]), Gap(gaps=[0, 48], skip=2, needle=4)]
     report = tl_posgen.analyze(llama, tokens, measures=measures, null_seeds=(0,), progress=False)
-    joined = costs_beside_use(report)
+    joined = join_costs_and_gap(report)
     plain, beside = (one["plane_use"].plot("use") for one in (report, joined))
     names = {trace.name for trace in beside.data} - {trace.name for trace in plain.data}
-    assert names == {"dropped", "frozen"}
+    across = {f"{task}, {rule}" for task in ("text", "copy") for rule in ("unchanged", "planes held")}
+    assert names == {"dropped", "frozen"} | across
+    (curve,) = (one for one in beside.data if one.name == "copy, planes held")
+    expected = report["gap"].own["loss"].sel(task="copy", condition="hold_planes").mean("prompt")
+    np.testing.assert_allclose(curve.y, expected)
     rise = report["plane_cost"].measure.costs(report["plane_cost"].numbers)["drop"]
     (bars,) = (one for one in beside.data if one.name == "dropped")
     np.testing.assert_allclose(bars.y, rise.sel(init="trained").mean("prompt"))
-    assert costs_beside_use({"plane_use": report["plane_use"]})["plane_use"] is report["plane_use"]
+    assert join_costs_and_gap({"plane_use": report["plane_use"]})["plane_use"] is report["plane_use"]
 
 
 def test_coordinates_are_moved_in_rotated_queries_and_keys(llama):

@@ -79,7 +79,7 @@ COMMANDS = {
     "frequencies": _MeasureCommand(
         "Which of RoPE's planes heads use, how far they turn, what each costs, and how far the model reads.",
         ["plane_use", "plane_cost", "gap", "recall", "plane_roles"],
-        join="tl_posgen.frequencies.plane_cost:costs_beside_use",
+        join="tl_posgen.frequencies.joined_figure:join_costs_and_gap",
     ),
     "profiles": _MeasureCommand("One row a head over all subjects: what kind of head is it?", ["profiles"]),
     "slash": _MeasureCommand(

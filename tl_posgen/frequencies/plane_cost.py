@@ -14,10 +14,8 @@ from torch import Tensor
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
-from tl_posgen.core.result import Result
 from tl_posgen.core.run import Run
 from tl_posgen.frequencies.hooks import hold_planes
-from tl_posgen.frequencies.plane_use import PlaneUse
 from tl_posgen.frequencies.rules import with_frequencies
 from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, Interventions, tokens_by_condition
@@ -205,27 +203,3 @@ class PlaneCost(Interventions):
             said += [f"With a quarter of the planes {DONE[edit]}: {'; '.join(told)} nats."] if told else []
         loss = own("loss", condition=UNTOUCHED)
         return said or [f"Loss of the unchanged model: {loss:.3f} nats."]
-
-
-def costs_beside_use(report: Mapping[str, Result]) -> dict[str, Result]:
-    """Return the results of a report, that of `plane_use` with what each plane costs, which its figure shows below its
-    use; as they are where one of `plane_use` and `plane_cost` is missing, or planes were not edited one by one.
-
-    Example:
-        >>> import tl_posgen
-        >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
-        >>> measures, text = ["plane_use", PlaneCost(["drop"], ["planes"])], "Down, down, down. Would it never end?" * 3
-        >>> found = costs_beside_use(tl_posgen.analyze("mini", text, measures=measures, **cut))
-        >>> found["plane_use"].own["cost"].sizes["plane"]
-        16
-    """
-    found = dict(report)
-    use, cost = found.get(PlaneUse.name), found.get(PlaneCost.name)
-    costs = {} if use is None or cost is None else cost.measure.costs(cost.numbers)
-    if use is not None and costs:
-        edits = xr.concat(list(costs.values()), "edit").assign_coords(edit=[DONE[edit] for edit in costs])
-        data = edits.reindex(init=use.dataset["init"].values, plane=use.dataset["plane"].values)
-        dims = ("init", *PlaneUse.variables["cost"].dims)
-        joined = use.dataset.assign(cost=data.transpose(*dims).drop_vars(("init_label", "prompt"), errors="ignore"))
-        found[PlaneUse.name] = replace(use, dataset=use.measure.describe(joined))
-    return found

@@ -162,6 +162,10 @@ class PlaneUse(Measure):
             *("cost of the plane", "nats", "rise of the loss with it edited, where it was measured too"),
             dims=("edit", "plane", "prompt"),
         ),
+        "across_gap": Variable(
+            *("loss across a gap", "nats per token", "of the second half, over contexts; where it was measured too"),
+            dims=("rule", "task", "contexts"),
+        ),
         "reach": Variable("context or window", "tokens", "L", ("context", "layer"), compared=False),
         "first_negative": Variable(
             "first negative sum of cosines",

@@ -17,7 +17,10 @@ from tl_posgen.report.head_figures import head_names
 
 PHASES = cyclical.HSV  # of angles: the two ends are one colour
 _MOST_KINDS = 3  # of layers beside each other
-_COST_HEIGHT = 0.6  # of the panels above
+_LEGEND_INSIDE = {"x": 0.99, "xanchor": "right", "y": 0.99, "bgcolor": "rgba(0,0,0,0)"}
+_LEGEND_BESIDE = {"x": 1.01, "xanchor": "left", "y": 0.44, "yanchor": "top", "font_size": 11}
+ACROSS = "second half of short prompts, moved on by a gap"
+_BELOW = 0.6  # height of the panels below, of those of use
 
 
 def kinds_of_layers(data: xr.Dataset, context: int) -> dict[str, list[int]]:
@@ -36,10 +39,11 @@ def kinds_of_layers(data: xr.Dataset, context: int) -> dict[str, list[int]]:
 
 def draw_plane_use(result: Any) -> go.Figure:
     """Draw the use of each plane over the turns that it makes within the context, beside uniform use and the null
-    models, and a mark a head at its longest plane, coloured by phase; below, where it was measured, what each costs.
+    models, and a mark a head at its longest plane, coloured by phase; below, where they were measured, what each costs,
+    and the loss of text and of a copy across a gap.
 
     Args:
-        result: of `PlaneUse`; with the costs of planes where `tl_posgen.frequencies.plane_cost.costs_beside_use` put
+        result: of `PlaneUse`; with costs and gap where `tl_posgen.frequencies.joined_figure.join_costs_and_gap` put
             them into it.
     """
     own = result.numbers
@@ -48,9 +52,13 @@ def draw_plane_use(result: Any) -> go.Figure:
         costs = {edit: result.own["cost"].sel(edit=edit) for edit in result.own["edit"].values.tolist()}
     context = result.own["context"].values.tolist()[0]
     kinds = dict(list(kinds_of_layers(result.own, context).items())[:_MOST_KINDS])
-    titles = [*kinds, *([""] * len(kinds) if costs else [])]
-    heights = {"row_heights": [1, _COST_HEIGHT], "vertical_spacing": 0.08} if costs else {}
-    panels = Panels(titles, columns=max(1, len(kinds)), row_height=340, horizontal_spacing=0.06, **heights)
+    across = result.own.get("across_gap")
+    n_below = bool(costs) + (across is not None)
+    titles = [*kinds, *([""] * len(kinds) if costs else []), *([ACROSS] if across is not None else [])]
+    rows = [1, *[_BELOW] * n_below]
+    heights = {"row_heights": rows, "vertical_spacing": 0.08} if n_below else {}
+    height = round(340 * sum(rows) / len(rows))
+    panels = Panels(titles, columns=max(1, len(kinds)), row_height=height, horizontal_spacing=0.06, **heights)
     for number, layers in enumerate(kinds.values()):
         data = result.own.sel(layer=layers)
         turns = data["turns"].sel(context=context).isel(layer=0)
@@ -74,16 +82,25 @@ def draw_plane_use(result: Any) -> go.Figure:
     figure.add_vline(x=np.log10(0.5), line={"color": NULL_COLOUR, "width": 1, "dash": "dot"})
     for number in range(len(kinds)):
         figure.add_hline(y=1, line={"color": NULL_COLOUR, "width": 1}, row=1, col=number + 1)
-    panels.axes("turns within the context (dotted: half a turn)", "use, x uniform")
+    panels.axes("", "use, x uniform")
+    for number in range(len(kinds)):
+        title = "turns within the context (dotted: half a turn)"
+        figure.update_xaxes(title_text=title, row=1 + bool(costs), col=number + 1)
     if costs:
         figure.update_yaxes(title_text="rise of the loss, nats", row=2, col=1)
     shown = [float(axis) for trace in figure.data if trace.type == "bar" for axis in trace.x] or [0.0]
     ticks = np.arange(np.floor(min(shown)), np.ceil(max(shown)) + 1)
     figure.update_xaxes(tickvals=ticks, ticktext=[f"{10.0**tick:,g}" for tick in ticks])
+    if across is not None:
+        last = {"row": 1 + n_below, "col": 1}
+        panels.add(len(kinds) * n_below, *_losses_across(across))
+        figure.update_xaxes(title_text="gap over the training context", tickvals=None, ticktext=None, **last)
+        figure.update_yaxes(title_text="nats per token", **last)
     bar = {"title": "phase of q<br>before k", "thickness": 12, "tickvals": [-180, -90, 0, 90, 180], "ticksuffix": "°"}
+    bar |= {"len": 0.45, "y": 1, "yanchor": "top"} if n_below else {}
     figure.update_layout(
         coloraxis={"colorscale": PHASES, "cmin": -180, "cmax": 180, "colorbar": bar},
-        legend={"x": 0.99, "xanchor": "right", "y": 0.99, "bgcolor": "rgba(0,0,0,0)"},
+        legend=_LEGEND_BESIDE if n_below else _LEGEND_INSIDE,
         barmode="group" if costs else "overlay",
         bargap=0,
     )
@@ -115,3 +132,16 @@ def _cost(
     hover = {"text": words, "textposition": "none", "hovertemplate": "%{text}<br>%{y:+.3f} nats<extra></extra>"}
     look = {"marker_color": COLOURS[1 + place], "width": width, "error_y": error_bars(value, low, high)}
     return [go.Bar(x=x + (place - 0.5) * width, y=value, name=name, **look, **hover)]
+
+
+def _losses_across(loss: xr.DataArray) -> list[go.Scatter]:
+    """Return a curve each of text and copy, by rule."""
+    return [
+        line(
+            *(loss["contexts"].values, loss.sel(rule=rule, task=task).values, f"{task}, {rule}"),
+            *(COLOURS[3 + number],),
+            dash=dash,
+        )
+        for number, rule in enumerate(loss["rule"].values.tolist())
+        for task, dash in {"text": "solid", "copy": "dash"}.items()
+    ]
