@@ -226,6 +226,16 @@ def test_the_unrotated_rest_of_a_head_is_neither_partial_nor_the_slowest_quarter
     assert judge(CLAIMS[name], results_of(name, change=stand)).verdict == verdict
 
 
+def test_the_unrotated_rest_of_a_head_is_no_slow_plane_beside_the_band():
+    use = (*BAND[:8], *[0.5] * 4)
+
+    def partly_rotated(data):
+        return data.assign(turns=data["turns"].where(data["plane"] < 8, 0))
+
+    assert judge(CLAIMS["1b"], results_of("1b", {"use": use}, change=partly_rotated)).verdict == "held"
+    assert judge(CLAIMS["1b"], results_of("1b", {"use": use})).verdict == "not held"
+
+
 def test_the_slope_is_of_the_distances_within_a_window():
     def seen(data):
         return data.assign(mean_score=data["mean_score"].where(data["doubling"] < 3) - 5)

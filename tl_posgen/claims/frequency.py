@@ -30,6 +30,12 @@ def _thirds(array: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
     return array.isel(plane=third == 0), array.isel(plane=third == 2)
 
 
+def _turning(plane_use: Result) -> np.ndarray:
+    """Return which planes turn in any layer; the unrotated rest of partial rotary does not."""
+    turns = plane_use.own["turns"]
+    return (turns != 0).any([dim for dim in turns.dims if dim != "plane"]).values
+
+
 def _mean_of(array: xr.DataArray, heads: xr.DataArray) -> xr.DataArray:
     """Return the mean over the heads of a group; NaN where it has none."""
     return array.where(heads, 0).sum(HEAD) / heads.sum(HEAD)
@@ -51,8 +57,8 @@ def _band(plane_use: Result) -> list[Group]:
     use = own.array("use")
     n_planes = use.sizes["plane"]
     step = step_of(n_planes)
-    profile = use.mean("head")
-    away = use["plane"] - profile.fillna(-1).argmax("plane")
+    profile = use.mean("head").isel(plane=_turning(plane_use))
+    away = profile["plane"] - profile.fillna(-1).idxmax("plane")
     of_band, of_slower = (profile.where(one).mean("plane") * n_planes for one in (abs(away) <= step, away > step))
     band = Criterion.of("the longest band, x uniform", own.number(of_band), 2.0, otherwise="partly")
     slower = Criterion.of("slower planes", own.number(of_slower), 1.0, sign=-1, **ALONE)
@@ -160,9 +166,10 @@ def _diagonals(plane_roles: Result, plane_use: Result) -> list[Criterion]:
     own = plane_roles.numbers
     heads, most = _diagonal(own)
     lift = own.array("contrast", near=None).where(most, 0).sum("near")
-    fast, _ = _thirds(lift)
+    turning = _turning(plane_use)
+    fast, _ = _thirds(lift.isel(plane=turning))
     share = own.number(_mean_of(fast.sum("plane") / lift.sum("plane"), heads))
-    fast, _ = _thirds(plane_use.numbers.array("use"))
+    fast, _ = _thirds(plane_use.numbers.array("use").isel(plane=turning))
     of_fast = fast.sum("plane")
     more = own.number(_mean_of(of_fast, heads) - _mean_of(of_fast, ~heads))
     return [
