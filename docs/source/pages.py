@@ -13,6 +13,7 @@ from typing import Any
 import how_to
 import jinja2
 import measure_pages
+import pandas as pd
 import yaml
 from numbers_file import Measured, read_numbers
 
@@ -168,6 +169,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "architectures": architectures(),
         "notebooks": notebooks(),
         "own_measure": own_measure(),
+        "rows_of": rows_of,
         "groups": measure_pages.GROUPS,
         "questions": how_to.QUESTIONS,
         "papers": PAPERS,
@@ -183,6 +185,14 @@ def notebooks() -> list[dict[str, str]]:
     """The notebooks of examples/, by the title that each begins with."""
     titled = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("[0-9]*.py"))}
     return [{"name": name, "title": text.partition("\n# # ")[2].partition("\n")[0]} for name, text in titled.items()]
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table that a script of examples/ wrote: a CSV file, or a JSON object a line."""
+    path = ROOT / "examples" / name
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return pd.read_csv(path).to_dict("records")
 
 
 def own_measure() -> str:
