@@ -333,7 +333,7 @@ def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Datase
     return xr.Dataset({"value": value, "low": low, "high": high})
 
 
-def is_above(array: xr.DataArray, least: float) -> xr.DataArray:
+def is_above(array: xr.DataArray, least: int | float) -> xr.DataArray:
     """Return whether the mean over prompts is above `least` [..]: the low end of its interval, or where there is none
     the mean itself. Parts of what is not above zero are no shares.
 

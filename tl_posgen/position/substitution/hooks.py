@@ -294,7 +294,7 @@ def no_values_at(model: Model, keys: Keys) -> HookList:
     return [(session.layer(layer).names["v"], partial(zero, layer=layer)) for layer in select_heads(model, None, None)]
 
 
-def _chosen(keys: Keys, layer: int, n: int, device: torch.device) -> Bool[Tensor, " key"]:
+def _chosen(keys: Keys, layer: int, n: int, device: torch.device) -> Bool[Tensor, " n"]:
     """Return which of the first n keys are chosen in this layer."""
     at = keys[layer].nonzero()[:, 0] if isinstance(keys, Tensor) else torch.tensor(list(keys))
     return torch.isin(torch.arange(n, device=device), at.to(device))

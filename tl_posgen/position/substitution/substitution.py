@@ -51,8 +51,9 @@ AT_RANDOM = "query_profile, true at random keys"
 NO_VALUES = "query_profile, true at sinks without value"
 UNCHANGED_NO_VALUES = f"{UNTOUCHED}, sinks without value"
 OF_SINKS = (*AT_SINKS.values(), AT_RANDOM, NO_VALUES, UNCHANGED_NO_VALUES)
-NO_STAND_IN = (UNTOUCHED, UNIFORM, *OF_SINKS)  # for all pairs
-NO_SPLIT = (*NO_STAND_IN, "position", "content")
+NO_STAND_IN = (UNTOUCHED, UNIFORM)
+NOT_OF_ALL = (*NO_STAND_IN, *OF_SINKS)  # conditions that put no stand-in in the place of all scores
+NO_SPLIT = (*NOT_OF_ALL, "position", "content")
 BY_HEAD = ("condition", *HEAD)
 EXACT = "nothing rotates, so position + content is the score itself and recovers all of the loss by construction"
 WORDS = {
@@ -76,7 +77,7 @@ def _draw_correlation(result: Any) -> go.Figure:
     """Draw the rise of the loss against the correlation of stand-in and scores, each point with its name."""
     figure, points, named, own = go.Figure(), np.empty((2, 0)), [], result.numbers
     for side, data, colour in reversed(sides(result)):
-        stand_ins = data.drop_sel(condition=list(NO_STAND_IN))
+        stand_ins = data.drop_sel(condition=list(NOT_OF_ALL))
         x = stand_ins["r"].mean(HEAD).values
         y = (stand_ins["loss"] - data["loss"].sel(condition=UNTOUCHED)).mean("prompt").values
         names, is_own = [in_words(name, WORDS) for name in stand_ins["condition"].values], data is result.own
@@ -273,7 +274,7 @@ class Substitution(Interventions):
     def rank(self, own: Numbers, name: str) -> Number:
         """Return Spearman's rho over stand-ins of the share recovered with `r`, or with `attention_kl`."""
         both = (self.recovered_of(own), own.array(name, condition=None).mean(HEAD))
-        x, y = (one.drop_sel(condition=list(NO_STAND_IN)) for one in both)
+        x, y = (one.drop_sel(condition=list(NOT_OF_ALL)) for one in both)
         return own.correlation(x, y, ranks=True, over=("condition",))
 
     def findings(self, own: Numbers) -> list[str]:
@@ -298,7 +299,7 @@ class Substitution(Interventions):
             f"The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
             f"{own('r', condition='three_axis'):.3f}; in their place it recovers "
             f"{share['three_axis'].with_interval:.1%} of the loss with all pairs weighted alike. Over "
-            f"{len(share) - len(NO_STAND_IN)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
+            f"{len(share) - len(NOT_OF_ALL)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
             f"that of the attention KL is {kl:.2f}.",
             self.of_sinks(own),
         ]
