@@ -69,7 +69,7 @@ def _recovered(substitution: Result, condition: str = "query_profile") -> list[C
 
 
 def _recovered_at_sinks(substitution: Result) -> list[Criterion]:
-    """Return the criteria of the shares with the true scores of sinks, and the control's share, which decides nothing."""
+    """Return the criteria of the shares with the true scores of sinks; the control's share decides nothing."""
     own = substitution.numbers
     control = own.measure.recovered(own)[AT_RANDOM]
     beside = Criterion.of("share of the loss with random keys", control, otherwise="held", **ALONE)

@@ -21,7 +21,7 @@ from tl_posgen.position.substitution.hooks import (
     true_at,
 )
 from tl_posgen.position.substitution.numbers import FAR, attention_from_afar, positional_profile, random_keys
-from tl_posgen.position.substitution.substitution import AT_RANDOM, AT_SINKS, NO_VALUES, OF_SINKS, UNCHANGED_NO_VALUES
+from tl_posgen.position.substitution.substitution import AT_RANDOM, AT_SINKS, NO_VALUES, OF_SINKS
 from tl_posgen.rope.rotation import rotate
 
 N = 40
@@ -168,7 +168,9 @@ def test_losses_at_sinks_are_those_of_hooks_made_for_each_prompt(mini, alice, me
         sinks = attention_sinks(mini, tokens, 0.1)
         assert sinks[:, 0].all()
         true, no_values = substitute(mini, true_at(by, sinks)), no_values_at(mini, sinks)
-        made = {AT_SINKS["query_profile"]: true, NO_VALUES: true + no_values, UNCHANGED_NO_VALUES: no_values}
+        made = {AT_SINKS["query_profile"]: true, NO_VALUES["unchanged"]: no_values}
+        made |= {NO_VALUES[AT_SINKS["query_profile"]]: true + no_values}
+        made |= {NO_VALUES["query_profile"]: substitute(mini, by) + no_values}
         for condition, hooks in made.items():
             loss = float(own["loss"].sel(condition=condition)[prompt])
             assert loss == pytest.approx(float(token_losses(mini, tokens[None], hooks).mean()), rel=1e-5), condition
@@ -180,7 +182,7 @@ def test_losses_at_sinks_are_those_of_hooks_made_for_each_prompt(mini, alice, me
 @pytest.mark.slow
 def test_without_sinks_conditions_of_sinks_are_those_that_they_vary(measured):
     own, plain = measured[1].own["loss"], {condition: name for name, condition in AT_SINKS.items()}
-    plain |= {AT_RANDOM: "query_profile", NO_VALUES: "query_profile", UNCHANGED_NO_VALUES: "unchanged"}
+    plain |= {AT_RANDOM: "query_profile"} | {condition: name for name, condition in NO_VALUES.items()}
     assert sorted(plain) == sorted(OF_SINKS)
     for condition, name in plain.items():
         assert (own.sel(condition=condition) == own.sel(condition=name)).all(), condition

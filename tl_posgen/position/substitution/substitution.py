@@ -48,9 +48,12 @@ from tl_posgen.stats.correlations import pearson
 UNIFORM = "uniform_attention"
 AT_SINKS = {one: f"{one}, true at sinks" for one in ("query_profile", "own_profile", UNIFORM)}
 AT_RANDOM = "query_profile, true at random keys"
-NO_VALUES = "query_profile, true at sinks without value"
-UNCHANGED_NO_VALUES = f"{UNTOUCHED}, sinks without value"
-OF_SINKS = (*AT_SINKS.values(), AT_RANDOM, NO_VALUES, UNCHANGED_NO_VALUES)
+NO_VALUES = {
+    "query_profile": "query_profile, sinks without value",
+    AT_SINKS["query_profile"]: "query_profile, true at sinks without value",
+    UNTOUCHED: f"{UNTOUCHED}, sinks without value",
+}
+OF_SINKS = (*AT_SINKS.values(), AT_RANDOM, *NO_VALUES.values())
 NO_STAND_IN = (UNTOUCHED, UNIFORM)
 NOT_OF_ALL = (*NO_STAND_IN, *OF_SINKS)  # conditions that put no stand-in in the place of all scores
 NO_SPLIT = (*NOT_OF_ALL, "position", "content")
@@ -118,10 +121,10 @@ class Substitution(Interventions):
 
     Sinks are keys that in the unchanged model take more than `sink_share` of a layer's attention from afar
     (`attention_sinks`), mostly the first token. Content, an average over distances, may be wrong there. `query_profile,
-    true at sinks` (so too `own_profile` and `uniform_attention`): the scores of sinks are the model's own. Its
-    controls: `query_profile, true at random keys`, as many scores of other keys; and sinks that keep their attention
-    and whose values are zero, so that all they do is to take attention from other keys, `query_profile, true at sinks
-    without value` and `unchanged, sinks without value`. Without sinks these are the conditions that they vary.
+    true at sinks` (so too `own_profile` and `uniform_attention`): the scores of sinks are the model's own. Its control:
+    `query_profile, true at random keys`, as many scores of other keys. `.., sinks without value` (of `unchanged` and
+    `query_profile`, and with true scores): sinks keep their attention and their values are zero, so that all they do is
+    to take attention from other keys. Without sinks these are the conditions that they vary.
 
     Args:
         dummy_distances, widths: distances d0 of the mean-key splits, and widths of the falling weights, that conditions
@@ -221,9 +224,9 @@ class Substitution(Interventions):
         @cache
         def of_sinks(prompt: int) -> dict[str, HookList]:
             sinks, others = self.sinks_and_others(run, prompt)
-            true, no_values = self.true_at_keys(stand_ins, sinks, others), no_values_at(run.model, sinks)
-            found = {name: replaced(by) for name, by in true.items()}
-            return found | {NO_VALUES: found[AT_SINKS["query_profile"]] + no_values, UNCHANGED_NO_VALUES: no_values}
+            found = {name: replaced(by) for name, by in self.true_at_keys(stand_ins, sinks, others).items()}
+            whole, no_values = {UNTOUCHED: [], **hooks, **found}, no_values_at(run.model, sinks)
+            return found | {condition: whole[name] + no_values for name, condition in NO_VALUES.items()}
 
         hooks |= {name: lambda prompt, name=name: of_sinks(prompt)[name] for name in OF_SINKS}
         if run.init is not None:  # whose attention hardly ever is worth anything
@@ -310,17 +313,17 @@ class Substitution(Interventions):
         first, later = (own.data[name] for name in ("first_is_sink", "n_later_sinks"))
         if not (first + later).sum():
             return f"No key takes {rule}: there is no attention sink."
-        shares = self.recovered(own)
-        share = {name: shares[name].with_interval for name in ("query_profile", *OF_SINKS)}
+        shares = {name: one.with_interval for name, one in self.recovered(own).items()}
+        true, unchanged = AT_SINKS["query_profile"], NO_VALUES[UNTOUCHED]
         n_first, n_later = (int((one >= 0.5).sum()) for one in (first, later))
         others = f", of others in {n_later}" if n_later else ""
         return (
             f"With the true scores of attention sinks alone (keys that take {rule}: of the first token in {n_first} of "
-            f"{counted(first.size, 'layer')}{others}), the profile of each query recovers "
-            f"{share[AT_SINKS['query_profile']]:.1%} instead of {shares['query_profile'].plain:.1%}; with as many true "
-            f"scores of random keys {share[AT_RANDOM]:.1%}; with those of sinks and uniform attention elsewhere "
-            f"{share[AT_SINKS[UNIFORM]]:.1%}. Where sinks keep their attention and their values are zero: "
-            f"{share[NO_VALUES]:.1%}, in the unchanged model {share[UNCHANGED_NO_VALUES]:.1%}."
+            f"{counted(first.size, 'layer')}{others}), the profile of each query recovers {shares[true]:.1%} instead "
+            f"of {shares['query_profile']:.1%}; with as many true scores of random keys {shares[AT_RANDOM]:.1%}; with "
+            f"those of sinks and uniform attention elsewhere {shares[AT_SINKS[UNIFORM]]:.1%}. Where the values of "
+            f"sinks are zero, so that they only take attention from other keys: {shares[NO_VALUES[true]]:.1%} instead "
+            f"of {shares[NO_VALUES['query_profile']]:.1%}, and {shares[unchanged]:.1%} in the unchanged model."
         )
 
     def table(self, own: Numbers) -> pd.DataFrame:
