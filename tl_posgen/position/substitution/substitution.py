@@ -179,7 +179,8 @@ class Substitution(Interventions):
     token_view = tokens_by_condition(WORDS)
     legend = (
         "condition: what stands for the scores; recovered: share of the loss between uniform attention and unchanged, "
-        "low and high the ends of its 95% interval over prompts; r: correlation with the scores."
+        "low and high the ends of its 95% interval over prompts, a dash where what uniform attention costs is not above "
+        ".01 nats by its interval; r: correlation with the scores."
     )
     caveats = {
         "absolute": f"{EXACT}, position alone is uniform attention, and content alone recovers everything too.",
