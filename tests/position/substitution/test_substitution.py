@@ -64,7 +64,7 @@ def test_where_attention_is_worth_nothing_there_is_no_share(result):
     random_init = result.dataset.sel(init=["0"]).assign_coords(init=["trained"])
     found = replace(result, dataset=random_init)
     (sentence,) = found.findings()
-    assert sentence.endswith("] nats, not surely more than 0.01: there is nothing to recover.")
+    assert sentence.endswith("] nats, not surely more than nothing: shares of it are not defined.")
     assert found.table()[["recovered", "recovered_low", "recovered_high"]].isna().all(axis=None)
     assert set(found.plot("recovered").data[0].text) == {""}
     assert "nan" not in found.plot("correlation").layout.title.text

@@ -179,8 +179,8 @@ class Substitution(Interventions):
     token_view = tokens_by_condition(WORDS)
     legend = (
         "condition: what stands for the scores; recovered: share of the loss between uniform attention and unchanged, "
-        "low and high the ends of its 95% interval over prompts, a dash where what uniform attention costs is not above "
-        ".01 nats by its interval; r: correlation with the scores."
+        "low and high the ends of its 95% interval over prompts, a dash where uniform attention does not surely cost "
+        "more than nothing; r: correlation with the scores."
     )
     caveats = {
         "absolute": f"{EXACT}, position alone is uniform attention, and content alone recovers everything too.",
@@ -287,7 +287,7 @@ class Substitution(Interventions):
         if not share[UNTOUCHED]:
             return [
                 f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats{null}, not surely "
-                f"more than {WORTHLESS:g}: there is nothing to recover."
+                "more than nothing: shares of it are not defined."
             ]
         splits = [name for name in share if name not in NO_SPLIT and not name.startswith("three_axis")]
         best = max(splits, key=lambda name: share[name].value)
