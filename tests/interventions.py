@@ -10,7 +10,16 @@ from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
-from tl_posgen.position import at_dummy_distance, by_split, interpolate_positions, lm_infinite, substitute, triangle
+from tl_posgen.position import (
+    at_dummy_distance,
+    by_split,
+    interpolate_positions,
+    lm_infinite,
+    no_values_at,
+    substitute,
+    triangle,
+    true_at,
+)
 from tl_posgen.position.length import retrieve_blocks, self_extend
 from tl_posgen.position.order.hooks import permute_positions
 from tl_posgen.position.planes import perturb_planes
@@ -72,6 +81,8 @@ ROW_BY_ROW = {
     "no RoPE": lambda m: ablate_bands(m, "no_rope"),
     "split": lambda m: substitute(m, by_split(triangle(8), mean_key="seen")),
     "some of the residual": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), residual=0.3),
+    "true at the first key": lambda m: substitute(m, true_at(by_split(triangle(8), mean_key="seen"), [0])),
+    "first value zero": lambda m: no_values_at(m, [0]),
     "two kinds of heads": lambda m: lm_infinite(m, 8, 2, heads=[0, 1]) + at_dummy_distance(m, 3, heads=[2, 3]),
     "a source's constant": lambda m: remove_source(m, "embed", on="queries", reference=reference(m)),
     "vertical keys": lambda m: rules(m, "vertical"),

@@ -36,7 +36,9 @@ class PredictionsMoved(Interventions):
     token_view = tokens_by_condition({})
 
     def conditions(self, run):
-        return {"layer 0": HOOKS if run.init is None else None}
+        of_null = {"layer 0": None, "first prompt": None}
+        by_prompt = {"layer 0": HOOKS, "first prompt": lambda prompt: [] if prompt else HOOKS}
+        return by_prompt if run.init is None else of_null
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ def test_predictions_are_compared_with_those_of_the_unchanged_model(mini):
     assert f"{change[5]:.4f}".rstrip("0") in found.show(0).local_src
     assert (found.own["kl"].sel(condition="unchanged") == 0).all()
     assert found.null["kl"].sel(condition="layer 0").isnull().all()
+    first = found.own["kl"].sel(condition="first prompt")
+    np.testing.assert_allclose(first, [expected[0], 0, 0, 0], rtol=1e-4, atol=1e-9)
 
 
 def test_a_prompt_takes_a_pass_a_condition(mini, passes):

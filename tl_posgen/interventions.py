@@ -12,7 +12,7 @@ import xarray as xr
 from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import Measure, TokenView, Variable, in_words
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import Numbers, leave_one_out
+from tl_posgen.core.numbers import Numbers, is_above, leave_one_out
 from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
@@ -25,7 +25,7 @@ from tl_posgen.stats.intervals import FEWEST
 
 UNTOUCHED = "unchanged"  # the condition without hooks
 _MOST_NAMED = 6  # conditions in a sentence
-WORTHLESS = 0.01  # nats: where a control costs less, shares of it are noise
+WORTHLESS = 0.01  # nats: of what a control costs no more than this, by its interval, there are no shares
 PREDICTIONS = {  # variables of a measure that says how far predictions move, and on which tokens
     "kl": Variable(
         "KL of the predictions", "nats", "KL(unchanged || changed) of the next token", ("condition", "prompt")
@@ -103,7 +103,8 @@ class Interventions(Measure):
     def conditions(self, run: Run) -> Mapping[str, Any]:
         """Return the interventions: name -> hooks; none for the unchanged model, which is added.
 
-        With `PREDICTIONS`, None in the place of hooks: the condition is not run in this model, and its numbers are NaN.
+        With `PREDICTIONS`, None in the place of hooks: the condition is not run in this model, and its numbers are NaN;
+        and a function: of a prompt's number in `run.rows`, it gives the hooks for that prompt.
         """
         raise NotImplementedError
 
@@ -121,6 +122,7 @@ class Interventions(Measure):
         for name, given in conditions.items() if self.name not in BUILT_IN else ():  # ours are tested
             if given is None and "kl" in self.variables:
                 continue  # not run in this model
+            given = given(0) if callable(given) and "kl" in self.variables else given
             try:
                 if not check_hooks(run.session, given or ()):
                     raise InputError("it has no hooks")
@@ -143,6 +145,7 @@ class Interventions(Measure):
             unchanged = logits_of(session, row)
             of_unchanged = judged(session, unchanged, row)[0].cpu()
             for given in hooks.values():
+                given = given(prompt) if callable(given) else given
                 if given is None:
                     losses.append(torch.full_like(of_unchanged, torch.nan))
                     kl.append(torch.nan)
@@ -184,12 +187,12 @@ class Interventions(Measure):
 
     def recovered_of(self, own: Numbers, name: str = "loss") -> xr.DataArray:
         """Return (x(control) - x) / (x(control) - x(unchanged)) of a variable's means over the prompts and over all but
-        one of them [.., condition]; NaN where the control costs less than WORTHLESS: a share of nothing is noise."""
+        one of them [.., condition]; NaN where what the control costs is not above WORTHLESS by its interval."""
         values = own.array(name, condition=None)
         means = leave_one_out(values) if values.sizes["prompt"] >= FEWEST else values.mean("prompt")
         control, unchanged = (means.sel(condition=one, drop=True) for one in (self.control, UNTOUCHED))
         worth = control - unchanged
-        return (control - means) / worth.where(worth >= WORTHLESS)
+        return (control - means) / worth.where(is_above(worth, WORTHLESS))
 
     def recovered(self, own: Numbers, name: str = "loss") -> dict[str, Number]:
         """Return `recovered_of` by condition, as numbers with their intervals over prompts."""

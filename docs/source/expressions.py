@@ -191,7 +191,7 @@ def slash_toy(result: Any) -> Iterator[Entry]:
 def substitution(result: Any) -> Iterator[Entry]:
     """Yield what attention is worth, shares of it that are recovered, their rank correlation with the fit of the
     scores, and how many conditions stand in for the scores."""
-    from tl_posgen.position.substitution.substitution import NO_STAND_IN
+    from tl_posgen.position.substitution.substitution import NOT_OF_ALL
 
     own = result.numbers
     yield "worth", {}, result.measure.worth(own)
@@ -200,7 +200,7 @@ def substitution(result: Any) -> Iterator[Entry]:
             yield name, {"condition": condition}, share
     for predictor in ("r", "attention_kl"):
         yield "rank", {"predictor": predictor}, result.measure.rank(own, predictor)
-    yield "n_stand_ins", {}, Number(float(own.data.sizes["condition"] - len(NO_STAND_IN)))
+    yield "n_stand_ins", {}, Number(float(own.data.sizes["condition"] - len(NOT_OF_ALL)))
 
 
 def sources(result: Any) -> Iterator[Entry]:

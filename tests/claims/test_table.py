@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import xarray as xr
 from made_up import around, beside_itself, dataset_of, result_of
 
 from tl_posgen.claims import PAPERS, judge
@@ -20,6 +21,7 @@ from tl_posgen.position import (
     ThreeAxis,
     Variance,
 )
+from tl_posgen.position.substitution.substitution import AT_RANDOM, AT_SINKS
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashTransfer
 from tl_posgen.slash.slash_toy import SlashToy
@@ -49,6 +51,14 @@ def replaced(loss=0.97, kl=0.96):
     of_prompts = {name: [[0.0] * 4, [1.0] * 4, [1 - share] * 4] for name, share in (("loss", loss), ("kl", kl))}
     variables = {name: (("condition", "prompt"), one) for name, one in of_prompts.items()}
     return dataset_of(variables, condition=["unchanged", "uniform_attention", "query_profile"], prompt=range(4))
+
+
+def at_sinks(loss=0.97, kl=0.96, random=0.5, keys=1.0):
+    """Losses, and KL of predictions, of which these shares are recovered with the true scores of `keys` sinks."""
+    data = replaced(loss, kl).assign_coords(condition=["unchanged", "uniform_attention", AT_SINKS["query_profile"]])
+    control = replaced(random, random).isel(condition=[2]).assign_coords(condition=[AT_RANDOM])
+    data = xr.concat([data, control], "condition")
+    return data.assign(first_is_sink=("layer", [keys]), n_later_sinks=("layer", [0.0])).assign_coords(layer=[0])
 
 
 def at_distances(r=0.97, refits=(0.4,)):
@@ -221,6 +231,7 @@ MADE = {  # by claim: each measure and what makes its numbers; a null that is fa
     "position 1": ([(Variance(), additive)], {"r": 0.2}),
     "position 1b": ([(ThreeAxis(), fitted), (MeanKey(), fitted)], {"r": 0.2}),
     "position 2": ([(Substitution(), replaced)], {"loss": 0.2, "kl": NAN}),
+    "position 2b": ([(Substitution(), at_sinks)], {"loss": 0.2, "kl": NAN}),
     "position 3": ([(DummyDistance(), at_distances)], {"r": 0.2}),
     "position 4": ([(Planes(), of_planes)], {"r": 0.2, "interaction": 0.5}),
     "position 5": ([(ORDER, disturbed)], dict.fromkeys(("few", "many", "index", "features"), 0)),
@@ -266,6 +277,9 @@ ORDERED = {"few": 0.1001, "index": 0.5, "features": 0.5}
 EDGES = [  # claim, a number of the model, and the verdict at each of these values of it beside the far null
     *((name, "r", CLOSE) for name in ("position 1", "position 1b", "position 3")),
     ("position 2", "kl", CLOSE),
+    ("position 2b", "kl", CLOSE),
+    ("position 2b", "keys", {0.5: "held", 0.0: "open"}),  # no sinks
+    ("position 2b", "random", {0.99: "held"}),  # told beside it
     ("position 4", "interaction", {0.24: "held", 0.26: "not held"}),  # half of the null's
     ("position 5", "few", {0.1001: "partly"}),  # index and features alike
     ("position 5", "many", {0.1: "partly"}),  # more than 10 % hardly matters either

@@ -17,6 +17,7 @@ from tl_posgen.core.measure import HEAD, OUT
 from tl_posgen.core.numbers import leave_one_out
 from tl_posgen.core.result import Result
 from tl_posgen.position.order.cloze import N_CHOICES
+from tl_posgen.position.substitution.substitution import AT_RANDOM, AT_SINKS
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import mean_of_slash_heads
 from tl_posgen.slash.cone import INPUTS
@@ -55,16 +56,30 @@ def _where_rotated(result: Result, quantity: str, name: str, **labels: str) -> l
     return [Group(r.verdict if rotates else "open", [r])]
 
 
-def _recovered(substitution: Result) -> list[Criterion]:
+def _recovered(substitution: Result, condition: str = "query_profile") -> list[Criterion]:
     """Return the least share, of the loss and of the KL, how each stands beside its nulls, and of what they are."""
     own, names = substitution.numbers, {"loss": "share of the loss", "kl": "share of the KL"}
-    shares = {words: own.measure.recovered(own, name)["query_profile"] for name, words in names.items()}
+    shares = {words: own.measure.recovered(own, name)[condition] for name, words in names.items()}
     encodings = set(substitution.encodings)
     meaningless = encodings and encodings <= substitution.measure.without_meaning
     least = math.nan if meaningless else min(one.value for one in shares.values())  # NaN where attention has no worth
     each = [Criterion.of(words, one, beyond=or_lacking(one.by_null), otherwise="held") for words, one in shares.items()]
     worth = Criterion.of("nats that attention is worth", own.measure.worth(own), otherwise="held", **ALONE)
     return [Criterion("least share", least, **CLOSE), *each, worth]
+
+
+def _recovered_at_sinks(substitution: Result) -> list[Criterion]:
+    """Return the criteria of the shares with the true scores of sinks; the control's share decides nothing."""
+    own = substitution.numbers
+    control = own.measure.recovered(own)[AT_RANDOM]
+    beside = Criterion.of("share of the loss with random keys", control, otherwise="held", **ALONE)
+    return [*_recovered(substitution, AT_SINKS["query_profile"]), beside]
+
+
+def _no_sinks(substitution: Result) -> str:
+    own = substitution.own
+    has_any = bool((own["first_is_sink"] + own["n_later_sinks"]).sum() > 0)
+    return "" if has_any else f"no key takes more than {substitution.measure.sink_share:.0%} of a layer's attention"
 
 
 def _planes(planes: Result) -> list[Criterion]:
@@ -323,10 +338,20 @@ POSITION = [
         "position 2",
         "The model can run on f(q, i-j) + g(q, k): position and content are apart.",
         "shares recovered, of the loss and of the KL of predictions, when the model runs on each query's profile: both "
-        "95 % held, 75 % partly; open where attention is worth nothing",
+        "95 % held, 75 % partly; open where what attention is worth is not above .01 nats by its interval: no share is "
+        "defined",
         ("substitution",),
         _recovered,
         options={"substitution": {"n_prompts": 8}},
+    ),
+    Claim(
+        "position 2b",
+        "The model can run on f(q, i-j) + g(q, k) and its own scores of attention sinks (ours: not in the paper).",
+        "the same shares, with the true scores of the keys that take more than 10 % of a layer's attention from afar; "
+        "open without such keys; the share with as many true scores of random keys beside it",
+        ("substitution",),
+        _recovered_at_sinks,
+        _no_sinks,
     ),
     Claim(
         "position 3",

@@ -333,6 +333,24 @@ def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Datase
     return xr.Dataset({"value": value, "low": low, "high": high})
 
 
+def is_above(array: xr.DataArray, least: int | float) -> xr.DataArray:
+    """Return whether the mean over prompts is above `least` [..]: the low end of its interval, or where there is none
+    the mean itself. Parts of what is not above zero are no shares.
+
+    Args:
+        array: with the dim prompt, or group.
+
+    Example:
+        >>> worth = xr.DataArray([[0.2, 0.3, 0.2, 0.3], [0.9, 0.0, 0.0, 0.1]], dims=("init", "prompt"))
+        >>> is_above(worth, 0.01).values.tolist(), is_above(worth[:, :2], 0.01).values.tolist()
+        ([True, False], [True, True])
+    """
+    array = array.rename(init="model") if "init" in array.dims else array  # each as if it were the model itself
+    found = intervals_of(array)
+    above = found["low"].fillna(found["value"]) > least
+    return above.rename(model="init") if "model" in above.dims else above
+
+
 def leave_one_out(array: xr.DataArray) -> xr.DataArray:
     """Return the mean over prompts and the means without each, along the dim group: functions of means over prompts
     have an interval by these."""

@@ -167,11 +167,11 @@ class Sums:
         if "head" in inner:
             shape[inner.index("head")] = len(heads)
         whole = np.full((len(found), *shape), np.nan)
-        for row, (layer, values) in zip(whole, found.items(), strict=True):
+        for row, (layer, values) in enumerate(found.items()):
             places = [np.arange(n) for n in values.shape]
             if "head" in inner:
                 places[inner.index("head")] = np.array([heads.index(head) for head in self.layers[layer][1]])
-            row[np.ix_(*places)] = values
+            whole[(row, *np.ix_(*places))] = values
         known = {**self.labels, "head": heads}
         coords = {dim: np.asarray(known.get(dim, np.arange(n))) for dim, n in zip(inner, shape, strict=True)}
         if "layer" not in dims:

@@ -14,7 +14,7 @@ from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import Numbers, is_above
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.session import session_of
@@ -264,7 +264,7 @@ class Cone(Dominance):
         """(S(part) - S(none)) / (S(all) - S(none)), S the dominant heads' slash score with a part of the inputs in W_Q
         and W_K, and what the biases add with it; with none of them that of biases alone, or of uniform attention.
 
-        It may exceed 1, and is NaN where all inputs make no more than .01 of the score.
+        It may exceed 1, and is NaN where what all inputs make of the score is not above .01 by its interval.
 
         Args:
             part: "axis only" or "off axis"; biases are added to it where there are any.
@@ -275,16 +275,16 @@ class Cone(Dominance):
             mean_over_group(own, self._with_biases(own, one) - none, "dominant")
             for one in ("measured", part, less or part)
         )
-        ratio = (of_part if less is None else of_part - of_other) / of_all.where(of_all > 0.01)
+        ratio = (of_part if less is None else of_part - of_other) / of_all.where(is_above(of_all, 0.01))
         return own.number(ratio)
 
     def ratio_of_biases(self, own: Numbers) -> Number:
         """Return the ratio of the dominant heads' slash scores above uniform attention, by biases alone to measured; 0
-        without biases, and NaN where the measured one is no higher than .01."""
+        without biases, and NaN where the measured one is not above .01 by its interval."""
         uniform = own.array("best_uniform")
         scores = (self._scores(own, "bias only", uniform), own.array("best_score", input="measured"))
         alone, measured = (mean_over_group(own, one - uniform, "dominant") for one in scores)
-        return own.number(alone / measured.where(measured > 0.01))
+        return own.number(alone / measured.where(is_above(measured, 0.01)))
 
     def _with_biases(self, own: Numbers, part: str) -> xr.DataArray:
         """Return scores with a part of the inputs, or all of them, and the biases."""

@@ -1,20 +1,22 @@
 """Hooks that replace scores by position + content, or by one of the two."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, check_choice, check_share, check_whole
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, finished, replace_scores
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
@@ -23,6 +25,7 @@ from tl_posgen.position.decomposition.three_axis import Weights
 from tl_posgen.position.substitution.numbers import (
     Threshold,
     add_residual,
+    attention_from_afar,
     below_quantile,
     positional_profile,
     running_mean_key,
@@ -32,6 +35,7 @@ from tl_posgen.rope.splits import DistanceDistribution, attention_profile, point
 Part = Literal["both", "position", "content"]
 Query = Literal["own", "mean"]
 MeanKey = Literal["prompt", "seen"]
+Keys = Sequence[int] | Bool[Tensor, "layer key"]
 Distances = DistanceDistribution | Callable[[LayerCapture], DistanceDistribution]
 
 
@@ -190,6 +194,118 @@ def by_split(
 
     alone = mean_key == "seen" and query == "own" and not callable(distances)
     return RowByRow(scores_of) if alone else scores_of
+
+
+def attention_sinks(
+    model: Model | Session, tokens: Int[Tensor, " pos"], share: int | float = 0.1
+) -> Bool[Tensor, "layer key"]:
+    """share_j > share: the keys of one prompt that take more than this share of a layer's attention from afar.
+
+    share_j is the attention that key j gets, mean over the layer's heads and over the queries 16 or more tokens later
+    that see it (`attention_from_afar`). In most models it is the first token, in some also one in mid-text.
+
+    Args:
+        tokens: token ids of one prompt.
+        share: 0 to 1; 1 for no sinks.
+
+    Raises:
+        InputError: tokens that are no row of ids, a share outside [0, 1].
+        UnsupportedModelError: see `replace_scores`.
+
+    Source: sinks: Xiao et al. 2024 (arXiv 2309.17453); the rule is ours.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> attention_sinks(load_model("mini"), torch.arange(40) + 300).shape
+        torch.Size([4, 40])
+    """
+    check_share("share", share)
+    if not isinstance(tokens, Tensor) or tokens.ndim != 1:
+        raise InputError(f"attention_sinks: {tokens!r} is no prompt; give a tensor [pos] of token ids")
+    session = session_of(model)
+    sinks = torch.zeros(session.model.cfg.n_layers, len(tokens), dtype=torch.bool)
+
+    def find(capture: LayerCapture) -> None:
+        visible = capture.geometry.visible(len(tokens), capture.device)
+        sinks[capture.layer] = attention_from_afar(capture.pattern, visible) > share
+
+    run_capture(session, tokens[None], find, needs={"pattern"})
+    return sinks
+
+
+def true_at(by: ScoresOf, keys: Keys) -> ScoresOf:
+    """S_ij = W_ij for these keys j, the model's own scores; by(capture)_ij for all others.
+
+    Args:
+        by: the stand-in for the others, as in `substitute`.
+        keys: positions of keys, such as [0], or which they are in every layer of one prompt: `attention_sinks(...)`.
+
+    Raises:
+        InputError: keys that are neither.
+
+    Source: ours.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> hooks = substitute(model, true_at(by_constant, range(12)))  # all of them
+        >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=hooks), model(tokens), atol=1e-4)
+        True
+    """
+
+    _check_keys(keys)
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        chosen = _chosen(keys, capture.layer, capture.length, capture.device)
+        return torch.where(chosen, capture.scores(), by(capture)) if chosen.any() else by(capture)
+
+    return RowByRow(scores_of) if isinstance(by, RowByRow) else scores_of
+
+
+def no_values_at(model: Model, keys: Keys) -> HookList:
+    """v_j <- 0 for these keys j: they keep their attention, and add nothing to what a head writes.
+
+    Args:
+        keys: as in `true_at`; prompts begin at the first position.
+
+    Raises:
+        InputError: keys that are neither positions nor a mask.
+
+    Source: ours.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> _, cache = model.run_with_cache(tokens)
+        >>> with model.hooks(fwd_hooks=no_values_at(model, [0])):
+        ...     _, changed = model.run_with_cache(tokens)
+        >>> lost = cache["blocks.0.attn.hook_z"] - changed["blocks.0.attn.hook_z"]
+        >>> a, v = (cache[f"blocks.0.attn.hook_{part}"][0] for part in ("pattern", "v"))
+        >>> torch.allclose(lost[0, :, 3], a[3, :, :1] * v[0, 1], atol=1e-5)  # head 3 reads the second of two values
+        True
+    """
+    _check_keys(keys)
+    session = session_of(model)
+
+    def zero(v: Float[Tensor, "batch pos *value"], hook: object, layer: int) -> Float[Tensor, "batch pos *value"]:
+        gone = _chosen(keys, layer, v.shape[1], v.device)
+        return v.masked_fill(gone.view(1, -1, *[1] * (v.ndim - 2)), 0)
+
+    return [(session.layer(layer).names["v"], partial(zero, layer=layer)) for layer in select_heads(model, None, None)]
+
+
+def _chosen(keys: Keys, layer: int, n: int, device: torch.device) -> Bool[Tensor, " n"]:
+    """Return which of the first n keys are chosen in this layer."""
+    at = keys[layer].nonzero()[:, 0] if isinstance(keys, Tensor) else torch.tensor(list(keys))
+    return torch.isin(torch.arange(n, device=device), at.to(device))
+
+
+def _check_keys(keys: Any) -> None:
+    """Refuse what is neither positions nor a mask of layers and keys."""
+    is_mask = isinstance(keys, Tensor) and keys.ndim == 2 and keys.dtype == torch.bool
+    is_row = not isinstance(keys, Tensor | str) and isinstance(keys, Sequence)
+    if not is_mask and not (is_row and keys and all(isinstance(key, int) and key >= 0 for key in keys)):
+        raise InputError(f"keys {keys!r}: give positions such as [0], or a mask [layer, key] of attention_sinks(..)")
 
 
 def own_profile(capture: LayerCapture) -> DistanceDistribution:

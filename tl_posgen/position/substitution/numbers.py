@@ -16,6 +16,7 @@ from tl_posgen.rope.splits import DistanceDistribution, split_scores, uniform
 
 NOTHING = 1e-20  # energy within rows below this share of the energy is rounding
 Threshold = Literal["head", "layer"]
+FAR = 16  # tokens from which on a query counts for a sink
 
 
 def positional_profile(
@@ -42,6 +43,32 @@ def running_mean_key(
         total = torch.cat([total[:, :window], total[:, window:] - total[:, :-window]], dim=1)
         seen = seen.clamp(max=window)
     return (total / seen[:, None]).to(k.dtype)
+
+
+def attention_from_afar(
+    pattern: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
+) -> Float[Tensor, " key"]:
+    """share_j = sum_i A_ij / max(n_j, 16) over the n_j queries i >= j + 16 that see key j, A the mean over heads. Ours.
+
+    Near queries attend to any key, and a key near the end has few that are far: missing ones count as 0.
+
+    Example:
+        >>> first = torch.eye(40)[[0] * 40]  # every query attends to the first key alone
+        >>> attention_from_afar(first[None], torch.ones(40, 40).tril() > 0)[:3].tolist()
+        [1.0, 0.0, 0.0]
+    """
+    far = visible & visible.new_ones(visible.shape).tril(-FAR)
+    return double(pattern).mean(0).masked_fill(~far, 0).sum(0) / far.sum(0).clamp(min=FAR)
+
+
+def random_keys(sinks: Bool[Tensor, " key"], visible: Bool[Tensor, "query key"], seed: int = 0) -> Bool[Tensor, " key"]:
+    """Return keys drawn from those that are no sinks, until as many queries as of all sinks, or more, see them: as many
+    scores. None without sinks."""
+    seen_by, generator = visible.sum(0), torch.Generator().manual_seed(seed)
+    drawn = torch.randperm(len(sinks), generator=generator).to(sinks.device)
+    drawn = drawn[~sinks[drawn]]
+    before = seen_by[drawn].cumsum(0) - seen_by[drawn]
+    return torch.zeros_like(sinks).index_fill(0, drawn[before < seen_by[sinks].sum()], True)
 
 
 def add_residual(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,39 +10,53 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
+from jaxtyping import Bool
+from torch import Tensor
 
 from tl_posgen.core import options
-from tl_posgen.core.formatting import in_brackets
+from tl_posgen.core.formatting import counted, in_brackets
 from tl_posgen.core.measure import HEAD, Variable, in_words
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Whole, Within
+from tl_posgen.core.numbers import Numbers, is_above
+from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
-from tl_posgen.hooks.replace_scores import ScoresOf
+from tl_posgen.hooks.replace_scores import HookList, ScoresOf
 from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, WORTHLESS, Interventions, tokens_by_condition
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
 from tl_posgen.position.substitution.hooks import (
     all_positions,
+    attention_sinks,
     by_constant,
     by_split,
     by_three_axis,
     heads_from,
     near,
+    no_values_at,
     own_profile,
     query_profile,
     stand_in,
     substitute,
+    true_at,
 )
-from tl_posgen.position.substitution.numbers import Threshold, attention_kl
+from tl_posgen.position.substitution.numbers import FAR, Threshold, attention_kl, random_keys
 from tl_posgen.report.figures import finish, model_label, named_points, sides
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.splits import point_mass, triangle, uniform
 from tl_posgen.stats.correlations import pearson
 
 UNIFORM = "uniform_attention"
+AT_SINKS = {one: f"{one}, true at sinks" for one in ("query_profile", "own_profile", UNIFORM)}
+AT_RANDOM = "query_profile, true at random keys"
+NO_VALUES = {
+    "query_profile": "query_profile, sinks without value",
+    AT_SINKS["query_profile"]: "query_profile, true at sinks without value",
+    UNTOUCHED: f"{UNTOUCHED}, sinks without value",
+}
+OF_SINKS = (*AT_SINKS.values(), AT_RANDOM, *NO_VALUES.values())
 NO_STAND_IN = (UNTOUCHED, UNIFORM)
-NO_SPLIT = (*NO_STAND_IN, "position", "content")
+NOT_OF_ALL = (*NO_STAND_IN, *OF_SINKS)  # conditions that put no stand-in in the place of all scores
+NO_SPLIT = (*NOT_OF_ALL, "position", "content")
 BY_HEAD = ("condition", *HEAD)
 EXACT = "nothing rotates, so position + content is the score itself and recovers all of the loss by construction"
 WORDS = {
@@ -66,7 +80,7 @@ def _draw_correlation(result: Any) -> go.Figure:
     """Draw the rise of the loss against the correlation of stand-in and scores, each point with its name."""
     figure, points, named, own = go.Figure(), np.empty((2, 0)), [], result.numbers
     for side, data, colour in reversed(sides(result)):
-        stand_ins = data.drop_sel(condition=list(NO_STAND_IN))
+        stand_ins = data.drop_sel(condition=list(NOT_OF_ALL))
         x = stand_ins["r"].mean(HEAD).values
         y = (stand_ins["loss"] - data["loss"].sel(condition=UNTOUCHED)).mean("prompt").values
         names, is_own = [in_words(name, WORDS) for name in stand_ins["condition"].values], data is result.own
@@ -94,8 +108,8 @@ class Substitution(Interventions):
     All attention scores are replaced in the running model, and the loss is measured. Recovered is the share of the way
     from uniform attention (0) to the unchanged model (1). A high correlation alone would not tell.
 
-    NaN where attention is worth less than .01 nats, as at random init: a share of nothing is noise, and null models run
-    no stand-in there.
+    Not defined where what attention is worth is not above .01 nats by its interval, as at random init: a share of
+    nothing is noise, and null models run no stand-in there.
 
     Conditions: `unchanged`; `uniform_attention` (one constant per head: the control); `three_axis`, the fit with all
     pairs weighted alike, `three_axis_near_<width>` (pairs weighted by max(width - distance, .05)) and
@@ -105,6 +119,13 @@ class Substitution(Interventions):
     c(j) of the mean query and the mean key, p uniform on the first n distances, or on all); `position` and `content`
     alone, at the first width.
 
+    Sinks are keys that in the unchanged model take more than `sink_share` of a layer's attention from afar
+    (`attention_sinks`), mostly the first token. Content, an average over distances, may be wrong there. `query_profile,
+    true at sinks` (so too `own_profile` and `uniform_attention`): the scores of sinks are the model's own. Its control:
+    `query_profile, true at random keys`, as many scores of other keys. `.., sinks without value` (of `unchanged` and
+    `query_profile`, and with true scores): sinks keep their attention and their values are zero, so that all they do is
+    to take attention from other keys. Without sinks these are the conditions that they vary.
+
     Args:
         dummy_distances, widths: distances d0 of the mean-key splits, and widths of the falling weights, that conditions
             use.
@@ -112,6 +133,7 @@ class Substitution(Interventions):
         mean_query_distances: how many distances the split of the mean query averages over.
         gamma, threshold, from_layer: replace only scores below this quantile of their "head", or of head 0's last row
             for the whole "layer", from this layer on; see `substitute`.
+        sink_share: share of a layer's attention above which a key is a sink; 1 for none.
 
     Raises:
         InputError: unusable prompts, a layer that does not exist.
@@ -137,6 +159,7 @@ class Substitution(Interventions):
     gamma: options.Threshold = 1.0
     threshold: Threshold = "head"
     from_layer: Whole = 0
+    sink_share: Share = 0.1
 
     usual_prompts = 16
     question = "Does the model run on position + content?"
@@ -149,11 +172,15 @@ class Substitution(Interventions):
             "attention KL", "nats", "KL(own || stand-in), own q and k, mean over queries", BY_HEAD
         ),
         "r": Variable("r of stand-in and scores", "", "Pearson over visible scores, unchanged q and k", BY_HEAD),
+        "sink_attention": Variable("attention to sinks", "", "of the unchanged model, mean over queries", HEAD),
+        "first_is_sink": Variable("first token is a sink", "", "share of prompts", ("layer",)),
+        "n_later_sinks": Variable("sinks behind the first token", "", "number of keys of a prompt", ("layer",)),
     }
     token_view = tokens_by_condition(WORDS)
     legend = (
         "condition: what stands for the scores; recovered: share of the loss between uniform attention and unchanged, "
-        "low and high the ends of its 95% interval over prompts; r: correlation with the scores."
+        "low and high the ends of its 95% interval over prompts, a dash where uniform attention does not surely cost "
+        "more than nothing; r: correlation with the scores."
     )
     caveats = {
         "absolute": f"{EXACT}, position alone is uniform attention, and content alone recovers everything too.",
@@ -191,32 +218,58 @@ class Substitution(Interventions):
         return found | {part: by_split(triangle(self.widths[0]), part) for part in ("position", "content")}
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
-        heads = heads_from(run.model, self.from_layer, **run.where)
-        how: dict[str, Any] = {"gamma": self.gamma, "threshold": self.threshold, "heads": heads}
-        stand_ins = self.stand_ins(run.tokens.shape[1])
-        hooks: dict[str, Any] = {name: substitute(run.model, by, **how) for name, by in stand_ins.items()}
+        heads, stand_ins = heads_from(run.model, self.from_layer, **run.where), self.stand_ins(run.tokens.shape[1])
+        replaced = partial(substitute, run.model, gamma=self.gamma, threshold=self.threshold, heads=heads)
+        hooks: dict[str, Any] = {name: replaced(by) for name, by in stand_ins.items()}
+
+        @cache
+        def of_sinks(prompt: int) -> dict[str, HookList]:
+            sinks, others = self.sinks_and_others(run, prompt)
+            found = {name: replaced(by) for name, by in self.true_at_keys(stand_ins, sinks, others).items()}
+            whole, no_values = {UNTOUCHED: [], **hooks, **found}, no_values_at(run.model, sinks)
+            return found | {condition: whole[name] + no_values for name, condition in NO_VALUES.items()}
+
+        hooks |= {name: lambda prompt, name=name: of_sinks(prompt)[name] for name in OF_SINKS}
         if run.init is not None:  # whose attention hardly ever is worth anything
-            rise = run.losses_under(hooks[UNIFORM]) - run.loss
-            if not rise.mean() >= WORTHLESS:
+            rise = xr.DataArray((run.losses_under(hooks[UNIFORM]) - run.loss).mean(1), dims="prompt")
+            if not is_above(rise, WORTHLESS):
                 return dict.fromkeys(hooks) | {UNIFORM: hooks[UNIFORM]}
         return hooks
 
+    def sinks_and_others(self, run: Run, prompt: int) -> tuple[Bool[Tensor, "layer key"], Bool[Tensor, "layer key"]]:
+        """Return the sinks of one prompt in the unchanged model, and random keys with as many scores."""
+        sinks, seed = attention_sinks(run.session, run.rows[prompt], self.sink_share), run.seed + prompt
+        sees = (run.session.layer(layer).geometry.visible(sinks.shape[1]) for layer in range(len(sinks)))
+        return sinks, torch.stack([random_keys(*one, seed) for one in zip(sinks, sees, strict=True)])
+
+    def true_at_keys(
+        self, stand_ins: Mapping[str, ScoresOf], sinks: Bool[Tensor, "layer key"], others: Bool[Tensor, "layer key"]
+    ) -> dict[str, ScoresOf]:
+        """Return stand-ins with the true scores of sinks, or of other keys, by condition."""
+        true = {condition: true_at(stand_ins[name], sinks) for name, condition in AT_SINKS.items()}
+        return true | {AT_RANDOM: true_at(stand_ins["query_profile"], others)}
+
     def of_model(self, run: Run) -> xr.Dataset:
-        sums, stand_ins = run.sums(), self.stand_ins(run.tokens.shape[1])
+        data, sums, stand_ins = super().of_model(run), run.sums(), self.stand_ins(run.tokens.shape[1])
+        keys = [self.sinks_and_others(run, prompt) for prompt in range(len(run.rows))]
 
         def compare(capture: LayerCapture) -> None:  # stand-ins and scores, of the unchanged q and k
-            exact = capture.scores()
+            exact, sinks = capture.scores(), keys[capture.prompt][0][capture.layer].to(capture.device)
             visible = capture.geometry.visible(exact.shape[1], exact.device)
-            how = {"gamma": self.gamma, "threshold": self.threshold}
-            every = [exact, *(stand_in(capture, by, **how) for by in stand_ins.values())]
-            kl = [attention_kl(exact, scores, visible).mean(1) for scores in every]
-            r = [pearson(exact[:, visible], scores[:, visible]) for scores in every]
-            sums.add_layer(capture, {"attention_kl": torch.stack(kl), "r": torch.stack(r)})
+            every = stand_ins | self.true_at_keys(stand_ins, *keys[capture.prompt])
+            kl, r = [], []
+            for by in (LayerCapture.scores, *every.values()):
+                scores = stand_in(capture, by, self.gamma, threshold=self.threshold)
+                kl.append(attention_kl(exact, scores, visible).mean(1))
+                r.append(pearson(exact[:, visible], scores[:, visible]))
+            values = {"attention_kl": torch.stack(kl), "r": torch.stack(r)}
+            values |= {"first_is_sink": sinks[0].double(), "n_later_sinks": sinks[1:].double().sum()}
+            sums.add_layer(capture, values | {"sink_attention": exact.softmax(-1)[..., sinks].sum(-1).mean(1)})
 
-        data = super().of_model(run)
         replace(run, where={"heads": heads_from(run.model, self.from_layer, **run.where)}).capture(compare)
         coords = {"layer": range(run.model.cfg.n_layers), "head": range(max(run.session.n_heads))}
-        return data.merge(sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins]).reindex(coords))
+        found = sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins, *AT_SINKS.values(), AT_RANDOM])
+        return data.merge(found.reindex(coords | {"condition": data["condition"]}))
 
     def worth(self, own: Numbers) -> Number:
         """Return the loss that uniform attention costs."""
@@ -225,18 +278,17 @@ class Substitution(Interventions):
     def rank(self, own: Numbers, name: str) -> Number:
         """Return Spearman's rho over stand-ins of the share recovered with `r`, or with `attention_kl`."""
         both = (self.recovered_of(own), own.array(name, condition=None).mean(HEAD))
-        x, y = (one.drop_sel(condition=list(NO_STAND_IN)) for one in both)
+        x, y = (one.drop_sel(condition=list(NOT_OF_ALL)) for one in both)
         return own.correlation(x, y, ranks=True, over=("condition",))
 
     def findings(self, own: Numbers) -> list[str]:
-        worth = self.worth(own)
+        worth, share = self.worth(own), self.recovered(own)
         null = in_brackets(f"{worth.null:.4f} nats" if worth.inits else "")
-        if not worth.value >= WORTHLESS:
+        if not share[UNTOUCHED]:
             return [
-                f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats{null}: there is "
-                "nothing to recover."
+                f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats{null}, not surely "
+                "more than nothing: shares of it are not defined."
             ]
-        share = self.recovered(own)
         splits = [name for name in share if name not in NO_SPLIT and not name.startswith("three_axis")]
         best = max(splits, key=lambda name: share[name].value)
         r, kl = (self.rank(own, name).plain for name in ("r", "attention_kl"))
@@ -251,9 +303,29 @@ class Substitution(Interventions):
             f"The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
             f"{own('r', condition='three_axis'):.3f}; in their place it recovers "
             f"{share['three_axis'].with_interval:.1%} of the loss with all pairs weighted alike. Over "
-            f"{len(share) - len(NO_STAND_IN)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
+            f"{len(share) - len(NOT_OF_ALL)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
             f"that of the attention KL is {kl:.2f}.",
+            self.of_sinks(own),
         ]
+
+    def of_sinks(self, own: Numbers) -> str:
+        """Return what the true scores of sinks recover beside their controls, in words."""
+        rule = f"more than {self.sink_share:.0%} of a layer's attention from queries {FAR} or more tokens away"
+        first, later = (own.data[name] for name in ("first_is_sink", "n_later_sinks"))
+        if not (first + later).sum():
+            return f"No key takes {rule}: there is no attention sink."
+        shares = {name: one.with_interval for name, one in self.recovered(own).items()}
+        true, unchanged = AT_SINKS["query_profile"], NO_VALUES[UNTOUCHED]
+        n_first, n_later = (int((one >= 0.5).sum()) for one in (first, later))
+        others = f", of others in {n_later}" if n_later else ""
+        return (
+            f"With the true scores of attention sinks alone (keys that take {rule}: of the first token in {n_first} of "
+            f"{counted(first.size, 'layer')}{others}), the profile of each query recovers {shares[true]:.1%} instead "
+            f"of {shares['query_profile']:.1%}; with as many true scores of random keys {shares[AT_RANDOM]:.1%}; with "
+            f"those of sinks and uniform attention elsewhere {shares[AT_SINKS[UNIFORM]]:.1%}. Where the values of "
+            f"sinks are zero, so that they only take attention from other keys: {shares[NO_VALUES[true]]:.1%} instead "
+            f"of {shares[NO_VALUES['query_profile']]:.1%}, and {shares[unchanged]:.1%} in the unchanged model."
+        )
 
     def table(self, own: Numbers) -> pd.DataFrame:
         columns = {name: own.along(own.array(name, condition=None), "condition") for name in ("r", "attention_kl")}
