@@ -102,19 +102,11 @@ def interval(low: float, high: float, digits: int = 3, form: str = "p") -> str:
 
 
 def excerpt(printed: str) -> str:
-    """Three findings, and a table with its first and its last row a head and its means, as a command printed them."""
+    """Three findings and the table of heads, as a command printed them."""
     lines = [line.rstrip() for line in printed.splitlines()]
     start = next(number for number, line in enumerate(lines) if line.startswith("•"))
-    findings, count = [], 0
-    for line in lines[start:]:
-        count += line.startswith("•")
-        if count > 3 or not line:
-            break
-        findings.append(line)
-    top = next(number for number, line in enumerate(lines) if line.split()[:2] == ["L", "H"])
-    heads = [line for line in lines[top:] if "".join(line.split()[:2]).isdigit()]  # layer, head
-    ends = [line for line in lines[top:] if line.split()[:1] in (["mean"], ["random"], ["shuffled"])]
-    return "\n".join([*findings, "", *lines[top - 2 : top + 2], heads[0], "        ...", heads[-1], "", *ends])
+    end = next(number for number, line in enumerate(lines) if re.match(r" *shuffled +\d[\d.]+ +\d", line))
+    return "\n".join(lines[start : end + 1])
 
 
 def quoted(text: str) -> str:

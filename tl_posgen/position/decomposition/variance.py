@@ -170,7 +170,7 @@ class Variance(Measure):
             **_SHARE,
             judged=True,
         ),
-        "position": Variable("position", "", f"d + qd, {_OF_VISIBLE}", _DIMS, "position_share", "pos", **_SHARE),
+        "position": Variable("position", "", f"d + qd, {_OF_VISIBLE}", _DIMS, "position_share", **_SHARE, ranked=True),
         "absolute": Variable(
             *("share of the key's place", "", f"part of k + qk + kd + qkd, {_OF_VISIBLE}", _DIMS, "absolute_share"),
             *("place", True),
@@ -179,9 +179,9 @@ class Variance(Measure):
             *("share of places alone", "", f"what places of query and key determine, {_OF_VISIBLE}", _DIMS),
             interval=True,
         ),
-        "content": Variable("content", "", f"k + qk, {_OF_VISIBLE}", _DIMS, "content_share", "cont", **_SHARE),
+        "content": Variable("content", "", f"k + qk, {_OF_VISIBLE}", _DIMS, "content_share", **_SHARE),
         "interaction": Variable(
-            "interaction", "", f"kd + qkd, {_OF_VISIBLE}", _DIMS, "interaction_share", "inter", **_SHARE
+            "interaction", "", f"kd + qkd, {_OF_VISIBLE}", _DIMS, "interaction_share", **_SHARE, ranked=True
         ),
         "additive_r_of_scores": Variable(
             *("additive r, all scores", "", f"{_BEST}, with each query's own term: sqrt(1 - kd - qkd)", _DIMS), **_SHARE
@@ -192,7 +192,9 @@ class Variance(Measure):
             "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD), **_SHARE
         ),
         "first_token": Variable(
-            *("attention to the first token", "", f"E_i S_i0 over queries i > 0; {_NO_SINKS}", HEAD), **_SHARE
+            *("attention to the first token", "", f"E_i S_i0 over queries i > 0; {_NO_SINKS}", HEAD),
+            *("first_token_attention", "first token"),
+            **_SHARE,
         ),
         "by_place": Variable(
             "share by place", "", f"of `share`, {_WHOSE_PLACE}", (*_DIMS, "part", "place"), interval=True
