@@ -147,7 +147,7 @@ def layer_curves(
     nine tenths of them; of many heads these of the model too.
 
     Args:
-        log_x: x is along + 1, on a logarithmic axis, and long curves are thinned.
+        log_x: on a logarithmic axis, of which zero is a part, and long curves are thinned.
         share: of a logarithmic axis that is drawn; the longest distances are means over few pairs.
         at: labels of other dims, as in `head_map`.
         beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
@@ -159,8 +159,8 @@ def layer_curves(
 
     def curve(x: np.ndarray, y: np.ndarray, hover: str, name: str, colour: str) -> dict[str, Any]:
         look = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.6}, "showlegend": None}
-        words = {"name": name, "hovertemplate": f"{hover}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>"}
-        return look | words | {"x": x, "y": y}  # a mapping, which is faster than a trace: there may be a thousand
+        words = {"name": name, "hovertemplate": f"{hover}<br>{along} %{{customdata}}: %{{y:.3f}}<extra></extra>"}
+        return look | words | {"x": x, "y": y, "customdata": x - log_x}  # a mapping, which is faster than a trace: there may be a thousand
 
     layers, many = result.own["layer"].values, result.own.sizes["head"] > MOST_CURVES
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
@@ -185,7 +185,7 @@ def layer_curves(
                 panels.add(number, curve(x, y, head_name(layer, head), f"head {head}", shade))
     for number, layer in enumerate(layers):
         panels.add(number, *beside(thinned(result.own), layer))
-    panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
+    panels.axes(along, y_title, log_x=log_x)
     words = f"{subtitle}; {_MEDIAN}" if many else subtitle
     figure = panels.finish(f"{title} · {model_label(result.own)}", words)
     if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= _FEW and not log_x:
