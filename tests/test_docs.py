@@ -243,6 +243,18 @@ def test_every_page_is_in_the_site():
     assert [name for name in names if name not in navigation] == []
 
 
+def test_the_pages_that_the_search_finds_by_other_words_exist():
+    assert [name for name in pages.SYNONYMS if not (DOCS / name).is_file()] == []
+
+
+def test_numbers_in_the_words_of_a_verdict_become_cells():
+    told = "thirds, not held: without low 0.61 [0.54, 0.68], low alone -0.12; r at D = 1 0.93"
+    cells = {"thirds: without low": "0.61 [0.54, 0.68]", "thirds: low alone": "−0.12", "r at D = 1": "0.93"}
+    assert dict(pages.quantities(told)) == cells
+    assert dict(pages.quantities("axis alone, the rest not defined")) == {"axis alone": "–", "the rest": "–"}
+    assert pages.by_kind("random init: r 0.3; shuffled: r 0.1") == [("random init", "r 0.3"), ("shuffled", "r 0.1")]
+
+
 def test_every_picture_is_shown():
     text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
     shown = {Path(link).name for link in re.findall(r"\]\(([^)\s]+)\)", text)}

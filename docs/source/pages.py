@@ -33,6 +33,25 @@ SMALL = ("mini", "stories260K")
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 QWEN = "Qwen2.5-Coder-0.5B-Instruct"
 OF_ROOT = ("README.md", "mkdocs.yml", "CITATION.cff")
+SYNONYMS = {  # page -> words by which the site's search finds it, too
+    "cite.md": "BibTeX, citation, reference, bibliography, DOI",
+    "reports.md": "DataFrame, pandas, csv, xarray, netCDF, JSON, export, save, load",
+    "python.md": "DataFrame, pandas, csv, xarray, export, API, logit diff, metric",
+    "explain.md": "direct logit attribution, logit diff, causal, circuit, induction, why",
+    "models.md": "Hugging Face, HF, Hub, transformers, checkpoint, GPU, memory",
+    "coupling.md": "Jacobian, singular vectors, residual stream",
+    "slash.md": "previous-token head, diagonal, sub-diagonal, positional head, induction",
+    "frequencies.md": "rotary, RoPE base, theta, context length, long context, extrapolation, YaRN",
+    "position.md": "variance decomposition, ANOVA, additive, disentangle",
+    "measures/substitution.md": "activation patching, causal, intervention, replace attention scores",
+    "how_to/paper.md": "SVG, PDF, LaTeX, BibTeX, figure export, camera button, publication, kaleido",
+    "how_to/position_part.md": "activation patching, causal, ablate, ablation, edit scores, logit diff, position-free",
+    "how_to/slash_heads.md": "ablate, ablation, knock out, mean ablation, zero ablation, causal, control",
+    "how_to/one_prompt.md": "logit diff, single prompt, attention pattern, IOI",
+    "how_to/transformers.md": "Hugging Face, HF, AutoModel, fine-tuned, nnsight, nnterp, pyvene",
+    "how_to/many_models.md": "DataFrame, csv, SLURM, Ray, cluster, sweep",
+    "how_to/compare.md": "fine-tuning, instruct, RLHF, checkpoints, difference, csv",
+}
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
 
 
