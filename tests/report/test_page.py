@@ -81,7 +81,9 @@ def test_heads_in_sentences_and_tables_and_the_atlas_open_panels_that_have_addre
     atlas = page.locator("section#variance .plot").first
     atlas.scroll_into_view_if_needed()
     assert "Head atlas" in atlas.get_attribute("aria-label")
-    atlas.locator(".scatterlayer .trace").last.locator("path.point").first.hover()
+    box = atlas.locator(".scatterlayer .trace").last.locator("path.point").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_timeout(200)  # plotly looks for the point under the mouse now and then
     page.mouse.down()
     page.mouse.up()
     panel.wait_for()

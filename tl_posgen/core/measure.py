@@ -124,6 +124,7 @@ class Measure:
             first tokens, which the page draws in the panel of a head.
         by_head: kinds that draw a curve for every head; the page of more than 64 heads leaves them out.
         legend: the meaning of the headings of `table`.
+        lead: "module:function" that makes of a report the table which stands first, in terminal and page.
         words: what sentences, tables and figures call the labels of a dim, such as "RoPE removed" for no_rope; see
             `in_words`.
         token_view: its token-level picture.
@@ -153,6 +154,7 @@ class Measure:
     patterns: ClassVar[str] = ""
     by_head: ClassVar[frozenset[str]] = frozenset()
     legend: ClassVar[str] = ""
+    lead: ClassVar[str] = ""
     words: ClassVar[Mapping[str, str]] = {}
     token_view: ClassVar[TokenView | None] = None
     caveats: ClassVar[Mapping[str, str]] = {}

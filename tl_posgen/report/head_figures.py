@@ -26,7 +26,7 @@ MOST_CURVES = 16  # of a layer's heads, drawn one by one
 MOST_ROWS = 128  # of a map with a row a head
 HEAD = ("layer", "head")
 _CELLS, _CELLS_ACROSS = 128, 36  # up to which cells carry their number: of a map, and beside each other
-_FLAT = 0.05  # of the range of the model's map: below, a null model's is not drawn
+_FLAT = 0.2  # of the range of the model's map: below, a null model's is not drawn
 _N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
 _MEDIAN = "median over heads, and nine tenths of them"
 
@@ -97,7 +97,7 @@ def map_panels(
     **panels: Any,
 ) -> Panels:
     """Return a panel a map, all on one colour axis, numbers written where there are few; a null model's map that spans
-    less than a twentieth of the model's is a line below the model's in its place.
+    less than a fifth of the model's is a line below the model's in its place.
 
     Args:
         limits: of the colour scale; those of the numbers if None.
@@ -111,7 +111,7 @@ def map_panels(
     for one in maps:
         (low, high), (model, below) = ends(one.array), drawn.get(one.what, (one, []))
         if one.side != model.side and high - low < _FLAT * -np.subtract(*ends(model.array)):
-            below.append(f"{one.side}: nearly constant, {low:.3g} to {high:.3g}")
+            below.append(f"{one.side}: between {low:.3g} and {high:.3g}")
         else:
             drawn[(one.what, one.side) if one.what in drawn else one.what] = one, []
     arrays = [one.array for one, _ in drawn.values()]

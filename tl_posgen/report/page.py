@@ -76,6 +76,8 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
     beside = " ".join([*also, *_of_first_token(results, provenance), *Report(results, {}).without_null()])
     words = {"title": title, "beside": beside, "findings": findings}
+    if (lead := Report(results, provenance).lead()) is not None and len(lead):
+        words["lead"] = {**lead.attrs, "table": table_on_page(lead)}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
 
