@@ -47,6 +47,11 @@ def test_every_how_to_has_a_picture_what_was_printed_and_what_to_read_next():
         assert "\nNext: [" in text
 
 
+def test_every_option_of_a_measure_has_a_sentence_of_its_own():
+    every = {name: pages.measure_pages.options(registry.find(name)) for name in registry.BUILT_IN}
+    assert {name: row.names for name, rows in every.items() for row in rows if len(row.names) > 1} == {}
+
+
 def test_a_number_that_is_not_there_is_an_error_with_its_name():
     asked = '{{ result("demo results", "three_axis")("gone", tokens="all") }}'
     with pytest.raises(AttributeError, match=r"demo results/three_axis: 0 numbers 'gone' at .*; there are"):

@@ -106,12 +106,13 @@ class Substitution(Interventions):
     alone, at the first width.
 
     Args:
-        dummy_distances, widths: distances d0 of the mean-key splits, and widths of the falling weights, that conditions
-            use.
+        dummy_distances: distances d0 of the mean-key splits, a condition each.
+        widths: how far the weights of averaged distances reach before they fall to 0, a condition each.
         near_widths: widths of the three-axis fits that weigh near distances more.
         mean_query_distances: how many distances the split of the mean query averages over.
-        gamma, threshold, from_layer: replace only scores below this quantile of their "head", or of head 0's last row
-            for the whole "layer", from this layer on; see `substitute`.
+        gamma: only scores below this quantile are replaced, as in `substitute`; 1 replaces all.
+        threshold: whose quantile that is: of each "head", or of head 0's last row for the whole "layer".
+        from_layer: the first layer whose scores are replaced.
 
     Raises:
         InputError: unusable prompts, a layer that does not exist.
