@@ -76,7 +76,7 @@ class SlashToy(Measure):
         n_features: trained features; as many more are only ever used for measuring.
         angle: of the cone, in degrees.
         d_head: columns of W_Q and W_K; scores are not divided by its root.
-        rope_base: the largest wavelength, over 2 pi.
+        rope_base: the base of the wavelengths of RoPE.
         init_std: standard deviation of the entries of W_Q and W_K at step 0.
         seeds: one run each, of weights and of data. They are trained together.
         every: measure after so many steps.

@@ -107,7 +107,7 @@ class Substitution(Interventions):
 
     Args:
         dummy_distances: distances d0 of the mean-key splits, a condition each.
-        widths: how far the weights of averaged distances reach before they fall to 0, a condition each.
+        widths: how many distances the falling weights reach, a condition each.
         near_widths: widths of the three-axis fits that weigh near distances more.
         mean_query_distances: how many distances the split of the mean query averages over.
         gamma: only scores below this quantile are replaced, as in `substitute`; 1 replaces all.
