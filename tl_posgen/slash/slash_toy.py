@@ -69,9 +69,9 @@ class SlashToy(Measure):
     Args:
         distance: D.
         planes: frequency bands (thirds of the planes) that the head keeps: all, high_medium, high, medium or low.
-        steps: of Adam.
+        steps: how many, of Adam.
         batch: prompts a step.
-        learning_rate: of Adam.
+        learning_rate: the step size of Adam.
         n_tokens: N.
         n_features: trained features; as many more are only ever used for measuring.
         angle: of the cone, in degrees.
