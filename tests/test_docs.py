@@ -47,6 +47,11 @@ def test_every_how_to_has_a_picture_what_was_printed_and_what_to_read_next():
         assert "\nNext: [" in text
 
 
+def test_every_option_of_a_measure_has_a_sentence_of_its_own():
+    every = {name: pages.measure_pages.options(registry.find(name)) for name in registry.BUILT_IN}
+    assert {name: row.names for name, rows in every.items() for row in rows if len(row.names) > 1} == {}
+
+
 def test_a_number_that_is_not_there_is_an_error_with_its_name():
     asked = '{{ result("demo results", "three_axis")("gone", tokens="all") }}'
     with pytest.raises(AttributeError, match=r"demo results/three_axis: 0 numbers 'gone' at .*; there are"):
@@ -241,6 +246,18 @@ def test_every_page_is_in_the_site():
     notebooks = [f"notebooks/{path.stem}.md" for path in (ROOT / "examples").glob("*.ipynb")]
     names = [*(str(path.relative_to(DOCS)) for path in OF_SITE), *notebooks]
     assert [name for name in names if name not in navigation] == []
+
+
+def test_the_pages_that_the_search_finds_by_other_words_exist():
+    assert [name for name in pages.SYNONYMS if not (DOCS / name).is_file()] == []
+
+
+def test_numbers_in_the_words_of_a_verdict_become_cells():
+    told = "thirds, not held: without low 0.61 [0.54, 0.68], low alone -0.12; r at D = 1 0.93"
+    cells = {"thirds: without low": "0.61 [0.54, 0.68]", "thirds: low alone": "−0.12", "r at D = 1": "0.93"}
+    assert dict(pages.quantities(told)) == cells
+    assert dict(pages.quantities("axis alone, the rest not defined")) == {"axis alone": "–", "the rest": "–"}
+    assert pages.by_kind("random init: r 0.3; shuffled: r 0.1") == [("random init", "r 0.3"), ("shuffled", "r 0.1")]
 
 
 def test_every_picture_is_shown():

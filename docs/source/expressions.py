@@ -120,11 +120,19 @@ def slash_planes(result: Any) -> Iterator[Entry]:
 
 
 def cone(result: Any) -> Iterator[Entry]:
-    """Yield how many heads are slash-dominant, and means over these and over the others."""
+    """Yield how many heads are slash-dominant, by the distance that they attend to most with the multiple of
+    uniform attention that they pay there, and means over these and over the others."""
     from tl_posgen.slash import dominance
 
     own, group_mean = result.numbers, dominance.group_mean
     yield "n_dominant", {"tokens": "all"}, dominance.n_heads(own, "dominant")
+    score, uniform = (own.array(name, tokens="all") for name in ("best_score", "best_uniform"))
+    place, dominant = (own.array(name, tokens="all") for name in ("best_distance", "dominant"))
+    for distances, (first, last) in {"0": (0, 0), "1": (1, 1), "2 to 4": (2, 4)}.items():
+        heads = dominant.astype(bool) & (place >= first) & (place <= last)
+        at = {"tokens": "all", "distances": distances}
+        yield "n_dominant_at", at, own.number(heads.sum(HEAD))
+        yield "times_uniform", at, own.number((score / uniform).where(heads).mean(HEAD))
     for group in dominance.GROUPS:
         at = {"tokens": "all", "heads": group}
         yield "best_uniform", at, group_mean(own, "best_uniform", group)

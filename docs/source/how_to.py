@@ -34,23 +34,18 @@ QUESTIONS = {  # heading -> page -> question, as the navigation and the list of 
         "harness": "How do I run a benchmark (lm-evaluation-harness) under an intervention?",
         "kv_cache": "Which rule should I use for a KV cache?",
         "long_context": "How do I make a model read beyond its training length, and know how far it reads?",
+        "paper": "How do I put figures, tables and numbers into a paper?",
         "own_measure": "How do I write my own measure?",
     },
 }
-ON_MINI = {  # what a page asks the Hub or a GPU for -> what CI, and this script, run in its place
-    'tl_posgen.load_model("EleutherAI/pythia-160m", device="cuda")': 'tl_posgen.load_model("mini")',
+ON_MINI = {  # what a page asks the Hub, or the top of a clone, for -> what CI, and this script, run in its place
     'tl_posgen.load_model("HuggingFaceTB/SmolLM2-135M")': 'tl_posgen.load_model("mini")',
-    'tl_posgen.load_model("SmolLM2-135M-Instruct.Q4_1.gguf")': 'tl_posgen.load_model("mini")',
-    'tl_posgen.load_model("meta-llama/Llama-2-7b-hf", dtype="bfloat16", device="cuda")': 'tl_posgen.load_model("mini")',
-    'tl_posgen.load_model("meta-llama/Llama-3.1-70B", dtype="bfloat16", device_map="auto")': (
-        'tl_posgen.load_model("mini", backend="bridge")'
-    ),
-    'tl_posgen.load_model("HuggingFaceTB/SmolLM2-135M-Instruct")': "tl_posgen.random_like(base, seed=0)",
+    '"examples/mini_model/': f'"{DOCS.parent}/examples/mini_model/',
 }
 
 
 def on_mini(block: str) -> str:
-    """Return the block for the bundled model on the CPU."""
+    """Return the block for the bundled model, from any directory."""
     for asked, here in ON_MINI.items():
         block = block.replace(asked, here)
     return block

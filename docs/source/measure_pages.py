@@ -78,6 +78,7 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             explanation=as_markdown(measure.explanation),
             formula=re.sub(r"\s+", " ", inspect.cleandoc(measure.__doc__ or "").partition("\n\n")[0]).strip(),
             options=options(measure),
+            variables=variables(measure),
             source=in_table(measure.source.removesuffix(".")),
             package=package,
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
@@ -114,6 +115,19 @@ def options(measure: type[Measure]) -> list[SimpleNamespace]:
         row.names.append(f"`{one.name}`")
         row.defaults += [f"`{in_words(one.default)}`"] if in_words(one.default) else []
     return list(rows.values())
+
+
+def variables(measure: type[Measure]) -> list[SimpleNamespace]:
+    """Return a row for each variable of a measure's dataset: its name, dims, unit and meaning."""
+    return [
+        SimpleNamespace(
+            name=name,
+            dims=", ".join(one.dims),
+            unit=one.unit,
+            meaning=in_table(": ".join(filter(None, [one.label, one.description]))),
+        )
+        for name, one in measure.variables.items()
+    ]
 
 
 def in_words(value: Any) -> str:

@@ -15,7 +15,7 @@ import jupytext
 import nbformat
 import plotly.io
 from making import REAL
-from pages import ROOT, address
+from pages import ROOT, SYNONYMS, address
 from pictures import browser_of, photograph
 
 EXAMPLES = ROOT / "examples"
@@ -138,6 +138,9 @@ def write_site() -> None:
     for page in SITE.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         page.write_text(re.sub(r"\.\./examples/(\w+)\.ipynb", r"notebooks/\1.md", text), encoding="utf-8")
+    for name, words in SYNONYMS.items():
+        with (SITE / name).open("a", encoding="utf-8") as page:
+            page.write(f"\n<span hidden>{words}</span>\n")
     for source in SOURCES:
         notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
         parts = list(parts_of(notebook, source.stem))

@@ -19,6 +19,7 @@ from numbers_file import Measured, read_numbers
 
 from tl_posgen.claims import PAPERS
 from tl_posgen.core.number import Number, mean_of_nulls
+from tl_posgen.models.loading.null_kinds import NULL_KINDS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,6 +34,25 @@ SMALL = ("mini", "stories260K")
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 QWEN = "Qwen2.5-Coder-0.5B-Instruct"
 OF_ROOT = ("README.md", "mkdocs.yml", "CITATION.cff")
+SYNONYMS = {  # page -> words by which the site's search finds it, too
+    "cite.md": "BibTeX, citation, reference, bibliography, DOI",
+    "reports.md": "DataFrame, pandas, csv, xarray, netCDF, JSON, export, save, load",
+    "python.md": "DataFrame, pandas, csv, xarray, export, API, logit diff, metric",
+    "explain.md": "direct logit attribution, logit diff, causal, circuit, induction, why",
+    "models.md": "Hugging Face, HF, Hub, transformers, checkpoint, GPU, memory",
+    "coupling.md": "Jacobian, singular vectors, residual stream",
+    "slash.md": "previous-token head, diagonal, sub-diagonal, positional head, induction",
+    "frequencies.md": "rotary, RoPE base, theta, context length, long context, extrapolation, YaRN",
+    "position.md": "variance decomposition, ANOVA, additive, disentangle",
+    "measures/substitution.md": "activation patching, causal, intervention, replace attention scores",
+    "how_to/paper.md": "SVG, PDF, LaTeX, BibTeX, figure export, camera button, publication, kaleido",
+    "how_to/position_part.md": "activation patching, causal, ablate, ablation, edit scores, logit diff, position-free",
+    "how_to/slash_heads.md": "ablate, ablation, knock out, mean ablation, zero ablation, causal, control",
+    "how_to/one_prompt.md": "logit diff, single prompt, attention pattern, IOI",
+    "how_to/transformers.md": "Hugging Face, HF, AutoModel, fine-tuned, nnsight, nnterp, pyvene",
+    "how_to/many_models.md": "DataFrame, csv, SLURM, Ray, cluster, sweep",
+    "how_to/compare.md": "fine-tuning, instruct, RLHF, checkpoints, difference, csv",
+}
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
 
 
@@ -103,19 +123,44 @@ def interval(low: float, high: float, digits: int = 3, form: str = "p") -> str:
 
 
 def excerpt(printed: str) -> str:
-    """Three findings, and a table with its first and its last row a head and its means, as a command printed them."""
+    """Three findings and the table of heads, as a command printed them."""
     lines = [line.rstrip() for line in printed.splitlines()]
     start = next(number for number, line in enumerate(lines) if line.startswith("•"))
-    findings, count = [], 0
-    for line in lines[start:]:
-        count += line.startswith("•")
-        if count > 3 or not line:
-            break
-        findings.append(line)
-    top = next(number for number, line in enumerate(lines) if line.split()[:2] == ["L", "H"])
-    heads = [line for line in lines[top:] if "".join(line.split()[:2]).isdigit()]  # layer, head
-    ends = [line for line in lines[top:] if line.split()[:1] in (["mean"], ["random"], ["shuffled"])]
-    return "\n".join([*findings, "", *lines[top - 2 : top + 2], heads[0], "        ...", heads[-1], "", *ends])
+    end = next(number for number, line in enumerate(lines) if re.match(r" *shuffled +\d[\d.]+ +\d", line))
+    return "\n".join(lines[start : end + 1])
+
+
+def by_kind(null: str) -> list[tuple[str, str]]:
+    """Return what a verdict says of null models by their kind.
+
+    Example:
+        >>> by_kind("random init: r 0.35, r1 0.2; shuffled: r 0.1")
+        [('random init', 'r 0.35, r1 0.2'), ('shuffled', 'r 0.1')]
+    """
+    names = "|".join([*NULL_KINDS, "random bases", "chance"])
+    pieces = re.split(rf"(?:^|; )({names}): ", null)[1:]
+    return list(zip(pieces[::2], pieces[1::2], strict=True))
+
+
+def quantities(told: str) -> Iterator[tuple[str, str]]:
+    """Yield each quantity that a verdict names with its value; where several share one value, each has it.
+
+    Example:
+        >>> list(quantities("thirds, not held: without low 0.61 [0.54, 0.68], low alone 0.12; r at D = 1 0.93"))
+        [('thirds: without low', '0.61 [0.54, 0.68]'), ('thirds: low alone', '0.12'), ('r at D = 1', '0.93')]
+    """
+    waiting, group = [], ""
+    for piece in re.split(r"(?<!thirds)(?<!wavelength)[;,] (?=[^\d\s+-])", told):
+        if named := re.match(r"(thirds|wavelength)(?:, [a-z ]+)?: ", piece):
+            group, piece = f"{named[1]}: ", piece[named.end() :]
+        elif not re.search(r"without|alone", piece):
+            group = ""
+        found = re.fullmatch(r"(.*?) ([-+]?[\d.]+%?(?: \[.*\])?|not defined)", piece)
+        waiting.append(f"{group}{found[1] if found else piece}")
+        if found:
+            value = "–" if found[2] == "not defined" else found[2].replace("-", "−")
+            yield from ((words, value) for words in waiting)
+            waiting = []
 
 
 def quoted(text: str) -> str:
@@ -148,6 +193,18 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
     def claim_rows(part: str, paper: str) -> list[Mapping[str, Any]]:
         return [row for row in result(part, "claims").rows if row["claim"].startswith(paper)]
 
+    def claim_table(claim: str, models: Sequence[str]) -> SimpleNamespace:
+        """Return what decided a claim: by model its verdict, and its numbers by null kind and quantity."""
+        found = []
+        for model in models:
+            row = next(row for row in claim_rows(f"{model} claims", claim) if row["claim"] == claim)
+            numbers = {("", words): value for words, value in quantities(row["measured"])}
+            numbers |= {(kind, words): value for kind, told in by_kind(row["null"]) for words, value in quantities(told)}
+            found.append((model, row["verdict"], numbers))
+        every = dict.fromkeys(place for _, _, numbers in found for place in numbers)
+        kinds = [kind for kind in dict.fromkeys(kind for kind, _ in every) if kind]
+        return SimpleNamespace(models=found, nulls=kinds, quantities=list(dict.fromkeys(words for _, words in every)))
+
     made.globals |= {
         "result": result,
         "part": lambda name: numbers[name],
@@ -157,6 +214,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
         "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),
         "claim_rows": claim_rows,
+        "claim_table": claim_table,
         "interval": interval,
         "measured_with": ", ".join(
             sorted({one for of in numbers.values() if "results" in of for one in of["settings"]["version"].split(", ")})

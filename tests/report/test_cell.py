@@ -25,10 +25,22 @@ def test_a_result_shows_its_findings_table_and_first_figure_and_a_report_all_fin
     assert "random init" in shown
     assert shown.count("<tr") == 1 + CELL_ROWS
     assert "Three-axis fit" in shown
-    assert len(shown) < 200_000  # plotly's script comes once, from outside
+    assert len(shown) < 2_500_000  # with plotly's script, compressed
     shown = report._repr_html_()
     assert all(sentence.split("(")[0][:40] in shown for sentence in report.findings())
     assert "<th>three axis r</th>" in shown
+
+
+def test_a_cell_draws_its_figures_without_a_network_and_two_cells_unpack_one_script(browser, report):
+    cell = report["three_axis"]._repr_html_()
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    page.set_content(f"<!doctype html><body>{cell}{report['loss']._repr_html_()}</body>")
+    page.locator("svg.main-svg").nth(2).wait_for()
+    assert page.locator(".js-plotly-plot").count() == 2
+    assert page.locator("head script").count() == 1
+    assert page.locator("[data-title*=Share]").count() == 0  # an upload
+    context.close()
 
 
 def test_terminal_page_and_notebook_show_the_same_titles_and_the_same_cells(report, monkeypatch, capsys):

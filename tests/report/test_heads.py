@@ -32,8 +32,8 @@ def test_every_head_has_its_numbers_and_its_thinned_curves(report):
     r = next(one for one in heads["numbers"] if one["label"] == "r of position + query + key")
     np.testing.assert_allclose(r["values"], report["three_axis"].frame()["r"], rtol=1e-3)
     score = next(one for one in heads["curves"] if one["title"].startswith("slash score"))
-    assert score["log"]
-    assert score["along"] == "distance + 1"
+    assert score["along"] == "distance"
+    assert (score["ticks"]["tickvals"][1], score["ticks"]["ticktext"][1]) == (2, "1")  # the previous token
     assert len(score["x"]) <= LONGEST
     own = report["slash"].sel(tokens="all")["score"].isel(distance=[int(x) - 1 for x in score["x"]])
     expected = own.stack(unit=("layer", "head")).transpose("unit", "distance").values

@@ -110,7 +110,7 @@ def test_heat_maps_have_a_row_a_label_and_a_column_a_side_on_one_scale(result):
     assert figure.layout.annotations[3].text == "m, k = 10"
 
 
-@pytest.mark.parametrize("spread", [0.04, 0.06])
+@pytest.mark.parametrize("spread", [0.19, 0.21])
 def test_a_null_models_map_that_is_nearly_constant_is_a_line_below_the_models(result, spread):
     data = result.dataset.copy(deep=True)
     for name in ("score", "square"):
@@ -124,10 +124,10 @@ def test_a_null_models_map_that_is_nearly_constant_is_a_line_below_the_models(re
     drawn = head_map("score", ("other", {}), title="T", limits=None)
     maps = heat_maps("square", "layer", "layer_2", per=["k"], title="T")
     of_heads = drawn(replace(flat, dataset=data.mean("prompt")))
-    is_drawn = spread > 0.05
+    is_drawn = spread > 0.2
     assert len(of_heads.data) == 5 + is_drawn
     below = [str(axis.title.text) for axis in of_heads.select_xaxes()]
-    assert [("m, 0: nearly constant, 0 to " in text) for text in below] == [not is_drawn] + [False] * (4 + is_drawn)
+    assert [("m, 0: between 0 and " in text) for text in below] == [not is_drawn] + [False] * (4 + is_drawn)
     first = maps(flat)  # of the first k; the map of the other k has a range of its own
     assert [title.text for title in first.layout.annotations][:2] == [
         "m, k = 5",

@@ -64,6 +64,45 @@ def test_a_click_on_a_head_of_a_map_opens_its_panel(page):
     assert not panel.is_visible()
 
 
+def test_heads_in_sentences_and_tables_and_the_atlas_open_panels_that_have_addresses(page):
+    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    panel, which = page.locator("dialog#panel"), page.locator("#which")
+    link = page.locator("ul.findings a.head").first
+    name = link.inner_text()
+    link.click()
+    assert (which.inner_text(), page.evaluate("location.hash")) == (name, f"#head={name}")
+    page.locator("#close").click()
+    page.locator("section#variance .scroll tbody tr").nth(6).locator("a.head").click()
+    assert which.inner_text() == "L1H2"
+    page.evaluate("location.hash = '#head=L2H3'")
+    page.wait_for_function("document.getElementById('which').textContent === 'L2H3'")
+    page.locator("#close").click()
+    assert not panel.is_visible()
+    atlas = page.locator("section#variance .plot").first
+    atlas.scroll_into_view_if_needed()
+    assert "Head atlas" in atlas.get_attribute("aria-label")
+    box = atlas.locator(".scatterlayer .trace").last.locator("path.point").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_timeout(200)  # plotly looks for the point under the mouse now and then
+    page.mouse.down()
+    page.mouse.up()
+    panel.wait_for()
+    page.locator("#close").click()
+
+
+def test_the_first_panel_is_that_of_the_head_of_most_position_and_no_figure_can_be_uploaded(page):
+    page.reload()
+    page.locator("#open").click()
+    first = page.locator("#which").inner_text()
+    page.locator("#order").select_option(label="position")
+    assert page.locator("#which").inner_text() == first
+    page.locator("#order").select_option("")
+    page.locator("#close").click()
+    page.locator("svg.main-svg").first.wait_for()
+    assert page.locator("[data-title*=Share]").count() == 0
+    assert page.locator("[data-title*=ownload]").count() > 0
+
+
 def test_the_panel_has_the_token_maps_of_its_head_and_gives_them_back(page):
     view = page.locator(".view").first
     head = view.get_attribute("data-head")

@@ -14,6 +14,7 @@ import tl_posgen
 from tl_posgen.claims import Claims
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.result import Result
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.tables import cell
 from tl_posgen.report.terminal import (
     MOST_LINES,
@@ -83,19 +84,24 @@ def test_every_number_of_the_table_of_heads_is_printed_whole(capsys, monkeypatch
     numbers = [cell(value) for name in frame.columns[2:] for value in frame[name]]
     assert not set(numbers) - set(tables.split())
     assert max(map(len, tables.splitlines())) <= width
-    parts = [len(re.findall(rf"^ +{word} ", tables, re.MULTILINE)) for word in ("L", "mean", "random", "shuffled")]
+    parts = [len(re.findall(rf"^ +{word} ", tables, re.MULTILINE)) for word in ("head", "mean", "random", "shuffled")]
     assert parts == [1 if width > 60 else 2] * 4  # all columns beside each other take 65
 
 
 @pytest.mark.longer
-@pytest.mark.parametrize("most", [5, 16])
-def test_heads_stand_in_the_order_of_layers_also_where_some_are_left_out(capsys, monkeypatch, report, most):
-    one = tl_posgen.Report({"three_axis": report["three_axis"]}, report.provenance)
+@pytest.mark.parametrize("most", [4, 10, 16])
+def test_where_not_all_heads_fit_those_of_most_position_and_of_most_interaction_are_shown(
+    capsys, monkeypatch, report, most
+):
+    one = tl_posgen.Report({"variance": report["variance"]}, report.provenance)
     text = printed(capsys, monkeypatch, 120, lambda: print_heads(Console(markup=False), most, report=one))
-    heads = [(int(layer), int(head)) for layer, head in re.findall(r"^ +(\d) +(\d) +\d", text, re.MULTILINE)]
-    highest = one.frame().nlargest(most, one.frame().columns[2])
-    assert heads == sorted(zip(highest["layer"], highest["head"], strict=True))
-    assert (", the 5 of highest " in " ".join(text.split())) == (most == 5)
+    heads, frame = re.findall(r"^ +(L\dH\d) ", text, re.MULTILINE), one.frame()
+    n = min(5, most // 2)
+    ends = [frame.nlargest(n, f"{part}_share") for part in ("position", "interaction")]
+    names = [head_name(*place) for end in ends for place in zip(end["layer"], end["head"], strict=True)]
+    assert heads == [*dict.fromkeys(names)]  # a head of both once
+    assert f"the {n} of most position, the {n} of most interaction" in " ".join(text.split())
+    assert cell(float(frame["first_token_attention"].mean())) in text
 
 
 @pytest.mark.longer
@@ -114,7 +120,7 @@ def test_the_table_is_shown_where_a_measures_sentences_fail(capsys, report, full
 
 
 @pytest.mark.longer
-def test_by_default_a_report_takes_40_lines_and_says_what_is_left_out(capsys, monkeypatch, report):
+def test_by_default_a_report_takes_few_lines_and_says_what_is_left_out(capsys, monkeypatch, report):
     show = partial(print_measures, lead=slash_heads(report) if "slash" in report else None)
     for width in WIDTHS:
         text = printed(capsys, monkeypatch, width, show, report)
@@ -138,8 +144,8 @@ def test_many_heads_by_default_are_those_of_the_highest_headline(capsys, monkeyp
     text = printed(capsys, monkeypatch, 120, print_report, one)
     assert len(text.splitlines()) <= MOST_LINES
     assert f"{n} heads, the" in text
-    rows = [line.split()[2] for line in text.splitlines() if re.match(r" +\d+ +\d+ ", line)]
-    assert rows == [cell(rank / n) for rank in ranks.ravel() if rank >= n - len(rows)]  # the highest, layer by layer
+    rows = [line.split()[1] for line in text.splitlines() if re.match(r" +L\d+H\d+ ", line)]
+    assert rows == [cell((n - 1 - place) / n) for place in range(len(rows))]  # the highest first
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -171,5 +177,5 @@ def test_two_columns_of_one_short_heading_are_both_shown(capsys, monkeypatch, re
     one = {"three_axis": report["three_axis"], "own": Result(Own(), data)}
     text = printed(capsys, monkeypatch, 120, print_report, tl_posgen.Report(one, report.provenance))
     assert "0.777" in text
-    heading = next(line.split() for line in text.splitlines() if line.split()[:2] == ["L", "H"])
-    assert heading == ["L", "H", "r-3", "r-3", "row", "r"]
+    heading = next(line.split() for line in text.splitlines() if line.split()[:1] == ["head"])
+    assert heading == ["head", "three", "curves", "in", "rows", "r"]

@@ -326,7 +326,7 @@ POSITION = [
     ),
     Claim(
         "position 1b",
-        "Scores are close to a(i-j) + b(i) + c(j), a narrower sum, with a correlation above .95.",
+        "Scores are close to a(i-j) + b(i) + c(j), a sum of three curves, with a correlation above .95.",
         "r without the first token, mean over heads: .95 held, .75 partly; that of the mean-key split beside it",
         ("three_axis", "mean_key"),
         lambda three_axis, mean_key: [

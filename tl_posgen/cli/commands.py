@@ -36,13 +36,12 @@ WRITTEN: dict[str, Callable[..., Any]] = {}  # name -> command that is a functio
 class _MeasureCommand:
     """A command that runs measures: help in one line; their names, where an option that several have goes to each of
     them; defaults of the shared options, where they are not the usual ones; shared options that mean nothing here; and,
-    as "module:function", those of the report that make the first table, and results that show each other's numbers."""
+    as "module:function", that of the report which makes results show each other's numbers."""
 
     help: str
     measures: Sequence[str]
     setup: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
-    lead: str = ""
     join: str = ""
 
     def __call__(self, *, setup: Setup, **given: Any) -> None:
@@ -61,7 +60,7 @@ class _MeasureCommand:
             joined = resolve_name(self.join)(found) if self.join else found
             return Report({name: joined[name] for name in (*first, *found)}, found.provenance)
 
-        setup.measure(measured, setup.pretrained(), lead=self.lead and resolve_name(self.lead))
+        setup.measure(measured, setup.pretrained(), lead=Report.lead)
 
 
 COMMANDS = {
@@ -86,7 +85,6 @@ COMMANDS = {
         "Heads that attend a fixed distance back: which, on random tokens too, and why.",
         ["slash", "slash_planes", "slash_biases", "cone", "slash_transfer", "slash_ablation", "band_ablation"],
         {"length": 512},
-        lead="tl_posgen.slash.slash_heads:slash_heads",
     ),
     "coupling": _MeasureCommand("Coupling of residual Jacobians, linearity, growth.", ["coupling"], {"length": 64}),
 }

@@ -49,6 +49,7 @@ class Variable:
             smooth functions of sums over prompts, see `tl_posgen.stats.intervals`.
         bounds: the range of its values, (-1, 1) of a correlation, which its interval does not leave; None for none.
         judged: whether sentences say where it is not above its nulls: of what training is said to make high.
+        ranked: whether the terminal's table, where not all heads fit, shows those with most of it.
         compared: whether comparisons of two reports hold it; not a yardstick, which no model can change.
         beside: a variable of the same dims that `Result.heads` shows beside it, such as the distance of a best score.
         whole: whether its values are whole numbers, and stay such in tables of a few chosen heads.
@@ -63,6 +64,7 @@ class Variable:
     interval: bool = False
     bounds: tuple[int | float, int | float] | None = None
     judged: bool = False
+    ranked: bool = False
     compared: bool = True
     beside: str = ""
     whole: bool = False
@@ -122,6 +124,7 @@ class Measure:
             first tokens, which the page draws in the panel of a head.
         by_head: kinds that draw a curve for every head; the page of more than 64 heads leaves them out.
         legend: the meaning of the headings of `table`.
+        lead: "module:function" that makes of a report the table which stands first, in terminal and page.
         words: what sentences, tables and figures call the labels of a dim, such as "RoPE removed" for no_rope; see
             `in_words`.
         token_view: its token-level picture.
@@ -151,6 +154,7 @@ class Measure:
     patterns: ClassVar[str] = ""
     by_head: ClassVar[frozenset[str]] = frozenset()
     legend: ClassVar[str] = ""
+    lead: ClassVar[str] = ""
     words: ClassVar[Mapping[str, str]] = {}
     token_view: ClassVar[TokenView | None] = None
     caveats: ClassVar[Mapping[str, str]] = {}

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pandas as pd
@@ -192,6 +193,11 @@ class Report(Mapping[str, Result]):
         for name, result in self.results.items():
             groups[name] = result.dataset.assign_attrs(provenance=json.dumps(dict(result.provenance)))
         return netcdf_bytes(groups)
+
+    def lead(self) -> pd.DataFrame | None:
+        """Return the table that stands first, such as the slash-dominant heads, titled in its `attrs`; None without."""
+        makers = [result.measure.lead for result in self.results.values() if result.measure.lead]
+        return resolve_name(makers[0])(self) if makers else None
 
     def html(self) -> str:
         """Return the report as one page that opens with no network."""

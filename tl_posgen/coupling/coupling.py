@@ -315,8 +315,8 @@ class Coupling(JacobianMeasure):
                 )
             sentences.append(told)
         sentences.append(
-            f"Token trajectories have a line-shape score of {own('line_shape_score'):.3f}, where 1 is a straight line; "
-            f"an exponential in the layer explains {own('growth_r2'):.3f} of the growth of ln |x|, with an "
+            f"A token's path through the layers is {own('line_shape_score'):.2f} times as long as the straight line "
+            f"between its ends (line-shape score); an exponential in the layer explains {own('growth_r2'):.3f} of the growth of ln |x|, with an "
             f"expodistance of {own('expodistance'):.3f}."
         )
         if "linearisation" in own:

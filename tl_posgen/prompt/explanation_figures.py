@@ -15,6 +15,7 @@ from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
 from tl_posgen.report.tables import title
 from tl_posgen.report.terminal import print_frame
 
+TERM_PATTERNS = {"position": "", "key_part": "/", "query_key": "\\", "interaction": "x"}  # in grey print
 TERM_COLOURS = {"position": "#3b6fb6", "key_part": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
 TERM_COLOURS |= {"alibi": "#8b5fa8"}
 PARTS = "Terms by key, and those of one key by source and by plane"
@@ -61,7 +62,8 @@ def draw_explanation(explanation: Explanation) -> go.Figure:
             values = rows.query("term == @term").set_index("label")["contribution"].reindex(order)
             hover = f"%{{x}}, {title(term)}: %{{y:.3f}}<extra></extra>"
             bar = go.Bar(x=order, y=values.values, name=title(term), hovertemplate=hover)
-            panels.add(panel, bar.update(marker_color=TERM_COLOURS.get(term, COLOURS[-1])))
+            look = {"color": TERM_COLOURS.get(term, COLOURS[-1]), "pattern": {"shape": TERM_PATTERNS.get(term, ".")}}
+            panels.add(panel, bar.update(marker=look))
     score = data["score"].sel(key=shown).values
     marks = {"mode": "markers", "marker": {"color": "black", "size": 6, "symbol": "line-ew-open"}}
     template = "%{x}: %{y:.3f}<extra></extra>"

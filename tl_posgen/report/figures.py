@@ -16,6 +16,8 @@ from plotly.subplots import make_subplots
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
 
 COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6b", "#8b5fa8", "#c79a2b", "#4aa3b5", "#b0567d", "#6b7280")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "pentagon", "cross")  # of curves in grey print
+PATTERNS = {"position": "", "content": "/", "interaction": "x"}  # of bars, in grey print
 NULL_COLOUR = "#9ca3af"
 SCALE = "Viridis"
 MARKS = sample_colorscale(SCALE, [0.25, 0.4, 0.55, 0.7, 0.85])  # of lines and points: seen on white and on black
@@ -90,6 +92,7 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         margin={"t": 90, "l": 60, "r": 30, "b": 50},
         colorway=COLOURS,
         uniformtext={"minsize": 9, "mode": "hide"},  # in bars: what would be smaller is left out
+        modebar_remove=["sendChartToCloud"],  # plotly's "Share chart" uploads the numbers
         meta={"title": title, "subtitle": subtitle.replace("<br>", " ")},
     )
     return figure
@@ -104,6 +107,18 @@ def evenly(values: Iterable[Any], most: int = MOST_NAMES) -> list[Any]:
     """
     every = list(values)
     return every[:: -(-len(every) // most) or 1]
+
+
+def ticks_from_zero(top: float) -> dict[str, Any]:
+    """Return the ticks of a logarithmic axis of x + 1, labelled with x: 0, 1, 3, 10, .. up to `top`.
+
+    Example:
+        >>> ticks_from_zero(127)
+        {'tickvals': [1, 2, 4, 11, 31, 101], 'ticktext': ['0', '1', '3', '10', '30', '100']}
+    """
+    steps = (1,) if top > 1e4 else (1, 3)
+    labels = [0, *(step * 10**power for power in range(15) for step in steps if step * 10**power <= top)]
+    return {"tickvals": [label + 1 for label in labels], "ticktext": [f"{label:,}" for label in labels]}
 
 
 class Panels:
@@ -146,10 +161,12 @@ class Panels:
         self.figure.add_traces(list(traces), rows=[row] * len(traces), cols=[column] * len(traces))
 
     def axes(self, x: str = "", y: str = "", *, log_x: bool = False) -> "Panels":
-        """Set axis titles: of x below the last panel of each column and those beside it that have numbers of their own,
+        """Set axis titles, with log_x of a logarithmic axis of x + 1 that is labelled with x: of x below the last panel of each column and those beside it that have numbers of their own,
         of y left of the first column."""
         if log_x:
-            self.figure.update_xaxes(type="log", dtick=1)
+            traces: Any = self.figure.data
+            tops = [float(np.nanmax(np.asarray(one["x"], float))) for one in traces if one["x"] is not None and len(one["x"])]
+            self.figure.update_xaxes(type="log", **ticks_from_zero(max(tops, default=1.0) - 1))
         last = max(0, self.n_panels - self.n_columns)
         for panel in range(last // self.n_columns * self.n_columns, self.n_panels):
             own: dict[str, Any] = {} if panel >= last else {"selector": lambda axis: axis.showticklabels is not False}

@@ -26,7 +26,7 @@ MOST_CURVES = 16  # of a layer's heads, drawn one by one
 MOST_ROWS = 128  # of a map with a row a head
 HEAD = ("layer", "head")
 _CELLS, _CELLS_ACROSS = 128, 36  # up to which cells carry their number: of a map, and beside each other
-_FLAT = 0.05  # of the range of the model's map: below, a null model's is not drawn
+_FLAT = 0.2  # of the range of the model's map: below, a null model's is not drawn
 _N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
 _MEDIAN = "median over heads, and nine tenths of them"
 
@@ -97,7 +97,7 @@ def map_panels(
     **panels: Any,
 ) -> Panels:
     """Return a panel a map, all on one colour axis, numbers written where there are few; a null model's map that spans
-    less than a twentieth of the model's is a line below the model's in its place.
+    less than a fifth of the model's is a line below the model's in its place.
 
     Args:
         limits: of the colour scale; those of the numbers if None.
@@ -111,7 +111,7 @@ def map_panels(
     for one in maps:
         (low, high), (model, below) = ends(one.array), drawn.get(one.what, (one, []))
         if one.side != model.side and high - low < _FLAT * -np.subtract(*ends(model.array)):
-            below.append(f"{one.side}: nearly constant, {low:.3g} to {high:.3g}")
+            below.append(f"{one.side}: between {low:.3g} and {high:.3g}")
         else:
             drawn[(one.what, one.side) if one.what in drawn else one.what] = one, []
     arrays = [one.array for one, _ in drawn.values()]
@@ -147,7 +147,7 @@ def layer_curves(
     nine tenths of them; of many heads these of the model too.
 
     Args:
-        log_x: x is along + 1, on a logarithmic axis, and long curves are thinned.
+        log_x: on a logarithmic axis, of which zero is a part, and long curves are thinned.
         share: of a logarithmic axis that is drawn; the longest distances are means over few pairs.
         at: labels of other dims, as in `head_map`.
         beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
@@ -159,8 +159,8 @@ def layer_curves(
 
     def curve(x: np.ndarray, y: np.ndarray, hover: str, name: str, colour: str) -> dict[str, Any]:
         look = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.6}, "showlegend": None}
-        words = {"name": name, "hovertemplate": f"{hover}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>"}
-        return look | words | {"x": x, "y": y}  # a mapping, which is faster than a trace: there may be a thousand
+        words = {"name": name, "hovertemplate": f"{hover}<br>{along} %{{customdata}}: %{{y:.3f}}<extra></extra>"}
+        return look | words | {"x": x, "y": y, "customdata": x - log_x}  # a mapping, which is faster than a trace: there may be a thousand
 
     layers, many = result.own["layer"].values, result.own.sizes["head"] > MOST_CURVES
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
@@ -185,7 +185,7 @@ def layer_curves(
                 panels.add(number, curve(x, y, head_name(layer, head), f"head {head}", shade))
     for number, layer in enumerate(layers):
         panels.add(number, *beside(thinned(result.own), layer))
-    panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
+    panels.axes(along, y_title, log_x=log_x)
     words = f"{subtitle}; {_MEDIAN}" if many else subtitle
     figure = panels.finish(f"{title} · {model_label(result.own)}", words)
     if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= _FEW and not log_x:

@@ -6,21 +6,23 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.models.selection import head_name
-from tl_posgen.report.figures import at_usual_labels, model_name
+from tl_posgen.report.figures import at_usual_labels, model_name, ticks_from_zero
 from tl_posgen.report.tables import title
 
 _VALUES = 250_000  # of one curve over all heads
 LONGEST, _SHORTEST = 96, 24  # points of a head's curve
-_LOGARITHMIC = ("distance", "d0")  # drawn over themselves + 1
+_LOGARITHMIC = ("distance", "d0")  # on a logarithmic axis, of which zero is a part
 
 
 def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
-    """Return names, numbers and curves of all heads, JSON-ready; None for a report without a row per head.
+    """Return names, numbers and curves of all heads, JSON-ready; None for a report without a row per head. The first
+    head to show is that with most of a ranked quantity, such as position.
 
     The numbers are the headlines of the per-head table; the curves and the maps between tokens are those that measures
     declare in `Measure.curves` and `Measure.patterns`, a curve for each label of a dim, besides the last, that has no
@@ -46,8 +48,11 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
                 for place in product(*(array[dim].values.tolist() for dim in over)):
                     curves.append(_curve_of(result, name, along, dict(zip(over, place, strict=True)), places))
     names = [head_name(*place) for place in places]
+    variables = [one for result in results.values() for one in result.measure.variables.values()]
+    ranked = next((one.headline for one in variables if one.ranked and table.get(one.headline, pd.Series()).any()), None)
+    first = names[0 if ranked is None else int(table[ranked].argmax())]
     patterns = [_patterns_of(one, names) for one in results.values() if one.measure.patterns in one.own]
-    return {"names": names, "numbers": numbers, "curves": curves, "patterns": patterns}
+    return {"names": names, "first": first, "numbers": numbers, "curves": curves, "patterns": patterns}
 
 
 def _patterns_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
@@ -95,8 +100,8 @@ def _curve_of(
         span = {side: [_rounded(value) for value in end] for side, end in ends.items()}
     return {
         "title": f"{heading} · {model_name(result.own)}",
-        "along": f"{along} + 1" if log else along,
-        "log": log,
+        "along": along,
+        "ticks": ticks_from_zero(float(own[along].values[-1])) if log else None,
         "x": [float(x) + log for x in own[along].values],
         "rows": [[_rounded(value) for value in by_place.get(place, empty)] for place in places],
         "null": span,

@@ -25,6 +25,7 @@ from tl_posgen.models.loading.null_kinds import NULL_KINDS
 from tl_posgen.report.figures import (
     AT_START,
     COLOURS,
+    SYMBOLS,
     Panels,
     at_usual_labels,
     error_bars,
@@ -48,6 +49,7 @@ class _Drawn(NamedTuple):
     labels: list[Any]
     name: str
     colour: str
+    symbol: str
     ends: np.ndarray
     nulls: Mapping[str, list[float]]
 
@@ -56,6 +58,7 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
     own = result.numbers
     names = dict.fromkeys(name for curves in panels.values() for name, *_ in curves)
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+    symbols = {name: SYMBOLS[place % len(SYMBOLS)] for place, name in enumerate(names)}
     for number, curves in enumerate(panels.values()):
         for name, variable, *labels in curves:
             array: Any = variable(own) if callable(variable) else own.array(variable, **{along: None} | dict(*labels))
@@ -64,7 +67,8 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
             known = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
             numbers = own.along(array, along, bounds)
             ends = [[getattr(one, end) for one in numbers] for end in ENDS]
-            yield _Drawn(number, array[along].values.tolist(), name, colours[name], np.array(ends), known)
+            at, look = array[along].values.tolist(), (colours[name], symbols[name])
+            yield _Drawn(number, at, name, *look, np.array(ends), known)
 
 
 def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *told: str) -> go.Figure:
@@ -90,7 +94,7 @@ def lines(
 
     Args:
         panels: title -> curves, or a function of the result that returns this.
-        x: a variable of that dim, in the place of its labels; on a logarithmic axis, over itself + 1.
+        x: a variable of that dim, in the place of its labels; on a logarithmic axis, of which zero is a part.
         subtitle: may name options: "at distance {d0:g}".
         log_x: on a logarithmic axis.
     """
@@ -100,7 +104,7 @@ def lines(
         drawn = Panels(list(known), columns=columns, row_height=280)
         for one in _drawn(result, known, along):
             at = (result.own[x].values + log_x).tolist() if x else one.labels
-            curve = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(*one.ends)}
+            curve = {"mode": "lines+markers", "marker": {"size": 6, "symbol": one.symbol}, "error_y": error_bars(*one.ends)}
             drawn.add(one.panel, line(at, one.ends[0], one.name, one.colour, **curve))
             for kind, values in one.nulls.items():
                 look: dict[str, Any] = {"dash": NULL_KINDS[kind].dash, "width": 1, "showlegend": False}
@@ -109,7 +113,7 @@ def lines(
         words = {"dash": "dashed", "dot": "dotted", "dashdot": "dash-dotted"}
         dashes = {kind: NULL_KINDS[kind].dash for kind in result.numbers.by_null}
         broken = [f"{words.get(dash, dash)}: {kind}" for kind, dash in dashes.items()]
-        drawn.axes(x_title or (f"{x} + 1" if x and log_x else x or along), y_title, log_x=log_x)
+        drawn.axes(x_title or x or along, y_title, log_x=log_x)
         return _finished(drawn, result, title, subtitle, f"{over}{_INTERVALS}", *broken)
 
     return figure
@@ -169,7 +173,8 @@ def points(
     equal: bool = False,
     columns: int = 4,
 ) -> Figure:
-    """Return a figure of one per-head variable against another, a point a head; the null models' heads are crosses.
+    """Return a figure of one per-head variable against another, a point a head, which opens on the page; the null models' heads
+    have other symbols.
 
     Args:
         x, y: variable and labels of its dims; the usual ones where none is given.
@@ -183,11 +188,12 @@ def points(
         drawn = Panels(list(known), columns=columns, horizontal_spacing=0.04)
         for panel, labels in enumerate(known.values()):
             tops = []
-            for side, data, colour in sides(result):
+            for kind, (side, data, colour) in zip(result.sides, sides(result), strict=True):
                 ends = (at_usual_labels(result, data[name], {**labels, **at}) for name, at in (x, y))
                 both = xr.concat(list(ends), "axis").stack(place=HEAD).dropna("place")
-                look = {"color": colour, "size": 7, "symbol": "circle" if data is result.own else "x-thin-open"}
+                look = {"color": colour, "size": 7, "symbol": NULL_KINDS[kind].symbol if kind in NULL_KINDS else "circle"}
                 words = {"text": head_names(both["place"].values), "hovertemplate": _HOVER, "name": side}
+                words |= {"meta": "heads"} if data is result.own else {}
                 drawn.add(panel, go.Scatter(x=both[0], y=both[1], mode="markers", marker=look, **words))
                 tops.append(float(both.max()) if both.size else np.nan)
             if equal:

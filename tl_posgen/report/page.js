@@ -4,8 +4,10 @@ const night = matchMedia("(prefers-color-scheme: dark)"), onPaper = () => docume
 const isDark = () => night.matches && !onPaper();
 const find = (id) => document.getElementById(id);
 const read = (id) => JSON.parse(find(id).textContent);
-const TEMPLATES = read("templates"), HEADS = read("heads"), CONFIG = { displaylogo: false };
+const TEMPLATES = read("templates"), HEADS = read("heads");
+const CONFIG = { displaylogo: false, showSendToCloud: false, toImageButtonOptions: { format: "svg" } };
 const SMALLEST = 8; // pixels of letters in cells
+const HEAD = /^L\d+H\d+$/;
 
 function layoutOf(layout) {
   const clear = "rgba(0,0,0,0)", template = TEMPLATES[isDark() ? "dark" : "light"];
@@ -24,7 +26,7 @@ function draw(div) {
   Plotly.react(div, data, layoutOf(layout), CONFIG).then(() => {
     div.removeAllListeners("plotly_click");
     div.on("plotly_click", ({ points: [point] }) => {
-      if (point.data.meta === "heads") show(`L${point.y}H${point.x}`);
+      if (point.data.meta === "heads") show(point.text && HEAD.test(point.text) ? point.text : `L${point.y}H${point.x}`);
     });
     div.removeAllListeners("plotly_afterplot");
     div.on("plotly_afterplot", () => hideTiny(div));
@@ -95,6 +97,7 @@ function drawCurve(curve, chosen) {
   rows.sort((one, other) => (one.index === chosen) - (other.index === chosen));
   const lines = rows.map(({ index, name, y, colour }) => ({
     x: curve.x, y, name, mode: "lines", customdata: curve.x.map(() => name),
+    text: curve.x.map((x) => x - (curve.ticks ? 1 : 0)), hovertemplate: `${curve.along} %{text}: %{y:.3f}`,
     line: { color: colour, width: index === chosen ? 4 : 1 }, showlegend: false, hoverlabel: { namelength: -1 },
   }));
   const grey = { color: "#9ca3af", width: 0 };
@@ -102,7 +105,7 @@ function drawCurve(curve, chosen) {
     x: [...curve.x, ...curve.x.toReversed()], y: [...curve.null.high, ...curve.null.low.toReversed()], line: grey,
     fill: "toself", fillcolor: "rgba(156,163,175,.35)", name: "random init, all heads", hoverinfo: "skip",
   }] : [];
-  const axis = { title: { text: curve.along }, type: curve.log ? "log" : "linear" };
+  const axis = { title: { text: curve.along }, type: curve.ticks ? "log" : "linear", ...curve.ticks };
   const margin = { t: 32, l: 48, r: 8, b: 40 }, legend = { x: 1, xanchor: "right", y: 1 };
   const div = find("curves").appendChild(document.createElement("figure"));
   div.innerHTML = "<figcaption></figcaption><div></div>";
@@ -162,6 +165,7 @@ function show(name) {
   if (!panel.open) panel.show();
   find("head").value = name;
   find("which").textContent = name;
+  if (location.hash !== hashOf(name)) location.hash = hashOf(name);
   find("numbers").replaceChildren(...HEADS.numbers.map(({ label, values }) => {
     const row = document.createElement("tr");
     const ranked = values.filter((value) => value > values[index]).length + 1;
@@ -193,11 +197,45 @@ function order() {
   return HEADS.names[places[0]];
 }
 
+// Heads in sentences and tables are links: #head=L1H3 is the address of a panel.
+const hashOf = (name) => `#head=${name}`;
+const fromHash = () => show(decodeURIComponent(location.hash).replace("#head=", ""));
+
+function linked(name, text) {
+  const link = Object.assign(document.createElement("a"), { href: hashOf(name), textContent: text, className: "head" });
+  link.addEventListener("click", (event) => { event.preventDefault(); show(name); });
+  return link;
+}
+
+function linkHeads(root) {
+  const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), texts = [];
+  while (walker.nextNode()) texts.push(walker.currentNode);
+  for (const text of texts) {
+    const parts = text.data.split(/\b(L\d+H\d+)\b/);
+    if (!parts.some((part) => HEADS.names.includes(part))) continue;
+    text.replaceWith(...parts.map((part) => (HEADS.names.includes(part) ? linked(part, part) : part)));
+  }
+}
+
+function linkRows(table) { // a row with a layer and a head
+  const places = ["layer", "head"].map((name) => [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent === name));
+  if (places.includes(-1)) return;
+  for (const row of table.tBodies[0].rows) {
+    const [layer, head] = places.map((place) => row.cells[place]), name = `L${layer.textContent}H${head.textContent}`;
+    if (HEADS.names.includes(name)) head.replaceChildren(linked(name, head.textContent));
+  }
+}
+
 if (HEADS) {
+  document.querySelectorAll(".findings li, main td").forEach(linkHeads);
+  document.querySelectorAll("main table").forEach((table) => table.tHead && linkRows(table));
   HEADS.numbers.forEach(({ label }, number) => find("order").add(new Option(label, number)));
   order();
+  find("head").value = HEADS.first;
   find("order").addEventListener("change", () => show(order()));
   find("head").addEventListener("change", () => show(find("head").value));
   find("open").addEventListener("click", () => show(find("head").value));
-  find("close").addEventListener("click", () => { bringBack(); find("panel").close(); });
+  find("close").addEventListener("click", () => { bringBack(); find("panel").close(); location.hash = hashOf(""); });
+  addEventListener("hashchange", fromHash);
+  fromHash();
 }

@@ -1,10 +1,13 @@
 """Reports as one HTML page, every script inside, and in a notebook's cell: findings, figures, tables."""
 
 import base64
+import gzip
 import html
 import json
 import re
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -35,6 +38,17 @@ _TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 _VERDICTS = re.compile("<td>(held|partly|detectable|not held|open)</td>")
 _WITHOUT_FIRST = re.compile("without (the )?first token")
 _FRAME = '<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:0" loading="lazy"></iframe>'
+_CONFIG = {"displaylogo": False, "showSendToCloud": False, "toImageButtonOptions": {"format": "svg"}}
+_CELL_FIGURE = """<div id="{id}" role="img" aria-label="{title}" style="height:{height}px"></div><script>(() => {{
+const unpacked = async () => {{
+  const bytes = Uint8Array.from(atob("{script}"), (letter) => letter.charCodeAt(0));
+  const text = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  document.head.append(Object.assign(document.createElement("script"), {{ text: await new Response(text).text() }}));
+}};
+window.tlPosgenPlotly ??= window.Plotly ? Promise.resolve() : unpacked();
+const figure = {figure};
+window.tlPosgenPlotly.then(() => Plotly.newPlot("{id}", figure.data, figure.layout, {config}));
+}})()</script>"""
 _HEAD = re.compile(r"L\d+H\d+")
 _UNSHOWN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")  # which HTML drops, or cannot hold
 
@@ -62,6 +76,8 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
     beside = " ".join([*also, *_of_first_token(results, provenance), *Report(results, {}).without_null()])
     words = {"title": title, "beside": beside, "findings": findings}
+    if (lead := Report(results, provenance).lead()) is not None and len(lead):
+        words["lead"] = {**lead.attrs, "table": table_on_page(lead)}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
 
@@ -91,12 +107,10 @@ def fill_page(
     templates = {name: plotly.io.templates[one].to_plotly_json() for name, one in _TEMPLATES.items()}
     sections = [{"n_open": 1, **one} for one in sections]
     is_folded = len(sections) > _MOST_SECTIONS
-    unfolded = sections[:1] if is_folded else sections
     page = environment.get_template("page.html.j2").render(
         **words,
         sections=sections,
         is_folded=is_folded,
-        has_map=any(figure["has_map"] for one in unfolded for figure in one["figures"][: one["n_open"]]),
         most=MOST_SENTENCES,
         provenance=list(_flat(provenance)),
         plotly=Markup(get_plotlyjs()),
@@ -161,8 +175,8 @@ def table_on_page(frame: pd.DataFrame) -> Markup:
 
 
 def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
-    """Return a figure for the page: the title as wrapping text of the page, the layout without its template, and
-    whether it has a map of heads."""
+    """Return a figure for the page: the title as wrapping text of the page, and the layout without its
+    template."""
     figure = drawn.to_dict()
     layout = figure["layout"]
     title = (layout.pop("title", None) or {}).get("text", "")
@@ -178,11 +192,9 @@ def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
             if isinstance(value, dict) and value.get("dtype") == "f8":
                 numbers = np.frombuffer(base64.b64decode(value["bdata"]), "<f8").astype("<f4")
                 trace[key] = {**value, "dtype": "f4", "bdata": base64.b64encode(numbers.tobytes()).decode()}
-    has_map = any(trace.get("meta") == "heads" for trace in traces)
     return {
         **words,
         "height": height,
-        "has_map": has_map,
         "spec": _json(to_json_plotly({"data": traces, "layout": layout})),
     }
 
@@ -239,7 +251,7 @@ def _cell(
     question: str, model: Any, told: list[str], n_shown: int, table: pd.DataFrame, results: Iterable[Result]
 ) -> str:
     """Return a heading, the first sentences, the others folded below, rows of a table, and the first figure of
-    results; plotly's script is loaded from its CDN, once for all cells."""
+    results, which loads nothing from the network."""
 
     def listed(sentences: list[str]) -> str:
         return f"<ul>{''.join(f'<li>{html.escape(one)}</li>' for one in sentences)}</ul>" if sentences else ""
@@ -252,5 +264,22 @@ def _cell(
     if len(table) > CELL_ROWS:
         parts.append(f"<p>{len(table) - CELL_ROWS} rows more: .frame()</p>")
     drawn = next((result for result in results if result.kinds), None)
-    how: dict[str, Any] = {"include_plotlyjs": "cdn", "full_html": False}
-    return "".join([*parts, "" if drawn is None else plotly.io.to_html(drawn.plot(), **how)])
+    return "".join([*parts, "" if drawn is None else _figure_in_cell(drawn.plot())])
+
+
+@cache
+def _packed_plotlyjs() -> str:
+    """Return plotly's script, compressed to a third, in base64."""
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+
+
+def _figure_in_cell(figure: go.Figure) -> str:
+    """Return a figure for a cell: the first cell that is shown unpacks plotly's script, which each cell carries."""
+    return _CELL_FIGURE.format(
+        id=f"tl-posgen-{uuid.uuid4().hex}",
+        height=figure.layout.height or 450,
+        title=html.escape(str((figure.layout.meta or {}).get("title", ""))),
+        figure=_json(to_json_plotly(figure)),
+        config=json.dumps(_CONFIG),
+        script=_packed_plotlyjs(),
+    )

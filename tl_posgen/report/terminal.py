@@ -15,16 +15,19 @@ from rich.padding import Padding
 from rich.table import Table
 
 from tl_posgen.core.formatting import counted
+from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import NULL_SEEDS, Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import model_name
 from tl_posgen.report.tables import as_text, cell, compact, head_means, title
 
 _MOST_COLUMNS = 15  # of the table of all measures; with more columns each measure has its own table
-MOST_LINES = 38  # of the default output; the path of the page takes two more
+MOST_LINES = 42  # of the default output; the path of the page takes two more
 _TABLE_LINES = 28  # of these for the table, or fewer where sentences are long
+_MOST_RANKED = 5  # heads of each quantity that ranks them
 
 
 def print_report(report: Report, *, full: bool = False) -> None:
@@ -103,30 +106,37 @@ def _print_blocks(first: _Printer | None, results: Sequence[Result], report: Rep
 
 
 def print_heads(console: Console, most: int | None = None, *, report: Report) -> dict[str, int]:
-    """Print the headlines of every measure, one row per head, with the mean and the null models' means below."""
+    """Print the headlines of every measure, one row per head, with the mean and the null models' means below.
+
+    Where not all heads fit, those with most of each ranked quantity are shown, such as position and interaction.
+    """
     rows = frame = report.frame()
     heading = f"{report.provenance.get('model', 'model')}: {counted(len(frame), 'head')}"
-    if most is not None and most < len(frame):
-        rows = frame.nlargest(most, str(frame.columns[2])).sort_index()  # in the order of all
-        heading += f", the {most} of highest {title(frame.columns[2])}"
     labelled = [one for result in report.values() for one in result.headline_labels().items()]
-    known = {name: (heading, label) for name, (heading, label) in labelled if heading and name in frame}
-    short_names = {"layer": "L", "head": "H"} | {name: heading for name, (heading, _) in known.items()}
-    legend = "; ".join(f"{heading}: {label}" for heading, label in known.values() if heading != label)
-    table = as_text(rows)
+    variables = [one for result in report.values() for one in result.measure.variables.values()]
+    ranked = [one.headline for one in variables if one.ranked and one.headline in frame]
+    room = most if most is None or not ranked else min(most, _MOST_RANKED * len(ranked))
+    if room is not None and room < len(frame):
+        labels, by = {name: label for name, (_, label) in labelled}, ranked or [str(frame.columns[2])]
+        n = max(1, room // len(by))
+        rows = pd.concat([frame.nlargest(n, name) for name in by]).drop_duplicates(list(HEAD))
+        heading += ", " + ", ".join(f"the {n} of {'most' if ranked else 'highest'} {labels[name]}" for name in by)
+    known = {name: (short, label) for name, (short, label) in labelled if short and name in frame}
+    short_names = {name: short for name, (short, _) in known.items()}
+    legend = "; ".join(f"{short}: {label}" for short, label in known.values() if short != label)
+    table = as_text(rows.drop(columns=list(HEAD)))
+    table.insert(0, "head", [head_name(*place) for place in zip(rows["layer"], rows["head"], strict=True)])
     foot = {"mean": frame}
     for kind, seeds in NULL_SEEDS.items():
         if report.provenance.get(seeds):
             foot[kind] = report.frame(kind)
     for kind, of_kind in foot.items():
         means = {title(name): cell(value) for name, value in head_means(of_kind).items()}
-        table.loc[kind] = pd.Series({"layer": kind.split()[0], "head": ""} | means).reindex(
-            table.columns, fill_value=""
-        )
+        table.loc[kind] = pd.Series({"head": kind.split()[0]} | means).reindex(table.columns, fill_value="")
     styles = ["bold" if name == "mean" else "dim" for name in foot]
-    new = {title(name): short_names.get(name, title(name)) for name in rows.columns}
+    new = {"head": "head"} | {title(name): short_names.get(name, title(name)) for name in rows.columns[2:]}
     columns = {new[name] if [*new.values()].count(new[name]) == 1 else name: [*table[name]] for name in table}
-    left_out = _print_columns(console, columns, heading, 2, styles, legend, whole=most is None)
+    left_out = _print_columns(console, columns, heading, 1, styles, legend, whole=most is None)
     return {"row": len(frame) - len(rows), "column": left_out}
 
 

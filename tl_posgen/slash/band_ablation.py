@@ -101,7 +101,8 @@ class BandAblation(Dominance, Interventions):
 
     Args:
         schemes: how to make bands, any of "thirds" and "wavelength".
-        kappa, distances: what makes a head slash-dominant.
+        kappa: slash score from which a head is slash-dominant.
+        distances: how many tokens back that score is looked at.
 
     Raises:
         InputError: prompts of several lengths, a distance that no prompt reaches.

@@ -78,7 +78,8 @@ class Cone(Dominance):
     what enters RoPE, biases included, `r1_without_bias` is not.
 
     Args:
-        kappa, distances: what makes a head slash-dominant.
+        kappa: slash score from which a head is slash-dominant.
+        distances: how many tokens back that score is looked at.
 
     Raises:
         InputError: a distance that no prompt reaches.

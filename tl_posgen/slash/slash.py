@@ -101,9 +101,10 @@ class Slash(Dominance):
         ),
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 before RoPE", ("side", *HEAD), **SHARE),
     }
+    lead = "tl_posgen.slash.slash_heads:slash_heads"
     figures = {
         "map": head_map(
-            *("best_score", "first_token"),
+            "best_score",
             title="Slash scores",
             subtitle="slash score: mean attention along the D-th sub-diagonal; highest over D below half the prompt",
             limits=None,
@@ -118,6 +119,7 @@ class Slash(Dominance):
             log_x=True,
             beside=_uniform,
         ),
+        "first token": head_map("first_token", title="Attention to the first token", limits=None),
         "distance": head_map(
             *("attention_distance", ("attention_distance", {"tokens": "without first"})),
             title="Attention distance",

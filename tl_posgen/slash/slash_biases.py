@@ -55,7 +55,8 @@ class SlashBiases(Dominance):
     biases are zero, and attention by them uniform.
 
     Args:
-        kappa, distances: what makes a head slash-dominant.
+        kappa: slash score from which a head is slash-dominant.
+        distances: how many tokens back that score is looked at.
 
     Raises:
         InputError: no prompt reaches any of the distances.

@@ -66,7 +66,8 @@ class SlashPlanes(Dominance):
     large lift of it makes no line. Means over prompts.
 
     Args:
-        kappa, distances: what makes a head slash-dominant, and where C is taken.
+        kappa: slash score from which a head is slash-dominant.
+        distances: how many tokens back that score is looked at; C is taken there, too.
 
     Raises:
         InputError: no prompt reaches any of the distances.

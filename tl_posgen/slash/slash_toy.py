@@ -69,11 +69,15 @@ class SlashToy(Measure):
     Args:
         distance: D.
         planes: frequency bands (thirds of the planes) that the head keeps: all, high_medium, high, medium or low.
-        steps, batch, learning_rate: of Adam.
+        steps: how many, of Adam.
+        batch: prompts a step.
+        learning_rate: the step size of Adam.
         n_tokens: N.
         n_features: trained features; as many more are only ever used for measuring.
         angle: of the cone, in degrees.
-        d_head, rope_base, init_std: of W_Q and W_K; scores are not divided by sqrt(d_head).
+        d_head: columns of W_Q and W_K; scores are not divided by its root.
+        rope_base: the base of the wavelengths of RoPE.
+        init_std: standard deviation of the entries of W_Q and W_K at step 0.
         seeds: one run each, of weights and of data. They are trained together.
         every: measure after so many steps.
         snapshots: steps at which the pattern of one prompt is kept; by default some early ones and the last.

@@ -46,7 +46,8 @@ class SlashTransfer(Dominance):
     the vocabulary with `seed`. The scores on text are those of the measure "slash".
 
     Args:
-        kappa, distances: what makes a head slash-dominant, for the overlap of the sets.
+        kappa: slash score from which a head is slash-dominant, for the overlap of the sets.
+        distances: how many tokens back that score is looked at.
 
     Raises:
         InputError: a distance that no prompt reaches.

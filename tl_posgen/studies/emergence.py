@@ -59,7 +59,7 @@ def _heads(result: Any) -> go.Figure:
             y, colour = array.sel(layer=layer, head=head).values, COLOURS[layer % len(COLOURS)]
             panels.add(number, line(result.own["step"].values + 1, y, f"layer {layer}", colour, **look))
     title = f"Emergence over training, head by head · {model_label(result.own)}"
-    return panels.axes("step + 1", log_x=True).finish(title, _SAME)
+    return panels.axes("step", log_x=True).finish(title, _SAME)
 
 
 @dataclass(frozen=True)

@@ -162,12 +162,14 @@ def test_learned_positions_are_in_the_content_and_something_is_concluded(learned
 def test_the_headlines_keep_their_names(report):
     axes = ["three_axis_r", "three_axis_r_within_rows"]
     parts = ["additive_r", *(f"{part}_share" for part in ("position", "content", "interaction")), "std"]
+    parts.append("first_token_attention")
     named = [*axes, *parts, "mean_key_r", "residual_share", "residual_std"]
     assert report.frame().columns[: 2 + len(named)].tolist() == ["layer", "head", *named]
     assert [short for short, _ in report["variance"].headline_labels().values()] == [
         "additive r",
-        "pos",
-        "cont",
-        "inter",
+        "position",
+        "content",
+        "interaction",
         "std",
+        "first token",
     ]

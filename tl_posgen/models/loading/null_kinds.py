@@ -28,7 +28,7 @@ class NullKind:
             whose weights are drawn.
         usual: which measures are repeated on it where the caller asks for none: all, those that share a single pass, or
             none.
-        colour, dash: in figures.
+        colour, dash, symbol: in figures, the symbol of points.
     """
 
     name: str
@@ -41,6 +41,7 @@ class NullKind:
     usual: Literal["all", "single pass", "none"]
     colour: str
     dash: str
+    symbol: str
 
     def label(self, seed: int) -> str:
         """Return the label along the dim init: a random init's seed, or "shuffled 0"."""
@@ -59,6 +60,7 @@ _ROWS = (
         usual="all",
         colour="#9ca3af",
         dash="dash",
+        symbol="circle-open",
     ),
     NullKind(
         name=SHUFFLED,
@@ -71,6 +73,7 @@ _ROWS = (
         usual="single pass",
         colour="#d8b88a",
         dash="dot",
+        symbol="x-thin-open",
     ),
     NullKind(
         name="shuffled matrices",
@@ -84,6 +87,7 @@ _ROWS = (
         usual="none",
         colour="#a8c5a0",
         dash="dashdot",
+        symbol="triangle-up-open",
     ),
 )
 NULL_KINDS: Mapping[str, NullKind] = {kind.name: kind for kind in _ROWS}  # in the order in which they are told

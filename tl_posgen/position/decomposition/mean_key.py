@@ -56,7 +56,7 @@ class MeanKey(Measure):
     question = "Does one mean key carry the position part?"
     variables = {
         "r": Variable(
-            "r of the mean-key split", "", "corr of W and f + g", _DIMS, "mean_key_r", "r-mk", **_CORRELATION
+            "r of the mean-key split", "", "corr of W and f + g", _DIMS, "mean_key_r", "mean key", **_CORRELATION
         ),
         "r_within_rows": Variable("mean-key r within rows", "", _WITHIN, _DIMS, **_CORRELATION),
     }

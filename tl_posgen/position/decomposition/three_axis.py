@@ -157,11 +157,11 @@ class ThreeAxis(Measure):
     question = "Are the scores position + query + key?"
     variables = {
         "r": Variable(
-            *("r of position + query + key", "", "Pearson's r of W and the fit", _BOTH, "three_axis_r", "r-3"),
+            *("r of position + query + key", "", "Pearson's r of W and the fit", _BOTH, "three_axis_r", "three curves"),
             **_CORRELATION,
         ),
         "r_within_rows": Variable(
-            "r within rows", "", _WITHIN, _BOTH, "three_axis_r_within_rows", "r-3 row", **_CORRELATION
+            "r within rows", "", _WITHIN, _BOTH, "three_axis_r_within_rows", "in rows", **_CORRELATION
         ),
         "std": Variable("std within rows", "logits", "of W: the size of what softmax sees", _BOTH, interval=True),
         "iid_r": Variable("r of noise", "", _NOISE, HEAD),
@@ -214,7 +214,7 @@ class ThreeAxis(Measure):
         weighted = "" if own.attrs["weighting"] == _ALIKE else f" ({own.attrs['weighting']})"
         size, n_heads = own("std"), int(own.data["r"].sel(tokens="all").notnull().sum())
         return [
-            "Three separate curves, a(distance) + b(query) + c(key), make a narrower sum: "
+            "A sum of three curves, a(distance) + b(query) + c(key), correlates with the scores at "
             f"r = {own('r'):.3f}{weighted}, mean over {counted(n_heads, 'head')}{own.layers_not_above('r')}; without "
             f"the first token {own('r', **OUT):.3f}.",
             f"Within rows, which is all that softmax sees, r = {own('r_within_rows'):.3f}, of scores with a standard "

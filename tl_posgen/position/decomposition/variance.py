@@ -19,6 +19,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture, StreamedCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.loading.null_kinds import NULL_KINDS
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.numbers.token_places import (
     BY_KEY,
@@ -35,7 +36,7 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     VarianceShares,
     variance_shares,
 )
-from tl_posgen.report.figures import MARKS, Panels, at_usual_labels, evenly, finish, model_label, sides
+from tl_posgen.report.figures import MARKS, PATTERNS, Panels, at_usual_labels, evenly, finish, model_label, sides
 from tl_posgen.report.head_figures import by_head, head_map, head_names, said_of_rows
 from tl_posgen.report.kinds import lines
 
@@ -57,16 +58,19 @@ def _draw_atlas(result: Any) -> go.Figure:
     """Draw each head in the triangle position, content, interaction."""
     figure = go.Figure()
     hover = "%{text}<br>position %{a:.2f}<br>content %{b:.2f}<br>interaction %{c:.2f}<extra></extra>"
-    for side, data, colour in reversed(sides(result)):
+    for kind, (side, data, colour) in reversed([*zip(result.sides, sides(result), strict=True)]):
         parts = xr.Dataset({part: at_usual_labels(result, data[part]) for part in PARTS})
         heads = parts.stack(unit=("layer", "head")).dropna("unit")
-        marker = {"color": colour, "size": 8, "symbol": "diamond-open"}
-        if data is result.own:
+        own = data is result.own
+        if own:
             bar = {"title": "layer", "thickness": 12, "x": 1.02, "len": 0.8, "y": 1, "yanchor": "top"}
             bar["tickvals"] = evenly(data["layer"].values.tolist())
             marker = {"color": heads["layer"].values, "size": 10, "colorscale": MARKS, "colorbar": bar}
+        else:
+            marker = {"color": colour, "size": 8, "symbol": NULL_KINDS[kind].symbol, "line": {"width": 1.5}}
         corners = {corner: heads[part].values for corner, part in zip("abc", PARTS, strict=True)}
         points = {"text": head_names(heads["unit"].values), "mode": "markers", "marker": marker, "name": side}
+        points |= {"meta": "heads"} if own else {}  # a click on the page opens that head
         figure.add_trace(go.Scatterternary(**corners, **points, hovertemplate=hover))
     axis = {"tickformat": ".0%", "min": 0.0, "gridcolor": "rgba(156,163,175,.35)", "linecolor": "#9ca3af"}
     inner = {"tickvals": [0.2, 0.4, 0.6, 0.8]}  # at a corner the numbers of two sides would meet
@@ -98,7 +102,8 @@ def _draw_places(result: Any) -> go.Figure:
             shares = heads.sel(labels)
             y = shares.sum([dim for dim in shares.dims if dim != row]).values
             hover = f"%{{x}}, {name}: %{{y:.3f}}<extra></extra>"
-            panels.add(number, go.Bar(x=heads[row].values, y=y, name=name, marker_color=colour, hovertemplate=hover))
+            look = {"color": colour, "pattern": {"shape": PATTERNS[name.partition(",")[0]]}}
+            panels.add(number, go.Bar(x=heads[row].values, y=y, name=name, marker=look, hovertemplate=hover))
     panels.figure.update_layout(barmode="stack", bargap=0.15)
     panels.figure.update_yaxes(range=[0, 1], tickformat=".0%").update_xaxes(type="category")
     subtitle = "shares of the score variance that softmax can see; dark: where the key stands; light: what the key is"
@@ -170,7 +175,7 @@ class Variance(Measure):
             **_SHARE,
             judged=True,
         ),
-        "position": Variable("position", "", f"d + qd, {_OF_VISIBLE}", _DIMS, "position_share", "pos", **_SHARE),
+        "position": Variable("position", "", f"d + qd, {_OF_VISIBLE}", _DIMS, "position_share", **_SHARE, ranked=True),
         "absolute": Variable(
             *("share of the key's place", "", f"part of k + qk + kd + qkd, {_OF_VISIBLE}", _DIMS, "absolute_share"),
             *("place", True),
@@ -179,9 +184,9 @@ class Variance(Measure):
             *("share of places alone", "", f"what places of query and key determine, {_OF_VISIBLE}", _DIMS),
             interval=True,
         ),
-        "content": Variable("content", "", f"k + qk, {_OF_VISIBLE}", _DIMS, "content_share", "cont", **_SHARE),
+        "content": Variable("content", "", f"k + qk, {_OF_VISIBLE}", _DIMS, "content_share", **_SHARE),
         "interaction": Variable(
-            "interaction", "", f"kd + qkd, {_OF_VISIBLE}", _DIMS, "interaction_share", "inter", **_SHARE
+            "interaction", "", f"kd + qkd, {_OF_VISIBLE}", _DIMS, "interaction_share", **_SHARE, ranked=True
         ),
         "additive_r_of_scores": Variable(
             *("additive r, all scores", "", f"{_BEST}, with each query's own term: sqrt(1 - kd - qkd)", _DIMS), **_SHARE
@@ -192,7 +197,9 @@ class Variance(Measure):
             "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD), **_SHARE
         ),
         "first_token": Variable(
-            *("attention to the first token", "", f"E_i S_i0 over queries i > 0; {_NO_SINKS}", HEAD), **_SHARE
+            *("attention to the first token", "", f"E_i S_i0 over queries i > 0; {_NO_SINKS}", HEAD),
+            *("first_token_attention", "first token"),
+            **_SHARE,
         ),
         "by_place": Variable(
             "share by place", "", f"of `share`, {_WHOSE_PLACE}", (*_DIMS, "part", "place"), interval=True

@@ -245,9 +245,10 @@ class Planes(Measure):
         q, k = (f"{own('concentration', side=side, **OUT):.3f}" for side in "qk")
         n_heads = int(own.data["additive"].sel(tokens="all").notnull().sum())
         return [
+            f"Over heads, plane scores predict the interaction share of {own('share', **_INTERACTION):.3f}, r = "
+            f"{self.correlation(own):.2f}, first token left out. Their sum is {own('score_sum', **OUT):.2f} standard "
+            "deviations of the scores; above 1 it bounds nothing by itself.",
             f"Concentration |E z| / E|z| of queries is {q}, of keys {k}, first token left out. With it, the criterion "
-            f"at eps = {self.eps:g} certifies {own('additive'):.0%} of {n_heads} heads as additive.",
-            f"First token left out, the sum of plane scores is {own('score_sum', **OUT):.2f} standard deviations of "
-            "the scores, above 1 of which it bounds nothing by itself; over heads it correlates with the interaction "
-            f"share of {own('share', **_INTERACTION):.3f} at r = {self.correlation(own):.2f}.",
+            f"at eps = {self.eps:g} certifies {own('additive'):.0%} of {n_heads} heads as additive; where null models "
+            "are certified as often, it tells nothing.",
         ]

@@ -127,12 +127,13 @@ class Substitution(Interventions):
     to take attention from other keys. Without sinks these are the conditions that they vary.
 
     Args:
-        dummy_distances, widths: distances d0 of the mean-key splits, and widths of the falling weights, that conditions
-            use.
+        dummy_distances: distances d0 of the mean-key splits, a condition each.
+        widths: how many distances the falling weights reach, a condition each.
         near_widths: widths of the three-axis fits that weigh near distances more.
         mean_query_distances: how many distances the split of the mean query averages over.
-        gamma, threshold, from_layer: replace only scores below this quantile of their "head", or of head 0's last row
-            for the whole "layer", from this layer on; see `substitute`.
+        gamma: only scores below this quantile are replaced, as in `substitute`; 1 replaces all.
+        threshold: whose quantile that is: of each "head", or of head 0's last row for the whole "layer".
+        from_layer: the first layer whose scores are replaced.
         sink_share: share of a layer's attention above which a key is a sink; 1 for none.
 
     Raises:
