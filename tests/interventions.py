@@ -55,6 +55,11 @@ def rules(model, name: str):
     return apply_rules(model, result, name)
 
 
+def halves(model) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The first two heads of every layer, and the next two."""
+    return tuple([(layer, head) for layer in range(model.cfg.n_layers) for head in some] for some in ((0, 1), (2, 3)))
+
+
 ROW_BY_ROW = {
     "lm_infinite": lambda m: lm_infinite(m, 8, 2),
     "retrieve_blocks": lambda m: retrieve_blocks(m, 8, 2, block=4, n_blocks=2),
@@ -72,7 +77,9 @@ ROW_BY_ROW = {
     "no RoPE": lambda m: ablate_bands(m, "no_rope"),
     "split": lambda m: substitute(m, by_split(triangle(8), mean_key="seen")),
     "some of the residual": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), residual=0.3),
-    "two kinds of heads": lambda m: lm_infinite(m, 8, 2, heads=[0, 1]) + at_dummy_distance(m, 3, heads=[2, 3]),
+    "two kinds of heads": lambda m: (
+        lm_infinite(m, 8, 2, heads=halves(m)[0]) + at_dummy_distance(m, 3, heads=halves(m)[1])
+    ),
     "a source's constant": lambda m: remove_source(m, "embed", on="queries", reference=reference(m)),
     "vertical keys": lambda m: rules(m, "vertical"),
     "position + content": lambda m: rules(m, "position_and_content"),

@@ -176,9 +176,8 @@ def test_quantile_zero_replaces_nothing_and_one_everything(llama):
 def test_laws_by_head_are_those_of_each_head(llama):
     rows = torch.tensor([3.0, 3.0, 5.0, 5.0])
     both = substitute(llama, by_split(triangle(rows)))
-    apart = substitute(llama, by_split(triangle(3)), heads=[0, 1]) + substitute(
-        llama, by_split(triangle(5)), heads=[2, 3]
-    )
+    first, last = ([(layer, head) for layer in (0, 1) for head in heads] for heads in ((0, 1), (2, 3)))
+    apart = substitute(llama, by_split(triangle(3)), heads=first) + substitute(llama, by_split(triangle(5)), heads=last)
     torch.testing.assert_close(logits(llama, both), logits(llama, apart), atol=1e-5, rtol=1e-5)
 
 

@@ -73,7 +73,11 @@ def test_each_use_is_proved_once_for_heads_whose_scores_no_other_hook_edits_befo
 
     monkeypatch.setattr(module, "verify_capture", verified)
     n = len(session_of(model).found())
-    hooks = [hook for heads in ([0], [1, 2], [2, 3]) for hook in replace_scores(model, zeros, heads=heads)]
+    hooks = [
+        hook
+        for heads in ([0], [1, 2], [2, 3])
+        for hook in replace_scores(model, zeros, heads=[(layer, head) for layer in range(n) for head in heads])
+    ]
     for uses in (1, 2):
         with model.hooks(fwd_hooks=hooks):
             for _ in range(3):

@@ -28,7 +28,7 @@ def scores(model, tokens, hooks=()):
 
 def test_chosen_parts_are_those_of_the_other_prompt_and_the_rest_stays(model):
     reference = means(model)
-    own, other = (split(model, one, layer=0, heads=[1], reference=reference) for one in (RUN, OTHER))
+    own, other = (split(model, one, heads=(0, 1), reference=reference) for one in (RUN, OTHER))
     for parts in (("position",), ("content",), ("interaction", "key_part")):
         hooks = patch_parts(model, OTHER, parts, heads=[(0, 1)], reference=reference)
         wanted = own["score"] + sum(other[name] - own[name] for name in parts)

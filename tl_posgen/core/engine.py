@@ -78,8 +78,8 @@ def analyze(
         measures: names, or measures with options such as `ThreeAxis(ridge=1)`; variance, three_axis, mean_key and
             attention_examples if left out.
         layers: restrict the analysis; all if left out.
-        heads: names or pairs, "L3H1", "3.1" or (3, 1); or indices, meant in every chosen layer; or a frame with columns
-            layer and head, such as `report.heads("slash", top=5)`. All if left out.
+        heads: "L3H1", "3.1" or (3, 1), or several in a list; or a frame with columns layer and head, such as
+            `report.heads("slash", top=5)`. All if left out.
         length, n_prompts: cut texts into n_prompts prompts of `length` tokens, spread evenly over the whole text; with
             length alone, into as many as the text has, which takes long for a book.
         consecutive: take them one after the other from its beginning. Neighbours depend on each other, so that

@@ -32,7 +32,7 @@ def ablate_heads(
     """z_i of chosen heads <- 0, E z over a reference's prompts and positions, or z_i of one of its prompts.
 
     Args:
-        heads: "3.1", "L3H1", (layer, head) pairs, a frame with the columns layer and head, or indices for all layers.
+        heads: "L3H1", "3.1" or (3, 1), several in a list, or a frame with the columns layer and head.
         how: "zero", "mean", or "resample": what the head wrote at the same position of a prompt of the reference, drawn
             for each prompt that runs.
         reference: prompts as `analyze` takes them; the bundled book if left out. "zero" reads none.

@@ -127,8 +127,8 @@ def replace_scores(
             the model has. Entries outside the causal mask are ignored: they keep the model's mask value. It is called
             once per layer and prompt; a `RowByRow` with a KV cache once per layer and forward pass, and for every block
             of rows where attention is streamed.
-        layers, heads: chosen layers and heads; all if left out. Heads are indices, chosen in every chosen layer, or
-            (layer, head) pairs, or a frame with the columns layer and head, such as a measure's result.
+        layers, heads: chosen layers and heads; all if left out. Heads are "L3H1", "3.1" or (3, 1), several in a list,
+            or a frame with the columns layer and head, as `Report.heads` returns.
         needs_positions: refuse layers whose positions are added to the residual stream: their scores do not depend on
             a distance.
 

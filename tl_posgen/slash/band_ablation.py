@@ -55,8 +55,7 @@ def ablate_bands(
         band: boolean per plane (`tl_posgen.rope.frequency_bands.bands_by_thirds`) or plane numbers, for the first
             three; or a function from a layer's `Rope` to one, where layers have frequencies of their own (Gemma 3).
             "drop", "freeze", "keep", "no_rope" and "none" work with a KV cache too.
-        layers, heads: chosen layers and heads; all if left out. Heads are indices, (layer, head) pairs or a frame with
-            these columns.
+        layers, heads: chosen layers and heads; all if left out. Heads as in `replace_scores`.
 
     Raises:
         InputError: an unknown kind, no model, no band for a kind that needs one, a band that is none of the above or

@@ -51,7 +51,7 @@ def test_without_the_first_token_is_the_same_of_the_rest(mini, result, alice):
 
 
 def test_distances_are_those_below_the_training_length_unless_given(mini, alice):
-    found = DummyDistance(limits=(8,))(mini, alice, layers=[0], heads=[0], null_seeds=(), **CUT)
+    found = DummyDistance(limits=(8,))(mini, alice, heads=(0, 0), null_seeds=(), **CUT)
     assert found.own["d0"].values.tolist() == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert found.measure.longest == mini.cfg.n_ctx == 512
 
@@ -85,11 +85,11 @@ def test_shares_and_correlations_are_in_range(result):
 
 def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
     measure = DummyDistance(distances=(3,), limits=(8,))
-    data = measure(mini, alice, layers=[1], heads=[2], null_seeds=(), **CUT).own
+    data = measure(mini, alice, heads=(1, 2), null_seeds=(), **CUT).own
     assert (data["layer"].values.tolist(), data["head"].values.tolist()) == ([1], [2])
     np.testing.assert_allclose(data["additive_r"], result.own["additive_r"].sel(layer=[1], head=[2]))
     tokens = torch.stack(to_prompts(mini, alice, length=40, n_prompts=2))
-    expected = token_losses(mini, tokens, at_dummy_distance(mini, 3, layers=[1], heads=[2])).mean(-1)
+    expected = token_losses(mini, tokens, at_dummy_distance(mini, 3, heads=(1, 2))).mean(-1)
     np.testing.assert_allclose(data["loss"].sel(condition="at 3"), expected)
 
 

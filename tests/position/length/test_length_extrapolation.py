@@ -78,7 +78,7 @@ def test_the_planes_are_those_of_captured_outputs(mini, alice, result):
 
 def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
     measure = LengthExtrapolation(**OPTIONS, conditions=["lm_infinite"])
-    some, every = measure(mini, alice, layers=[1], heads=[2], **QUIET).own, result.own
+    some, every = measure(mini, alice, heads=(1, 2), **QUIET).own, result.own
     assert some["condition"].values.tolist() == ["vanilla", "lm_infinite"]
     vanilla = every.sel(condition="vanilla", layer=[1], head=[2])
     for name in ("frechet", "entropy", "noise_level"):

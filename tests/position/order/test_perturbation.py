@@ -95,7 +95,7 @@ def test_random_inits_are_given_the_first_items_of_a_long_cloze(mini, alice, mon
 def test_where_scores_know_no_distance_only_the_text_is_disturbed(family_model):
     model = family_model("gpt2")
     assert conditions_for(model, None) == ["tokens", "words"]
-    for wanted in ({"conditions": ["positions"]}, {"conditions": None, "heads": [0]}):
+    for wanted in ({"conditions": ["positions"]}, {"conditions": None, "heads": (0, 0)}):
         with pytest.raises(UnsupportedModelError, match="layer 0"):
             conditions_for(model, **wanted)
 

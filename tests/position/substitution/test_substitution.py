@@ -133,8 +133,8 @@ def test_chosen_heads_are_replaced_alone(mini, alice):
     data = Substitution(**FEW, from_layer=1)(mini, alice, heads=chosen, **cut, **QUIET).own
     known = data.r.sel(condition="triangle_4").transpose("layer", "head").notnull().values
     assert np.argwhere(known).tolist() == [list(x) for x in chosen]
-    hooks = substitute(mini, by_split(triangle(4)), layers=[1], heads=[0, 3])
-    hooks += substitute(mini, by_split(triangle(4)), layers=[2], heads=[2])
+    hooks = substitute(mini, by_split(triangle(4)), heads=[(1, 0), (1, 3)])
+    hooks += substitute(mini, by_split(triangle(4)), heads=(2, 2))
     losses = token_losses(mini, prompts_of_one_length(mini, alice, 16, 2), hooks).mean(1)
     np.testing.assert_allclose(data.loss.sel(condition="triangle_4"), losses, rtol=1e-6)
 
