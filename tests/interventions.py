@@ -4,21 +4,30 @@ from contextlib import nullcontext
 
 import torch
 
+from tl_posgen.editing.replace_scores import RowByRow, replace_scores
 from tl_posgen.frequencies.hooks import hold_planes
 from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
-from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
+from tl_posgen.hooks import (
+    ablate_bands,
+    apply_rules,
+    at_dummy_distance,
+    by_split,
+    interpolate_positions,
+    lm_infinite,
+    perturb_planes,
+    remove_source,
+    retrieve_blocks,
+    self_extend,
+    substitute,
+    triangle,
+)
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
-from tl_posgen.position import at_dummy_distance, by_split, interpolate_positions, lm_infinite, substitute, triangle
-from tl_posgen.position.length import retrieve_blocks, self_extend
 from tl_posgen.position.order.hooks import permute_positions
-from tl_posgen.position.planes import perturb_planes
 from tl_posgen.residual.reference import Reference, reference_of
-from tl_posgen.rules import Rules, apply_rules
+from tl_posgen.rules import Rules
 from tl_posgen.rules.rules import REFERENCES
-from tl_posgen.slash import ablate_bands
-from tl_posgen.sources import remove_source
 
 N = 24
 TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))

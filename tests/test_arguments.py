@@ -23,9 +23,17 @@ from tl_posgen import PosgenError, coupling, slash
 from tl_posgen.core import registry
 from tl_posgen.core.options import annotations_of
 from tl_posgen.coupling.jacobians import residual_jacobians
+from tl_posgen.hooks import (
+    ablate_bands,
+    at_dummy_distance,
+    by_split,
+    lm_infinite,
+    perturb_planes,
+    remove_source,
+    substitute,
+    triangle,
+)
 from tl_posgen.models.conversion.files import MINI
-from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
-from tl_posgen.sources import remove_source
 from tl_posgen.studies.emergence import emergence
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -64,7 +72,7 @@ CALLS = {  # name -> (function, arguments that it takes)
     "at_dummy_distance": (at_dummy_distance, {"beyond": 8, **WHERE}),
     "lm_infinite": (lm_infinite, {"n_local": 8, **WHERE}),
     "substitute": (substituted, {"width": 8, **WHERE}),
-    "ablate_bands": (slash.ablate_bands, {"kind": "no_rope", "band": None, **WHERE}),
+    "ablate_bands": (ablate_bands, {"kind": "no_rope", "band": None, **WHERE}),
     "perturb_planes": (
         perturb_planes,
         {"edit": "phase_noise", "band": [1], "of": ("q",), "strength": 0.5, "control": False, "seed": 0, **WHERE},

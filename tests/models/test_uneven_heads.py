@@ -10,9 +10,9 @@ from families import FAMILIES, UNEVEN
 import tl_posgen
 from tl_posgen import analyze
 from tl_posgen.core.measure import HEAD
+from tl_posgen.editing.ablate_heads import ablate_heads
+from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.ablate_heads import ablate_heads
-from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import session_of
 

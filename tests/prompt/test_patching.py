@@ -5,8 +5,9 @@ import torch
 from captures import run
 
 from tl_posgen.errors import InputError
+from tl_posgen.hooks import patch_parts
 from tl_posgen.models.session import session_of
-from tl_posgen.prompt import patch_parts, reference_of, split
+from tl_posgen.prompt import reference_of, split
 
 RUN, OTHER = torch.randint(2, 60, (2, 12), generator=torch.Generator().manual_seed(3))
 TEXT = torch.randint(2, 60, (2, 16), generator=torch.Generator().manual_seed(4))

@@ -24,8 +24,8 @@ from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result, contiguous, result_of
 from tl_posgen.core.run import Run
 from tl_posgen.core.store import Parts, check_after, configuration_of, content, require_same
+from tl_posgen.editing.given import Hooks, added_hooks, check_hooks, under
 from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
-from tl_posgen.hooks.given import Hooks, added_hooks, check_hooks, under
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.load import AnyModel, is_ours
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, kind_and_seed, null_label

@@ -10,8 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double, full_precision
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import finished, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.geometry.proof import allowed_error
@@ -191,6 +192,7 @@ Part = Literal["position", "key_part", "query_key", "content", "interaction"]
 OF_PART = {"content": ("key_part", "query_key")} | {term: (term,) for term in TERMS}
 
 
+@printing_call
 def patch_parts(
     model: AnyModel,
     from_prompt: Any,

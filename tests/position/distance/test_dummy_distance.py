@@ -11,13 +11,14 @@ from rotated_heads import captures_of, true_distances
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.hooks import at_dummy_distance
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
-from tl_posgen.position.distance import DummyDistance, at_dummy_distance
+from tl_posgen.position.distance import DummyDistance
 from tl_posgen.position.distance.dummy_distance import curve_under_intervention, refit_r, same_key_part
 from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.position.distance.numbers import table_energies

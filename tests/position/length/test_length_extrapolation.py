@@ -9,9 +9,10 @@ from scipy.stats import t
 
 from tl_posgen.claims import PAPERS
 from tl_posgen.claims.running import analyses_of
+from tl_posgen.hooks import lm_infinite
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.length import LengthExtrapolation, lm_infinite
+from tl_posgen.position.length import LengthExtrapolation
 from tl_posgen.position.length.length_extrapolation import TOLERATED, WORDS, within_noise
 from tl_posgen.position.length.numbers import OutputMoments, output_drift, output_plane
 

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.hooks import permute_positions
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts, token_strings
-from tl_posgen.position.order import Perturbation, cloze, permute_positions, swap_tokens
+from tl_posgen.position.order import Perturbation, cloze, swap_tokens
 from tl_posgen.position.order.hooks import CONDITIONS, conditions_for, disturb, draw, words_of
 from tl_posgen.position.order.perturbation import WORDS
 

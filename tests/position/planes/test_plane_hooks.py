@@ -7,11 +7,10 @@ from interventions import TOKENS, N, largest, logits
 from rotated_heads import captures_of
 
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks import permute_positions, perturb_planes
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
-from tl_posgen.position.order import permute_positions
-from tl_posgen.position.planes import perturb_planes
 from tl_posgen.position.planes.hooks import draw_of
 from tl_posgen.position.planes.numbers.plane_edits import EDITS
 from tl_posgen.rope.frequency_bands import bands_by_thirds

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import RowByRow, ScoresOf, finished, replace_scores
 from tl_posgen.errors import InputError, check_choice, check_share, check_whole
-from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
@@ -35,6 +36,7 @@ MeanKey = Literal["prompt", "seen"]
 Distances = DistanceDistribution | Callable[[LayerCapture], DistanceDistribution]
 
 
+@printing_call
 def substitute(
     model: Model,
     by: ScoresOf,
@@ -90,6 +92,7 @@ def substitute(
     return replace_scores(model, RowByRow(scores_of) if alone else scores_of, heads=chosen)
 
 
+@printing_call
 def authors_split(model: Model, *, layers: Layers = None, heads: Heads = None) -> HookList:
     """W_ij <- f(q_i, i - j) + g(q_i, k_j) of the mean key at d0 = 1000 where W_ij is at most the .97 quantile of the
     last row of head 0, in layers from 4 on.

@@ -10,8 +10,8 @@ from families import family_cases, save_family
 from interventions import TOKENS, N, largest, logits, scores_under
 
 from tl_posgen import load_model
+from tl_posgen.editing.replace_scores import RowByRow, at_positions, finished, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import RowByRow, at_positions, finished, replace_scores
 
 POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
@@ -19,6 +19,7 @@ How = Literal["zero", "mean", "resample"]
 LENGTH, N_PROMPTS = 256, 8  # of the reference, where they are left out
 
 
+@printing_call
 def ablate_heads(
     model: Model,
     heads: Heads,
