@@ -41,11 +41,10 @@ def ways(model, tokens):
     import tl_posgen
     from tl_posgen.core.feed import Feed
     from tl_posgen.core.registry import requested
-    from tl_posgen.frequencies import hold_planes
-    from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
+    from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+    from tl_posgen.hooks import hold_planes, lm_infinite
     from tl_posgen.models.capture.capturing import run_capture
     from tl_posgen.models.session import Choices, session_of
-    from tl_posgen.position import lm_infinite
 
     far = tokens.shape[1] // 4
     edited = {

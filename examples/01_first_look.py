@@ -91,9 +91,9 @@ report["attention_examples"].show()
 # random three times.
 
 # %%
+from tl_posgen.hooks import ablate_bands
 from tl_posgen.models import to_prompts
 from tl_posgen.models.loss import token_losses
-from tl_posgen.slash import ablate_bands
 
 prompts = to_prompts(model, text, length=128, n_prompts=4)
 strongest = report.heads("slash", top=3)

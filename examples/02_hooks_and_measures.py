@@ -79,9 +79,8 @@ tl_posgen.analyze_cache(model, cache, tokens=tokens, measures="three_axis")["thr
 # each costs.
 
 # %%
-from tl_posgen.hooks.replace_scores import replace_scores
+from tl_posgen.hooks import at_dummy_distance, replace_scores
 from tl_posgen.models.loss import token_losses
-from tl_posgen.position import at_dummy_distance
 
 frozen = at_dummy_distance(model, beyond=8, heads=[(1, 0), (2, 0)])
 flatter = replace_scores(model, lambda capture: 0.5 * capture.scores(), layers=[3])

@@ -59,7 +59,7 @@ replaced.plot("correlation")
 # attention.
 
 # %%
-from tl_posgen.position import by_constant, by_split, substitute, triangle
+from tl_posgen.hooks import by_constant, by_split, substitute, triangle
 
 tokens = to_prompts(model, text, length=128, n_prompts=2)
 tokens = tokens[0][None]

@@ -18,9 +18,10 @@
 
 # %%
 import tl_posgen
+from tl_posgen.hooks import at_dummy_distance
 from tl_posgen.models import bundled_text, to_prompts
 from tl_posgen.models.loss import token_losses
-from tl_posgen.position import DummyDistance, Perturbation, at_dummy_distance
+from tl_posgen.position import DummyDistance, Perturbation
 
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
 text = bundled_text()

@@ -85,9 +85,9 @@ report["band_ablation"].plot()
 # many others of the same layers:
 
 # %%
+from tl_posgen.hooks import ablate_bands
 from tl_posgen.models import to_prompts
 from tl_posgen.models.loss import token_losses
-from tl_posgen.slash import ablate_bands
 
 prompts = to_prompts(model, text, length=128, n_prompts=4)
 of_heads = {"5 strongest": report.heads("slash", top=5)}

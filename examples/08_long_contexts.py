@@ -21,9 +21,10 @@
 import torch
 
 import tl_posgen
+from tl_posgen.hooks import lm_infinite
 from tl_posgen.models import bundled_text, to_prompts
 from tl_posgen.models.loss import token_losses
-from tl_posgen.position import LengthExtrapolation, lm_infinite
+from tl_posgen.position import LengthExtrapolation
 
 inside = 512
 model = tl_posgen.load_model("mini", backend="bridge")  # or a name on huggingface.co, and its training length above

@@ -89,9 +89,8 @@ tl_posgen.explain(random, prompt, head="L3H1", query=-1, against=-3).table().hea
 # `ablate_heads` removes the head. What does each do to the loss of this prompt?
 
 # %%
-from tl_posgen.hooks.ablate_heads import ablate_heads
+from tl_posgen.hooks import ablate_heads, patch_parts
 from tl_posgen.models.loss import token_losses
-from tl_posgen.prompt import patch_parts
 
 parts = tl_posgen.split(model, prompt, heads="L3H1")
 print({name: round(float(parts[name].sel(head=1, query=27, key=26)), 2) for name in parts.data_vars})
@@ -130,7 +129,7 @@ written.plot()
 # %%
 earlier = {}
 for name, how in {"untouched": None, "without its constant": False, "control": True}.items():
-    hooks = [] if how is None else tl_posgen.remove_source(model, "L0 MLP", heads="L1H3", control=how)
+    hooks = [] if how is None else tl_posgen.hooks.remove_source(model, "L0 MLP", heads="L1H3", control=how)
     with model.hooks(fwd_hooks=hooks):
         _, cache = model.run_with_cache(tokens)
     earlier[name] = round(float(cache["pattern", 1][0, 3].diagonal(-1)[1:].mean()), 3)

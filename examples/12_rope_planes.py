@@ -24,7 +24,8 @@
 import os
 
 import tl_posgen
-from tl_posgen.frequencies import Gap, PlaneUse, hold_planes
+from tl_posgen.frequencies import Gap, PlaneUse
+from tl_posgen.hooks import hold_planes
 from tl_posgen.models import bundled_text
 
 model = tl_posgen.load_model(os.environ.get("SMOLLM2", "mini"))

@@ -4,30 +4,32 @@ from contextlib import nullcontext
 
 import torch
 
+from tl_posgen.editing.replace_scores import RowByRow, replace_scores
 from tl_posgen.frequencies.hooks import hold_planes
 from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
-from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
-from tl_posgen.models.capture.capturing import capturing
-from tl_posgen.models.session import session_of
-from tl_posgen.models.streaming.stream import streaming_by_policy
-from tl_posgen.position import (
+from tl_posgen.hooks import (
+    ablate_bands,
+    apply_rules,
     at_dummy_distance,
     by_split,
     interpolate_positions,
     lm_infinite,
     no_values_at,
+    perturb_planes,
+    remove_source,
+    retrieve_blocks,
+    self_extend,
     substitute,
     triangle,
     true_at,
 )
-from tl_posgen.position.length import retrieve_blocks, self_extend
+from tl_posgen.models.capture.capturing import capturing
+from tl_posgen.models.session import session_of
+from tl_posgen.models.streaming.stream import streaming_by_policy
 from tl_posgen.position.order.hooks import permute_positions
-from tl_posgen.position.planes import perturb_planes
 from tl_posgen.residual.reference import Reference, reference_of
-from tl_posgen.rules import Rules, apply_rules
+from tl_posgen.rules import Rules
 from tl_posgen.rules.rules import REFERENCES
-from tl_posgen.slash import ablate_bands
-from tl_posgen.sources import remove_source
 
 N = 24
 TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
@@ -64,6 +66,11 @@ def rules(model, name: str):
     return apply_rules(model, result, name)
 
 
+def halves(model) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The first two heads of every layer, and the next two."""
+    return tuple([(layer, head) for layer in range(model.cfg.n_layers) for head in some] for some in ((0, 1), (2, 3)))
+
+
 ROW_BY_ROW = {
     "lm_infinite": lambda m: lm_infinite(m, 8, 2),
     "retrieve_blocks": lambda m: retrieve_blocks(m, 8, 2, block=4, n_blocks=2),
@@ -83,7 +90,9 @@ ROW_BY_ROW = {
     "some of the residual": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), residual=0.3),
     "true at the first key": lambda m: substitute(m, true_at(by_split(triangle(8), mean_key="seen"), [0])),
     "first value zero": lambda m: no_values_at(m, [0]),
-    "two kinds of heads": lambda m: lm_infinite(m, 8, 2, heads=[0, 1]) + at_dummy_distance(m, 3, heads=[2, 3]),
+    "two kinds of heads": lambda m: (
+        lm_infinite(m, 8, 2, heads=halves(m)[0]) + at_dummy_distance(m, 3, heads=halves(m)[1])
+    ),
     "a source's constant": lambda m: remove_source(m, "embed", on="queries", reference=reference(m)),
     "vertical keys": lambda m: rules(m, "vertical"),
     "position + content": lambda m: rules(m, "position_and_content"),

@@ -23,9 +23,17 @@ from tl_posgen import PosgenError, coupling, slash
 from tl_posgen.core import registry
 from tl_posgen.core.options import annotations_of
 from tl_posgen.coupling.jacobians import residual_jacobians
+from tl_posgen.hooks import (
+    ablate_bands,
+    at_dummy_distance,
+    by_split,
+    lm_infinite,
+    perturb_planes,
+    remove_source,
+    substitute,
+    triangle,
+)
 from tl_posgen.models.conversion.files import MINI
-from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
-from tl_posgen.sources import remove_source
 from tl_posgen.studies.emergence import emergence
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -35,7 +43,7 @@ TOKENS = torch.arange(2, 14)[None]
 SCORES = pd.DataFrame({"model": ["mini"], "score": [0.4]})
 QUIET = {"null_seeds": (), "progress": False}
 CUT = {"length": 16, "n_prompts": 1, **QUIET}
-WHERE = {"layers": [0], "heads": [1]}
+WHERE = {"layers": [0], "heads": (0, 1)}
 model = cache(lambda: tl_posgen.load_model("mini"))
 
 
@@ -64,7 +72,7 @@ CALLS = {  # name -> (function, arguments that it takes)
     "at_dummy_distance": (at_dummy_distance, {"beyond": 8, **WHERE}),
     "lm_infinite": (lm_infinite, {"n_local": 8, **WHERE}),
     "substitute": (substituted, {"width": 8, **WHERE}),
-    "ablate_bands": (slash.ablate_bands, {"kind": "no_rope", "band": None, **WHERE}),
+    "ablate_bands": (ablate_bands, {"kind": "no_rope", "band": None, **WHERE}),
     "perturb_planes": (
         perturb_planes,
         {"edit": "phase_noise", "band": [1], "of": ("q",), "strength": 0.5, "control": False, "seed": 0, **WHERE},
@@ -142,8 +150,9 @@ ANALYZE = {
     "a fractional layer": ({"layers": [0.5]}, "layer"),
     "layers that can be read once": ({"layers": iter([0])}, "give a list of integers"),
     "heads in words": ({"heads": "all"}, "head"),
+    "an index of no layer": ({"heads": [1]}, "1 says no layer; name heads by layer and head"),
     "a triple for a head": ({"heads": [(0, 1, 2)]}, "head"),
-    "heads that can be read once": ({"heads": (head for head in [0])}, "heads=<generator.*give a list of integers"),
+    "heads that can be read once": ({"heads": (head for head in ["L0H0"])}, "heads=<generator.*or a list of these"),
     "a null seed twice": ({"null_seeds": (1, 1)}, "null_seeds"),
     "measures that are a number": ({"measures": 5}, "5"),
     "measures that are numbers": ({"measures": [5]}, "5"),
@@ -307,7 +316,7 @@ def test_any_options_that_are_taken_can_be_measured_with(data):
 # Words of commands
 
 WORDS = {
-    "analyze": {"--measures": "three_axis", "--layers": "0", "--heads": "0,1"},
+    "analyze": {"--measures": "three_axis", "--layers": "0", "--heads": "L0H0,0.1"},
     "planes": {"--eps": "0.5"},
     "slash": {"--kappa": "0.1", "--distances": "0-2"},
     "distance": {"--distances": "2,8"},

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import tl_posgen
+from tl_posgen.editing.replace_scores import RowByRow, replace_scores
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 
 PAIRS = [("I do not", " know"), ("Down, down", " and"), ("The White Rabbit put on his", " spectacles"), ("", "He")]
 INTERVENTIONS = {

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "in_distribution
 import draw
 import edits
 
-from tl_posgen.position import lm_infinite
+from tl_posgen.hooks import lm_infinite
 from tl_posgen.position.substitution.hooks import by_split, query_profile, substitute
 
 INSIDE, N = 12, 30

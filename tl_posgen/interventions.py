@@ -15,8 +15,8 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers, is_above, leave_one_out
 from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.run import Run
+from tl_posgen.editing.given import check_hooks
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.given import check_hooks
 from tl_posgen.models.loss import divergence, judged, logits_of
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.report.circuits import CROP, token_colours

@@ -7,7 +7,7 @@ from families import save_small
 
 import tl_posgen
 from tl_posgen.cli.commands import name_options
-from tl_posgen.cli.options import parse_indices
+from tl_posgen.cli.options import parse_heads, parse_indices
 from tl_posgen.core import null_models
 from tl_posgen.errors import InputError
 
@@ -170,8 +170,14 @@ def test_indices_are_read_as_written():
     assert parse_indices("0,2-4", "--layers") == [0, 2, 3, 4]
     assert parse_indices("3,0,3", "--layers") == [3, 0, 3]
     assert parse_indices(None, "--layers") is None
-    with pytest.raises(InputError, match="--heads"):
-        parse_indices("x", "--heads")
+    with pytest.raises(InputError, match="--layers"):
+        parse_indices("x", "--layers")
+
+
+def test_heads_are_read_by_layer_and_index():
+    assert parse_heads("L3H1, 0.2,(1, 3)") == [(3, 1), (0, 2), (1, 3)]
+    with pytest.raises(InputError, match=r"head '3': write a head as \"L3H1\" or \"3\.1\" \(layer 3, head 1\)"):
+        parse_heads("3,1")
 
 
 def test_the_version_is_that_of_the_package(run):

@@ -88,6 +88,8 @@ def test_labels_are_the_usual_ones_and_none_averages(own, data):
     assert own("r", tokens=None, layer=4).value == pytest.approx(data["r"].values[0, 0, :, 1].mean())
     assert own("loss", condition=None).value == pytest.approx(data["loss"].values[0].mean())
     assert own("alone").inits == ()
+    for is_in, label in ((False, "without first"), (True, "all")):
+        assert own("r", first_token=is_in).value == own("r", tokens=label).value
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,17 @@ def test_labels_are_the_usual_ones_and_none_averages(own, data):
         ("loss", {"prompt": 6}, "made_up.loss: no prompt 6; it has 0, 1, 2, 3, 4, 5"),
         ("loss", {"prompt": "first"}, "made_up.loss: no prompt 'first'; it has 0, 1, 2, 3, 4, 5"),
         ("s", {}, "made_up has no 's'; it has r, loss, score, gain, alone"),
+        (
+            "r",
+            {"first_token": "no"},
+            "first_token='no': give True or False, or tokens= instead, one of all, without first",
+        ),
+        (
+            "r",
+            {"first_token": False, "tokens": "all"},
+            "first_token=False: give True or False, or tokens= instead, one of all, without first",
+        ),
+        ("loss", {"first_token": False}, "made_up.loss has no dim 'tokens'; it has init, condition, prompt"),
     ],
 )
 def test_dims_and_labels_that_a_variable_lacks_are_refused(own, name, labels, said):

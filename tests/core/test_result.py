@@ -16,6 +16,7 @@ from tl_posgen.core.measure import TOKENS, Measure, Variable
 from tl_posgen.core.report import Report, load, unknown_measure
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError, OutputError
+from tl_posgen.position import ThreeAxis
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,33 @@ def test_the_frame_has_a_row_a_head_and_a_column_a_headline(declared):
     assert frame["r"].tolist() == np.arange(6.0).tolist()
     assert frame[["layer", "head"]].to_numpy().tolist()[3] == [2, 0]
     assert declared.frame(tokens="without first")["r"].tolist() == np.arange(6.0, 12).tolist()
+    assert declared.frame(first_token=False)["r"].tolist() == np.arange(6.0, 12).tolist()
+    assert float(declared.sel(first_token=False)["r"].sum()) == np.arange(6.0, 12).sum()
+    assert declared.heads(1, first_token=False)["r"].tolist() == [11]
     assert declared.frame(init=0)["r"].tolist() == np.arange(12.0, 18).tolist()
     assert declared.headline_frame().columns.tolist() == ["layer", "head", "someones_r"]
     assert declared.headline_frame("random init")["someones_r"].tolist() == np.arange(12.0, 18).tolist()
     assert declared.findings() == ["R: 2.500 (random init 14.500)."]  # every headline, where nothing else is said
+
+
+def test_null_models_are_left_out_by_one_word_and_a_missing_text_is_named(small_model):
+    text = "Down, down, down. Would the fall never come to an end?"
+    cut = {"length": 8, "n_prompts": 1, "measures": "three_axis", "progress": False}
+    assert tl_posgen.analyze(small_model, text, nulls=False, **cut)["three_axis"].nulls == ()
+    for seeds in ({"null_seeds": (1,)}, {"shuffled_seeds": [0]}):
+        with pytest.raises(InputError, match="nulls=False and seeds of null models contradict each other"):
+            tl_posgen.analyze(small_model, text, nulls=False, **seeds, **cut)
+    for call in (lambda: tl_posgen.analyze(small_model), lambda: ThreeAxis()("no such model")):
+        with pytest.raises(InputError, match=r"give the text to measure on .* such as tl_posgen\.bundled_text\(\)"):
+            call()
+
+
+def test_a_result_prints_how_many_heads_and_prompts_it_is_of_and_its_first_sentence(declared):
+    assert repr(declared) == "Result(someones_measure; m, 6 heads): R: 2.500 (random init 14.500)."
+    provenance = {"model": "m", "prompts": 1, "length": 8, "heads": ["L0H1", "L2H0"]}
+    some = result_of(measure=SomeonesMeasure(), provenance=provenance)
+    expected = "m, 2 heads, 1 prompt of 8 tokens): R: 2.500 (random init 14.500)."
+    assert repr(Report({some.name: some}, provenance)) == f"Report(someones_measure; {expected}"
 
 
 def test_a_column_is_left_out_of_all_models_or_of_none():

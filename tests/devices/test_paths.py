@@ -9,9 +9,8 @@ from interventions import OF_THE_PROMPT, ROW_BY_ROW, N
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models import geometry_of
-from tl_posgen.models.tokens import bundled_text
-from tl_posgen.position import (
+from tl_posgen.hooks import (
+    ablate_bands,
     by_constant,
     by_split,
     by_three_axis,
@@ -21,8 +20,9 @@ from tl_posgen.position import (
     permute_positions,
     substitute,
 )
+from tl_posgen.models import geometry_of
+from tl_posgen.models.tokens import bundled_text
 from tl_posgen.prompt import reference_of
-from tl_posgen.slash import ablate_bands
 
 TEXT = bundled_text()[:4000]
 TOKENS = torch.randint(2, 2000, (1, N), generator=torch.Generator().manual_seed(1))

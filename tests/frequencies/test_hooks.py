@@ -8,16 +8,16 @@ from captures import run
 from families import family_cases
 from interventions import TOKENS, N, largest, logits, scores_under
 
+from tl_posgen.editing.replace_scores import FrozenBeyond
+from tl_posgen.editing.token_positions import tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.frequencies.hooks import hold_planes
-from tl_posgen.hooks.replace_scores import FrozenBeyond
-from tl_posgen.hooks.token_positions import tokens_at
+from tl_posgen.hooks import at_dummy_distance, lm_infinite
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers import fused
 from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming, streaming_by_policy
-from tl_posgen.position import at_dummy_distance, lm_infinite
 from tl_posgen.rope.rotation import complex_frequencies, complex_planes
 
 WITHOUT_ROPE = ["gpt2", "bloom", "opt", "gpt_neo", "mpt"]

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import tl_posgen
+from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.conversion.convert import build
 from tl_posgen.models.layer_table import geometry_of

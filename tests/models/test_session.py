@@ -14,12 +14,12 @@ from families import VOCAB
 
 from tl_posgen import analyze, analyze_cache, attach, check, streaming
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
+from tl_posgen.hooks import by_constant, substitute
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model, open_model, without_context_limit
 from tl_posgen.models.loss import logits_of
 from tl_posgen.models.session import MEMORY, Choices, session_of
-from tl_posgen.position import by_constant, substitute
 
 TOKENS = torch.randint(2, VOCAB, (2, 12), generator=torch.Generator().manual_seed(6))
 

@@ -10,9 +10,9 @@ from families import FAMILIES, UNEVEN
 import tl_posgen
 from tl_posgen import analyze
 from tl_posgen.core.measure import HEAD
+from tl_posgen.editing.ablate_heads import ablate_heads
+from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.ablate_heads import ablate_heads
-from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import session_of
 
@@ -60,7 +60,7 @@ def test_a_head_that_its_layer_lacks_is_refused_with_what_it_has(uneven):
     few = heads.index(4)
     assert select_heads(model) == {layer: list(range(heads[layer])) for layer in (0, 1)}
     assert select_heads(model, heads=[(1 - few, 7)]) == {1 - few: [7]}
-    for chosen in (f"{few}.5", [5]):
+    for chosen in (f"{few}.5", (few, 5)):
         with pytest.raises(InputError, match=rf"head 5 does not exist: layer {few} has heads 0 to 3"):
             select_heads(model, heads=chosen)
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tl_posgen import position
+from tl_posgen import hooks, position
 from tl_posgen.errors import PosgenError
-from tl_posgen.position import DistanceDistribution, by_constant, by_split, point_mass, substitute
+from tl_posgen.hooks import DistanceDistribution, by_constant, by_split, point_mass, substitute
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 N = 12
@@ -19,23 +19,23 @@ WRONG = {
     "a distribution": DistanceDistribution(torch.arange(2), torch.ones(2) / 2),
 }
 HOOKS = {
-    "at_dummy_distance": lambda model, x: position.at_dummy_distance(model, x),
-    "what a function of distance gives": lambda model, x: position.at_dummy_distance(model, lambda distance: x),
-    "at_dummy_distance, beyond": lambda model, x: position.at_dummy_distance(model, 0, beyond="x" if x is None else x),
-    "interpolate_positions": position.interpolate_positions,
-    "lm_infinite": position.lm_infinite,
-    "lm_infinite, n_global": lambda model, x: position.lm_infinite(model, 4, x),
-    "lm_infinite, limit": lambda model, x: position.lm_infinite(model, 4, limit="x" if x is None else x),
-    "retrieve_blocks": lambda model, x: position.retrieve_blocks(model, 4, block=x),
-    "retrieve_blocks, n_blocks": lambda model, x: position.retrieve_blocks(model, 4, n_blocks=x),
-    "permute_positions": position.permute_positions,
-    "permute_positions, keys_only": lambda model, x: position.permute_positions(model, torch.arange(N), keys_only=x),
-    "permute_position_part": position.permute_position_part,
-    "perturb_planes": position.perturb_planes,
-    "perturb_planes, band": lambda model, x: position.perturb_planes(model, "mean_phase", 5 if x is None else x),
-    "perturb_planes, of": lambda model, x: position.perturb_planes(model, "mean_phase", of=x),
-    "perturb_planes, strength": lambda model, x: position.perturb_planes(model, "mean_phase", strength=x),
-    "jitter_distances": position.jitter_distances,
+    "at_dummy_distance": lambda model, x: hooks.at_dummy_distance(model, x),
+    "what a function of distance gives": lambda model, x: hooks.at_dummy_distance(model, lambda distance: x),
+    "at_dummy_distance, beyond": lambda model, x: hooks.at_dummy_distance(model, 0, beyond="x" if x is None else x),
+    "interpolate_positions": hooks.interpolate_positions,
+    "lm_infinite": hooks.lm_infinite,
+    "lm_infinite, n_global": lambda model, x: hooks.lm_infinite(model, 4, x),
+    "lm_infinite, limit": lambda model, x: hooks.lm_infinite(model, 4, limit="x" if x is None else x),
+    "retrieve_blocks": lambda model, x: hooks.retrieve_blocks(model, 4, block=x),
+    "retrieve_blocks, n_blocks": lambda model, x: hooks.retrieve_blocks(model, 4, n_blocks=x),
+    "permute_positions": hooks.permute_positions,
+    "permute_positions, keys_only": lambda model, x: hooks.permute_positions(model, torch.arange(N), keys_only=x),
+    "permute_position_part": hooks.permute_position_part,
+    "perturb_planes": hooks.perturb_planes,
+    "perturb_planes, band": lambda model, x: hooks.perturb_planes(model, "mean_phase", 5 if x is None else x),
+    "perturb_planes, of": lambda model, x: hooks.perturb_planes(model, "mean_phase", of=x),
+    "perturb_planes, strength": lambda model, x: hooks.perturb_planes(model, "mean_phase", strength=x),
+    "jitter_distances": hooks.jitter_distances,
     "substitute": substitute,
     "what a function of a capture gives": lambda model, x: substitute(model, lambda capture: x),
     "substitute, gamma": lambda model, x: substitute(model, by_constant, gamma=x),
@@ -88,5 +88,5 @@ def test_every_draw_and_distribution_names_what_is_wrong(draw, wrong):
 
 @pytest.mark.parametrize("wrong", [None, "x", {0: 1}])
 def test_a_width_and_protected_places_are_numbers(wrong):
-    refused(lambda: position.triangle(wrong))
+    refused(lambda: hooks.triangle(wrong))
     refused(lambda: position.swap_tokens(8, 0.5, protected=wrong if wrong != {0: 1} else {0.5}, seed=0))

@@ -5,8 +5,9 @@ import torch
 from captures import run
 
 from tl_posgen.errors import InputError
+from tl_posgen.hooks import patch_parts
 from tl_posgen.models.session import session_of
-from tl_posgen.prompt import patch_parts, reference_of, split
+from tl_posgen.prompt import reference_of, split
 
 RUN, OTHER = torch.randint(2, 60, (2, 12), generator=torch.Generator().manual_seed(3))
 TEXT = torch.randint(2, 60, (2, 16), generator=torch.Generator().manual_seed(4))
@@ -28,7 +29,7 @@ def scores(model, tokens, hooks=()):
 
 def test_chosen_parts_are_those_of_the_other_prompt_and_the_rest_stays(model):
     reference = means(model)
-    own, other = (split(model, one, layer=0, heads=[1], reference=reference) for one in (RUN, OTHER))
+    own, other = (split(model, one, heads=(0, 1), reference=reference) for one in (RUN, OTHER))
     for parts in (("position",), ("content",), ("interaction", "key_part")):
         hooks = patch_parts(model, OTHER, parts, heads=[(0, 1)], reference=reference)
         wanted = own["score"] + sum(other[name] - own[name] for name in parts)

@@ -69,7 +69,9 @@ def test_the_reference_is_named_and_is_never_the_prompt(mini):
     assert TEXT[:20] in other.attrs["reference"]
     assert "first token left out" in other.attrs["reference"]
     assert float(abs(usual.position - other.position).max()) > 0.1
-    again = tl_posgen.split(mini, PROMPT, layer=3, heads=[1], reference=reference_of(mini, layers=[3], sources=False))
+    again = tl_posgen.split(
+        mini, PROMPT, layer=3, heads="L3H1", reference=reference_of(mini, layers=[3], sources=False)
+    )
     np.testing.assert_array_equal(usual.position, again.position)
 
 
@@ -98,7 +100,7 @@ def test_a_cache_gives_the_position_part_of_one_head(request, reference, name):
     tokens = torch.arange(5, 29)[None]
     _, cache = model.run_with_cache(tokens)
     found = position_part(cache, 3, 1, model=model, reference=reference)
-    expected = tl_posgen.split(model, tokens, layer=3, heads=[1], reference=reference)
+    expected = tl_posgen.split(model, tokens, layer=3, heads="L3H1", reference=reference)
     np.testing.assert_allclose(found, expected.position[0], atol=1e-5)
     named = position_part(cache, head="L3H1", model=model, reference=reference, tokens=tokens)
     np.testing.assert_array_equal(found, named)

@@ -22,7 +22,7 @@ def report(mini, alice):
         measures=["three_axis", "slash", "loss", "attention_examples"],
         length=128,
         n_prompts=1,
-        heads=[1, 3],
+        heads=[(layer, head) for layer in range(4) for head in (1, 3)],
     )
 
 

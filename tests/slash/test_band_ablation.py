@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from tl_posgen.hooks import ablate_bands
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
-from tl_posgen.slash import BandAblation, ablate_bands
+from tl_posgen.slash import BandAblation
 
 MEASURE = "band_ablation"
 

@@ -198,7 +198,7 @@ def test_grouped_heads_share_what_is_measured_of_their_keys(family_model):
     for name in ("r1", "gain"):
         np.testing.assert_allclose(keys[name].sel(head=[0, 2]), keys[name].sel(head=[1, 3]))
         assert abs(keys[name].sel(head=1) - keys[name].sel(head=2)).min() > 1e-4
-    last = Cone()(model, TOKENS, heads=[3], **QUIET).sel(tokens="all", head=3)
+    last = Cone()(model, TOKENS, heads=[(0, 3), (1, 3)], **QUIET).sel(tokens="all", head=3)
     for name in ("gain", "best_score"):
         np.testing.assert_allclose(last[name], data[name].sel(head=3), atol=1e-6)
 

@@ -76,7 +76,7 @@ def test_slopes_of_alibi_stay(family_model):
     model = family_model("bloom", "bridge")
     tokens = torch.arange(2, 42)[None]
     data = SlashAblation()(model, tokens, heads=[(1, 2)], **QUIET).sel(tokens="all", layer=1, head=2)
-    [layer] = captures_of(model, tokens, layers=[1], heads=[2])
+    [layer] = captures_of(model, tokens, heads=(1, 2))
     slope = float(layer.geometry.alibi_slopes[2])
     distance = (torch.arange(40)[:, None] - torch.arange(40)).double()
     pattern = (-slope * distance).masked_fill(distance < 0, -torch.inf).softmax(-1)

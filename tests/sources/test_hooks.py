@@ -5,13 +5,12 @@ import torch
 from families import UNEVEN, family_cases
 from source_vectors import source_vectors
 
-import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks import remove_source
 from tl_posgen.models.layers.capture import scores_from
 from tl_posgen.models.session import session_of
 from tl_posgen.residual.reference import reference_of
 from tl_posgen.rope.rotation import complex_planes, rotate
-from tl_posgen.sources import remove_source
 from tl_posgen.sources.hooks import turned
 
 pytestmark = pytest.mark.longer
@@ -109,8 +108,7 @@ def test_query_heads_of_one_key_have_one_control(family_model):
     assert not torch.allclose(queries[0], queries[1])
 
 
-def test_it_is_a_name_of_the_package_and_a_text_may_be_the_reference(mini):
-    assert tl_posgen.remove_source is remove_source
+def test_a_text_may_be_the_reference(mini):
     text = "Down, down, down. Would the fall never come to an end?"
     one, other = (
         remove_source(mini, "L0 MLP", heads="1.0", reference=given)

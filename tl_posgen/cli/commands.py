@@ -205,7 +205,7 @@ def _analyze(
     Args:
         measures: Such as three_axis,planes; `tl-posgen measures` lists them.
         layers: Layers, such as 0,2-3; all if left out.
-        heads: Heads, such as L3H1,L0H2, or 0,2-3 of each of those layers; all if left out.
+        heads: Heads, such as L3H1,L0H2; all if left out.
         streaming: Form no score matrix; if left out, for prompts over 1,024 tokens.
     """
     where = {"layers": parse_indices(layers, "--layers"), "heads": parse_heads(heads)}

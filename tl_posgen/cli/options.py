@@ -339,11 +339,11 @@ def parse_indices(words: str | None, name: str) -> list[int] | None:
     return found
 
 
-def parse_heads(words: str | None) -> list[Any] | None:
-    """'L3H1,0.2' -> ['L3H1', '0.2'], heads by name; '0,2-4' -> [0, 2, 3, 4], indices in every chosen layer."""
-    if words is None or not re.search(r"[.hH(]", words):
-        return parse_indices(words, "--heads")
-    return [name.strip() for name in re.findall(r"\([^)]*\)|[^,]+", words)]
+def parse_heads(words: str | None) -> list[tuple[int, int]] | None:
+    """'L3H1,0.2,(1, 3)' -> [(3, 1), (0, 2), (1, 3)]."""
+    from tl_posgen.models.head_names import parse_head
+
+    return None if words is None else [parse_head(name) for name in re.findall(r"\([^)]*\)|[^,]+", words)]
 
 
 def parse_seeds(words: str, name: str) -> Any:

@@ -24,8 +24,8 @@ from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result, contiguous, result_of
 from tl_posgen.core.run import Run
 from tl_posgen.core.store import Parts, check_after, configuration_of, content, require_same
+from tl_posgen.editing.given import Hooks, added_hooks, check_hooks, under
 from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
-from tl_posgen.hooks.given import Hooks, added_hooks, check_hooks, under
 from tl_posgen.models import open_model
 from tl_posgen.models.loading.load import AnyModel, is_ours
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, kind_and_seed, null_label
@@ -47,7 +47,7 @@ Measures: TypeAlias = str | Measure | type[Measure] | Sequence[Any] | None
 @full_precision()
 def analyze(
     model: AnyModel,
-    prompts: Prompts,
+    prompts: Prompts | None = None,
     *,
     measures: Measures = None,
     layers: Layers = None,
@@ -57,6 +57,7 @@ def analyze(
     consecutive: bool = False,
     first: str | int | None = None,
     seed: int = 0,
+    nulls: bool = True,
     null_seeds: Seeds | NullModels = (0,),
     shuffled_seeds: Sequence[int] | None = None,
     null_device: str = "cpu",
@@ -78,8 +79,8 @@ def analyze(
         measures: names, or measures with options such as `ThreeAxis(ridge=1)`; variance, three_axis, mean_key and
             attention_examples if left out.
         layers: restrict the analysis; all if left out.
-        heads: names or pairs, "L3H1", "3.1" or (3, 1); or indices, meant in every chosen layer; or a frame with columns
-            layer and head, such as `report.heads("slash", top=5)`. All if left out.
+        heads: "L3H1", "3.1" or (3, 1), or several in a list; or a frame with columns layer and head, such as
+            `report.heads("slash", top=5)`. All if left out.
         length, n_prompts: cut texts into n_prompts prompts of `length` tokens, spread evenly over the whole text; with
             length alone, into as many as the text has, which takes long for a book.
         consecutive: take them one after the other from its beginning. Neighbours depend on each other, so that
@@ -87,9 +88,10 @@ def analyze(
         first: a token that every prompt begins with, as a string or an id, in the place of the tokenizer's BOS: such as
             "<|endoftext|>" of a model without one, whose first token is a word that it makes an attention sink.
         seed: of random draws.
-        null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on; () for
-            none. Or seeds by kind of null model, such as `{"random init": (0,), "shuffled matrices": (0,)}`, for these
-            kinds alone, see `tl_posgen.models.loading.null_kinds`.
+        nulls: False leaves out every null model.
+        null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on. Or by
+            kind of null model, such as `{"random init": (0,), "shuffled matrices": (0,)}`, for these kinds alone, see
+            `tl_posgen.models.loading.null_kinds`.
         shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.shuffle.shuffled_like`,
             that everything is repeated on; () for none. If left out, one beside random inits, for the measures that
             share a single pass: a model of shuffled weights predicts nothing that an intervention could take away.
@@ -118,21 +120,28 @@ def analyze(
         A `Report`: a mapping of measure name to `Result`.
 
     Raises:
-        InputError: unusable prompts, layers or heads that do not exist, unknown measures, hook points; `keep` with
-            hooks or a metric; a finished part that is damaged: the message names its file.
+        InputError: no prompts or unusable ones, layers or heads that do not exist, unknown measures, hook points;
+            `keep` with hooks or a metric; a finished part that is damaged: the message names its file.
         UnsupportedModelError: a layer whose scores cannot be recomputed from its q and k.
 
     Example:
         >>> import tl_posgen
-        >>> report = tl_posgen.analyze("mini", "The White Rabbit put on his spectacles.", null_seeds=())
+        >>> report = tl_posgen.analyze("mini", "The White Rabbit put on his spectacles.", nulls=False)
         >>> report["three_axis"].frame().columns.tolist()
         ['layer', 'head', 'r', 'r_within_rows']
     """
     # refused without a model
+    if prompts is None:
+        raise InputError("analyze: give the text to measure on behind the model, such as tl_posgen.bundled_text()")
     seed, asked, metric = check_seed(seed), registry.requested(measures), as_metric(metric)
     known = check_after(after, asked)
     if not isinstance(null_seeds, NullModels):
         seeds_by_kind(null_seeds, shuffled_seeds)
+    require("nulls", nulls, bool)
+    if not nulls:
+        if tuple(null_seeds) not in ((0,), ()) or shuffled_seeds:
+            raise InputError("nulls=False and seeds of null models contradict each other; give one of them")
+        null_seeds, shuffled_seeds = (), ()
     check_draws_on(null_device)
     require("streaming", streaming, bool | None)
     require("consecutive", consecutive, bool)
@@ -151,7 +160,7 @@ def analyze(
     matrices = max((measure.matrices for measure in to_measure), default=0)
     one_by_one = bool(fwd_hooks or there_before)
     choices = Choices(streaming, matrices, metric, one_by_one, None if first is None else first_id(session, first))
-    nulls = null_models_of(session, null_seeds, shuffled_seeds, null_device)
+    null_models = null_models_of(session, null_seeds, shuffled_seeds, null_device)
     with (
         session.exclusive("analyze"),
         session.choosing(choices),
@@ -170,15 +179,15 @@ def analyze(
             details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
         if first is not None:
             details["first"] = choices.first
-        if nulls.device != "cpu":
-            details["null_device"] = nulls.device
+        if null_models.device != "cpu":
+            details["null_device"] = null_models.device
         if metric is not None:
             details["metric"] = metric.name
         lists = {id(one): one for one in rows.values()}  # one for all measures that share prompts
-        of_rows = {key: provenance_of(session, one, nulls.seeds, seed) for key, one in lists.items()}
+        of_rows = {key: provenance_of(session, one, null_models.seeds, seed) for key, one in lists.items()}
         for name, result in known.items():
             require_same(name, result, of_rows[id(rows[name])] | details)
-            if lacking := [one for one in nulls if nulls.for_runs(one) and one not in result.numbers.nulls]:
+            if lacking := [one for one in null_models if null_models.for_runs(one) and one not in result.numbers.nulls]:
                 raise InputError(
                     f"after: {name} was measured without {null_label(lacking[0])}; leave it out to measure it anew"
                 )
@@ -193,16 +202,16 @@ def analyze(
                 **which,
                 seed=seed,
                 streaming=streaming,
-                null_device=nulls.device,
+                null_device=null_models.device,
             )
-        analysis = _Analysis(session, prompts, rows, where, seed, nulls, fwd_hooks, in_place, parts, depends_on)
-        with steps_shown(step_names(prepared, nulls), shown=progress):
+        analysis = _Analysis(session, prompts, rows, where, seed, null_models, fwd_hooks, in_place, parts, depends_on)
+        with steps_shown(step_names(prepared, null_models), shown=progress):
             sides = analysis.sides(prepared, known)
-        if nulls is not null_seeds:
-            nulls.free_memory()
+        if null_models is not null_seeds:
+            null_models.free_memory()
         if in_place:
             release(model)
-    results, kinds = dict(known), map(NULL_KINDS.__getitem__, nulls.by_kind)
+    results, kinds = dict(known), map(NULL_KINDS.__getitem__, null_models.by_kind)
     in_part = [kind for kind in kinds if kind.usual != "all"]  # which some measures may not be repeated on
     for measure in prepared:
         each = {init: side[measure.name] for init, side in sides.items() if measure.name in side}

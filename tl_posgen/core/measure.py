@@ -269,7 +269,7 @@ class Measure:
 
     # Its call
 
-    def __call__(self, model: "AnyModel", prompts: Any, **settings: Any) -> "Result":
+    def __call__(self, model: "AnyModel", prompts: Any = None, **settings: Any) -> "Result":
         """Return the `Result` of this measure alone; settings are those of `tl_posgen.analyze`.
 
         Example:

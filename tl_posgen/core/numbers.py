@@ -35,8 +35,9 @@ _MOST_SHOWN = 20  # labels that a message lists
 class Numbers:
     """The numbers of a result: `own("r", tokens="all")` is the mean of a variable over all dims that no label chooses.
 
-    Labels that are not given are the measure's usual ones (tokens="all"); a label None averages over a dim. Dims and
-    labels that the variable lacks are refused, so that no number passes for its control.
+    Labels that are not given are the measure's usual ones (tokens="all"); a label None averages over a dim;
+    first_token=False stands for tokens="without first". Dims and labels that the variable lacks are refused, so that no
+    number passes for its control.
 
     Args:
         measure: of the result.
@@ -130,7 +131,7 @@ class Numbers:
             raise InputError(f"{self.measure.name} has no {name!r}; it has {', '.join(map(str, self.dataset))}")
         array = self.dataset[name]
         usual = {"tokens": TOKENS[0], **self.measure.usual()}
-        chosen = {dim: label for dim, label in usual.items() if dim in array.dims} | labels
+        chosen = {dim: label for dim, label in usual.items() if dim in array.dims} | by_dim(labels)
         return at_labels(array, chosen, f"{self.measure.name}.{name}")
 
     def number(self, array: xr.DataArray, bounds: Bounds | None = None) -> Number:
@@ -251,6 +252,21 @@ def grouped(labels: Sequence[str], values: Sequence[float]) -> dict[str, tuple[f
         kind = kind_and_seed(label)[0].name
         found[kind] = (*found.get(kind, ()), value)
     return found
+
+
+def by_dim(labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Return labels by dim, where first_token=False stands for tokens="without first".
+
+    Example:
+        >>> by_dim({"first_token": False, "side": "q"})
+        {'side': 'q', 'tokens': 'without first'}
+    """
+    found = dict(labels)
+    if (first := found.pop("first_token", None)) is None:
+        return found
+    if not isinstance(first, bool) or "tokens" in found:
+        raise InputError(f"first_token={first!r}: give True or False, or tokens= instead, one of {', '.join(TOKENS)}")
+    return found | {"tokens": TOKENS[0 if first else 1]}
 
 
 def at_labels(data: Any, labels: Mapping[str, Any], of: str) -> Any:

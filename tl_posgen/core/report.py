@@ -30,7 +30,7 @@ from tl_posgen.core.formatting import known_by
 from tl_posgen.core.measure import DEFINED, HEAD, Measure
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
-from tl_posgen.core.result import Result
+from tl_posgen.core.result import Result, shown_as
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
 
@@ -91,7 +91,8 @@ class Report(Mapping[str, Result]):
         return Page(self.html(), height)
 
     def __repr__(self) -> str:
-        return f"Report({', '.join(self.results)}; {self.provenance.get('model', 'model')})"
+        name = f"Report({', '.join(self.results)}; {self.provenance.get('model', 'model')}"
+        return shown_as(name, self.results.values(), self.headlines())
 
     def findings(self) -> list[str]:
         """Return what was found, in sentences; each warning once, behind the measures that share it."""

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tl_posgen.core.formatting import known_by
+from tl_posgen.core.formatting import counted, known_by
 from tl_posgen.core.measure import HEAD, TOKENS, Measure
-from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, at_labels, mean_of, one_side
+from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, at_labels, by_dim, mean_of, one_side
 from tl_posgen.core.options import Count, Whole, refusal
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.null_kinds import in_order
@@ -50,12 +50,12 @@ class Result:
         return Numbers(self.measure, self.dataset)
 
     def sel(self, *, init: str | int = TRAINED, **labels: Any) -> xr.Dataset:
-        """Return the arrays of one init, all prompts, at these labels: `result.sel(tokens="without first")`.
+        """Return the arrays of one init, all prompts, at these labels: `result.sel(first_token=False)`.
 
         Raises:
             InputError: a label or a dim that the result lacks.
         """
-        return at_labels(self._of_init(str(init)), labels, self.name)
+        return at_labels(self._of_init(str(init)), by_dim(labels), self.name)
 
     def _of_init(self, init: str) -> xr.Dataset:
         known = [str(one) for one in self.dataset["init"].values]
@@ -157,8 +157,9 @@ class Result:
         Args:
             init: "trained", or the seed of a random init.
             every: all quantities that have one number a row, behind the headlines; as the measure chooses if None.
-            labels: such as tokens="without first"; the usual ones where left out.
+            labels: such as first_token=False, for tokens="without first"; the usual ones where left out.
         """
+        labels = by_dim(labels)
         data = self.sel(init=init, **labels)
         rows = [row for row in self.measure.rows if row not in labels or row in data.dims]
         usual = {"tokens": TOKENS[0], **self.measure.usual()}
@@ -261,7 +262,7 @@ class Result:
             lowest: the heads of the lowest values, lowest first.
             random: a seed: as a control, as many of the other heads drawn at random, as many in each layer as the
                 `top` ones have there, as far as the layer has others.
-            labels: such as tokens="without first".
+            labels: such as first_token=False, for tokens="without first".
 
         Raises:
             InputError: a quantity that is not one number a head, fewer heads than `top` asks for as a control.
@@ -344,7 +345,25 @@ class Result:
         return result_html(self)
 
     def __repr__(self) -> str:
-        return f"Result({self.name}; {self.own.attrs.get('model', 'model')})"
+        return shown_as(f"Result({self.name}; {self.own.attrs.get('model', 'model')}", [self], self.sentences)
+
+
+def shown_as(name: str, results: Iterable[Result], sentences: Sequence[str]) -> str:
+    """Return a name that is open for the number of heads and prompts, and the first sentence."""
+    sizes, provenance = [0], dict[str, Any]()
+    for result in results:
+        provenance = dict(result.provenance)
+        sizes.append(len(provenance["heads"]) if "heads" in provenance else _n_heads(result))
+    prompts, length = provenance.get("prompts"), provenance.get("length")
+    told = [counted(max(sizes), "head")] if max(sizes) else []
+    told += [f"{counted(prompts, 'prompt')} of {length} tokens"] if prompts and length else []
+    return f"{', '.join([name, *told])}){': ' * bool(sentences)}{''.join(sentences[:1])}"
+
+
+def _n_heads(result: Result) -> int:
+    """Return how many heads have a number."""
+    arrays = [one for one in result.own.values() if set(HEAD) <= set(one.dims) and one.dtype.kind in "fiub"]
+    return max((int(one.notnull().any(set(one.dims) - set(HEAD)).sum()) for one in arrays), default=0)
 
 
 def columns_of(

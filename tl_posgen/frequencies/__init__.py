@@ -1,20 +1,9 @@
 """RoPE's planes: their frequencies changed, held beyond a distance, and what a model uses each for."""
 
 from tl_posgen.frequencies.gap import Gap
-from tl_posgen.frequencies.hooks import hold_planes
 from tl_posgen.frequencies.plane_cost import PlaneCost
 from tl_posgen.frequencies.plane_roles import PlaneRoles
 from tl_posgen.frequencies.plane_use import PlaneUse
 from tl_posgen.frequencies.recall import Recall
-from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
 
-__all__ = [
-    "FrequencyRule",
-    "Gap",
-    "PlaneCost",
-    "PlaneRoles",
-    "PlaneUse",
-    "Recall",
-    "hold_planes",
-    "with_frequencies",
-]
+__all__ = ["Gap", "PlaneCost", "PlaneRoles", "PlaneUse", "Recall"]

@@ -17,11 +17,11 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers, leave_one_out
 from tl_posgen.core.options import Each, NonNegative, Real, Whole, Within
 from tl_posgen.core.run import Run
+from tl_posgen.editing.token_positions import MOST, tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.frequencies.hooks import hold_planes, partial_planes
 from tl_posgen.frequencies.numbers.gap import apart, first_rise, split_of, with_copy, with_needle
 from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
-from tl_posgen.hooks.token_positions import MOST, tokens_at
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loss import judged, logits_of

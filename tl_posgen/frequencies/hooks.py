@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.options import NonNegative, require
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import FrozenBeyond, RowByRow, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError, is_number
-from tl_posgen.hooks.replace_scores import FrozenBeyond, HookList, RowByRow, replace_scores
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
@@ -23,6 +24,7 @@ Limit: TypeAlias = int | float | Sequence[int | float] | Literal["quarter turn",
 TURNS = {"quarter turn": pi / 2, "half turn": pi}
 
 
+@printing_call
 def hold_planes(
     model: Model, planes: Planes = "partial", *, at: Limit, layers: Layers = None, heads: Heads = None
 ) -> HookList:

@@ -15,9 +15,9 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
+from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.frequencies.hooks import hold_planes
 from tl_posgen.frequencies.rules import with_frequencies
-from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, Interventions, tokens_by_condition
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model
@@ -43,6 +43,7 @@ _NAMES = {
 _MOST_NAMED = 3  # planes in a sentence
 
 
+@printing_call
 def edit_planes(model: Model, edit: Edit, planes: Planes, *, layers: Layers = None, heads: Heads = None) -> HookList:
     """score_ij <- scale <R'_i q'_i, R'_j k'_j> with chosen planes dropped (q'_m = k'_m = 0), frozen (theta'_m = 0),
     half as fast (theta'_m = theta_m / 2) or held at their quarter turn (theta_m min(D, pi / 2 theta_m) at distance D).
@@ -52,7 +53,7 @@ def edit_planes(model: Model, edit: Edit, planes: Planes, *, layers: Layers = No
         layers, heads: chosen layers and heads; all if left out.
 
     Raises:
-        UnsupportedModelError: see `tl_posgen.hooks.replace_scores.replace_scores`; no chosen layer with RoPE.
+        UnsupportedModelError: see `tl_posgen.hooks.replace_scores`; no chosen layer with RoPE.
 
     Source: ours.
 

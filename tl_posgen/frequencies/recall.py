@@ -17,10 +17,11 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Threshold, Within
 from tl_posgen.core.run import Run
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import finished, replace_scores
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies.numbers.coordinates import another_coordinate, largest_coordinate, with_coordinate_at
 from tl_posgen.frequencies.numbers.copies import copied_rows, induction_hits, recall_of_copy
-from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import logits_of
@@ -36,6 +37,7 @@ LEAST = 4  # tokens of a copy
 SLOWEST, FASTEST, DRAWN, CONTROL = "slowest planes", "fastest planes", "random planes", "slowest planes, control heads"
 
 
+@printing_call
 def move_coordinate(model: Model, value: Where, *, largest: bool = True, seed: int = 0) -> HookList:
     """Return hooks that put one coordinate of every head's rotated queries and keys at its mean over tokens, or at 0:
     the one that is largest over the prompt, which is massive if any is, or another one.

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, MOST_DISTANCES, double
 from tl_posgen.core.options import Count, NonNegative, Positive, check_options, fits
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import RowByRow, finished, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList, RowByRow, finished, replace_scores
 from tl_posgen.models.conversion.hugging_face import TransformersRule, scaled_frequencies
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
@@ -119,6 +120,7 @@ class FrequencyRule:
 Frequencies: TypeAlias = FrequencyRule | Callable[[Rope], Rope] | Float[Tensor, " plane"] | Sequence[int | float]
 
 
+@printing_call
 def with_frequencies(model: Model, frequencies: Frequencies, *, layers: Layers = None, heads: Heads = None) -> HookList:
     """score_ij <- scale <R'_i q_i, R'_j k_j>, R' rotating plane m by theta'_m per token, with the rule's own scaling.
 
@@ -140,7 +142,7 @@ def with_frequencies(model: Model, frequencies: Frequencies, *, layers: Layers =
     Example:
         >>> import torch
         >>> from tl_posgen import load_model
-        >>> from tl_posgen.frequencies.rules import FrequencyRule
+        >>> from tl_posgen.hooks import FrequencyRule
         >>> model, tokens = load_model("mini"), torch.arange(12)[None]
         >>> plain = model(tokens)
         >>> same, other = (

@@ -16,7 +16,9 @@ __all__ = ["Heads", "Layers", "check_indices", "head_name", "one_head", "parse_h
 
 Layers: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | None
 Pair: TypeAlias = tuple[SupportsIndex, SupportsIndex]
-Heads: TypeAlias = SupportsIndex | str | Iterable[SupportsIndex | str] | Iterable[Pair] | pd.DataFrame | None
+Head: TypeAlias = Pair | str
+Heads: TypeAlias = Head | Iterable[Head] | pd.DataFrame | None
+NAMED = 'name heads by layer and head: "L3H1", "3.1" or (3, 1), or a list of these'
 
 
 def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = None) -> dict[int, list[int]]:
@@ -24,23 +26,22 @@ def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = N
 
     Args:
         layers: an index, or several; all if left out.
-        heads: an index or several, meant in every chosen layer; or (layer, head) pairs; or names of heads, "L3H1" or
-            "3.1"; or a frame with the columns layer and head, a row a head, as `Report.heads` returns; all if left
-            out.
+        heads: one head, "L3H1", "3.1" or the pair (3, 1); or several in a list; or a frame with the columns layer and
+            head, a row a head, as `Report.heads` returns; all if left out.
 
     Raises:
-        InputError: a layer that does not exist, a head that its layer does not have, none at all, something else than
-            integers or names, or a pair in a layer that `layers` leaves out.
+        InputError: a layer that does not exist, a head that its layer does not have, none at all, an index that says no
+            layer, or a head in a layer that `layers` leaves out.
 
     Example:
         >>> from tl_posgen import load_model
         >>> model = load_model("mini")
-        >>> select_heads(model, layers=[0, 3], heads=[1])
-        {0: [1], 3: [1]}
-        >>> select_heads(model, heads=[(3, 1), (0, 2), (3, 0)])
+        >>> select_heads(model, layers=[0, 3])
+        {0: [0, 1, 2, 3], 3: [0, 1, 2, 3]}
+        >>> select_heads(model, heads=(3, 1))
+        {3: [1]}
+        >>> select_heads(model, heads=["3.1", "L0H2", (3, 0)])
         {0: [2], 3: [0, 1]}
-        >>> select_heads(model, heads=["3.1", "L0H2"])
-        {0: [2], 3: [1]}
     """
     session = session_of(model)
     n_layers = session.model.cfg.n_layers
@@ -48,25 +49,8 @@ def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = N
     owners = ["this model" if len({*n_heads}) == 1 else f"layer {layer}" for layer in range(n_layers)]
     if heads is None:
         return {layer: list(range(n_heads[layer])) for layer in indices}
-    if isinstance(heads, pd.DataFrame):
-        if missing := {"layer", "head"} - set(heads.columns):
-            raise InputError(
-                "heads: a frame needs the columns layer and head, a row a head; "
-                f"{' and '.join(sorted(missing))} missing among [{', '.join(map(str, heads.columns))}]"
-            )
-        given: list[Any] = list(heads[["layer", "head"]].itertuples(index=False, name=None))
-    else:
-        listed = [heads] if isinstance(heads, str) else _listed(heads, "head")
-        given = [parse_head(one) if isinstance(one, str) else one for one in listed]
-    pairs = [tuple(head) for head in given if isinstance(head, tuple | list)]
-    if not pairs:
-        return {layer: check_indices(given, n_heads[layer], "head", owners[layer]) for layer in indices}
-    if len(pairs) < len(given):
-        raise InputError("heads: give indices, meant in every chosen layer, or (layer, head) pairs or names, not both")
     selected: dict[int, set[int]] = defaultdict(set)
-    for pair in pairs:
-        if len(pair) != 2:
-            raise InputError(f"head {pair!r}: a pair is (layer, head)")
+    for pair in _pairs(heads):
         place = f"head {pair!r}: "
         layer = _index(pair[0], n_layers, "layer", place)
         head = _index(pair[1], n_heads[layer], "head", place, owners[layer])
@@ -78,13 +62,47 @@ def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = N
     return {layer: sorted(selected[layer]) for layer in sorted(selected)}
 
 
+def _pairs(heads: Any) -> list[tuple[Any, Any]]:
+    """Return the layer and the index of each head that is named."""
+    if isinstance(heads, pd.DataFrame):
+        if missing := {"layer", "head"} - set(heads.columns):
+            raise InputError(
+                "heads: a frame needs the columns layer and head, a row a head; "
+                f"{' and '.join(sorted(missing))} missing among [{', '.join(map(str, heads.columns))}]"
+            )
+        listed = list(heads[["layer", "head"]].itertuples(index=False, name=None))
+    elif isinstance(heads, str) or _is_pair(heads):
+        listed = [heads]
+    else:
+        heads = heads.tolist() if hasattr(heads, "tolist") else heads  # arrays and tensors
+        # an iterator can be read once, and the choice is needed for each model
+        if isinstance(heads, bytes | Mapping | Iterator) or not isinstance(heads, Iterable):
+            raise InputError(f"heads={heads!r}: {NAMED}")
+        listed = list(heads)
+    if not listed:
+        raise InputError("no heads chosen; leave heads out to have all")
+    pairs = []
+    for head in listed:
+        if not isinstance(head, str | tuple | list):
+            raise InputError(f"heads={heads!r}: {head!r} says no layer; {NAMED}")
+        pair = parse_head(head) if isinstance(head, str) else tuple(head)
+        if len(pair) != 2:
+            raise InputError(f"head {pair!r}: a pair is (layer, head)")
+        pairs.append(pair)
+    return pairs
+
+
+def _is_pair(heads: Any) -> bool:
+    """Return whether this is (layer, head), and no list of heads."""
+    return isinstance(heads, tuple) and bool(heads) and not any(isinstance(head, str | tuple | list) for head in heads)
+
+
 def one_head(model: Model, layer: Any = None, head: Any = None) -> tuple[int, int]:
     """Return the layer and the index of one head.
 
     Args:
         layer: its layer; None where `head` names it.
-        head: an index in that layer; or, with no layer or its own, a pair (layer, head), a name "3.1" or "L3H1", or a
-            frame with one row.
+        head: an index in that layer; or, with no layer or its own, what `select_heads` takes for one head.
 
     Raises:
         InputError: none, or more than one; a layer or a head that does not exist.
@@ -95,32 +113,28 @@ def one_head(model: Model, layer: Any = None, head: Any = None) -> tuple[int, in
         >>> one_head(model, 3, 1), one_head(model, head="L3H1"), one_head(model, head=(3, 1))
         ((3, 1), (3, 1), (3, 1))
     """
-    remedy = 'give one head, layer=3, head=1 or head="3.1"'
-    named = isinstance(head, str | pd.DataFrame | tuple | list)
-    if head is None or (layer is None and not named):
+    remedy = 'give one head, layer=3, head=1 or head="L3H1"'
+    is_named = isinstance(head, str | pd.DataFrame | tuple | list)
+    if head is None or (layer is None and not is_named):
         raise InputError(f"head={head!r}: {remedy}")
-    if (
-        isinstance(head, tuple | list)
-        and len(head) == 2
-        and not any(isinstance(one, str | tuple | list) for one in head)
-    ):
-        head = [tuple(head)]
-    chosen: Any = head if named else [head]
-    found = select_heads(model, None if layer is None else [layer], chosen)
-    pairs = [(at, index) for at, of in found.items() for index in of]
+    selected = select_heads(model, None if layer is None else [layer], head if is_named else (layer, head))
+    pairs = [(layer, head) for layer, heads in selected.items() for head in heads]
     if len(pairs) != 1:
         raise InputError(f"head={head!r}: these are {len(pairs)} heads; {remedy}")
     return pairs[0]
 
 
-def check_indices(indices: Layers, n: int, kind: str, owner: str = "this model") -> list[int]:
-    """Return the chosen layers or heads in order, or all; InputError where their owner does not have one."""
+def check_indices(indices: Layers, n: int, kind: str) -> list[int]:
+    """Return the chosen layers, or what else is counted, in order, or all; InputError where the model lacks one."""
     if indices is None:
         return list(range(n))
-    given = _listed(indices, kind)
-    if not given:
+    indices = indices.tolist() if hasattr(indices, "tolist") else indices  # arrays and tensors
+    given: Any = [indices] if isinstance(indices, int) and not isinstance(indices, bool) else indices
+    if isinstance(given, str | bytes | Mapping | Iterator) or not isinstance(given, Iterable):
+        raise InputError(f"{kind}s={given!r}: give a list of integers, such as {kind}s=[0, 1]")
+    if not (listed := list(given)):
         raise InputError(f"no {kind}s chosen; leave {kind}s out to have all {n}")
-    return sorted({_index(index, n, kind, owner=owner) for index in given})
+    return sorted({_index(index, n, kind) for index in listed})
 
 
 def _index(value: Any, n: int, kind: str, place: str = "", owner: str = "this model") -> int:
@@ -132,14 +146,3 @@ def _index(value: Any, n: int, kind: str, place: str = "", owner: str = "this mo
     if not 0 <= index < n:
         raise InputError(f"{place}{kind} {index} does not exist: {owner} has {kind}s 0 to {n - 1}")
     return index
-
-
-def _listed(values: Any, kind: str) -> list[Any]:
-    values = values.tolist() if hasattr(values, "tolist") else values  # arrays and tensors
-    if isinstance(values, int) and not isinstance(values, bool):
-        return [values]
-    # an iterator can be read once, and the choice is needed for each model
-    if isinstance(values, str | bytes | Mapping | Iterator) or not isinstance(values, Iterable):
-        pairs = " or (layer, head) pairs or names" if kind == "head" else ""
-        raise InputError(f"{kind}s={values!r}: give a list of integers{pairs}, such as {kind}s=[0, 1]")
-    return list(values)

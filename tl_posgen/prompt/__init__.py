@@ -2,7 +2,7 @@
 
 from tl_posgen.prompt.explaining import explain
 from tl_posgen.prompt.explanation import Explanation
-from tl_posgen.prompt.score_split import patch_parts, position_part, split
+from tl_posgen.prompt.score_split import position_part, split
 from tl_posgen.residual.reference import Reference, reference_of
 from tl_posgen.residual.residual_sources import ResidualSources, residual_sources
 
@@ -11,7 +11,6 @@ __all__ = [
     "Reference",
     "ResidualSources",
     "explain",
-    "patch_parts",
     "position_part",
     "reference_of",
     "residual_sources",

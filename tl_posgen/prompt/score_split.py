@@ -10,15 +10,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double, full_precision
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import finished, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.geometry.proof import allowed_error
 from tl_posgen.models.layers.capture import LayerCapture, finished_scores
 from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.loading.load import AnyModel, open_model
-from tl_posgen.models.selection import Heads, select_heads
+from tl_posgen.models.selection import Heads, one_head, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.prompt.numbers import TERMS, split_terms
@@ -48,7 +49,7 @@ def split(
         model: a model, or its name or directory.
         prompt: one text, or token ids.
         layer: which; may be left out where `heads` names heads of one layer.
-        heads: indices in that layer, or names such as "3.1" or "L3H1"; all if left out.
+        heads: "L3H1", "3.1" or (3, 1), or several of one layer in a list; all of the layer if left out.
         reference: where the mean query, the mean key and the distances come from: a text, what `reference_of` returned,
             or None for the bundled book. Never the prompt itself, whose means would hold what is to be explained.
 
@@ -69,7 +70,10 @@ def split(
         True
     """
     session = session_of(open_model(model))
-    index, picked = _one_layer(session, layer, heads)
+    selected = select_heads(session.model, None if layer is None else [layer], heads)
+    if len(selected) != 1:
+        raise InputError(f'layers {list(selected)}: one layer is split; give layer=, or a head by name, heads="L3H1"')
+    ((index, picked),) = selected.items()
     tokens = one_prompt(session, prompt)
     session.layer(index)  # refused before the reference is read
     means, found = given_reference(session.model, reference, [index]), []
@@ -104,21 +108,11 @@ def position_part(
         ('query', 'key')
     """
     session = session_of(open_model(model))
-    if head is None:
-        raise InputError('head=None: give one head, layer=3, head=1 or head="3.1"')
-    index, picked = _one_layer(session, layer, [head] if not isinstance(head, str | list) else head)
-    found = list(captures_from_cache(cache, session, heads=[(index, one) for one in picked], tokens=tokens))
-    if len(found) != 1 or len(picked) != 1:
-        raise InputError(f"{len(found)} prompts and {len(picked)} heads: give the cache of one prompt, and one head")
-    return _split_of_capture(session, found[0], given_reference(session.model, reference, [index]))["position"][0]
-
-
-def _one_layer(session: Session, layer: int | None, heads: Heads) -> tuple[int, list[int]]:
-    """Return the one layer that is meant, and its chosen heads."""
-    selected = select_heads(session.model, None if layer is None else [layer], heads)
-    if len(selected) != 1:
-        raise InputError(f'layers {list(selected)}: one layer is split; give layer=, or a head by name, heads="3.1"')
-    return next(iter(selected.items()))
+    layer, head = one_head(session.model, layer, head)
+    captures = list(captures_from_cache(cache, session, heads=(layer, head), tokens=tokens))
+    if len(captures) != 1:
+        raise InputError(f"{len(captures)} prompts: give the cache of one prompt")
+    return _split_of_capture(session, captures[0], given_reference(session.model, reference, [layer]))["position"][0]
 
 
 def one_prompt(session: Session, prompt: Any) -> Int[Tensor, " pos"]:
@@ -198,6 +192,7 @@ Part = Literal["position", "key_part", "query_key", "content", "interaction"]
 OF_PART = {"content": ("key_part", "query_key")} | {term: (term,) for term in TERMS}
 
 
+@printing_call
 def patch_parts(
     model: AnyModel,
     from_prompt: Any,
@@ -212,7 +207,7 @@ def patch_parts(
     Args:
         from_prompt: a text or token ids, whose parts are put in; the prompts that run have as many tokens.
         parts: any of "position", "key_part", "query_key", "content" (key_part + query_key), "interaction".
-        heads: "3.1", "L3H1", (layer, head) pairs, a frame, or indices for all layers; all if left out.
+        heads: "L3H1", "3.1" or (3, 1), several in a list, or a frame; all if left out.
         reference: as in `split`; the same for both prompts.
 
     Returns:

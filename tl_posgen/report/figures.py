@@ -165,7 +165,11 @@ class Panels:
         of y left of the first column."""
         if log_x:
             traces: Any = self.figure.data
-            tops = [float(np.nanmax(np.asarray(one["x"], float))) for one in traces if one["x"] is not None and len(one["x"])]
+            tops = [
+                float(np.nanmax(np.asarray(one["x"], float)))
+                for one in traces
+                if one["x"] is not None and len(one["x"])
+            ]
             self.figure.update_xaxes(type="log", **ticks_from_zero(max(tops, default=1.0) - 1))
         last = max(0, self.n_panels - self.n_columns)
         for panel in range(last // self.n_columns * self.n_columns, self.n_panels):

@@ -16,8 +16,9 @@ from tl_posgen.core.measure import HEAD, OUT, TOKENS, Variable, in_words
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.run import Run
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import RowByRow, replace_scores
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
@@ -46,6 +47,7 @@ Calibration = Mapping[int, tuple[list[int], Means]]  # layer -> its heads and th
 # Hooks
 
 
+@printing_call
 def apply_rules(
     model: Model, result: Any, rule: str, budget: int | None = None, *, layers: Layers = None, heads: Heads = None
 ) -> HookList:

@@ -1,6 +1,6 @@
 """Slash-dominant heads (Cheng et al. 2026, arXiv 2601.08297)."""
 
-from tl_posgen.slash.band_ablation import BandAblation, ablate_bands
+from tl_posgen.slash.band_ablation import BandAblation
 from tl_posgen.slash.cone import Cone
 from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_ablation import SlashAblation
@@ -19,7 +19,6 @@ __all__ = [
     "SlashPlanes",
     "SlashToy",
     "SlashTransfer",
-    "ablate_bands",
     "find_slash_heads",
     "slash_heads",
     "slash_toy",

@@ -18,8 +18,9 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import RowByRow, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture, scores_from
@@ -45,6 +46,7 @@ def mean_of_slash_heads(data: xr.Dataset) -> xr.DataArray:
     return data["score"].where(before | ~before.any(HEAD)).mean(HEAD)
 
 
+@printing_call
 def ablate_bands(
     model: Model, kind: Ablation | str, band: Band | None = None, *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
@@ -55,8 +57,7 @@ def ablate_bands(
         band: boolean per plane (`tl_posgen.rope.frequency_bands.bands_by_thirds`) or plane numbers, for the first
             three; or a function from a layer's `Rope` to one, where layers have frequencies of their own (Gemma 3).
             "drop", "freeze", "keep", "no_rope" and "none" work with a KV cache too.
-        layers, heads: chosen layers and heads; all if left out. Heads are indices, (layer, head) pairs or a frame with
-            these columns.
+        layers, heads: chosen layers and heads; all if left out. Heads as in `replace_scores`.
 
     Raises:
         InputError: an unknown kind, no model, no band for a kind that needs one, a band that is none of the above or

@@ -1,6 +1,5 @@
 """Who writes a head's position: shares of the sources of queries and keys, and hooks that remove a source."""
 
-from tl_posgen.sources.hooks import remove_source
 from tl_posgen.sources.sources import Sources
 
-__all__ = ["Sources", "remove_source"]
+__all__ = ["Sources"]

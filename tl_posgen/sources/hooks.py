@@ -10,9 +10,10 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.options import require
+from tl_posgen.editing.draws import generator_at
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import RowByRow, replace_scores, scores_with
 from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
-from tl_posgen.hooks.draws import generator_at
-from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores, scores_with
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
@@ -29,6 +30,7 @@ On = Literal["keys", "queries"]
 SIDES: Mapping[str, Side] = {"keys": "k", "queries": "q"}
 
 
+@printing_call
 def remove_source(
     model: Model,
     source: str | Sequence[str],

@@ -5,8 +5,9 @@ import torch
 from captures import EVERYTHING, assert_same_parts, captures_of, run
 from families import FAMILIES
 
+from tl_posgen.editing.replace_scores import RowByRow, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
+from tl_posgen.hooks import permute_positions
 from tl_posgen.models.capture.cache import captures_from_cache, needed_names
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.capture.padding import NO_PADDING, texts_of
@@ -14,7 +15,6 @@ from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.streaming.stream import streaming
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.order import permute_positions
 
 PAD = 61  # the tokenizer's last: of its own: neither begins nor ends a text
 LENGTHS = (2, 17, 40, 5)

@@ -6,8 +6,8 @@ from captures import captures_of, run
 from families import FAMILIES, SIZES, save_config, with_sizes
 
 import tl_posgen
+from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.session import Choices, session_of

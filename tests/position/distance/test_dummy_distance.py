@@ -11,13 +11,14 @@ from rotated_heads import captures_of, true_distances
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.hooks import at_dummy_distance
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
-from tl_posgen.position.distance import DummyDistance, at_dummy_distance
+from tl_posgen.position.distance import DummyDistance
 from tl_posgen.position.distance.dummy_distance import curve_under_intervention, refit_r, same_key_part
 from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.position.distance.numbers import table_energies
@@ -51,7 +52,7 @@ def test_without_the_first_token_is_the_same_of_the_rest(mini, result, alice):
 
 
 def test_distances_are_those_below_the_training_length_unless_given(mini, alice):
-    found = DummyDistance(limits=(8,))(mini, alice, layers=[0], heads=[0], null_seeds=(), **CUT)
+    found = DummyDistance(limits=(8,))(mini, alice, heads=(0, 0), null_seeds=(), **CUT)
     assert found.own["d0"].values.tolist() == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert found.measure.longest == mini.cfg.n_ctx == 512
 
@@ -85,11 +86,11 @@ def test_shares_and_correlations_are_in_range(result):
 
 def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
     measure = DummyDistance(distances=(3,), limits=(8,))
-    data = measure(mini, alice, layers=[1], heads=[2], null_seeds=(), **CUT).own
+    data = measure(mini, alice, heads=(1, 2), null_seeds=(), **CUT).own
     assert (data["layer"].values.tolist(), data["head"].values.tolist()) == ([1], [2])
     np.testing.assert_allclose(data["additive_r"], result.own["additive_r"].sel(layer=[1], head=[2]))
     tokens = torch.stack(to_prompts(mini, alice, length=40, n_prompts=2))
-    expected = token_losses(mini, tokens, at_dummy_distance(mini, 3, layers=[1], heads=[2])).mean(-1)
+    expected = token_losses(mini, tokens, at_dummy_distance(mini, 3, heads=(1, 2))).mean(-1)
     np.testing.assert_allclose(data["loss"].sel(condition="at 3"), expected)
 
 

@@ -9,9 +9,10 @@ from scipy.stats import t
 
 from tl_posgen.claims import PAPERS
 from tl_posgen.claims.running import analyses_of
+from tl_posgen.hooks import lm_infinite
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.length import LengthExtrapolation, lm_infinite
+from tl_posgen.position.length import LengthExtrapolation
 from tl_posgen.position.length.length_extrapolation import TOLERATED, WORDS, within_noise
 from tl_posgen.position.length.numbers import OutputMoments, output_drift, output_plane
 
@@ -78,7 +79,7 @@ def test_the_planes_are_those_of_captured_outputs(mini, alice, result):
 
 def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
     measure = LengthExtrapolation(**OPTIONS, conditions=["lm_infinite"])
-    some, every = measure(mini, alice, layers=[1], heads=[2], **QUIET).own, result.own
+    some, every = measure(mini, alice, heads=(1, 2), **QUIET).own, result.own
     assert some["condition"].values.tolist() == ["vanilla", "lm_infinite"]
     vanilla = every.sel(condition="vanilla", layer=[1], head=[2])
     for name in ("frechet", "entropy", "noise_level"):

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.hooks import permute_positions
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts, token_strings
-from tl_posgen.position.order import Perturbation, cloze, permute_positions, swap_tokens
+from tl_posgen.position.order import Perturbation, cloze, swap_tokens
 from tl_posgen.position.order.hooks import CONDITIONS, conditions_for, disturb, draw, words_of
 from tl_posgen.position.order.perturbation import WORDS
 
@@ -95,7 +96,7 @@ def test_random_inits_are_given_the_first_items_of_a_long_cloze(mini, alice, mon
 def test_where_scores_know_no_distance_only_the_text_is_disturbed(family_model):
     model = family_model("gpt2")
     assert conditions_for(model, None) == ["tokens", "words"]
-    for wanted in ({"conditions": ["positions"]}, {"conditions": None, "heads": [0]}):
+    for wanted in ({"conditions": ["positions"]}, {"conditions": None, "heads": (0, 0)}):
         with pytest.raises(UnsupportedModelError, match="layer 0"):
             conditions_for(model, **wanted)
 

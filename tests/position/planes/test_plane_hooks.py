@@ -7,11 +7,10 @@ from interventions import TOKENS, N, largest, logits
 from rotated_heads import captures_of
 
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks import permute_positions, perturb_planes
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming_by_policy
-from tl_posgen.position.order import permute_positions
-from tl_posgen.position.planes import perturb_planes
 from tl_posgen.position.planes.hooks import draw_of
 from tl_posgen.position.planes.numbers.plane_edits import EDITS
 from tl_posgen.rope.frequency_bands import bands_by_thirds
@@ -58,7 +57,8 @@ def test_layers_and_heads_add_up_and_a_hook_of_the_user_stays(llama):
     whole = logits(llama, perturb_planes(llama, **draw))
     by_layer = perturb_planes(llama, **draw, layers=[0]) + perturb_planes(llama, **draw, layers=[1])
     torch.testing.assert_close(logits(llama, by_layer), whole)
-    by_head = perturb_planes(llama, **draw, heads=[0, 3]) + perturb_planes(llama, **draw, heads=[1, 2])
+    outer, inner = ([(layer, head) for layer in (0, 1) for head in heads] for heads in ((0, 3), (1, 2)))
+    by_head = perturb_planes(llama, **draw, heads=outer) + perturb_planes(llama, **draw, heads=inner)
     torch.testing.assert_close(logits(llama, by_head), whole)
     seen = []
     name = "blocks.1.hook_resid_pre" if "blocks.1.hook_resid_pre" in llama.hook_dict else "blocks.1.hook_in"
@@ -92,7 +92,7 @@ def test_the_first_token_and_what_only_it_sees_stay_unless_it_is_asked_for(llama
 
 
 def test_query_heads_that_share_a_key_see_it_edited_alike_whichever_are_chosen(llama):
-    whole, part = captured(llama, layers=[1]), captured(llama, layers=[1], heads=[2, 3])
+    whole, part = captured(llama, layers=[1]), captured(llama, heads=["L1H2", "L1H3"])
     keys, some = (draw_of(capture, "k", 1, 0) for capture in (whole, part))
     assert torch.equal(keys.noise[0], keys.noise[1])
     assert torch.equal(keys.noise[2:], some.noise)

@@ -7,9 +7,10 @@ from rotated_heads import captures_of
 from scipy import stats
 
 from tl_posgen.core.engine import analyze
+from tl_posgen.hooks import perturb_planes
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.planes import PlanePerturbation, perturb_planes, plane_perturbation
+from tl_posgen.position.planes import PlanePerturbation, plane_perturbation
 from tl_posgen.position.planes.plane_perturbation import (
     CARRIED,
     COSTS,

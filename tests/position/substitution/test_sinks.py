@@ -6,8 +6,8 @@ from captures import captures_of
 from drawn import normal, token_ids, visible
 from interventions import largest, logits, scores_under
 
+from tl_posgen.editing.replace_scores import RowByRow
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import RowByRow
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming

@@ -24,7 +24,7 @@ def result(mini, alice):
 
 def maps_of_captured(model, tokens, layer, head):
     """Maps of one head from captured q and k, in float64."""
-    (one,) = captures_of(model, tokens[None, :64], layers=[layer], heads=[head])
+    (one,) = captures_of(model, tokens[None, :64], heads=(layer, head))
     q, k, rope, scale = one.q.double(), one.k.double(), one.geometry.rope, one.geometry.scale
     turned_q, turned_k = (rotate(x, torch.arange(64), rope) for x in (q, k))
     hidden = torch.ones(64, 64).triu(1).bool()

@@ -8,17 +8,11 @@ import torch
 from made_up import dataset_of, result_of
 
 from tl_posgen.errors import InputError
+from tl_posgen.hooks import authors_split, by_split, point_mass, substitute, triangle
 from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
-from tl_posgen.position.substitution import (
-    Substitution,
-    authors_split,
-    by_split,
-    point_mass,
-    substitute,
-    triangle,
-)
+from tl_posgen.position.substitution import Substitution
 from tl_posgen.position.substitution.substitution import NO_STAND_IN
 
 pytestmark = pytest.mark.slow
@@ -142,8 +136,8 @@ def test_chosen_heads_are_replaced_alone(mini, alice):
     data = Substitution(**FEW, from_layer=1)(mini, alice, heads=chosen, **cut, **QUIET).own
     known = data.r.sel(condition="triangle_4").transpose("layer", "head").notnull().values
     assert np.argwhere(known).tolist() == [list(x) for x in chosen]
-    hooks = substitute(mini, by_split(triangle(4)), layers=[1], heads=[0, 3])
-    hooks += substitute(mini, by_split(triangle(4)), layers=[2], heads=[2])
+    hooks = substitute(mini, by_split(triangle(4)), heads=[(1, 0), (1, 3)])
+    hooks += substitute(mini, by_split(triangle(4)), heads=(2, 2))
     losses = token_losses(mini, prompts_of_one_length(mini, alice, 16, 2), hooks).mean(1)
     np.testing.assert_allclose(data.loss.sel(condition="triangle_4"), losses, rtol=1e-6)
 

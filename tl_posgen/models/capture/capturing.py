@@ -52,8 +52,8 @@ def capturing(
     Args:
         needs: what to capture beyond q and k, of {"v", "attn_scores", "pattern", "resid", "inputs"}; "inputs" are what
             enters W_Q and W_K, with the proved projections.
-        layers, heads: which; all if left out. Heads are indices, meant in every chosen layer, or (layer, head) pairs,
-            or a frame with the columns layer and head.
+        layers, heads: which; all if left out. Heads are "L3H1", "3.1" or (3, 1), several in a list, or a frame with the
+            columns layer and head.
 
     Raises:
         InputError: a layer, a head or a need that does not exist; with needs={"inputs"}, a model that splits its

@@ -30,7 +30,7 @@ class LayerCapture:
         prompt: running number of the prompt within this analysis.
         tokens: token ids of the prompt, or None where the forward pass was not given any (embeddings as input).
         q, k: queries and keys BEFORE RoPE and after qk-norm; k is repeated for grouped heads, one row a query head.
-            Where scores are replaced with a KV cache (`tl_posgen.hooks.replace_scores.RowByRow`), q holds the last
+            Where scores are replaced with a KV cache (`tl_posgen.hooks.RowByRow`), q holds the last
             tokens only.
         v: values, repeated likewise; None unless needed.
         attn_scores: scaled pre-softmax scores as the model has them, -inf where invisible; with ALiBi in the gauge

@@ -4,7 +4,7 @@
         model(tokens)                      # and run_with_hooks, run_with_cache, attach, analyze, ...
 
 Every hook goes on firing. A layer whose scores or pattern are hooked forms them, as always, unless all its hooks
-edit row by row (`tl_posgen.hooks.replace_scores.RowByRow`); the others do not.
+edit row by row (`tl_posgen.hooks.RowByRow`); the others do not.
 """
 
 from collections import defaultdict
@@ -52,7 +52,7 @@ def streaming(model: Model | Session) -> Iterator[None]:
     """While the block runs, every forward pass of the model computes attention without a [query, key] matrix.
 
     Attention is torch's fused kernel under a causal mask, and blocks of query rows under anything else: windows,
-    padding, soft cap, ALiBi, sinks. Interventions that edit row by row (`tl_posgen.hooks.replace_scores.RowByRow`) edit
+    padding, soft cap, ALiBi, sinks. Interventions that edit row by row (`tl_posgen.hooks.RowByRow`) edit
     these blocks, unless the pass is captured too. A layer whose hook_attn_scores or hook_pattern has other hooks forms
     its scores, so interventions work as they do without. Gradients flow. The model is as it was afterwards, whatever
     happens.

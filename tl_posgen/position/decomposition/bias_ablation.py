@@ -12,7 +12,7 @@ from tl_posgen.core.measure import HEAD, Variable, in_words
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
-from tl_posgen.hooks.without_biases import without_biases
+from tl_posgen.editing.without_biases import without_biases
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.session import session_of

@@ -9,8 +9,9 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import is_real_tensor
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import FrozenBeyond, RowByRow, finished, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError, is_number
-from tl_posgen.hooks.replace_scores import FrozenBeyond, HookList, RowByRow, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import session_of
@@ -19,6 +20,7 @@ from tl_posgen.rope.scores_at import scores_at
 Distance = int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]]
 
 
+@printing_call
 def at_dummy_distance(
     model: Model,
     distance: Distance | None = None,

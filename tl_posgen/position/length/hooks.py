@@ -11,8 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import FrozenBeyond, RowByRow, at_positions, replace_scores
 from tl_posgen.errors import InputError, check_whole, is_number
-from tl_posgen.hooks.replace_scores import FrozenBeyond, HookList, RowByRow, at_positions, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
@@ -23,6 +24,7 @@ from tl_posgen.rope.scores_at import scores_at
 MOST = 10**9  # tokens; wider than its prompt a window changes nothing, and torch counts to 2^63
 
 
+@printing_call
 def interpolate_positions(model: Model, factor: int | float, *, layers: Layers = None, heads: Heads = None) -> HookList:
     """score_ij <- the score with token p at position factor * p; factor = training length / length of the prompt.
 
@@ -50,6 +52,7 @@ def interpolate_positions(model: Model, factor: int | float, *, layers: Layers =
     return replace_scores(model, RowByRow(scores_of), layers, heads, needs_positions=True)
 
 
+@printing_call
 def lm_infinite(
     model: Model,
     n_local: int,
@@ -86,6 +89,7 @@ def lm_infinite(
     return _windowed("lm_infinite", model, n_local, n_global, limit, layers, heads)
 
 
+@printing_call
 def retrieve_blocks(
     model: Model,
     n_local: int,
@@ -118,6 +122,7 @@ def retrieve_blocks(
     return _windowed("retrieve_blocks", model, n_local, n_global, limit, layers, heads, block, n_blocks)
 
 
+@printing_call
 def self_extend(model: Model, n_local: int, group: int, *, layers: Layers = None, heads: Heads = None) -> HookList:
     """score_ij <- the score at distance floor(i / g) - floor(j / g) + n_local - floor(n_local / g) if i - j >= n_local.
 

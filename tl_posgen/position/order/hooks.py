@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import is_real_tensor
 from tl_posgen.core.options import require
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import at_positions, finished, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList, at_positions, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
@@ -32,6 +33,7 @@ CONDITIONS: tuple[str, ...] = get_args(Condition)
 OF_TEXT = ("tokens", "words")
 
 
+@printing_call
 def permute_positions(
     model: Model,
     positions: Real[Tensor, "*prompt pos"],
@@ -69,6 +71,7 @@ def permute_positions(
     return _of_one_length(model, positions, scores_of, layers, heads)
 
 
+@printing_call
 def jitter_distances(
     model: Model, distances: Int[Tensor, "*prompt query key"], *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
@@ -77,6 +80,7 @@ def jitter_distances(
     return _of_one_length(model, distances, scores_of, layers, heads, n_axes=2)
 
 
+@printing_call
 def permute_position_part(
     model: Model, positions: Real[Tensor, "*prompt pos"], *, layers: Layers = None, heads: Heads = None
 ) -> HookList:

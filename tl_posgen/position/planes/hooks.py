@@ -7,9 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.core.options import require
+from tl_posgen.editing.draws import generator_at
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import replace_scores, scores_with
 from tl_posgen.errors import InputError, UnsupportedModelError, check_choice, check_seed, check_share, is_number
-from tl_posgen.hooks.draws import generator_at
-from tl_posgen.hooks.replace_scores import HookList, replace_scores, scores_with
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
@@ -21,6 +22,7 @@ from tl_posgen.rope.rotation import from_planes, to_planes
 _SIDES = ("q", "k")
 
 
+@printing_call
 def perturb_planes(
     model: Model,
     edit: Edit | str,

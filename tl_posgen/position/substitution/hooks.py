@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.editing.printed_hooks import HookList, printing_call
+from tl_posgen.editing.replace_scores import RowByRow, ScoresOf, finished, replace_scores
 from tl_posgen.errors import InputError, check_choice, check_share, check_whole
-from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, finished, replace_scores
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
@@ -39,6 +40,7 @@ Keys = Sequence[int] | Bool[Tensor, "layer key"]
 Distances = DistanceDistribution | Callable[[LayerCapture], DistanceDistribution]
 
 
+@printing_call
 def substitute(
     model: Model,
     by: ScoresOf,
@@ -94,6 +96,7 @@ def substitute(
     return replace_scores(model, RowByRow(scores_of) if alone else scores_of, heads=chosen)
 
 
+@printing_call
 def authors_split(model: Model, *, layers: Layers = None, heads: Heads = None) -> HookList:
     """W_ij <- f(q_i, i - j) + g(q_i, k_j) of the mean key at d0 = 1000 where W_ij is at most the .97 quantile of the
     last row of head 0, in layers from 4 on.
@@ -262,6 +265,7 @@ def true_at(by: ScoresOf, keys: Keys) -> ScoresOf:
     return RowByRow(scores_of) if isinstance(by, RowByRow) else scores_of
 
 
+@printing_call
 def no_values_at(model: Model, keys: Keys) -> HookList:
     """v_j <- 0 for these keys j: they keep their attention, and add nothing to what a head writes.
 

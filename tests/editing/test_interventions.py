@@ -7,12 +7,12 @@ import torch
 from captures import run
 from interventions import TOKENS, N, largest, logits, scores_under
 
+from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import replace_scores
+from tl_posgen.hooks import ablate_bands, interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import scores_from
 from tl_posgen.position.distance.hooks import at_dummy_distance
-from tl_posgen.position.length import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions
 from tl_posgen.position.order.numbers import jittered_distances, swap_tokens
 from tl_posgen.position.substitution.hooks import (
@@ -25,7 +25,6 @@ from tl_posgen.position.substitution.hooks import (
 )
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.splits import DistanceDistribution, point_mass, triangle
-from tl_posgen.slash import ablate_bands
 
 SOME = [("llama", "hooked"), ("llama_yarn", "bridge"), ("bloom", "bridge"), ("gptj", "bridge"), ("gpt2", "hooked")]
 
@@ -176,9 +175,8 @@ def test_quantile_zero_replaces_nothing_and_one_everything(llama):
 def test_laws_by_head_are_those_of_each_head(llama):
     rows = torch.tensor([3.0, 3.0, 5.0, 5.0])
     both = substitute(llama, by_split(triangle(rows)))
-    apart = substitute(llama, by_split(triangle(3)), heads=[0, 1]) + substitute(
-        llama, by_split(triangle(5)), heads=[2, 3]
-    )
+    first, last = ([(layer, head) for layer in (0, 1) for head in heads] for heads in ((0, 1), (2, 3)))
+    apart = substitute(llama, by_split(triangle(3)), heads=first) + substitute(llama, by_split(triangle(5)), heads=last)
     torch.testing.assert_close(logits(llama, both), logits(llama, apart), atol=1e-5, rtol=1e-5)
 
 

@@ -10,8 +10,8 @@ from families import family_cases, save_family
 from interventions import TOKENS, N, largest, logits, scores_under
 
 from tl_posgen import load_model
+from tl_posgen.editing.replace_scores import RowByRow, at_positions, finished, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import RowByRow, at_positions, finished, replace_scores
 
 POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
@@ -55,11 +55,11 @@ def test_a_function_that_gives_no_number_is_named_in_the_last_layer_too(llama, l
     for scores_of in (broken, RowByRow(broken), partial(broken)):
         message = rf"L{layer}H2: broken gives the new score {value} of query 4 and key 0; let it give finite numbers"
         with pytest.raises(InputError, match=message):
-            logits(llama, replace_scores(llama, scores_of, layers=[layer], heads=[2]))
+            logits(llama, replace_scores(llama, scores_of, heads=(layer, 2)))
 
 
 def test_only_the_chosen_heads_of_the_chosen_layers_change(llama):
-    untouched, edited = scores_under(llama, replace_scores(llama, zeros, layers=[1], heads=[2]))
+    untouched, edited = scores_under(llama, replace_scores(llama, zeros, heads=(1, 2)))
     below = torch.ones(N, N).tril().bool()
     assert largest((untouched.attn_scores - untouched.scores())[:, below]) < 1e-4
     assert largest(edited.attn_scores[2][below]) == 0
@@ -76,8 +76,11 @@ def test_heads_may_differ_from_layer_to_layer(llama):
         (c.layer, h) for c in scores_under(llama, hooks) for h in range(4) if largest(c.attn_scores[h][below]) == 0
     ]
     assert edited == sorted(pairs)
-    apart = [hook for layer, head in pairs for hook in replace_scores(llama, zeros, layers=[layer], heads=[head])]
+    apart = [hook for layer, head in pairs for hook in replace_scores(llama, zeros, heads=(layer, head))]
     assert torch.equal(logits(llama, hooks), logits(llama, apart))
+
+
+INNER = [(layer, head) for layer in (0, 1) for head in (1, 2)]
 
 
 def test_booleans_hide_keys_of_the_scores_that_are_there(llama):
@@ -87,11 +90,11 @@ def test_booleans_hide_keys_of_the_scores_that_are_there(llama):
     def even_scores(capture):
         return capture.scores().masked_fill(~even(capture), -torch.inf)
 
-    by_scores, by_keys = (logits(llama, replace_scores(llama, hidden, heads=[1, 2])) for hidden in (even_scores, even))
+    by_scores, by_keys = (logits(llama, replace_scores(llama, hidden, heads=INNER)) for hidden in (even_scores, even))
     torch.testing.assert_close(by_keys, by_scores)
     assert largest(by_keys - logits(llama)) > 1e-3
-    doubled, hidden = (replace_scores(llama, one, layers=[0], heads=[1]) for one in (stretched, even))
-    both = replace_scores(llama, lambda of: stretched(of).masked_fill(~even(of), -torch.inf), layers=[0], heads=[1])
+    doubled, hidden = (replace_scores(llama, one, heads=(0, 1)) for one in (stretched, even))
+    both = replace_scores(llama, lambda of: stretched(of).masked_fill(~even(of), -torch.inf), heads=(0, 1))
     torch.testing.assert_close(logits(llama, [*doubled, *hidden]), logits(llama, both))
 
 

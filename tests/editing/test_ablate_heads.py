@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
+from tl_posgen.editing.ablate_heads import ablate_heads
+from tl_posgen.editing.draws import generator_at
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.ablate_heads import ablate_heads
-from tl_posgen.hooks.draws import generator_at
 
 TOKENS = torch.randint(2, 60, (2, 10), generator=torch.Generator().manual_seed(0))
 REFERENCE = torch.randint(2, 60, (3, 12), generator=torch.Generator().manual_seed(1))

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import tl_posgen
+from tl_posgen.editing import replace_scores as module
+from tl_posgen.editing.replace_scores import RowByRow, replace_scores
 from tl_posgen.errors import InputError
-from tl_posgen.hooks import replace_scores as module
-from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import session_of
 
@@ -73,7 +73,11 @@ def test_each_use_is_proved_once_for_heads_whose_scores_no_other_hook_edits_befo
 
     monkeypatch.setattr(module, "verify_capture", verified)
     n = len(session_of(model).found())
-    hooks = [hook for heads in ([0], [1, 2], [2, 3]) for hook in replace_scores(model, zeros, heads=heads)]
+    hooks = [
+        hook
+        for heads in ([0], [1, 2], [2, 3])
+        for hook in replace_scores(model, zeros, heads=[(layer, head) for layer in range(n) for head in heads])
+    ]
     for uses in (1, 2):
         with model.hooks(fwd_hooks=hooks):
             for _ in range(3):

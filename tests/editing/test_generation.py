@@ -7,8 +7,9 @@ import torch
 from families import ANALYSED
 from interventions import OF_THE_PROMPT, ROW_BY_ROW, TOKENS, N
 
+from tl_posgen.editing.replace_scores import RowByRow, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
+from tl_posgen.hooks import lm_infinite, triangle
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.layers import fused
 from tl_posgen.models.layers.capture import finished_scores
@@ -16,7 +17,6 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming, streaming_by_policy
-from tl_posgen.position import lm_infinite, triangle
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 from tl_posgen.rope.splits import split_scores

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Real
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.padding import NO_PADDING, WITHOUT_CACHE, pad_token, spans_of_scores, text_of_pass
 from tl_posgen.models.geometry.probe import Probed
@@ -24,7 +25,6 @@ from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.scores_at import limit_of_planes, rotated_beyond, scores_at_positions, scores_frozen_beyond
 
 ScoresOf = Callable[[LayerCapture], Float[Tensor, "head query key"] | Bool[Tensor, "head query key"]]
-HookList = list[tuple[str, Callable[..., Any]]]
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ class FrozenBeyond:
         return Mask(rows, padding=mask.padding)
 
 
+@printing_call
 def replace_scores(
     model: Model,
     scores_of: ScoresOf,
@@ -127,8 +128,8 @@ def replace_scores(
             the model has. Entries outside the causal mask are ignored: they keep the model's mask value. It is called
             once per layer and prompt; a `RowByRow` with a KV cache once per layer and forward pass, and for every block
             of rows where attention is streamed.
-        layers, heads: chosen layers and heads; all if left out. Heads are indices, chosen in every chosen layer, or
-            (layer, head) pairs, or a frame with the columns layer and head, such as a measure's result.
+        layers, heads: chosen layers and heads; all if left out. Heads are "L3H1", "3.1" or (3, 1), several in a list,
+            or a frame with the columns layer and head, as `Report.heads` returns.
         needs_positions: refuse layers whose positions are added to the residual stream: their scores do not depend on
             a distance.
 

@@ -8,10 +8,10 @@ from interventions import logits
 from safetensors.torch import load_file, save_file
 
 import tl_posgen
+from tl_posgen.editing.ablate_heads import ablate_heads
+from tl_posgen.editing.without_biases import without_biases
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.ablate_heads import ablate_heads
-from tl_posgen.hooks.without_biases import without_biases
-from tl_posgen.position import lm_infinite
+from tl_posgen.hooks import lm_infinite
 
 TOKENS = torch.randint(2, 60, (2, 24), generator=torch.Generator().manual_seed(0))
 

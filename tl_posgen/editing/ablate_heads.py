@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
@@ -19,6 +19,7 @@ How = Literal["zero", "mean", "resample"]
 LENGTH, N_PROMPTS = 256, 8  # of the reference, where they are left out
 
 
+@printing_call
 def ablate_heads(
     model: Model,
     heads: Heads,
@@ -32,7 +33,7 @@ def ablate_heads(
     """z_i of chosen heads <- 0, E z over a reference's prompts and positions, or z_i of one of its prompts.
 
     Args:
-        heads: "3.1", "L3H1", (layer, head) pairs, a frame with the columns layer and head, or indices for all layers.
+        heads: "L3H1", "3.1" or (3, 1), several in a list, or a frame with the columns layer and head.
         how: "zero", "mean", or "resample": what the head wrote at the same position of a prompt of the reference, drawn
             for each prompt that runs.
         reference: prompts as `analyze` takes them; the bundled book if left out. "zero" reads none.

@@ -7,8 +7,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
@@ -19,6 +19,7 @@ from tl_posgen.models.session import session_of
 _SIDES = ("q", "k")
 
 
+@printing_call
 def without_biases(model: Model, of: Sequence[str] = _SIDES, *, layers: Layers = None) -> HookList:
     """q_i <- q_i - b_q and k_j <- k_j - b_k before RoPE: scores as if these biases were zero.
 

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tl_posgen.editing.printed_hooks import HookList
+from tl_posgen.editing.replace_scores import RowByRow, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of

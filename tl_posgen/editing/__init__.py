@@ -1,0 +1,1 @@
+"""Edits of the running model: replaced scores, on which interventions are built, ablated heads, positions of tokens."""

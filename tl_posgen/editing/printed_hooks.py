@@ -1,0 +1,85 @@
+"""Lists of hooks that print the call that made them."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
+from functools import wraps
+from typing import Any, ParamSpec
+
+import pandas as pd
+from torch import Tensor
+
+HookList = list[tuple[str, Callable[..., Any]]]
+_Given = ParamSpec("_Given")
+_LONGEST = 60  # letters of an argument
+
+
+class PrintedHooks(HookList):
+    """Hooks as TransformerLens takes them, a list of (hook point, function), which prints what it does.
+
+    Example:
+        >>> PrintedHooks([("blocks.3.attn.hook_z", print)], "silence('L3H1')")
+        silence('L3H1'): 1 hook at attn.hook_z of layer 3
+    """
+
+    def __init__(self, hooks: Iterable[tuple[str, Callable[..., Any]]] = (), call: str = ""):
+        super().__init__(hooks)
+        self.call = call
+
+    def __add__(self, other: Any) -> "PrintedHooks":
+        """Return the hooks of both, those of `other` behind."""
+        calls = [self.call, other.call if isinstance(other, PrintedHooks) else f"hooks[{len(other)}]"]
+        return PrintedHooks([*self, *other], " + ".join(calls))
+
+    def __iadd__(self, other: Any) -> "PrintedHooks":
+        return self + other
+
+    def __repr__(self) -> str:
+        layers: dict[str, list[int]] = {}
+        for name, _ in self:
+            number, _, point = name.removeprefix("blocks.").partition(".")
+            is_of_layer = name.startswith("blocks.") and number.isdigit()
+            layers.setdefault(point if is_of_layer else name, []).extend([int(number)] if is_of_layer else [])
+        points: dict[str, list[str]] = {}
+        for point, numbers in layers.items():
+            points.setdefault(_layers_in_words(sorted(set(numbers))), []).append(point)
+        places = "; ".join(", ".join(some) + of for of, some in points.items())
+        return f"{self.call}: {len(self)} hook{'s' * (len(self) != 1)}{' at ' * bool(places)}{places}"
+
+
+def printing_call(function: Callable[_Given, HookList]) -> Callable[_Given, HookList]:
+    """Make the hooks that a function of a model returns print its call: `ablate_heads('L3H1', 'mean')`."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def printing(*arguments: _Given.args, **options: _Given.kwargs) -> HookList:
+        hooks = function(*arguments, **options)
+        _, *given = signature.bind(*arguments, **options).arguments.items()
+        optional = {name for name, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY}
+        told = [f"{name}={_told(value)}" if name in optional else _told(value) for name, value in given]
+        return PrintedHooks(hooks, f"{function.__name__}({', '.join(told)})")
+
+    return printing
+
+
+def _layers_in_words(layers: list[int]) -> str:
+    """Return " of layers 0 to 3"; nothing for none."""
+    if not layers:
+        return ""
+    is_run = len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1
+    numbers = f"{layers[0]} to {layers[-1]}" if is_run else ", ".join(map(str, layers))
+    return f" of layer{'s' * (len(layers) > 1)} {numbers}"
+
+
+def _told(value: Any) -> str:
+    """Return an argument in a few letters."""
+    if isinstance(value, Tensor):
+        return f"tensor{list(value.shape)}"
+    if isinstance(value, pd.DataFrame):
+        return f"frame[{len(value)}]"
+    if callable(value) and not is_dataclass(value):
+        name = getattr(getattr(value, "func", value), "__qualname__", type(value).__name__)
+        return name.partition(".<locals>")[0]
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}.."

@@ -1,1 +1,0 @@
-"""Replacement of attention scores, which every intervention is built on."""
