@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from tl_posgen.arithmetic import full_precision
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Origin
-from tl_posgen.models.conversion.convert import build, hooked_parts
+from tl_posgen.models.conversion.convert import build, hooked_parts, lay_by_rows
 from tl_posgen.models.conversion.files import MINI, find_files, first_line, local_directory
 from tl_posgen.models.conversion.gguf_file import quantisation_of, read_once, require_layers
 from tl_posgen.models.conversion.hugging_face import (
@@ -141,9 +141,14 @@ class Pretrained:
             _usable(place if isinstance(place, str) else f"cuda:{place}")
 
     @full_precision()
-    def load(self, *, precise: bool = False) -> Model:
-        """Load the model, and remember its origin; with `precise` in float32, and said so, where the checkpoint holds
-        less and no dtype was chosen."""
+    def load(self, *, precise: bool = False, by_rows: bool = True) -> Model:
+        """Load the model, and remember its origin.
+
+        Args:
+            precise: in float32, and said so, where the checkpoint holds less and no dtype was chosen.
+            by_rows: with weights that `save_file` takes; else some are transposed views, which a HookedTransformer's
+                passes need not copy.
+        """
         if self.backend == "hooked":
             hooked_parts()  # refuse before anything is downloaded
         device = _usable(self.device)
@@ -179,7 +184,7 @@ class Pretrained:
         session.remember_origin(Origin(name, session.backend.name, **where, **how))
         if reason := session.difference():
             raise UnsupportedModelError(f"{name}: {reason}")
-        return model
+        return lay_by_rows(model) if by_rows else model
 
 
 AnyModel: TypeAlias = Model | Pretrained | str | os.PathLike
@@ -207,7 +212,7 @@ def open_model(model: AnyModel, *, precise: bool = False) -> Model:
     """
     if isinstance(model, str | os.PathLike):
         model = Pretrained(model)
-    return model.load(precise=precise) if isinstance(model, Pretrained) else session_of(model).model
+    return model.load(precise=precise, by_rows=False) if isinstance(model, Pretrained) else session_of(model).model
 
 
 def without_context_limit(model: Model | Session) -> Model:
