@@ -26,6 +26,7 @@ CHANGED: dict[tuple[str, str], str] = {  # (measure, variable) -> why its values
     ("profiles", "additive_r"): "of what softmax sees, as the headline of variance is",
     ("rules", "rise"): "heads that share a key see the keys of their own rule, no longer each other's too",
 }
+SHORT = ("cone", "slash_ablation")
 GONE = {  # measure -> variables that it no longer has
     # the parts are `three_axis`' b and c; the loss its own measure
     "attention_examples": "key_part query_part loss",
@@ -151,6 +152,8 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
         old["loss"].isel(budget=0, drop=True),
         new["loss"].sel(condition="unchanged"),
     ),
+    # whole curves are those of `slash`; of parts and ablations the scores at the short distances are read
+    **{(name, "score"): lambda old, new: (old["score"].sel(distance=new["distance"]), new["score"]) for name in SHORT},
     ("planes", "additive"): lambda old, new: (old["additive"].sel(eps=0.5, drop=True), new["additive"]),
 }
 

@@ -354,3 +354,17 @@ def test_whatever_a_parser_raises_is_one_line_that_names_the_file(whole, monkeyp
     with pytest.raises(InputError, match=r"r\.nc: cannot be read") as caught:
         loading(data)
     assert "\n" not in str(caught.value)
+
+
+def test_large_arrays_are_stored_in_single_precision_and_said_to_be(result, tmp_path):
+    many = np.random.default_rng(0).normal(size=2**17)
+    dataset = result.dataset.assign(many=("place", many), few=("some", many[:9]))
+    path = Result(result.measure, dataset, result.provenance).save(tmp_path / "r.nc")
+    with xr.open_datatree(path) as tree:
+        assert tree[result.name]["many"].dtype == np.float32
+        assert "seven digits" in tree[result.name]["many"].attrs["stored"]
+    again = load(path)[result.name].dataset
+    assert again["many"].dtype == np.float64
+    assert again["many"].attrs == {}
+    np.testing.assert_allclose(again["many"], many, rtol=1e-6)
+    np.testing.assert_array_equal(again["few"], many[:9])

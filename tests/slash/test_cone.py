@@ -84,11 +84,12 @@ def test_the_counterfactual_is_attention_from_a_part_of_the_inputs(result, layer
     scores = capture.geometry.scale * q @ k.mT
     pattern = scores.masked_fill(~torch.ones(len(h), len(h), dtype=torch.bool).tril(), -torch.inf).softmax(-1)
     data = result.own.sel(tokens=tokens, layer=LAYER)
-    for distance in (0, 1, 7):
+    assert data["distance"].values.tolist() == [0, 1, 2, 3, 4]
+    for distance in data["distance"].values.tolist():
         expected = pattern.diagonal(-distance, -2, -1).mean(-1)
         np.testing.assert_allclose(data["score"].sel(input=kept, distance=distance), expected, atol=1e-5)
-    at_best = data["score"].sel(input=kept).sel(distance=data["best_distance"])
-    np.testing.assert_allclose(data["best_score"].sel(input=kept), at_best)
+    expected = [pattern[head].diagonal(-best).mean() for head, best in enumerate(data["best_distance"].values.tolist())]
+    np.testing.assert_allclose(data["best_score"].sel(input=kept), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("measured", "share"), [(0.35, 0.5), (0.255, None), (0.25, None), (0.2, None)])

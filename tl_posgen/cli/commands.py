@@ -24,7 +24,7 @@ from tl_posgen.cli.options import (
 )
 from tl_posgen.errors import InputError, PosgenError
 
-_LOADING = ("backend", "dtype", "device", "revision", "tokenizer")
+_LOADING = ("name", "backend", "dtype", "device", "revision", "tokenizer")
 _NULLS = ("null_seeds", "shuffled_seeds", "null_device", "no_null")
 _PAGE = ("out", "force", "full")
 _TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive", "first")
@@ -261,7 +261,7 @@ def _toy(
     setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
 
 
-@_command(without=("model", "revision", "prompt", "null_device", "first"), length=64)
+@_command(without=("model", "name", "revision", "prompt", "null_device", "first"), length=64)
 def _coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: int = 10) -> None:
     """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?
 
@@ -275,7 +275,7 @@ def _coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: 
     setup.measure(coupling_scores, scores, score=score, k=k, **setup.place)
 
 
-@_command(without=("model", "revision", "prompt", "shuffled_seeds", "null_device"))
+@_command(without=("model", "name", "revision", "prompt", "shuffled_seeds", "null_device"))
 def _emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None, coupling: bool = False) -> None:
     """Every measure over a sequence of training checkpoints: when does the split form?
 

@@ -25,6 +25,7 @@ class Setup:
 
     Args:
         model: mini (bundled), a Hub name, a Hugging Face directory, or a GGUF file.
+        name: What titles and tables call the model; its name or file if left out.
         text: A text file, or a directory of them; the bundled book if left out.
         prompt: Instead, one prompt itself, whole.
         dataset: Instead, a name or path that `datasets` reads; name:config for one of several.
@@ -49,6 +50,7 @@ class Setup:
     """
 
     model: str = "mini"
+    name: str | None = None
     text: str | None = None
     prompt: str | None = None
     dataset: str | None = None
@@ -130,7 +132,7 @@ class Setup:
         """Return the model, to be loaded by what measures it."""
         from tl_posgen.models.loading.load import Pretrained
 
-        return Pretrained(self.model, revision=self.revision, **self.place)
+        return Pretrained(self.model, revision=self.revision, name=self.name, **self.place)
 
     def measure(
         self,

@@ -297,7 +297,10 @@ class _Analysis:
             trained = None if step.init is None else sides[TRAINED].get(measure.name)
             with step_shown(step.name, step.label):
                 make = partial(self._made, step, read, trained, None if self.parts.directory is None else keep)
-                sides[side] |= self.parts.datasets(name, step.measures, depends_on, make)
+                measured = self.parts.datasets(name, step.measures, depends_on, make)
+            if depends_on and step.init is None:  # kept when the model had another name, perhaps
+                measured = {name: data.assign_attrs(model=step.label) for name, data in measured.items()}
+            sides[side] |= measured
         return sides
 
     def _made(

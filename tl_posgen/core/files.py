@@ -24,6 +24,8 @@ _PARTIAL = ".partial-"  # prefix of directories for unfinished files
 _REPORT = ("index.html", "results.nc", "summary.json")  # the files of a report
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _TRAILER = re.compile(rb"\ntl_posgen sha256 ([0-9a-f]{64})\n")
+_LARGE = 2**16  # numbers of an array: from more on it is stored in float32
+_SINGLE = "float32, to seven digits; float64 where tl_posgen loads it"
 _TRAILER_SIZE = len("\ntl_posgen sha256 \n") + 64
 _AS_JSON = "tl_posgen json "  # before a string that HDF5 cannot hold, written as JSON
 _UNHELD = re.compile(f"[\0\ud800-\udfff]|^{_AS_JSON}")  # NUL, half of a surrogate pair, what would be read as JSON
@@ -130,6 +132,14 @@ def netcdf_bytes(groups: Mapping[str, xr.Dataset]) -> bytes:
     return memory.getvalue() + b"\ntl_posgen sha256 %s\n" % hashlib.sha256(memory.getvalue()).hexdigest().encode()
 
 
+def in_single(data: xr.Dataset) -> xr.Dataset:
+    """Return the dataset with large arrays of float64 in float32, which halves its file and keeps seven digits; their
+    attribute `stored` says so, and `read_netcdf` makes them float64 again.
+    """
+    large = {name: one for name, one in data.data_vars.items() if one.dtype == np.float64 and one.size > _LARGE}
+    return data.assign({name: one.astype(np.float32).assign_attrs(stored=_SINGLE) for name, one in large.items()})
+
+
 def read_netcdf(path: Path) -> dict[str, xr.Dataset]:
     """Return the groups of a file of `netcdf_bytes`, in memory, by name: "/" and "/<group>".
 
@@ -139,10 +149,18 @@ def read_netcdf(path: Path) -> dict[str, xr.Dataset]:
     _require_undamaged(path)
     groups = xr.open_groups(path, engine="h5netcdf")
     try:
-        return {name: _with_strings(group.load(), _given_string) for name, group in groups.items()}
+        return {name: _in_double(_with_strings(group.load(), _given_string)) for name, group in groups.items()}
     finally:
         for group in groups.values():
             group.close()
+
+
+def _in_double(data: xr.Dataset) -> xr.Dataset:
+    """Return the dataset with what `in_single` shortened as float64."""
+    short = {name: one.astype(np.float64) for name, one in data.data_vars.items() if one.attrs.get("stored") == _SINGLE}
+    for one in short.values():
+        del one.attrs["stored"]
+    return data.assign(short)
 
 
 def read_attributes(path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import xarray as xr
 from tl_posgen.core import registry
 from tl_posgen.core.files import (
     as_path,
+    in_single,
     jsonable,
     netcdf_bytes,
     read_attributes,
@@ -188,11 +189,11 @@ class Report(Mapping[str, Result]):
         return write_whole(path, self.as_bytes())
 
     def as_bytes(self) -> bytes:
-        """Return all results as the bytes of one NetCDF4 file, a group each."""
+        """Return all results as the bytes of one NetCDF4 file, a group each; large arrays in float32."""
         attributes = {"format": _FORMAT, "order": json.dumps(list(self)), "provenance": json.dumps(self.provenance)}
         groups = {"/": xr.Dataset(attrs=attributes)}
         for name, result in self.results.items():
-            groups[name] = result.dataset.assign_attrs(provenance=json.dumps(dict(result.provenance)))
+            groups[name] = in_single(result.dataset).assign_attrs(provenance=json.dumps(dict(result.provenance)))
         return netcdf_bytes(groups)
 
     def lead(self) -> pd.DataFrame | None:

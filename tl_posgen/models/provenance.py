@@ -115,6 +115,7 @@ def provenance_of(
         digest.update(prompt.to(torch.int64).cpu().numpy().tobytes())
     return {
         "model": session.label,
+        **({} if origin.called is None else {"file": session.file}),
         "revision": origin.revision,
         "backend": origin.backend,
         "dtype": str(session.model.cfg.dtype).removeprefix("torch."),

@@ -112,7 +112,12 @@ class Session:
 
     @property
     def label(self) -> str:
-        """The model's name as pictures and tables show it: of a directory or file, the last part."""
+        """The model's name as pictures and tables show it: what it is called, else `file`."""
+        return self.origin.called or self.file
+
+    @property
+    def file(self) -> str:
+        """What the model was loaded from: its name, or the last part of a directory or file."""
         if self.origin.directory is None:
             return self.origin.name
         name, quantised = self.origin.directory.name.removesuffix(".gguf"), self.origin.dequantised_from

@@ -14,18 +14,23 @@ def rank_one_share(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*bat
         >>> round(rank_one_share(torch.diag(torch.tensor([3.0, 4.0]))).item(), 6)
         0.64
     """
-    energies = singular_values(x) ** 2
+    return first_share(singular_values(x))
+
+
+def first_share(s: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
+    """r_1 = s_1^2 / sum s^2 of singular values, the largest first."""
+    energies = s**2
     return energies[..., 0] / energies.sum(-1)
 
 
-def rank_of_share(x: Float[Tensor, "*batch row column"], share: float = 0.95) -> Int[Tensor, "*batch"]:
-    """R_share = min{K: s_1^2 + .. + s_K^2 >= share * sum s^2}; 0 of zeros.
+def rank_of_share(s: Float[Tensor, "*batch rank"], share: float = 0.95) -> Int[Tensor, "*batch"]:
+    """R_share = min{K: s_1^2 + .. + s_K^2 >= share * sum s^2} of singular values, the largest first; 0 of zeros.
 
     Example:
-        >>> rank_of_share(torch.diag(torch.tensor([1.0, 3.0, 4.0]))).item()
+        >>> rank_of_share(torch.tensor([4.0, 3.0, 1.0])).item()
         2
     """
-    energies = singular_values(x) ** 2
+    energies = s**2
     total = energies.sum(-1, keepdim=True)
     short = energies.cumsum(-1) < share * (1 - 1e-12) * total  # a partial sum may round to just under the share
     return torch.where(total[..., 0] > 0, short.sum(-1) + 1, 0)

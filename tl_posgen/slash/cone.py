@@ -10,7 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.number import Number
@@ -21,7 +21,7 @@ from tl_posgen.models.session import session_of
 from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import points
 from tl_posgen.rope.rotation import rotate
-from tl_posgen.rope.spectra import rank_of_share, rank_one, rank_one_share
+from tl_posgen.rope.spectra import first_share, rank_of_share, rank_one_share, singular_values
 from tl_posgen.slash.dominance import (
     AT_BEST,
     PER_HEAD,
@@ -34,6 +34,7 @@ from tl_posgen.slash.dominance import (
     group_table,
     mean_over_group,
     n_heads,
+    reached,
     starts_of,
     statistics_from_qk,
     statistics_of,
@@ -111,7 +112,9 @@ class Cone(Dominance):
         "gain": Variable(
             "gain of the axis", "", "|u'W| over its root mean square over directions", _SIDES, interval=True
         ),
-        "score": Variable("slash score", "", "with a part of the inputs", ("tokens", "input", *HEAD, "distance")),
+        "score": Variable(
+            *("slash score", "", "with a part of the inputs, at the distances", ("tokens", "input", *HEAD, "distance"))
+        ),
         **AT_BEST,
         "best_score": Variable("slash score", "", "at the best distance", ("tokens", "input", *HEAD), **SHARE),
         "cosine": Variable(
@@ -184,7 +187,8 @@ class Cone(Dominance):
         heads, projections, measured, both = list(layer.heads), layer.projections, layer.once(statistics_of), []
         for first in starts_of(layer):
             inputs = layer.inputs[first:]
-            cone, along, positions = fit_cone(inputs), rank_one(inputs), torch.arange(len(inputs), device=inputs.device)
+            cone, positions = fit_cone(inputs), torch.arange(len(inputs), device=inputs.device)
+            along = (double(inputs) @ cone.axis[:, None] * cone.axis).to(inputs.dtype)
             parts = {"axis only": (along, False), "off axis": (inputs - along, False)}
             if projections.biased:
                 parts |= {"no bias": (inputs, False), "bias only": (0 * inputs, True)}
@@ -200,8 +204,8 @@ class Cone(Dominance):
                 weight, bias = (getattr(projections, f"{kind}_{side}") for kind in "wb")
                 weight = projections.per_query_head(weight)[heads]
                 bias = None if bias is None else projections.per_query_head(bias)[heads]
-                x, share = getattr(layer, side)[:, first:], bias_share(inputs, weight, bias)
-                ranks = {"r1": rank_one_share(x), "rank95": rank_of_share(x).to(share)}
+                s, share = singular_values(getattr(layer, side)[:, first:]), bias_share(inputs, weight, bias)
+                ranks = {"r1": first_share(s), "rank95": rank_of_share(s).to(share)}
                 sides.append(ranks | {"bias_share": share, "gain": axis_gain(cone.axis, weight)})
             found = {name: torch.stack([side[name] for side in sides]) for name in sides[0]}
             found |= {"cosine": cone.cosine.mean(), "r1_h": cone.r1, "score": scores}
@@ -218,6 +222,7 @@ class Cone(Dominance):
         dominant = self.dominant_at(measured, uniform).any("short_distance")
         data = data.assign(at_best(measured, uniform)).assign(dominant=dominant)
         data = data.assign(best_score=at_distance(data["score"], data["best_distance"])).transpose("tokens", ...)
+        data = data.sel(distance=reached(self.distances, measured))
         if data["r1_without_bias"].isnull().all():  # no layer has biases
             data = data.drop_vars("r1_without_bias").sel(input=list(INPUTS))
         return data

@@ -60,9 +60,8 @@ class Dominance(Measure):
 
     def dominant_at(self, score: xr.DataArray, uniform: xr.DataArray) -> xr.DataArray:
         """Return score >= `thresholds` at each of the distances that the prompts reach, along `short_distance`."""
-        reached = [one for one in sorted(self.distances) if one < score.sizes["distance"]]
-        dominant = score >= thresholds(self.kappa, uniform)
-        return dominant.transpose(*score.dims).sel(distance=reached).rename(distance="short_distance")
+        dominant = (score >= thresholds(self.kappa, uniform)).transpose(*score.dims)
+        return dominant.sel(distance=reached(self.distances, score)).rename(distance="short_distance")
 
 
 # One layer of one prompt
@@ -97,6 +96,11 @@ def starts_of(layer: LayerCapture) -> tuple[int, int]:
 
 
 # Means over prompts
+
+
+def reached(distances: Sequence[int], score: xr.DataArray) -> list[int]:
+    """Return those of the distances that the prompts reach."""
+    return [one for one in sorted(distances) if one < score.sizes["distance"]]
 
 
 def thresholds(kappa: float, uniform: xr.DataArray) -> xr.DataArray:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import xarray as xr
@@ -14,13 +14,15 @@ from torch import Tensor
 from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.options import Each, Whole
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.slash.dominance import at_distance, best_distance, statistics_from_qk, statistics_of
+from tl_posgen.slash.dominance import at_distance, best_distance, reached, statistics_from_qk, statistics_of
 from tl_posgen.slash.numbers.ablations import ablate
+from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES
 
 Scheme = Literal["thirds", "wavelength"]
 _BAND_KINDS = {"drop": "without", "freeze": "unrotated", "keep": "only"}
@@ -81,6 +83,7 @@ class SlashAblation(Measure):
 
     Args:
         schemes: how to make bands, any of "thirds" and "wavelength".
+        distances: where the scores of every head are kept, beside those at its best distance.
 
     Source: that a slash comes from RoPE acting on nearly rank-one Q and K, and from medium and high frequencies, is
     claimed by Cheng et al. 2026 (arXiv 2601.08297); the choice of ablations is ours.
@@ -92,13 +95,16 @@ class SlashAblation(Measure):
     """
 
     schemes: Sequence[Scheme] = get_args(Scheme)
+    distances: Annotated[Sequence[Whole], Each()] = tuple(SHORT_DISTANCES)
 
     words = WORDS
     question = "What makes the slash: content, RoPE, which frequencies?"
     needs = frozenset({"pattern"})
     rows = _ROWS
     variables = {
-        "score": Variable("slash score", "", "with this layer alone ablated", ("tokens", *_ROWS, "distance")),
+        "score": Variable(
+            *("slash score", "", "with this layer alone ablated, at the distances", ("tokens", *_ROWS, "distance"))
+        ),
         "best_score": Variable("slash score", "", "at the head's best distance, unchanged", _ROWS),
         "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2", whole=True),
         "best_uniform": Variable("slash score of uniform attention", "", "at the best distance"),
@@ -132,9 +138,8 @@ class SlashAblation(Measure):
             data = data.sel(condition=_WITHOUT_PLANES)
         score = data["score"].sel(tokens="all", drop=True)
         place = best_distance(score.sel(condition="unchanged", drop=True))
-        return data.assign(
-            best_score=at_distance(score, place), best_distance=place, best_uniform=at_distance(uniform, place)
-        )
+        best = {"best_score": at_distance(score, place), "best_uniform": at_distance(uniform, place)}
+        return data.assign(best | {"best_distance": place}).sel(distance=reached(self.distances, score))
 
     def findings(self, own: Numbers) -> list[str]:
         best = own.extreme("best_score")

@@ -100,8 +100,8 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
     columns = {"distance": score.fillna(-1).idxmax("distance").astype(int), "slash score": score.max("distance")}
     for heading, (name, dim, label) in _ELSEWHERE.items():
         if name in report and label in report[name].own[dim]:
-            other = report[name].own["score"].sel({"tokens": "all", dim: label, "distance": columns["distance"]})
-            columns[heading] = other.reset_coords(drop=True)
+            other = report[name].own["score"].sel({"tokens": "all", dim: label}).reindex(distance=score["distance"])
+            columns[heading] = other.sel(distance=columns["distance"]).reset_coords(drop=True)
     heads = columns["distance"].to_dataset(name="distance").assign(columns).to_dataframe(dim_order=list(HEAD))
     table = _strongest_first(heads.reset_index()[[*HEAD, *columns]], "slash score")
     table.attrs |= {"title": f"slash-dominant heads: {data.attrs.get('model', 'model')}", "legend": _LEGEND}

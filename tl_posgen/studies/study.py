@@ -121,7 +121,7 @@ class Entry:
     Attributes:
         name: on huggingface.co, "mini", or a directory, relative to the study's file.
         revisions: of the Hub; of a directory, the directories in it. The model as it is, if left out.
-        label: its name in jobs and tables; the name, or the last part of a directory, if left out.
+        label: its name in jobs, titles and tables; the name, or the last part of a directory, if left out.
         backend, dtype, device: as in `load_model`; dtype by its name, such as "bfloat16".
         tokenizer: a directory, or "mini", for checkpoints that have none.
     """
@@ -155,7 +155,8 @@ class Entry:
             if Path(place).is_absolute() and not Path(place).exists():
                 raise InputError(f"model {place}: no such directory")
             try:
-                pretrained = Pretrained(place, *how, None if is_inside else revision, tokenizer)
+                at = None if is_inside else revision
+                pretrained = Pretrained(place, *how, at, tokenizer, name=self.label or None)
             except PosgenError as error:
                 raise InputError(f"model {source}: {error}") from error
             found.append(Weights(label, revision, pretrained))

@@ -22,9 +22,11 @@ from tl_posgen.coupling import coupling_scores
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.conversion.files import MINI, TOKENIZERS
 from tl_posgen.models.loading.checkpoints import Checkpoints
-from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.loading.load import Pretrained, load_model
 from tl_posgen.models.loss import logits_of
+from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.session import session_of
+from tl_posgen.models.tokens import bundled_text
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
 LOADABLE = [(n, b) for n, f in FAMILIES.items() for b in ("hooked", "bridge") if b == "bridge" or f.hooked]
@@ -399,3 +401,18 @@ def test_a_table_of_scores_may_name_models_of_the_hub_beside_a_tokenizer(monkeyp
     table = pd.DataFrame({"model": ["someone/model"], "score": [0.5]})
     with pytest.raises(ModelError, match="the Hub was asked"):
         coupling_scores(table, alice, tokenizer="mini", widths=(64,), progress=False)
+
+
+def test_a_name_stands_in_titles_tables_and_sentences_and_provenance_keeps_the_file(tmp_path):
+    how = {"measures": ["variance"], "length": 12, "n_prompts": 1, "null_seeds": (0,), "progress": False}
+    for name in ("A small one", "Mini"):  # the second takes up what the first has kept
+        report = tl_posgen.analyze(Pretrained("mini", name=name), bundled_text(), keep=tmp_path, **how)
+        assert (report.provenance["model"], report.provenance["file"]) == (name, "mini")
+        assert report["variance"].dataset["init_label"].values.tolist()[0] == name
+        assert name in report.html()
+    session = session_of(load_model("mini", name="A small one"))
+    assert (session.label, session.file) == ("A small one", "mini")
+    assert "file" not in provenance_of(session_of(load_model("mini")), [])
+    for wrong in ("", " ", "two\nlines"):
+        with pytest.raises(InputError, match="name="):
+            load_model("mini", name=wrong)

@@ -38,6 +38,7 @@ class Origin:
         initialisation: rule that made the random weights, else None.
         trust_remote_code: whether code from the repository was allowed.
         dequantised_from: quantisation of the GGUF file that the weights were read from, such as "Q4_K_M", or None.
+        called: what pictures and tables call it; None for `name`, or the last part of its directory.
         config: Hugging Face's, of a model that `load_model` made.
     """
 
@@ -50,6 +51,7 @@ class Origin:
     initialisation: str | None = None
     trust_remote_code: bool = False
     dequantised_from: str | None = None
+    called: str | None = None
     config: Any = field(default=None, repr=False, compare=False)
 
 

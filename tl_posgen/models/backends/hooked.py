@@ -126,7 +126,7 @@ class Hooked(Backend):
 
     def copy(self, origin: Origin) -> Model:
         made = self._anew(init_weights=False)
-        made.load_state_dict(self.model.state_dict())
+        made.load_state_dict({name: one.clone() for name, one in self.model.state_dict().items()}, assign=True)
         places = {name: one.device for name, one in chain(self.model.named_parameters(), self.model.named_buffers())}
         for name, one in chain(made.named_parameters(), made.named_buffers()):
             one.data = one.data.to(places[name])  # TransformerLens spreads new layers over devices by its own rule

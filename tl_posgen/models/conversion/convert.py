@@ -81,6 +81,15 @@ def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backe
     return model
 
 
+def lay_by_rows(model: Model) -> Model:
+    """Lay every weight out row by row, as TransformerLens makes them and safetensors takes them; return the model."""
+    for weight in model.parameters():
+        if not weight.is_contiguous():
+            weight.data = weight.data.contiguous()
+            trim(every=0.2)
+    return model
+
+
 def weights_in(dtype: torch.dtype, hf_model: Any) -> Any:
     """Return the model with its weights in a dtype; tables that it computes for itself, such as the frequencies of
     RoPE, stay as they are, as where transformers reads a model in that dtype."""
@@ -130,7 +139,9 @@ def hooked_parts() -> tuple[Any, Any, Any]:
 def _as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
     """Make a HookedTransformer by TransformerLens' own table and converters, nothing folded or centred.
 
-    The original is left without weights: each is freed when it has been copied, so that no two models are held.
+    The original is left without weights: they become the new model's, in the memory where they are, so that no two
+    models are held. They keep their layout: TransformerLens transposes those of attention, the MLP and the unembedding
+    in every pass, which copies nothing of a view that was transposed before.
     UnsupportedModelError for an architecture that TransformerLens does not convert, or whose RoPE scaling or window it
     loses, which logits of a few tokens do not show.
     """
@@ -157,13 +168,17 @@ def _as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
             state = loading.get_pretrained_state_dict(place, cfg, hf_model)
         state = {weight: tensor.detach() for weight, tensor in model.fill_missing_keys(state).items()}
         release(hf_model)
-        own, freed = model.state_dict(), 0
+        own, parameters, taken = model.state_dict(), dict(model.named_parameters()), set[int]()
         with torch.no_grad():
             for weight in [weight for weight in state if weight in own]:
-                freed += own[weight].copy_(state.pop(weight)).nbytes
-                if freed > 2**22:  # each `trim` takes 5 ms and more
-                    trim()
-                    freed = 0
+                given = state.pop(weight)
+                if weight not in parameters or given.shape != own[weight].shape:
+                    own[weight].copy_(given)
+                    continue
+                # tied embeddings become two matrices, as TransformerLens has them
+                given = given.clone() if given.data_ptr() in taken else given
+                parameters[weight].data = given.to(own[weight])
+                taken.add(given.data_ptr())
         trim()
     except _REFUSALS as error:
         raise UnsupportedModelError(
@@ -240,4 +255,4 @@ def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
         return made.to(weight.device).eval()
 
     with quiet(seed=0), torch.autocast(weight.device.type, enabled=False):
-        return build(make, tokenizer, name, str(weight.device), backend)
+        return lay_by_rows(build(make, tokenizer, name, str(weight.device), backend))

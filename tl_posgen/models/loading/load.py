@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from tl_posgen.arithmetic import full_precision
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Origin
-from tl_posgen.models.conversion.convert import build, hooked_parts
+from tl_posgen.models.conversion.convert import build, hooked_parts, lay_by_rows
 from tl_posgen.models.conversion.files import MINI, find_files, first_line, local_directory
 from tl_posgen.models.conversion.gguf_file import quantisation_of, read_once, require_layers
 from tl_posgen.models.conversion.hugging_face import (
@@ -43,6 +43,7 @@ def load_model(
     tokenizer: str | os.PathLike | None = None,
     device_map: str | Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
+    name: str | None = None,
 ) -> Model:
     """Load a model for analysis, its weights as they are: no layer norm folded in, nothing centred.
 
@@ -63,6 +64,8 @@ def load_model(
         device_map: accelerate's, such as "auto" or {"": "cuda:0"}: spreads the model over devices, as a
             TransformerBridge; leave `device` out then.
         trust_remote_code: run the repository's own Python code. Only for repositories you trust.
+        name: what titles, tables and legends call the model; the name on huggingface.co, or the last part of the
+            directory or file, if left out. Provenance keeps both.
 
     Returns:
         The model, in evaluation mode, with its tokenizer. `default_prepend_bos` is set to what the tokenizer does by
@@ -83,7 +86,8 @@ def load_model(
         True
     """
     where = {"revision": revision, "tokenizer": tokenizer, "device_map": device_map}
-    return Pretrained(name_or_directory, backend, dtype, device, **where, trust_remote_code=trust_remote_code).load()
+    more: Any = {**where, "trust_remote_code": trust_remote_code, "name": name}
+    return Pretrained(name_or_directory, backend, dtype, device, **more).load()
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Pretrained:
     tokenizer: str | os.PathLike | None = None
     device_map: str | Mapping[str, Any] | None = None
     trust_remote_code: bool = False
+    name: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name_or_directory, str | os.PathLike):
@@ -124,6 +129,8 @@ class Pretrained:
             raise InputError(f"dtype={self.dtype!r}: give a floating-point one: {', '.join(DTYPES)}")
         if not isinstance(self.tokenizer, str | os.PathLike | None):
             raise InputError(f"tokenizer={self.tokenizer!r}: give a directory that holds one")
+        if self.name is not None and not (isinstance(self.name, str) and self.name.strip() and self.name.isprintable()):
+            raise InputError(f"name={self.name!r}: give one line of text, or leave it out")
         if self.revision is not None and local_directory(self.name_or_directory):
             raise InputError(f"revision {self.revision!r}: {self.name_or_directory} is here and has none; leave it out")
         spread, maps = self.device_map, ("auto", "balanced", "balanced_low_0", "sequential")
@@ -141,9 +148,14 @@ class Pretrained:
             _usable(place if isinstance(place, str) else f"cuda:{place}")
 
     @full_precision()
-    def load(self, *, precise: bool = False) -> Model:
-        """Load the model, and remember its origin; with `precise` in float32, and said so, where the checkpoint holds
-        less and no dtype was chosen."""
+    def load(self, *, precise: bool = False, by_rows: bool = True) -> Model:
+        """Load the model, and remember its origin.
+
+        Args:
+            precise: in float32, and said so, where the checkpoint holds less and no dtype was chosen.
+            by_rows: with weights that `save_file` takes; else some are transposed views, which a HookedTransformer's
+                passes need not copy.
+        """
         if self.backend == "hooked":
             hooked_parts()  # refuse before anything is downloaded
         device = _usable(self.device)
@@ -175,11 +187,11 @@ class Pretrained:
             tqdm.write(f"{name} is loaded in float32, as {said} has too few digits here; give a dtype to choose")
         session = session_of(model)
         where = {"revision": commit, "directory": place, "tokenizer": of_tokenizer, "config": config}
-        how = {"trust_remote_code": trust, "dequantised_from": quantised}
+        how = {"trust_remote_code": trust, "dequantised_from": quantised, "called": self.name}
         session.remember_origin(Origin(name, session.backend.name, **where, **how))
         if reason := session.difference():
             raise UnsupportedModelError(f"{name}: {reason}")
-        return model
+        return lay_by_rows(model) if by_rows else model
 
 
 AnyModel: TypeAlias = Model | Pretrained | str | os.PathLike
@@ -207,7 +219,7 @@ def open_model(model: AnyModel, *, precise: bool = False) -> Model:
     """
     if isinstance(model, str | os.PathLike):
         model = Pretrained(model)
-    return model.load(precise=precise) if isinstance(model, Pretrained) else session_of(model).model
+    return model.load(precise=precise, by_rows=False) if isinstance(model, Pretrained) else session_of(model).model
 
 
 def without_context_limit(model: Model | Session) -> Model:
@@ -218,7 +230,8 @@ def without_context_limit(model: Model | Session) -> Model:
     if backend is None:
         return session.model
     trust, name = origin.trust_remote_code, origin.directory or origin.name
-    other = load_model(name, backend, session.dtype, str(session.device), trust_remote_code=trust)
+    how: dict[str, Any] = {"trust_remote_code": trust, "name": origin.called}
+    other = load_model(name, backend, session.dtype, str(session.device), **how)
     tokens = session.backend.some_tokens()
     with torch.no_grad():
         if how_they_differ(centred(other(tokens)), centred(session.model(tokens)), session.dtype):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from tl_posgen.models.loading.random_init import random_like
+from tl_posgen.models.loading.random_init import drawn_like
 from tl_posgen.models.loading.shuffle import shuffle, shuffled_like
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session
@@ -55,7 +55,7 @@ _ROWS = (
         seeds="null_seeds",
         title="random init",
         description="for a randomly initialised model of the same shape (random init)",
-        make=random_like,
+        make=drawn_like,
         reorder=None,
         usual="all",
         colour="#9ca3af",

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from tl_posgen.errors import InputError, check_seed
+from tl_posgen.models.conversion.convert import lay_by_rows
 from tl_posgen.models.conversion.hugging_face import quiet
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
@@ -37,7 +38,11 @@ def random_like(model: Model | Session, seed: int, device: str = "cpu") -> Model
         >>> session_of(null).origin.initialisation
         'transformers, LlamaForCausalLM'
     """
-    session = session_of(model)
+    return lay_by_rows(drawn_like(session_of(model), seed, device))
+
+
+def drawn_like(session: Session, seed: int, device: str = "cpu") -> Model:
+    """Return `random_like` for this package's own passes: see `Pretrained.load` on `by_rows`."""
     model, origin = session.model, session.origin
     with quiet(check_seed(seed), check_draws_on(device)):
         null, rule = session.backend.random_init(origin)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.arithmetic import double
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.rope.spectra import top_direction
 
 
@@ -45,6 +45,8 @@ def bias_share(
 
     A bias alone has rank one, so r1 of H W + b says nothing where b is large.
     """
+    if bias is None:
+        return torch.zeros(len(weight), dtype=DOUBLE, device=weight.device)
     energy = (double(inputs) @ double(weight)).square().sum((-2, -1))
-    free = torch.zeros_like(energy) if bias is None else len(inputs) * double(bias).square().sum(-1)
+    free = len(inputs) * double(bias).square().sum(-1)
     return free / (energy + free)
