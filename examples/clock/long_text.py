@@ -20,10 +20,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tl_posgen
-from tl_posgen.frequencies import hold_planes
+from tl_posgen.hooks import hold_planes, lm_infinite
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position import lm_infinite
 
 CUE, JUDGED, DEPTHS = 8, 24, 8
 PASSAGE = CUE + JUDGED

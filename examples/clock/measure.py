@@ -19,7 +19,8 @@ import torch
 
 import tl_posgen
 from tl_posgen.errors import PosgenError
-from tl_posgen.frequencies import PlaneUse, hold_planes
+from tl_posgen.frequencies import PlaneUse
+from tl_posgen.hooks import hold_planes
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 

@@ -16,9 +16,9 @@ import torch
 
 import tl_posgen
 from tl_posgen.editing.token_positions import tokens_at
-from tl_posgen.frequencies import hold_planes
 from tl_posgen.frequencies.gap import next_tokens
 from tl_posgen.frequencies.numbers.gap import apart, split_of, with_copy
+from tl_posgen.hooks import hold_planes
 from tl_posgen.models import geometry_of
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
