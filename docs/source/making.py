@@ -18,6 +18,7 @@ from typing import Any
 from measure_pages import measured_of_models
 
 import tl_posgen
+from tl_posgen.claims import PAPERS
 from tl_posgen.coupling import TokenCoupling
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.frequencies.gap import Gap
@@ -114,6 +115,27 @@ def claims(part: Part) -> Mapping[str, Any]:
     settings = {**CUT, **part.settings, "keep": KEPT / f"claims-{part.model.split()[0]}"}
     settings["checkpoints"] = CHECKPOINTS if settings.get("checkpoints") else ()
     return tl_posgen.judge_claims(model_of(part.model), text_of(part.model), **settings)
+
+
+def verdicts_by_null(part: Part) -> Mapping[str, Any]:
+    """Judge every claim that one pass decides, with each given kind of shuffled weights beside a random init."""
+    from tl_posgen.claims.judging import claims_result
+    from tl_posgen.claims.running import analyses_of
+    from tl_posgen.models import open_model
+
+    cut = {one: part.settings[one] for one in ("length", "n_prompts")}
+    model, rows = open_model(model_of(part.model), precise=True), {}
+    every = [claim for paper in PAPERS.values() for claim in paper]
+    (_, measures, _), *_ = analyses_of(every, model)[0]
+    for kind in part.settings["kinds"]:
+        nulls = {"random init": (0,), kind: (0,)}
+        results = dict(tl_posgen.analyze(model, text_of(part.model), measures=measures, null_seeds=nulls, **cut))
+        provenance = next(iter(results.values())).provenance
+        for row in claims_result(every, results, part.model, provenance, {}).frame().to_dict("records"):
+            if row["verdict"] != "open":
+                rows.setdefault(row["claim"], {"claim": row["claim"], "measured": row["measured"]})
+                rows[row["claim"]] |= {kind: row["verdict"], f"null, {kind}": row["null"]}
+    return {"rows": list(rows.values())}
 
 
 def analysis(part: Part) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from making import (
     toy,
     training,
     training_of_seeds,
+    verdicts_by_null,
     width,
 )
 
@@ -88,6 +89,9 @@ PARTS = {
         found_by_each,
     ),
     f"{QWEN} biases": Part(QWEN, {"measures": BIASES, "length": 128, "n_prompts": 4}, analysis, found_by_each),
+    f"{QWEN} nulls": Part(
+        QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
+    ),
     "real commands": Part(REAL[0], {"models": REAL, "lines": REAL_LINES}, timed),
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
