@@ -15,7 +15,7 @@ NUMBERS = $(sort $(shell cd tl_posgen && find rope stats */numbers */*/numbers [
 TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test_$(notdir $(file))))
 # numbers, arguments, made-up results, pages, files and notebooks depend on no backend; they are tested once, on 3.9.0
 NOT_ON_BRIDGE = $(TESTS_OF_NUMBERS) $(patsubst %,tests/%.py,test_imports test_docs test_doc_commands test_examples \
-	test_training_script test_encodings test_interaction_penalty test_memory_of_measures test_arguments test_arithmetic cli/test_cli_files \
+	test_training_script test_encodings test_interaction_penalty test_clock test_memory_of_measures test_arguments test_arithmetic cli/test_cli_files \
 	test_devices test_files test_kill test_progress test_qwen_files core/test_declarations core/test_numbers core/test_result core/test_store core/test_sums \
 	models/layers/test_fused models/geometry/test_compared_rows report/test_circuits report/test_heads \
 	report/test_hostile_pages report/test_looks report/test_page report/test_terminal slash/test_slash_toy studies/test_curves)
