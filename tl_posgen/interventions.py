@@ -122,9 +122,9 @@ class Interventions(Measure):
         for name, given in conditions.items() if self.name not in BUILT_IN else ():  # ours are tested
             if given is None and "kl" in self.variables:
                 continue  # not run in this model
-            given = given(0) if callable(given) and "kl" in self.variables else given
+            made: Any = given(0) if callable(given) and "kl" in self.variables else given
             try:
-                if not check_hooks(run.session, given or ()):
+                if not check_hooks(run.session, made or ()):
                     raise InputError("it has no hooks")
             except InputError as error:
                 raise InputError(f"{self.name}, condition {name!r}: {error}") from error

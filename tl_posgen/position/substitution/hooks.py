@@ -230,7 +230,7 @@ def attention_sinks(
 
     def find(capture: LayerCapture) -> None:
         visible = capture.geometry.visible(len(tokens), capture.device)
-        sinks[capture.layer] = attention_from_afar(capture.pattern, visible) > share
+        sinks[capture.layer] = attention_from_afar(capture.pattern_rows(0, len(tokens)), visible) > share
 
     run_capture(session, tokens[None], find, needs={"pattern"})
     return sinks
