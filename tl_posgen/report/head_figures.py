@@ -160,7 +160,8 @@ def layer_curves(
     def curve(x: np.ndarray, y: np.ndarray, hover: str, name: str, colour: str) -> dict[str, Any]:
         look = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.6}, "showlegend": None}
         words = {"name": name, "hovertemplate": f"{hover}<br>{along} %{{customdata}}: %{{y:.3f}}<extra></extra>"}
-        return look | words | {"x": x, "y": y, "customdata": x - log_x}  # a mapping, which is faster than a trace: there may be a thousand
+        # a mapping, which is faster than a trace: there may be a thousand
+        return look | words | {"x": x, "y": y, "customdata": x - log_x}
 
     layers, many = result.own["layer"].values, result.own.sizes["head"] > MOST_CURVES
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
