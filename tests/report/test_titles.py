@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass, replace
 from html import escape, unescape
 
-import numpy as np
 import pytest
 import xarray as xr
 from made_up import grown
@@ -13,11 +12,9 @@ import tl_posgen
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.registry import find
 from tl_posgen.core.result import Result
-from tl_posgen.report.figures import heat
 from tl_posgen.report.page import QUESTION, figure_on_page, fill_page, question_of
 
 SECTION = {"id": "one", "title": "one?", "findings": [], "views": [], "table": "", "rows": 0}
-MAP = heat(xr.DataArray(np.eye(2), {"layer": [0, 1], "head": [0, 1]}, ("layer", "head")))
 
 
 @pytest.mark.parametrize(
