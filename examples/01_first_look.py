@@ -42,43 +42,47 @@ from tl_posgen.models import bundled_text
 
 text = bundled_text()  # Alice's Adventures in Wonderland; the mini model was not trained on it
 cut = {"length": 128, "n_prompts": 4, "progress": False}
-report = tl_posgen.analyze(model, text, measures=["three_axis", "variance", "attention_examples", "slash"], **cut)
+report = tl_posgen.analyze(model, text, measures=["variance", "slash", "three_axis", "attention_examples"], **cut)
 print(*report.findings(), sep="\n")
 
 # %% [markdown]
 # ## Read the table
 #
-# `r`: correlation of a head's scores with position + query + key. `r_within_rows`: the same within rows, which is all that
-# softmax can see. Every number is also there without the first token, and every variable says what it is.
+# A row a head. Every query meets every key at every distance, and the variance of these scores, as far as softmax sees it, has three
+# shares that sum to 1: *position* depends on the distance (and the query), *content* on the key (and the query), *interaction* needs both
+# at once. `additive_r` is the root of position + content: the correlation with the best sum of the two. Shares of scores that hardly vary
+# say little, so look at `size`, in logits, too. The first token is left out.
 
 # %%
-report["three_axis"].frame().round(3)
+report["variance"].frame().round(3)
 
 # %%
-report["three_axis"].frame(tokens="without first").round(3)
+interaction = report["variance"].numbers("interaction")  # with its 95 % interval and null models
+print(f"interaction: {interaction:.3f}")
 
 # %%
-report["three_axis"].sel(tokens="all")["r_within_rows"].attrs["description"]
-
-# %%
-r = report["three_axis"].numbers("r_within_rows", tokens="all")  # with its 95 % interval and random inits
-print(f"r within rows: {r:.3f}")
+report["variance"].own["interaction"].attrs["description"]
 
 # %% [markdown]
 # ## Look
 #
-# Each picture says which model it shows and draws the null beside it. `kinds` lists what there is.
+# Each picture says which model it shows and draws the null models beside it, told apart by their shape. `kinds` lists what there is.
+# Here each point is a head: heads at the top attend by position, heads at the left by content.
 
 # %%
-print(report["three_axis"].kinds, report["variance"].kinds)
+print(report["variance"].kinds, report["slash"].kinds)
 report["variance"].plot()
 
+# %% [markdown]
+# Which heads attend a fixed distance back? The slash score is the mean attention that a head pays so many tokens back; 1 is the previous
+# token.
+
 # %%
-report["three_axis"].plot("curves")
+report["slash"].plot("map")
 
 # %% [markdown]
-# Token by token, with circuitsvis: the true pattern of the head closest to position + query + key, the pattern of that fit,
-# and the difference.
+# Token by token, with circuitsvis: the true pattern of a head, the pattern of a sum of three curves, one over distances, one over queries
+# and one over keys (notebook 03 explains them), and the difference. The head is the one that such a sum fits best.
 
 # %%
 report["attention_examples"].show()

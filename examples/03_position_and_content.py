@@ -92,6 +92,18 @@ examples = tl_posgen.analyze(model, text, measures=["three_axis", "split_example
 examples["split_examples"].plot()
 
 # %% [markdown]
+# ## The three curves
+#
+# The narrowest sum has a curve for each place alone: $a$(distance) + $b$(query) + $c$(key). It knows no token, so what it fits is position.
+# $a$ falls where a head prefers near keys, and has a peak where it looks a fixed distance back. $b$ adds the same number to all scores of a
+# query, so softmax does not see it. $c$ is high at the first key where a head has a sink. As the distance is query less key, a slope can be
+# moved from one curve to the others without changing the sum: the picture makes $c$ flat, and only bends and peaks have a meaning. Grey is
+# the random init.
+
+# %%
+examples["three_axis"].plot("curves")
+
+# %% [markdown]
 # ## Keep it
 
 # %%

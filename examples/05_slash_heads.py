@@ -31,7 +31,11 @@ cut = {"length": 128, "n_prompts": 4, "progress": False}
 model.cfg.n_layers, model.cfg.n_heads
 
 # %% [markdown]
+# Predict before you run a cell: a prediction that fails is what you remember. Each question stands before the cell that answers it.
+#
 # ## Find them
+#
+# *Predict:* how many of the heads attend to the token before, and in which layers do they stand?
 #
 # `score` is the mean attention along the D-th sub-diagonal, `ratio` the score over that of uniform attention.
 
@@ -56,12 +60,21 @@ report["slash"].plot()
 
 # %% [markdown]
 # ## Do they belong to the text or to the model?
+#
+# *Predict:* if tokens are drawn at random, does a previous-token head still look at the previous token? Which heads would not?
 
 # %%
 report["slash_transfer"].plot()
 
 # %% [markdown]
 # ## Is it only RoPE?
+#
+# *Predict:* take RoPE away in the head's layer, and every token's place with it: what is left? Put one query and one key, their means, in
+# the place of all: is the slash gone, or better than before?
+#
+# Queries and keys of rank one, and their means, may have a *higher* score than the untouched head (SmolLM2's strongest: .852 and .910, .771
+# untouched). That is no error. What tells tokens apart stands in the directions that were taken away; it pulls attention to keys that fit,
+# off the diagonal. Without it each row attends where RoPE alone points.
 
 # %%
 report["slash_ablation"].plot()
@@ -69,13 +82,17 @@ report["slash_ablation"].plot()
 # %% [markdown]
 # ## Why: rank one, along the axis of a cone
 #
-# The slash score when nothing but the part along the shared axis enters W_Q and W_K:
+# *Predict:* which keeps the slash: the part of the inputs that all tokens share, or the part that tells them apart? The slash score when
+# nothing but the part along the shared axis enters W_Q and W_K:
 
 # %%
 report["cone"].plot("counterfactual")
 
 # %% [markdown]
 # ## Which frequencies: in the running model
+#
+# *Predict:* a head that looks one token back has to tell distance 1 from 0 and 2. Which planes turn far enough for that in one token, and
+# what happens without the slow ones?
 
 # %%
 report["band_ablation"].plot()
@@ -115,6 +132,16 @@ toy.plot("training")
 
 # %%
 toy.plot("maps")
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. `find_slash_heads(..., distances=[1])` gives previous-token heads alone. Ablate them with `ablate_heads(model, heads, how="mean")`,
+#    and as many others, drawn at random. Is the rise of the loss that of previous-token heads, or of any heads?
+# 2. A token that attends to itself has distance 0. Are those heads made by RoPE as well? Take RoPE away in them alone.
+# 3. `slash_toy(planes="low")` keeps the slow third of the planes. Can gradient descent make a head that looks 3 tokens back without fast
+#    planes? And 10 back, with `distance=10`?
+# 4. Which head of your model changes most between text and random tokens? Look at it with `attention_examples`: what does it look for?
 
 # %% [markdown]
 # ## Keep it

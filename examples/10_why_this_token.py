@@ -16,6 +16,9 @@
 # One prompt, one head, one token that attends. Each of its attention scores is a sum of four terms: position (query and
 # distance), the key alone, query and key together, and what needs query, key and distance. Each term is a sum over RoPE planes,
 # and over the components of the model that wrote the key. All sums are exact: they give the model's own scores.
+#
+# What comes out: a previous-token head of mini finds the token before by one vector that the first MLP adds to every token. Without that
+# vector in its keys, its attention to the token before falls from .33 to .06; without a random vector of the same length it stays at .33.
 
 # %%
 import tl_posgen

@@ -199,9 +199,8 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         for model in models:
             row = next(row for row in claim_rows(f"{model} claims", claim) if row["claim"] == claim)
             numbers = {("", words): value for words, value in quantities(row["measured"])}
-            numbers |= {
-                (kind, words): value for kind, told in by_kind(row["null"]) for words, value in quantities(told)
-            }
+            for kind, told in by_kind(row["null"]):
+                numbers |= {(kind, words): value for words, value in quantities(told)}
             found.append((model, row["verdict"], numbers))
         every = dict.fromkeys(place for _, _, numbers in found for place in numbers)
         kinds = [kind for kind in dict.fromkeys(kind for kind, _ in every) if kind]

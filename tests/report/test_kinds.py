@@ -98,6 +98,9 @@ def test_points_are_heads(result):
 
 
 def test_heat_maps_have_a_row_a_label_and_a_column_a_side_on_one_scale(result):
+    is_null = result.dataset["init"] != "trained"
+    wide = result.dataset["square"] * (1 + 9 * is_null)  # a null model's map of little range would be a line
+    result = replace(result, dataset=result.dataset.assign(square=wide))
     figure = heat_maps("square", "layer", "layer_2", per=["k"], title="T", diagonal=False)(result)
     off = ~np.eye(2, dtype=bool)
     places = [(k, init) for k in (5, 10) for init in ("trained", "0", "shuffled 0")]
@@ -110,7 +113,7 @@ def test_heat_maps_have_a_row_a_label_and_a_column_a_side_on_one_scale(result):
     assert figure.layout.annotations[3].text == "m, k = 10"
 
 
-@pytest.mark.parametrize("spread", [0.19, 0.21])
+@pytest.mark.parametrize("spread", [0.09, 0.11])
 def test_a_null_models_map_that_is_nearly_constant_is_a_line_below_the_models(result, spread):
     data = result.dataset.copy(deep=True)
     for name in ("score", "square"):
@@ -124,7 +127,7 @@ def test_a_null_models_map_that_is_nearly_constant_is_a_line_below_the_models(re
     drawn = head_map("score", ("other", {}), title="T", limits=None)
     maps = heat_maps("square", "layer", "layer_2", per=["k"], title="T")
     of_heads = drawn(replace(flat, dataset=data.mean("prompt")))
-    is_drawn = spread > 0.2
+    is_drawn = spread > 0.1
     assert len(of_heads.data) == 5 + is_drawn
     below = [str(axis.title.text) for axis in of_heads.select_xaxes()]
     assert [("m, 0: between 0 and " in text) for text in below] == [not is_drawn] + [False] * (4 + is_drawn)

@@ -197,9 +197,10 @@ class Report(Mapping[str, Result]):
         return netcdf_bytes(groups)
 
     def lead(self) -> pd.DataFrame | None:
-        """Return the table that stands first, such as the slash-dominant heads, titled in its `attrs`; None without."""
-        makers = [result.measure.lead for result in self.results.values() if result.measure.lead]
-        return resolve_name(makers[0])(self) if makers else None
+        """Return the table that stands first, such as slash-dominant heads, titled in its `attrs`: that of the first
+        measure; None where it has none."""
+        maker = next((result.measure.lead for result in self.results.values()), "")
+        return resolve_name(maker)(self) if maker else None
 
     def html(self) -> str:
         """Return the report as one page that opens with no network."""

@@ -161,16 +161,17 @@ class Panels:
         self.figure.add_traces(list(traces), rows=[row] * len(traces), cols=[column] * len(traces))
 
     def axes(self, x: str = "", y: str = "", *, log_x: bool = False) -> "Panels":
-        """Set axis titles, with log_x of a logarithmic axis of x + 1 that is labelled with x: of x below the last panel of each column and those beside it that have numbers of their own,
-        of y left of the first column."""
+        """Set axis titles: of x below the last panel of each column and those beside it that have numbers of their own,
+        of y left of the first column.
+
+        Args:
+            log_x: x is a logarithmic axis of a whole number + 1, which is labelled with the number.
+        """
         if log_x:
             traces: Any = self.figure.data
-            tops = [
-                float(np.nanmax(np.asarray(one["x"], float)))
-                for one in traces
-                if one["x"] is not None and len(one["x"])
-            ]
-            self.figure.update_xaxes(type="log", **ticks_from_zero(max(tops, default=1.0) - 1))
+            ends = [np.asarray(trace["x"], float) for trace in traces if trace["x"] is not None]
+            top = max((float(np.nanmax(x)) for x in ends if x.size), default=1.0)
+            self.figure.update_xaxes(type="log", **ticks_from_zero(top - 1))
         last = max(0, self.n_panels - self.n_columns)
         for panel in range(last // self.n_columns * self.n_columns, self.n_panels):
             own: dict[str, Any] = {} if panel >= last else {"selector": lambda axis: axis.showticklabels is not False}

@@ -26,7 +26,7 @@ MOST_CURVES = 16  # of a layer's heads, drawn one by one
 MOST_ROWS = 128  # of a map with a row a head
 HEAD = ("layer", "head")
 _CELLS, _CELLS_ACROSS = 128, 36  # up to which cells carry their number: of a map, and beside each other
-_FLAT = 0.2  # of the range of the model's map: below, a null model's is not drawn
+_FLAT = 0.1  # of the range of the model's map: below, a null model's is not drawn
 _N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
 _MEDIAN = "median over heads, and nine tenths of them"
 
@@ -97,7 +97,7 @@ def map_panels(
     **panels: Any,
 ) -> Panels:
     """Return a panel a map, all on one colour axis, numbers written where there are few; a null model's map that spans
-    less than a fifth of the model's is a line below the model's in its place.
+    less than a tenth of the model's is a line below the model's in its place.
 
     Args:
         limits: of the colour scale; those of the numbers if None.
@@ -160,9 +160,8 @@ def layer_curves(
     def curve(x: np.ndarray, y: np.ndarray, hover: str, name: str, colour: str) -> dict[str, Any]:
         look = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.6}, "showlegend": None}
         words = {"name": name, "hovertemplate": f"{hover}<br>{along} %{{customdata}}: %{{y:.3f}}<extra></extra>"}
-        return (
-            look | words | {"x": x, "y": y, "customdata": x - log_x}
-        )  # a mapping, which is faster than a trace: there may be a thousand
+        # a mapping, which is faster than a trace: there may be a thousand
+        return look | words | {"x": x, "y": y, "customdata": x - log_x}
 
     layers, many = result.own["layer"].values, result.own.sizes["head"] > MOST_CURVES
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)

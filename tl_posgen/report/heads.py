@@ -6,7 +6,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.report import Report
@@ -49,10 +48,9 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
                     curves.append(_curve_of(result, name, along, dict(zip(over, place, strict=True)), places))
     names = [head_name(*place) for place in places]
     variables = [one for result in results.values() for one in result.measure.variables.values()]
-    ranked = next(
-        (one.headline for one in variables if one.ranked and table.get(one.headline, pd.Series()).any()), None
-    )
-    first = names[0 if ranked is None else int(table[ranked].argmax())]
+    ranked = [one.headline for one in variables if one.ranked and one.headline in table]
+    known = [name for name in ranked if table[name].notna().any()]
+    first = names[int(table[known[0]].argmax())] if known else names[0]
     patterns = [_patterns_of(one, names) for one in results.values() if one.measure.patterns in one.own]
     return {"names": names, "first": first, "numbers": numbers, "curves": curves, "patterns": patterns}
 

@@ -104,11 +104,8 @@ def lines(
         drawn = Panels(list(known), columns=columns, row_height=280)
         for one in _drawn(result, known, along):
             at = (result.own[x].values + log_x).tolist() if x else one.labels
-            curve = {
-                "mode": "lines+markers",
-                "marker": {"size": 6, "symbol": one.symbol},
-                "error_y": error_bars(*one.ends),
-            }
+            curve: dict[str, Any] = {"mode": "lines+markers", "marker": {"size": 6, "symbol": one.symbol}}
+            curve["error_y"] = error_bars(*one.ends)
             drawn.add(one.panel, line(at, one.ends[0], one.name, one.colour, **curve))
             for kind, values in one.nulls.items():
                 look: dict[str, Any] = {"dash": NULL_KINDS[kind].dash, "width": 1, "showlegend": False}
@@ -177,8 +174,8 @@ def points(
     equal: bool = False,
     columns: int = 4,
 ) -> Figure:
-    """Return a figure of one per-head variable against another, a point a head, which opens on the page; the null models' heads
-    have other symbols.
+    """Return a figure of one per-head variable against another, a point a head; the null models' heads have other
+    symbols.
 
     Args:
         x, y: variable and labels of its dims; the usual ones where none is given.
@@ -195,11 +192,8 @@ def points(
             for kind, (side, data, colour) in zip(result.sides, sides(result), strict=True):
                 ends = (at_usual_labels(result, data[name], {**labels, **at}) for name, at in (x, y))
                 both = xr.concat(list(ends), "axis").stack(place=HEAD).dropna("place")
-                look = {
-                    "color": colour,
-                    "size": 7,
-                    "symbol": NULL_KINDS[kind].symbol if kind in NULL_KINDS else "circle",
-                }
+                symbol = NULL_KINDS[kind].symbol if kind in NULL_KINDS else "circle"
+                look = {"color": colour, "size": 7, "symbol": symbol}
                 words = {"text": head_names(both["place"].values), "hovertemplate": _HOVER, "name": side}
                 words |= {"meta": "heads"} if data is result.own else {}
                 drawn.add(panel, go.Scatter(x=both[0], y=both[1], mode="markers", marker=look, **words))
