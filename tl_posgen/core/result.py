@@ -231,6 +231,11 @@ class Result:
                 found["_".join([title, *at])] = column, *words
         return found
 
+    @cached_property
+    def _tables(self) -> dict[str, pd.DataFrame | None]:
+        """The short tables that were asked for: page and terminal show the same ones."""
+        return {}
+
     def table(self, of: str = TRAINED) -> pd.DataFrame | None:
         """Return the short table of the model, of its random inits ("random init") or of its shuffled weights
         ("shuffled"); None where the measure has none.
@@ -240,9 +245,11 @@ class Result:
         numbers = {TRAINED: self.numbers} | self.numbers.by_null
         if of not in numbers:
             raise InputError(f"{self.name} has no numbers of {of!r}: it has those of {', '.join(numbers)}")
-        table = self.measure.table(numbers[of])
+        if of not in self._tables:
+            self._tables[of] = self.measure.table(numbers[of])
+        table = self._tables[of]
         if table is None or not self.provenance.get("metric"):
-            return table
+            return None if table is None else table.copy()
         return table.rename(columns=lambda name: re.sub(r"\bloss\b", "metric", str(name)))
 
     def heads(

@@ -143,20 +143,21 @@ def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
 # Slash-dominant heads beside the others, and beside those of the null models
 
 
-def _group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
+def _group_masks(own: Numbers, tokens: str) -> dict[str, xr.DataArray]:
     """Return which heads are slash-dominant, and which of those measured (they have a best distance) are not."""
+    heads = own.dataset[["best_distance", "dominant"]].sel(tokens=tokens)  # not the curves beside them
     measured, dominant = heads["best_distance"].notnull(), heads["dominant"].astype(bool)
     return {"dominant": dominant & measured, "other": ~dominant & measured}
 
 
 def n_heads(own: Numbers, group: str, tokens: str = "all") -> Number:
     """Return how many heads are in a group."""
-    return own.number(_group_masks(own.dataset.sel(tokens=tokens))[group].sum(HEAD))
+    return own.number(_group_masks(own, tokens)[group].sum(HEAD))
 
 
 def mean_over_group(own: Numbers, array: xr.DataArray, group: str, tokens: str = "all") -> xr.DataArray:
     """Return the mean of an array over the heads of a group; NaN where one of them has no value, or there is none."""
-    heads = _group_masks(own.dataset.sel(tokens=tokens))[group]
+    heads = _group_masks(own, tokens)[group]
     return array.where(heads, 0).sum(HEAD, skipna=False) / heads.sum(HEAD)
 
 
