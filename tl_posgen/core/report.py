@@ -158,10 +158,12 @@ class Report(Mapping[str, Result]):
         again = floats.columns[floats.T.duplicated()]
         return (table if of == TRAINED else merged(of)).drop(columns=again, errors="ignore")
 
-    def heads(self, name: str, top: int | None = 5, by: str | None = None, **how: Any) -> pd.DataFrame:
+    def heads(self, name: str | None = None, top: int | None = 5, by: str | None = None, **how: Any) -> pd.DataFrame:
         """Return the `top` heads of a result, or as many others as a control, see `Result.heads`; interventions and
-        measures take it as `heads=`."""
-        return self[name].heads(top, by, **how)
+        measures take it as `heads=`. The name may be left out where the report has one result."""
+        if name is None and len(self) > 1:
+            raise InputError(f"heads: name a result: {', '.join(self.results)}")
+        return self[next(iter(self)) if name is None else name].heads(top, by, **how)
 
     def head(self, head: Heads) -> Any:
         """Return one head: every number of it with its interval and null models, its curves and maps between tokens.

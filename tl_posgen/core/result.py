@@ -14,7 +14,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.formatting import counted, known_by
-from tl_posgen.core.measure import HEAD, TOKENS, Measure
+from tl_posgen.core.measure import ENDS, HEAD, TOKENS, Measure
 from tl_posgen.core.numbers import MOST_LABELS, SAMPLED, TRAINED, Numbers, at_labels, by_dim, mean_of, one_side
 from tl_posgen.core.options import Count, Whole, refusal
 from tl_posgen.errors import InputError
@@ -232,9 +232,9 @@ class Result:
                 found["_".join([title, *at])] = column, *words
         return found
 
-    def table(self, of: str = TRAINED) -> pd.DataFrame | None:
-        """Return the short table of the model, of its random inits ("random init") or of its shuffled weights
-        ("shuffled"); None where the measure has none.
+    def table(self, of: str = TRAINED) -> pd.DataFrame:
+        """Return the table of the model, of its random inits ("random init") or of its shuffled weights ("shuffled"):
+        a row a condition where the measure has such a table, otherwise what `frame` gives, of the first of a kind.
 
         With a metric in the place of the loss its columns speak of the metric.
         """
@@ -242,7 +242,9 @@ class Result:
         if of not in numbers:
             raise InputError(f"{self.name} has no numbers of {of!r}: it has those of {', '.join(numbers)}")
         table = self.measure.table(numbers[of])
-        if table is None or not self.provenance.get("metric"):
+        if table is None:
+            return self.frame(init=TRAINED if of == TRAINED else numbers[of].labels[0])
+        if not self.provenance.get("metric"):
             return table
         return table.rename(columns=lambda name: re.sub(r"\bloss\b", "metric", str(name)))
 
@@ -259,7 +261,7 @@ class Result:
 
         Args:
             top: how many; None for all.
-            by: a per-head variable; the measure's first headline if left out.
+            by: a per-head variable, or a number of `tl_posgen.compare`; the measure's first headline if left out.
             lowest: the heads of the lowest values, lowest first.
             random: a seed: as a control, as many of the other heads drawn at random, as many in each layer as the
                 `top` ones have there, as far as the layer has others.
@@ -275,12 +277,19 @@ class Result:
         names = [name for name in variables if name in self.own] + [n for n in self.own if n not in variables]
         known = [str(name) for name in names if set(HEAD) <= set(self.own[name].dims)]
         headlines = [name for name, one in variables.items() if name in known and one.headline]
+        numbers = self.own["number"].values.tolist() if "number" in self.own.coords else []
+        if by in numbers or (by is None and numbers and "number" not in labels):
+            by, labels = known[0], {"number": by or numbers[0], **labels}
         by = by or next(iter(headlines or known), "")
         if by not in known:
-            raise InputError(f"by={by!r}: {self.name} has, per head, {', '.join(known) or 'nothing'}")
+            raise InputError(
+                f"by={by!r}: {self.name} has, per head, {'; '.join(numbers) or ', '.join(known) or 'nothing'}"
+            )
+        labels = {"end": ENDS[0], **labels} if "end" in self.own[by].dims else labels
         own, beside = Numbers(self.measure, self.own), variables[by].beside if by in variables else ""
         if more := [str(dim) for dim in own.array(by, **labels).dims if dim not in HEAD]:
-            raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=...")
+            there = "; ".join(map(str, self.own[by][more[0]].values[:MOST_LABELS]))
+            raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=, one of {there}")
         shown = [by, beside] if beside in known else [by]
         frame = pd.DataFrame({name: own.array(name, **labels).transpose(*HEAD).to_series() for name in shown})
         frame = frame.dropna(subset=by).astype({by: float})
