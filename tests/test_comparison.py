@@ -52,7 +52,13 @@ def compared(*reports, **options):
 
 def of_report(report, number):
     """A number's array in the report that was compared."""
-    name, variable, *labels = number.replace(".", ", ", 1).split(", ")
+    title, *labels = number.split(", ")
+    (name, variable), *_ = [
+        (result.name, variable)
+        for result in report.values()
+        for variable, one in result.measure.variables.items()
+        if title in (one.headline, f"{result.name}.{variable}") and variable in result.dataset
+    ]
     array = report[name].dataset[variable]
     at = {"tokens": "all", **report[name].measure.usual()}
     at |= {dim: label for label in labels for dim in ("tokens", "side", "part") if label in array.coords.get(dim, ())}
@@ -69,13 +75,29 @@ def test_differences_are_those_of_the_reports(intact, ablated):
         np.testing.assert_allclose(found, expected, atol=1e-12)
         mean = result.numbers("mean_change", number=number)
         assert mean.value == pytest.approx(expected.mean(), abs=1e-12)
-    assert {"three_axis.r", "three_axis.r, without first", "variance.position", "variance.additive_r"} <= set(numbers)
+    assert {"three_axis_r", "three_axis_r, without first", "position_share", "additive_r"} <= set(numbers)
     assert float(abs(change.sel(layer=[0, 1])).max()) == 0  # the ablation comes after them
+
+
+def test_heads_are_chosen_by_the_change_of_a_number_as_the_reports_frame_calls_it(intact, ablated):
+    report = tl_posgen.compare(intact, ablated)
+    before, after = (one.frame().set_index(["layer", "head"])["three_axis_r"] for one in (intact, ablated))
+    change = after - before
+    for lowest in (False, True):
+        found = report.heads(top=3, by="three_axis_r", lowest=lowest)
+        assert found["change"].tolist() == pytest.approx(sorted(change, reverse=not lowest)[:3])
+    assert report.heads().equals(report.heads("comparison", by=str(report["comparison"].own["number"].values[0])))
+    labelled = report.heads(by="change", number="three_axis_r, without first", top=None)
+    assert len(labelled) == len(change)
+    with pytest.raises(InputError, match=r"by='nothing': comparison has, per head, .*three_axis_r; "):
+        report.heads(by="nothing")
+    with pytest.raises(InputError, match="heads: name a result: "):
+        intact.heads()
 
 
 def test_paired_intervals_are_those_of_the_difference_prompt_by_prompt(mini, intact, ablated_model, ablated):
     result = compared(intact, ablated)
-    found = result.own["change"].sel(number="three_axis.r").transpose("end", "layer", "head")
+    found = result.own["change"].sel(number="three_axis_r").transpose("end", "layer", "head")
     prompts, alone = to_prompts(mini, bundled_text(), length=24, n_prompts=5), {"null_seeds": (), "progress": False}
     change = np.stack(
         [
@@ -88,15 +110,15 @@ def test_paired_intervals_are_those_of_the_difference_prompt_by_prompt(mini, int
     np.testing.assert_allclose(found[2], change.mean(0) + half, atol=1e-5)
     means = change.mean((1, 2))
     half = 2.7764 * means.std(ddof=1) / np.sqrt(5)
-    mean = result.numbers("mean_change", number="three_axis.r")
+    mean = result.numbers("mean_change", number="three_axis_r")
     assert (mean.low, mean.high) == pytest.approx((means.mean() - half, means.mean() + half), abs=1e-5)
 
 
 def test_of_other_prompts_half_widths_add_as_squares(intact, elsewhere):
     result = compared(intact, elsewhere)
     assert not result.own.attrs["paired"]
-    _, low, high = result.own["change"].sel(number="three_axis.r").transpose("end", "layer", "head")
-    each = [intervals_of(of_report(one, "three_axis.r")) for one in (intact, elsewhere)]
+    _, low, high = result.own["change"].sel(number="three_axis_r").transpose("end", "layer", "head")
+    each = [intervals_of(of_report(one, "three_axis_r")) for one in (intact, elsewhere)]
     half = [(one["high"] - one["low"]).transpose("layer", "head") / 2 for one in each]
     np.testing.assert_allclose((high - low) / 2, np.hypot(*half), atol=1e-9)
 
@@ -122,10 +144,10 @@ def test_reports_of_unequal_prompts_are_said_to_differ_by_that_alone(mini, alice
 
 def test_the_null_is_the_same_difference_between_random_inits(intact, elsewhere):
     result = compared(intact, elsewhere)
-    sides = [of_report(one, "variance.position").sel(init="0", group="all") for one in (intact, elsewhere)]
-    null = result.dataset["change"].sel(init="0", end="value", number="variance.position")
+    sides = [of_report(one, "position_share").sel(init="0", group="all") for one in (intact, elsewhere)]
+    null = result.dataset["change"].sel(init="0", end="value", number="position_share")
     np.testing.assert_allclose(null.transpose("layer", "head"), sides[1] - sides[0])
-    mean = result.numbers("mean_change", number="variance.position")
+    mean = result.numbers("mean_change", number="position_share")
     assert mean.inits == pytest.approx((float(sides[1].mean() - sides[0].mean()),))
 
 
@@ -146,7 +168,7 @@ def test_the_recall_of_every_rule_is_compared_head_by_head(mini, alice):
     for one, expected in zip(found, (change.mean(0), change.mean(0) - half, change.mean(0) + half), strict=True):
         np.testing.assert_allclose(one, expected, atol=1e-5)
     assert abs(change[:, 2:]).max() > 0.01
-    position = result.numbers("mean_change", number="variance.position")
+    position = result.numbers("mean_change", number="position_share")
     assert position.low <= position.value <= position.high
 
 
@@ -158,7 +180,7 @@ def test_of_models_of_different_shape_each_ones_own_means_are_compared(small_mod
     report = tl_posgen.compare(*both, names=("mini", "small"))
     result = report["comparison"]
     own = [one["variance"].numbers("position") for one in both]
-    change = result.numbers("mean_change", number="variance.position")
+    change = result.numbers("mean_change", number="position_share")
     assert change.value == pytest.approx(own[1].value - own[0].value, abs=1e-12)
     assert change.inits == pytest.approx((own[1].inits[0] - own[0].inits[0],), abs=1e-12)
     arrays = [one["variance"].numbers.array("position").sel(init="trained") for one in both]
@@ -184,7 +206,7 @@ def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path)
     report = tl_posgen.compare(intact, ablated, names=("intact", "ablated"))
     assert report.findings()[0].startswith("From intact to ablated, intervals paired by prompt: ")
     assert "(random init" in report.findings()[1]
-    change = report["comparison"].own["change"].sel(end="value", number="three_axis.r_within_rows")
+    change = report["comparison"].own["change"].sel(end="value", number="three_axis_r_within_rows")
     layer, head = change.to_series().abs().idxmax()
     [said] = [one for one in report.findings() if one.startswith("r within rows: ")]
     assert said.endswith(f"; most in L{layer}H{head} ({float(change.sel(layer=layer, head=head)):+.3f}).")
@@ -215,7 +237,7 @@ def test_single_prompts_have_differences_without_intervals():
     one = tl_posgen.analyze("mini", bundled_text(), measures="variance", length=16, n_prompts=1, null_seeds=())
     result = compared(one, one)
     assert float(abs(result.own["change"]).max()) == 0
-    number = result.numbers("mean_change", number="variance.position")
+    number = result.numbers("mean_change", number="position_share")
     assert (number.value, number.low) == (0, pytest.approx(np.nan, nan_ok=True))
 
 
@@ -250,7 +272,7 @@ def test_a_yardstick_that_no_model_can_change_is_not_compared():
         for start in (0, 30_000)
     )
     numbers = compared(one, other).own["number"].values.tolist()
-    assert "slash.best_score" in numbers
+    assert "slash_score" in numbers
     assert not [name for name in numbers if "uniform" in name]
 
 

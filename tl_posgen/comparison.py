@@ -42,7 +42,8 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         names: of the two in sentences and pictures; those of their models, if left out.
 
     Returns:
-        A `Report` with one result, "comparison".
+        A `Report` with one result, "comparison"; `.heads(by="three_axis_r")` are the heads that rise most, with
+        lowest=True those that fall most.
 
     Raises:
         InputError: something that is no report; no number that both have for the same heads.
@@ -90,7 +91,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     data: Any = xr.concat(list(found.values()), numbers, data_vars="all", join="outer")
     labels = {name: ", ".join([shared[name][0].attrs["label"], *name.split(", ")[1:]]) for name in found}
     times = Counter(labels.values())  # with the measure where two would be alike
-    of_measure = {name: f"{name.split('.')[0].replace('_', ' ')}: " for name in found}
+    of_measure = {name: f"{shared[name][0].attrs['measure'].replace('_', ' ')}: " for name in found}
     told = [label if times[label] == 1 else of_measure[name] + label for name, label in labels.items()]
     data = data.assign(label=("number", told))
     if paired and "loss" in first and "loss" in second:
@@ -126,8 +127,9 @@ def _named(first: Report, second: Report, names: Any) -> tuple[str, str]:
 
 
 def _per_head(report: Report, apart: Any) -> dict[str, xr.DataArray]:
-    """Return every number a head that is a headline or has an interval, by "measure.variable, label"; of a headline at
-    each label of its other dims; no yardsticks, nothing of the measures that are apart."""
+    """Return every number a head that is a headline or has an interval, by its name in `Report.frame`, or else
+    "measure.variable", and its labels; of a headline at each label of its other dims; no yardsticks, nothing of the
+    measures that are apart."""
     found: dict[str, xr.DataArray] = {}
     for result in (one for name, one in report.items() if name not in apart):
         for name, variable in result.measure.variables.items():
@@ -138,9 +140,14 @@ def _per_head(report: Report, apart: Any) -> dict[str, xr.DataArray]:
             if shown and name in result.dataset:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore").astype(float)
                 sampled = variable.interval or bool(set(SAMPLED) & set(variable.dims))  # an argmax has no interval
-                attrs = {"label": variable.label, "headline": bool(variable.headline) and sampled}
+                attrs = {
+                    "label": variable.label,
+                    "headline": bool(variable.headline) and sampled,
+                    "measure": result.name,
+                }
+                title = variable.headline or f"{result.name}.{name}"  # as in the report's frame
                 for at, column in columns_of(array, (*KEPT, *HEAD), result.measure.usual()):
-                    found[", ".join([f"{result.name}.{name}", *at])] = column.assign_attrs(attrs)
+                    found[", ".join([title, *at])] = column.assign_attrs(attrs)
     return found
 
 

@@ -20,6 +20,7 @@ QUESTIONS = {  # heading -> page -> question, as the navigation and the list of 
         "slash_heads": "Which heads look back a fixed distance (previous-token heads), and do they matter?",
         "one_prompt": "How do I analyse one prompt instead of a book?",
         "position_part": "How do I get the position part of a head's scores, or remove it?",
+        "logit_difference": "How do I remove position from a head and read the logit difference?",
         "sae": "How do I use my sparse autoencoder (SAELens)?",
     },
     "Models": {

@@ -318,16 +318,13 @@ def test_labels_select_and_wrong_ones_are_refused_in_one_line(result):
 
 def test_the_table_is_that_of_the_model_and_of_its_null_models(result, loaded):
     own = result.table()
-    if own is None:
-        return
-    assert len(own)
+    assert len(own) or not len(result.frame())
     pd.testing.assert_frame_equal(loaded(result.name).table(), own)
     alone = with_inits(result, 0).table()  # without the rows about random inits
     assert alone.columns.tolist() == own.columns.tolist()
     assert len(alone) <= len(own)
     for kind in result.numbers.by_null:
-        null = result.table(kind)
-        assert null is None or len(null)
+        assert len(result.table(kind)) or not len(own)
 
 
 @pytest.mark.slow

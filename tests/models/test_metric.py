@@ -61,6 +61,18 @@ def test_titles_sentences_and_provenance_name_the_metric(small_model):
     assert "metric" not in THIRDS(small_model, TEXT, heads=["1.2"], **CUT).provenance
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_logit_difference_is_called_on_logits(mini):
+    metric = tl_posgen.logit_difference(mini, " and", " the", at=-2)
+    logits = mini(torch.arange(12).view(2, 6))
+    right, wrong = (mini.tokenizer(one, add_special_tokens=False).input_ids[0] for one in (" and", " the"))
+    expected = logits[:, -2, right].double() - logits[:, -2, wrong].double()
+    torch.testing.assert_close(metric(logits), expected)
+    assert Metric("doubled", doubled)(logits, torch.arange(12).view(2, 6)).shape == (2, 5)
+    with pytest.raises(InputError, match=r"logits of shape \[6, \d+\]; give \[prompt, pos, vocabulary\]"):
+        metric(logits[0])
+
+
 def test_the_loss_comes_back_after_an_error(mini):
     def broken(logits, tokens):
         raise RuntimeError("broken")

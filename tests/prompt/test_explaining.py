@@ -26,9 +26,8 @@ def largest_gap(model, tokens, found, cap=None):
     np.testing.assert_allclose(weights, np.exp(row - row.max()) / np.exp(row - row.max()).sum(), rtol=1e-6)
     total = found.data["contribution"].sum(("term", "plane", "source")).values
     total = total + (found.data["alibi"].values if "alibi" in found.data else 0)
-    base = (
-        before_cap[list(keys).index(attrs["against_key"])] if attrs["against_key"] is not None else weights @ before_cap
-    )
+    others = (before_cap.sum() - before_cap) / (len(keys) - 1)
+    base = others if attrs["against_key"] is None else before_cap[list(keys).index(attrs["against_key"])]
     return abs(total - (before_cap - base)).max()
 
 
@@ -153,10 +152,23 @@ def test_two_prompts_leave_what_makes_the_difference(mini, reference):
         found.check()
 
 
+def test_a_head_that_is_sure_is_not_measured_against_itself(mini):
+    """The score of the key that has the attention is far above the mean of the others, and 0 for a query with one."""
+    found = tl_posgen.explain(mini, PROMPT, head="L3H1", query=9)
+    score, attention = found.data["score"].values, found.data["attention"].values
+    assert score[attention.argmax()] > 2 * abs(score @ attention - score[attention.argmax()])
+    assert found.data.attrs["against"] == "the mean of the other keys"
+    assert not tl_posgen.explain(mini, PROMPT, head="L3H1", query=0).frame(by=())["score"].any()
+
+
 def test_deleting_terms_does_what_they_say(mini, reference):
-    """All terms of a key deleted, as large as they are, leave its score at the baseline."""
-    found = tl_posgen.explain(mini, PROMPT, 3, 1, reference=reference)
+    """All terms of a key deleted, as large as they are, leave its score at the baseline: the mean of the others."""
+    usual, found = (tl_posgen.explain(mini, PROMPT, 3, 1, against=one, reference=reference) for one in (None, 0))
     row, n = found._row, found.data.sizes["key"]
+    key = usual.stands_out
+    _, edited = row.predicted(torch.from_numpy(usual.data["score"].values) * (torch.arange(n) == key))
+    logs = edited.log()
+    assert float(logs[key]) == pytest.approx(float(logs[torch.arange(n) != key].mean()), abs=1e-4)
     untouched = row.predicted(torch.zeros(n))
     np.testing.assert_allclose(untouched[1], found.data["attention"], rtol=1e-4)
     scores = torch.from_numpy(found.data["score"].values)

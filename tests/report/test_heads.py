@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tl_posgen
+from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.report.heads import LONGEST, heads_of
@@ -65,3 +66,47 @@ def test_a_report_without_heads_has_none_and_its_page_no_panel(report):
     assert 'id="heads">null</script>' in page
     assert '<dialog id="panel">' not in page
     assert '<dialog id="panel">' in report.html()
+
+
+def test_one_head_shows_its_numbers_with_nulls_its_curves_and_its_maps(report):
+    view = report.head("L3H1")
+    frame, own = view.frame().set_index(["measure", "quantity"]), report["three_axis"].numbers
+    r = own("r", tokens="without first", layer=3, head=1)
+    row = frame.loc["three_axis", "r of position + query + key, without first token"]
+    assert (row["value"], row["random init"], row["shuffled"]) == (r.value, r.inits[0], r.by_null["shuffled"][0])
+    assert f"three_axis, r of position + query + key, without first token: {r}" in repr(view).splitlines()
+    assert repr(report["slash"].head((3, 1))).startswith("L3H1\nslash, attention distance: ")
+    traces = view.plot().data
+    curve = next(one for one in heads_of(report.results)["curves"] if one["title"].startswith("slash score"))
+    place = heads_of(report.results)["names"].index("L3H1")
+    assert any(trace.name == "L3H1" and list(trace.y) == curve["rows"][place] for trace in traces)
+    maps = report["attention_examples"].own["of_every_head"].sel(unit="L3H1").values
+    assert [trace.z.tolist() for trace in traces if trace.type == "heatmap"] == [one.tolist() for one in maps]
+    assert "<table" in view._repr_html_()
+    for head, message in (
+        ("L9H1", "no result has a number of L9H1"),
+        (["L3H1", "L0H1"], "these are 2 heads; give one"),
+    ):
+        with pytest.raises(InputError, match=message):
+            report.head(head)
+
+
+def test_figures_are_drawn_of_chosen_heads_alone(report):
+    curves = report["slash"].plot("profiles", heads="L3H1").data
+    of_heads = [trace for trace in curves if str(trace.name).startswith("head ")]
+    assert [trace.name for trace in of_heads] == ["head 1"]
+    (whole,) = [one for one in report["slash"].plot("profiles").data if str(one.hovertemplate).startswith("L3H1<br>")]
+    np.testing.assert_array_equal(of_heads[0].y, whole.y)
+    some = report["three_axis"].of_heads(["L3H1", (0, 3)])
+    assert some.frame()[["layer", "head"]].to_numpy().tolist() == [[0, 3], [3, 1]]
+    both = report["three_axis"].frame().set_index(["layer", "head"])["r"]
+    assert some.numbers("r").value == pytest.approx((both[3, 1] + both[0, 3]) / 2)
+    example = report["attention_examples"]
+    place = int(example.own["layer"][0]), int(example.own["head"][0])
+    assert len(example.plot(heads=place).data) == 3
+    for name, head, message in (
+        ("slash", "L3H0", "slash has no head L3H0; it has L0H1, L0H3"),
+        ("loss", "L3H1", "loss has no numbers of single heads; leave heads out"),
+    ):
+        with pytest.raises(InputError, match=message):
+            report[name].plot(heads=head)

@@ -308,7 +308,7 @@ def _explain(
         head: One head, such as L3H1 or 3.1.
         query: The token that attends; -1 is the last.
         key: The key whose sources and planes are shown; that of most attention if left out.
-        against: The key whose score is taken away; the row's mean if left out.
+        against: The key whose score is taken away; the mean of the other keys if left out.
         other: Another prompt of as many tokens: what makes the difference to it?
     """
     from tl_posgen.models.selection import parse_head

@@ -34,6 +34,7 @@ from tl_posgen.core.options import require
 from tl_posgen.core.result import Result, shown_as
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
+from tl_posgen.models.selection import Heads, named_heads
 
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
 NULL_SEEDS = {name: kind.seeds for name, kind in NULL_KINDS.items()}  # kinds of null models -> their provenance
@@ -159,10 +160,39 @@ class Report(Mapping[str, Result]):
         again = floats.columns[floats.T.duplicated()]
         return (table if of == TRAINED else merged(of)).drop(columns=again, errors="ignore")
 
-    def heads(self, name: str, top: int | None = 5, by: str | None = None, **how: Any) -> pd.DataFrame:
+    def heads(self, name: str | None = None, top: int | None = 5, by: str | None = None, **how: Any) -> pd.DataFrame:
         """Return the `top` heads of a result, or as many others as a control, see `Result.heads`; interventions and
-        measures take it as `heads=`."""
-        return self[name].heads(top, by, **how)
+        measures take it as `heads=`. The name may be left out where the report has one result."""
+        if name is None and len(self) > 1:
+            raise InputError(f"heads: name a result: {', '.join(self.results)}")
+        return self[next(iter(self)) if name is None else name].heads(top, by, **how)
+
+    def head(self, head: Heads) -> Any:
+        """Return one head: every number of it with its interval and null models, its curves and maps between tokens.
+
+        It shows itself in a notebook and in a terminal; `.frame()` is its numbers, `.plot()` its figure.
+
+        Args:
+            head: "L3H1", "3.1" or (3, 1).
+
+        Raises:
+            InputError: more than one head, or one that no result has.
+
+        Example:
+            >>> import tl_posgen
+            >>> report = tl_posgen.analyze("mini", "Down, down, down.", measures="mean_key", nulls=False)
+            >>> report.head("L3H1").frame().columns.tolist()
+            ['measure', 'quantity', 'value', 'low', 'high']
+        """
+        from tl_posgen.report.one_head import HeadView
+
+        pairs = named_heads(head)
+        if len(pairs) != 1:
+            raise InputError(f'head={head!r}: these are {len(pairs)} heads; give one, such as "L3H1"')
+        view = HeadView(int(pairs[0][0]), int(pairs[0][1]), self.results)
+        if view.frame().empty:
+            raise InputError(f"no result has a number of {view.name}; .frame() has the heads that there are")
+        return view
 
     def summary(self) -> dict[str, Any]:
         """Return the report in one JSON-ready dictionary: model, prompts, versions, heads, means, all numbers."""

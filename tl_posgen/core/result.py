@@ -3,8 +3,9 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.formatting import counted, known_by
-from tl_posgen.core.measure import HEAD, TOKENS, Measure
-from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, at_labels, by_dim, mean_of, one_side
+from tl_posgen.core.measure import ENDS, HEAD, TOKENS, Measure
+from tl_posgen.core.numbers import MOST_LABELS, SAMPLED, TRAINED, Numbers, at_labels, by_dim, mean_of, one_side
 from tl_posgen.core.options import Count, Whole, refusal
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.null_kinds import in_order
 from tl_posgen.models.provenance import SAME_WEIGHTS
-from tl_posgen.models.selection import head_name
+from tl_posgen.models.selection import Heads, head_name, named_heads
 
 _MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
 
@@ -236,9 +237,9 @@ class Result:
         """The short tables that were asked for: page and terminal show the same ones."""
         return {}
 
-    def table(self, of: str = TRAINED) -> pd.DataFrame | None:
-        """Return the short table of the model, of its random inits ("random init") or of its shuffled weights
-        ("shuffled"); None where the measure has none.
+    def table(self, of: str = TRAINED) -> pd.DataFrame:
+        """Return the table of the model, of its random inits ("random init") or of its shuffled weights ("shuffled"):
+        a row a condition where the measure has such a table, otherwise what `frame` gives, of the first of a kind.
 
         With a metric in the place of the loss its columns speak of the metric.
         """
@@ -248,8 +249,10 @@ class Result:
         if of not in self._tables:
             self._tables[of] = self.measure.table(numbers[of])
         table = self._tables[of]
-        if table is None or not self.provenance.get("metric"):
-            return None if table is None else table.copy()
+        if table is None:
+            return self.frame(init=TRAINED if of == TRAINED else numbers[of].labels[0])
+        if not self.provenance.get("metric"):
+            return table.copy()
         return table.rename(columns=lambda name: re.sub(r"\bloss\b", "metric", str(name)))
 
     def heads(
@@ -265,7 +268,7 @@ class Result:
 
         Args:
             top: how many; None for all.
-            by: a per-head variable; the measure's first headline if left out.
+            by: a per-head variable, or a number of `tl_posgen.compare`; the measure's first headline if left out.
             lowest: the heads of the lowest values, lowest first.
             random: a seed: as a control, as many of the other heads drawn at random, as many in each layer as the
                 `top` ones have there, as far as the layer has others.
@@ -281,12 +284,19 @@ class Result:
         names = [name for name in variables if name in self.own] + [n for n in self.own if n not in variables]
         known = [str(name) for name in names if set(HEAD) <= set(self.own[name].dims)]
         headlines = [name for name, one in variables.items() if name in known and one.headline]
+        numbers = self.own["number"].values.tolist() if "number" in self.own.coords else []
+        if by in numbers or (by is None and numbers and "number" not in labels):
+            by, labels = known[0], {"number": by or numbers[0], **labels}
         by = by or next(iter(headlines or known), "")
         if by not in known:
-            raise InputError(f"by={by!r}: {self.name} has, per head, {', '.join(known) or 'nothing'}")
+            raise InputError(
+                f"by={by!r}: {self.name} has, per head, {'; '.join(numbers) or ', '.join(known) or 'nothing'}"
+            )
+        labels = {"end": ENDS[0], **labels} if "end" in self.own[by].dims else labels
         own, beside = Numbers(self.measure, self.own), variables[by].beside if by in variables else ""
         if more := [str(dim) for dim in own.array(by, **labels).dims if dim not in HEAD]:
-            raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=...")
+            there = "; ".join(map(str, self.own[by][more[0]].values[:MOST_LABELS]))
+            raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=, one of {there}")
         shown = [by, beside] if beside in known else [by]
         frame = pd.DataFrame({name: own.array(name, **labels).transpose(*HEAD).to_series() for name in shown})
         frame = frame.dropna(subset=by).astype({by: float})
@@ -298,6 +308,43 @@ class Result:
         """Return its part of summary.json: every number of few labels, with its interval and random inits."""
         return self.numbers.summary()
 
+    def of_heads(self, heads: Heads) -> "Result":
+        """Return the result of these heads alone; its numbers, tables and figures are then means over them.
+
+        Raises:
+            InputError: heads that the result lacks, or no numbers of single heads.
+
+        Example:
+            >>> from tl_posgen.position import MeanKey
+            >>> MeanKey()("mini", "Down, down, down.", nulls=False).of_heads("L3H1").frame().shape
+            (1, 3)
+        """
+        pairs = list(dict.fromkeys((int(layer), int(head)) for layer, head in named_heads(heads)))
+        names, data = [head_name(*pair) for pair in pairs], self.dataset
+        if not set(HEAD) <= set(data.coords):
+            raise InputError(f"{self.name} has no numbers of single heads; leave heads out")
+        layers, indices = (data[dim].values.tolist() for dim in HEAD)
+        is_grid = data["layer"].dims != data["head"].dims
+        places = list(product(layers, indices)) if is_grid else list(zip(layers, indices, strict=True))
+        if lacking := [name for name, pair in zip(names, pairs, strict=True) if pair not in places]:
+            shown = [head_name(*place) for place in places[:MOST_LABELS]]
+            more = ", .." if len(places) > len(shown) else ""
+            raise InputError(f"{self.name} has no head {lacking[0]}; it has {', '.join(shown)}{more}")
+        if is_grid:
+            data = _of_grid(data, pairs)
+        else:
+            data = data.isel({data["head"].dims[0]: np.array([place in pairs for place in places])})
+        if self.measure.patterns in data:
+            unit = self.measure.variables[self.measure.patterns].dims[1]
+            data = data.isel({unit: data[unit].isin(names).values})
+        return replace(self, dataset=data, provenance={**self.provenance, "heads": names})
+
+    def head(self, head: Heads) -> Any:
+        """Return the numbers of one head with their null models, and its curves; see `Report.head`."""
+        from tl_posgen.core.report import Report
+
+        return Report({self.name: self}, self.provenance).head(head)
+
     # Pictures
 
     @property
@@ -306,8 +353,17 @@ class Result:
         drawn = self.measure.kinds(self.own)
         return [kind for kind in self.measure.figures if kind in drawn]
 
-    def plot(self, kind: str | None = None):
-        """Return a plotly Figure of this result beside its first random init: of this kind, the first if left out."""
+    def plot(self, kind: str | None = None, *, heads: Heads = None):
+        """Return a plotly Figure of this result beside its first random init: of this kind, the first if left out.
+
+        Args:
+            heads: draw these alone, of the null models too: "L3H1", "3.1" or (3, 1), several in a list, or a frame.
+
+        Raises:
+            InputError: another kind, nothing to draw, heads that the result lacks.
+        """
+        if heads is not None:
+            return self.of_heads(heads).plot(kind)
         if not self.kinds:
             why = "figures are those that its class declares, which is imported before the file is loaded"
             if names := ", ".join(self.measure.figures):
@@ -371,6 +427,18 @@ def _n_heads(result: Result) -> int:
     """Return how many heads have a number."""
     arrays = [one for one in result.own.values() if set(HEAD) <= set(one.dims) and one.dtype.kind in "fiub"]
     return max((int(one.notnull().any(set(one.dims) - set(HEAD)).sum()) for one in arrays), default=0)
+
+
+def _of_grid(data: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> xr.Dataset:
+    """Return a dataset over the layers and heads of these pairs; without values where both are no pair."""
+    layers, heads = (sorted({pair[at] for pair in pairs}) for at in (0, 1))
+    data = data.sel(layer=layers, head=heads)
+    chosen = xr.DataArray([[(layer, head) in pairs for head in heads] for layer in layers], dims=HEAD)
+    if chosen.all():
+        return data
+    of_heads = {name: one for name, one in data.items() if set(HEAD) <= set(one.dims)}
+    masked = {name: one & chosen if one.dtype.kind == "b" else one.where(chosen) for name, one in of_heads.items()}
+    return data.assign({name: one.transpose(*of_heads[name].dims) for name, one in masked.items()})
 
 
 def columns_of(

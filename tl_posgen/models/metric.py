@@ -12,7 +12,7 @@ from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError
 from tl_posgen.models.session import session_of
 
-Judge = Callable[[Tensor, Tensor], Tensor]
+Judge = Callable[[Tensor, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,15 @@ class Metric:
     name: str
     value: Judge
 
+    def __call__(self, logits: Float[Tensor, "prompt pos vocabulary"], tokens: Any = None) -> Tensor:
+        """Return the values that the metric gives of logits, such as those of `model(tokens)` or
+        `model.run_with_hooks(tokens, fwd_hooks=...)`; differentiable where it is.
+
+        Args:
+            tokens: [prompt, pos], which were run; `logit_difference` reads none.
+        """
+        return self.value(logits, tokens)
+
     def values(
         self, logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
     ) -> Float[Tensor, "prompt target"]:
@@ -56,7 +65,7 @@ class Metric:
 
 
 def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int = -1) -> Metric:
-    """logit(right) - logit(wrong) after the token at position `at`, one value a prompt.
+    """logit(right) - logit(wrong) after the token at position `at`, one value a prompt: called on logits, or `metric=`.
 
     Args:
         right, wrong: ids, or text that is one token of the model's tokenizer, such as " Mary".
@@ -71,6 +80,8 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         >>> metric = logit_difference(model, " and", " the")
         >>> metric.name
         "logit of ' and' - ' the'"
+        >>> metric(model(model.to_tokens("Down, down, down."))).shape  # of each prompt
+        torch.Size([1])
         >>> report = analyze(model, "Down, down, down.", measures="loss", metric=metric, null_seeds=(), progress=False)
         >>> report["loss"].findings()[1]
         "loss: what is called the loss, in nats, is the metric logit of ' and' - ' the'; perplexity is its exponential."
@@ -95,9 +106,11 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
     if ids[0] == ids[1]:
         raise InputError(f"metric: {right!r} and {wrong!r} are one token; their difference is always 0")
 
-    def difference(logits: Tensor, tokens: Tensor) -> Tensor:
-        if not -tokens.shape[1] <= at < tokens.shape[1]:
-            raise InputError(f"metric: position {at} is outside a prompt of {tokens.shape[1]} tokens")
+    def difference(logits: Tensor, tokens: Any) -> Tensor:
+        if logits.ndim != 3:
+            raise InputError(f"metric: logits of shape {list(logits.shape)}; give [prompt, pos, vocabulary]")
+        if not -logits.shape[1] <= at < logits.shape[1]:
+            raise InputError(f"metric: position {at} is outside a prompt of {logits.shape[1]} tokens")
         pair = double(logits[:, at, ids])
         return pair[:, 0] - pair[:, 1]
 

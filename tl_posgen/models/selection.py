@@ -12,7 +12,7 @@ from tl_posgen.models.head_names import head_name, parse_head
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 
-__all__ = ["Heads", "Layers", "check_indices", "head_name", "one_head", "parse_head", "select_heads"]
+__all__ = ["Heads", "Layers", "check_indices", "head_name", "named_heads", "one_head", "parse_head", "select_heads"]
 
 Layers: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | None
 Pair: TypeAlias = tuple[SupportsIndex, SupportsIndex]
@@ -50,7 +50,7 @@ def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = N
     if heads is None:
         return {layer: list(range(n_heads[layer])) for layer in indices}
     selected: dict[int, set[int]] = defaultdict(set)
-    for pair in _pairs(heads):
+    for pair in named_heads(heads):
         place = f"head {pair!r}: "
         layer = _index(pair[0], n_layers, "layer", place)
         head = _index(pair[1], n_heads[layer], "head", place, owners[layer])
@@ -62,8 +62,9 @@ def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = N
     return {layer: sorted(selected[layer]) for layer in sorted(selected)}
 
 
-def _pairs(heads: Any) -> list[tuple[Any, Any]]:
-    """Return the layer and the index of each head that is named."""
+def named_heads(heads: Heads) -> list[tuple[Any, Any]]:
+    """Return the layer and the index of each head that is named, whether a model has it or not."""
+    heads: Any = heads
     if isinstance(heads, pd.DataFrame):
         if missing := {"layer", "head"} - set(heads.columns):
             raise InputError(

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double, full_precision
@@ -56,8 +57,9 @@ def explain(
         prompt: one text, or token ids.
         layer, head: one head; head="3.1" or "L3H1" alone names it too.
         query: index of the token that attends; negative ones count from the end.
-        against: the key j' whose score is taken away. If left out, the mean of the row under its own attention: softmax
-            sees differences within a row only.
+        against: the key j' whose score is taken away, as softmax sees differences within a row only. If left out, the
+            mean score of the other keys, each counted once: a mean under the head's own attention would be the score of
+            the key itself where the head is sure.
         key: the key whose sources and planes are drawn and printed; the one of most attention if left out.
         parts: instead of the sources, parts of the residual stream at the layer's input, name -> [pos, d_model], such
             as features of a sparse autoencoder, its bias and its error.
@@ -181,14 +183,13 @@ def _explanation_of(
             f"the terms of {head_name(row.layer, head)} add up to other scores than the pass used, off by "
             f"{float(off.max()):.2g}; load the model in float32 if it is in half precision"
         )
-    attention = used.softmax(-1)
-    weights = attention if against is None else double(keys == against)
-    contribution = terms - torch.einsum("k,tkps->tps", weights, terms)[:, None]
-    score = total + alibi
+    baseline = keys == (-1 if against is None else against)
+    contribution = _less_baseline(terms.movedim(1, 0), baseline).movedim(0, 1)
     data = {"contribution": (("term", "key", "plane", "source"), contribution.cpu().numpy())}
-    data |= {"score": ("key", (score - weights @ score).cpu().numpy()), "attention": ("key", attention.cpu().numpy())}
+    data["score"] = "key", _less_baseline(total + alibi, baseline).cpu().numpy()
+    data["attention"] = "key", used.softmax(-1).cpu().numpy()
     if geometry.alibi_slopes is not None:
-        data[ALIBI] = ("key", (alibi - weights @ alibi).cpu().numpy())
+        data[ALIBI] = "key", _less_baseline(alibi, baseline).cpu().numpy()
     words, n_rotary = token_strings(session, row.tokens), len(geometry.rope.inv_freq)
     coordinates = {
         "term": list(TERMS),
@@ -198,7 +199,14 @@ def _explanation_of(
         "token": ("key", np.array([words[key] for key in row.keys], dtype=object)),
     }
     attrs = {"model": session.label, "layer": row.layer, "head": head, "query": row.query, "against_key": against}
-    attrs["against"] = "the row's mean under its own attention" if against is None else words[against]
+    attrs["against"] = "the mean of the other keys" if against is None else words[against]
     attrs |= {"query_token": words[row.query], "side": {"q": "query", "k": "key"}[side], "prompt": "".join(words)}
     attrs |= {"reference": reference.label, "note": note_of(capture), "largest_difference": float(off.max())}
     return Explanation(xr.Dataset(data, coordinates, attrs), row)
+
+
+def _less_baseline(x: Float[Tensor, "key *rest"], is_baseline: Bool[Tensor, " key"]) -> Float[Tensor, "key *rest"]:
+    """Return x_j less that of the one key of the baseline; without one, less the mean over the other keys."""
+    if bool(is_baseline.any()):
+        return x - x[is_baseline]
+    return x - (x.sum(0) - x) / (len(x) - 1) if len(x) > 1 else torch.zeros_like(x)

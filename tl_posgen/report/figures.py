@@ -157,8 +157,12 @@ class Panels:
                 shown = trace["name"] not in self._named and trace["showlegend"] is not False
                 trace["legendgroup"], trace["showlegend"] = trace["name"], shown
                 self._named |= {trace["name"]} if shown else set()
-        row, column = panel // self.n_columns + 1, panel % self.n_columns + 1
-        self.figure.add_traces(list(traces), rows=[row] * len(traces), cols=[column] * len(traces))
+        at = self.place_of(panel)
+        self.figure.add_traces(list(traces), rows=[at["row"]] * len(traces), cols=[at["col"]] * len(traces))
+
+    def place_of(self, panel: int) -> dict[str, int]:
+        """Return the row and the column of a panel, counted from 1, as plotly takes them."""
+        return {"row": panel // self.n_columns + 1, "col": panel % self.n_columns + 1}
 
     def axes(self, x: str = "", y: str = "", *, log_x: bool = False) -> "Panels":
         """Set axis titles: of x below the last panel of each column and those beside it that have numbers of their own,
@@ -175,15 +179,13 @@ class Panels:
         last = max(0, self.n_panels - self.n_columns)
         for panel in range(last // self.n_columns * self.n_columns, self.n_panels):
             own: dict[str, Any] = {} if panel >= last else {"selector": lambda axis: axis.showticklabels is not False}
-            place = {"row": panel // self.n_columns + 1, "col": panel % self.n_columns + 1}
-            self.figure.update_xaxes(title_text=x, **place, **own)
+            self.figure.update_xaxes(title_text=x, **self.place_of(panel), **own)
         self.figure.update_yaxes(title_text=y, col=1)
         return self
 
     def say_below(self, panel: int, lines: Sequence[str]) -> None:
         """Write lines below a panel, under the title of its x axis."""
-        row, column = panel // self.n_columns + 1, panel % self.n_columns + 1
-        axis: Any = self.figure.get_subplot(row, column)
+        axis: Any = self.figure.get_subplot(**self.place_of(panel))
         axis.xaxis.title.text = "<br>".join(filter(None, [axis.xaxis.title.text, *lines]))
 
     def finish(self, title: str, subtitle: str = "") -> go.Figure:

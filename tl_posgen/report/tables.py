@@ -31,8 +31,8 @@ def compact(result: Result, of: str = TRAINED) -> pd.DataFrame:
 
 def short_table(result: Result, of: str = TRAINED) -> pd.DataFrame | None:
     """Return the result's own short table with conditions called as figures call them; None where it has none."""
-    table = result.table(of)
-    return None if table is None else _with_words(result, table)
+    is_short = result.measure.table(result.numbers if of == TRAINED else result.numbers.by_null[of]) is not None
+    return _with_words(result, result.table(of)) if is_short else None
 
 
 def _with_words(result: Result, frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,125 @@
+"""One head of a report: its numbers beside those of null models, its curves, its maps between tokens."""
+
+import html
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import plotly.io
+
+from tl_posgen.core.measure import HEAD, in_words
+from tl_posgen.core.number import Number
+from tl_posgen.core.numbers import KEPT
+from tl_posgen.core.result import Result
+from tl_posgen.models.selection import head_name
+from tl_posgen.report.figures import COLOURS, SCALE, Panels, line, plain, token_map
+from tl_posgen.report.heads import heads_of
+from tl_posgen.report.tables import table_html
+
+_MOST_NUMBERS = 16  # of one variable; more are a curve or a map
+_BAND = {"fill": "toself", "fillcolor": "rgba(156,163,175,.35)", "mode": "lines", "line": {"width": 0}}
+
+
+@dataclass(frozen=True)
+class HeadView:
+    """One head of a report, which shows itself as its numbers and its figure.
+
+    Attributes:
+        layer, head: which.
+        results: of the report.
+    """
+
+    layer: int
+    head: int
+    results: Mapping[str, Result]
+
+    @property
+    def name(self) -> str:
+        """Its name: "L3H1"."""
+        return head_name(self.layer, self.head)
+
+    def numbers(self) -> Iterator[tuple[str, str, Number]]:
+        """Yield measure, quantity and `Number` of each that is one of this head, at each label of few."""
+        for result in self.results.values():
+            own, usual = result.numbers, {name: at for name, at in result.measure.usual().items() if name != "tokens"}
+            for name, variable in result.measure.variables.items():
+                array = own.dataset[name] if name in own else None
+                if array is None or not set(HEAD) <= set(array.dims) or array.dtype.kind not in "biuf":
+                    continue
+                if self.layer not in array["layer"] or self.head not in array["head"]:
+                    continue
+                labels = {dim: label for dim, label in usual.items() if dim in array.dims}
+                array = array.sel({**labels, "layer": self.layer, "head": self.head})
+                over = [str(dim) for dim in array.dims if dim not in KEPT]
+                if not set(over) <= set(array.coords) or np.prod([array.sizes[dim] for dim in over]) > _MOST_NUMBERS:
+                    continue
+                for place in product(*(array[dim].values.tolist() for dim in over)):
+                    at = dict(zip(over, place, strict=True))
+                    if number := own.number(array.sel(at), own.bounds_of(name)):
+                        words = [
+                            f"{label} token" if dim == "tokens" else _in_words(dim, label, result.measure.words)
+                            for dim, label in at.items()
+                            if (dim, label) != ("tokens", "all")
+                        ]
+                        yield result.name, ", ".join([variable.label, *words]), number
+
+    def frame(self) -> pd.DataFrame:
+        """Return a row a number: measure, quantity, value, its interval from low to high, and the mean over the null
+        models of each kind."""
+        return pd.DataFrame(
+            {"measure": measure, "quantity": quantity, "value": number.value, "low": number.low, "high": number.high}
+            | {kind: float(np.mean(values)) for kind, values in number.by_null.items()}
+            for measure, quantity, number in self.numbers()
+        )
+
+    def plot(self) -> go.Figure:
+        """Draw the curves of this head, behind them the span of the first random init's heads, and its maps between the
+        first tokens, where measures have them."""
+        shown = heads_of(self.results) or {"names": [], "curves": []}
+        place = shown["names"].index(self.name) if self.name in shown["names"] else None
+        curves, maps = shown["curves"] if place is not None else [], []
+        for result in self.results.values():
+            if (name := result.measure.patterns) in result.own:
+                kind, unit = result.own[name].dims[:2]
+                if self.name in result.own[unit]:
+                    array = result.own[name].sel({unit: self.name})
+                    maps += [(f"{label} attention", array.sel({kind: label})) for label in array[kind].values]
+        panels = Panels([*(plain(curve["title"]) for curve in curves), *(title for title, _ in maps)], columns=2)
+        for number, curve in enumerate(curves):
+            x, span = curve["x"], curve["null"]
+            if span is not None:
+                ends = {
+                    "x": [*x, *x[::-1]],
+                    "y": [*span["high"], *span["low"][::-1]],
+                    "name": "heads of the random init",
+                }
+                panels.add(number, go.Scatter(**ends, **_BAND, hoverinfo="skip"))
+            panels.add(number, line(x, curve["rows"][place], self.name, COLOURS[0]))
+            axis = {"type": "log", "dtick": 1} if curve["log"] else {}
+            panels.figure.update_xaxes(title_text=curve["along"], **axis, **panels.place_of(number))
+        for number, (_, array) in enumerate(maps, len(curves)):
+            square = array.rename(dict(zip(array.dims, ("query", "key"), strict=True)))
+            panels.add(number, token_map(square, colorscale=SCALE, zmin=0, zmax=1))
+            panels.figure.update_xaxes(title_text="key", type="linear", **panels.place_of(number))
+            panels.figure.update_yaxes(type="linear", autorange="reversed", **panels.place_of(number))
+        return panels.finish(self.name)
+
+    def __repr__(self) -> str:
+        return "\n".join([self.name, *(f"{measure}, {words}: {number}" for measure, words, number in self.numbers())])
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the numbers and the figure."""
+        rows = [(measure, quantity, str(number)) for measure, quantity, number in self.numbers()]
+        table = table_html(pd.DataFrame(rows, columns=["measure", "quantity", "value [interval] (null models)"]))
+        figure: Any = self.plot()
+        drawn = plotly.io.to_html(figure, include_plotlyjs="cdn", full_html=False) if figure.data else ""
+        return f"<h4>{html.escape(self.name)}</h4>{table}{drawn}"
+
+
+def _in_words(dim: str, label: Any, words: Mapping[str, str]) -> str:
+    """Return a label; a number behind its dim."""
+    return in_words(label, words) if isinstance(label, str) else f"{dim.replace('_', ' ')} {label}"
