@@ -142,7 +142,7 @@ ANALYZE = {
     "a model that is nothing": ({"model": None}, "NoneType is not a model"),
     "a bare module": ({"model": torch.nn.Linear(2, 2)}, "Linear"),
     "prompts that are a number": ({"prompts": 5}, "prompts"),
-    "prompts that are nothing": ({"prompts": None}, "prompts"),
+    "prompts that are nothing": ({"prompts": None}, "give the text"),
     "prompts that are a dictionary": ({"prompts": {"text": TEXT}}, "prompts"),
     "prompts that are a path": ({"prompts": Path("alice.txt")}, "prompts"),
     "prompts of fractions": ({"prompts": [[0.5, 1.5]]}, "integers"),

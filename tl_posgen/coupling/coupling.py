@@ -316,8 +316,8 @@ class Coupling(JacobianMeasure):
             sentences.append(told)
         sentences.append(
             f"A token's path through the layers is {own('line_shape_score'):.2f} times as long as the straight line "
-            f"between its ends (line-shape score); an exponential in the layer explains {own('growth_r2'):.3f} of the growth of ln |x|, with an "
-            f"expodistance of {own('expodistance'):.3f}."
+            "between its ends (line-shape score); an exponential in the layer explains "
+            f"{own('growth_r2'):.3f} of the growth of ln |x|, with an expodistance of {own('expodistance'):.3f}."
         )
         if "linearisation" in own:
             sentences.append(f"The linearised blocks end at a cosine of {own('linearisation'):.3f} with the model's.")
