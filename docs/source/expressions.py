@@ -86,7 +86,7 @@ def rules(result: Any) -> Iterator[Entry]:
 
 def slash(result: Any) -> Iterator[Entry]:
     """Yield how many heads there are."""
-    yield n_heads(result.numbers, "best_score")
+    yield n_heads(result.numbers, "slash_score")
 
 
 def slash_transfer(result: Any) -> Iterator[Entry]:
@@ -103,9 +103,9 @@ def slash_transfer(result: Any) -> Iterator[Entry]:
 def slash_ablation(result: Any) -> Iterator[Entry]:
     """Yield the score of the head that is strongest untouched, under each ablation."""
     own = result.numbers
-    best = own.extreme("best_score")
+    best = own.extreme("slash_score")
     head = {"layer": best.layer, "head": best.head}
-    scores = own.data["best_score"].sel(head)
+    scores = own.data["slash_score"].sel(head)
     for condition in own.data["condition"].values.tolist():
         yield "strongest", {"condition": condition, **head}, Number(float(scores.sel(condition=condition)))
     yield "strongest_uniform", head, Number(float(own.data["best_uniform"].sel(head)))
@@ -132,7 +132,7 @@ def cone(result: Any) -> Iterator[Entry]:
             for side in "qk":
                 yield name, {**at, "side": side}, group_mean(own, name, group, side=side)
         for part in own.data["input"].values.tolist():
-            yield "best_score", {**at, "input": part}, group_mean(own, "best_score", group, input=part)
+            yield "slash_score", {**at, "input": part}, group_mean(own, "slash_score", group, input=part)
 
 
 def band_ablation(result: Any) -> Iterator[Entry]:
