@@ -128,6 +128,11 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
     ("substitution", "recovered"): _recovered("recovered", "loss"),
     ("substitution", "kl_recovered"): _recovered("kl_recovered", "kl"),
     ("substitution", "rank"): _rank,
+    **{
+        (measure, old): lambda before, now, old=old, new=new: (before[old], now[new])
+        for measure in ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone")
+        for old, new in (("best_score", "slash_score"), ("best_distance", "slash_distance"))
+    },
     ("variance", "additive_r"): lambda old, new: (old["additive_r"], new["additive_r_of_scores"]),
     ("variance", "three_axis_share"): lambda old, new: (
         old["three_axis_share"],

@@ -86,7 +86,7 @@ def rules(result: Any) -> Iterator[Entry]:
 
 def slash(result: Any) -> Iterator[Entry]:
     """Yield how many heads there are."""
-    yield n_heads(result.numbers, "best_score")
+    yield n_heads(result.numbers, "slash_score")
 
 
 def slash_transfer(result: Any) -> Iterator[Entry]:
@@ -103,9 +103,9 @@ def slash_transfer(result: Any) -> Iterator[Entry]:
 def slash_ablation(result: Any) -> Iterator[Entry]:
     """Yield the score of the head that is strongest untouched, under each ablation."""
     own = result.numbers
-    best = own.extreme("best_score")
+    best = own.extreme("slash_score")
     head = {"layer": best.layer, "head": best.head}
-    scores = own.data["best_score"].sel(head)
+    scores = own.data["slash_score"].sel(head)
     for condition in own.data["condition"].values.tolist():
         yield "strongest", {"condition": condition, **head}, Number(float(scores.sel(condition=condition)))
     yield "strongest_uniform", head, Number(float(own.data["best_uniform"].sel(head)))
@@ -126,8 +126,8 @@ def cone(result: Any) -> Iterator[Entry]:
 
     own, group_mean = result.numbers, dominance.group_mean
     yield "n_dominant", {"tokens": "all"}, dominance.n_heads(own, "dominant")
-    score, uniform = (own.array(name, tokens="all") for name in ("best_score", "best_uniform"))
-    place, dominant = (own.array(name, tokens="all") for name in ("best_distance", "dominant"))
+    score, uniform = (own.array(name, tokens="all") for name in ("slash_score", "best_uniform"))
+    place, dominant = (own.array(name, tokens="all") for name in ("slash_distance", "dominant"))
     for distances, (first, last) in {"0": (0, 0), "1": (1, 1), "2 to 4": (2, 4)}.items():
         heads = dominant.astype(bool) & (place >= first) & (place <= last)
         at = {"tokens": "all", "distances": distances}
@@ -140,7 +140,7 @@ def cone(result: Any) -> Iterator[Entry]:
             for side in "qk":
                 yield name, {**at, "side": side}, group_mean(own, name, group, side=side)
         for part in own.data["input"].values.tolist():
-            yield "best_score", {**at, "input": part}, group_mean(own, "best_score", group, input=part)
+            yield "slash_score", {**at, "input": part}, group_mean(own, "slash_score", group, input=part)
 
 
 def band_ablation(result: Any) -> Iterator[Entry]:

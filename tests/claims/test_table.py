@@ -154,9 +154,12 @@ def cone(cosine=0.8, gains=(2.2, 2.2), alone=0.8, rest=0.1, r1=0.95, dominant=Tr
         "cosine": (("layer", "tokens", "end"), [[around(cosine, 0.05)] * 2]),
         "gain": (("side", "end"), [around(gain, 0.1) for gain in gains]),
         "r1": (("tokens", "side", "layer", "head", "end"), [[[[around(r1, 0.01)]]] * 2] * 2),
-        "best_score": (("tokens", "input", "layer", "head", "prompt"), [[[[[one] * n_prompts]] for one in scores]] * 2),
+        "slash_score": (
+            ("tokens", "input", "layer", "head", "prompt"),
+            [[[[[one] * n_prompts]] for one in scores]] * 2,
+        ),
         "best_uniform": (heads, [[[0.1]]] * 2),
-        "best_distance": (heads, [[[1]]] * 2),
+        "slash_distance": (heads, [[[1]]] * 2),
         "dominant": (heads, [[[dominant]]] * 2),
     }
     if biases is not None:

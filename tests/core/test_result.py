@@ -131,7 +131,7 @@ def test_whole_numbers_stay_such_in_tables_of_a_few_heads(small_model):
     report = tl_posgen.analyze(small_model, "Down, down, down. Would the fall never end?", **how)
     slash = report["slash"]
     for table in (slash.frame(), slash.headline_frame(), slash.heads(2), report.frame()):
-        (column,) = set(table) & {"best_distance", "slash_distance"}
+        (column,) = set(table) & {"slash_distance"}
         assert len(table) == 2
         assert table[column].dtype == int
 

@@ -48,7 +48,7 @@ def overlaps(capture):
 def test_the_table_is_made_of_the_results_of_the_same_run(report, result):
     assert list(report) == ["slash", "variance", "profiles"]
     data, variance = result.own, report["variance"].sel(tokens="without first")
-    np.testing.assert_array_equal(data["slash_score"], report["slash"].own["best_score"])
+    np.testing.assert_array_equal(data["slash_score"], report["slash"].own["slash_score"])
     np.testing.assert_array_equal(data["interaction"], variance["interaction"])
     np.testing.assert_array_equal(data["mean_energy"], variance["mean_energy"])
     np.testing.assert_array_equal(result.null["r1"], report["slash"].null["r1"])

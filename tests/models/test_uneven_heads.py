@@ -39,7 +39,7 @@ def test_a_report_is_of_the_heads_that_the_layers_have(uneven):
     places = [(layer, head) for layer in (0, 1) for head in range(heads[layer])]
     for frame in (report.frame(), report.frame("random init")):
         assert list(zip(frame["layer"], frame["head"], strict=True)) == places
-    for name, variable in (("three_axis", "r"), ("slash", "best_score")):
+    for name, variable in (("three_axis", "r"), ("slash", "slash_score")):
         np.testing.assert_array_equal(measured(report[name].own[variable]), np.arange(8) < np.array(heads)[:, None])
     assert "12 heads" in " ".join(report["three_axis"].findings() + report["slash"].findings())
     r = report["three_axis"].own["r"].sel(tokens="all")

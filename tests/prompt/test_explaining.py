@@ -161,6 +161,20 @@ def test_a_head_that_is_sure_is_not_measured_against_itself(mini):
     assert not tl_posgen.explain(mini, PROMPT, head="L3H1", query=0).frame(by=())["score"].any()
 
 
+def test_an_explanation_shows_the_key_that_stands_out(mini):
+    found = tl_posgen.explain(mini, PROMPT, head="L3H1", query=9)
+    row = found.table().iloc[0]
+    told = (
+        f"key {row['key']} {row['token']!r} has attention {row['attention']:.2f} and stands {row['score']:+.2f} logits"
+    )
+    assert repr(found).startswith(f"Explanation(L3H1, query 9 {found.data.attrs['query_token']!r} of mini: {told}")
+    assert f"position {row['position']:+.2f}, key part {row['key_part']:+.2f}" in repr(found)
+    cell = found._repr_html_()
+    assert cell.startswith("<p>L3H1, query 9 ")
+    assert "<table" in cell
+    assert "plotly" in cell
+
+
 def test_deleting_terms_does_what_they_say(mini, reference):
     """All terms of a key deleted, as large as they are, leave its score at the baseline: the mean of the others."""
     usual, found = (tl_posgen.explain(mini, PROMPT, 3, 1, against=one, reference=reference) for one in (None, 0))

@@ -30,10 +30,10 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
 def test_scores_are_those_of_slash_and_of_slash_ablation_until_what_went_before_shows(report, result):
     data, slash, ablated = result.own, report["slash"].own, report["slash_ablation"].own
     unchanged, running = data.sel(condition="unchanged"), data.score.mean("prompt")
-    np.testing.assert_allclose(unchanged.score.mean("prompt"), slash["best_score"], rtol=1e-12)
+    np.testing.assert_allclose(unchanged.score.mean("prompt"), slash["slash_score"], rtol=1e-12)
     np.testing.assert_array_equal(unchanged.dominant, slash["dominant"])
     np.testing.assert_allclose(running.sel(condition="means_no_rope"), ablated.best_uniform, atol=1e-5)
-    away = abs(running - ablated["best_score"].sel(condition=data.condition))
+    away = abs(running - ablated["slash_score"].sel(condition=data.condition))
     assert away.sel(layer=0).max() < 1e-5
     assert away.sel(layer=3, condition="no_rope").max() > 1e-4
 

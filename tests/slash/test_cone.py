@@ -33,9 +33,9 @@ def layer(mini, alice):
 
 
 def test_heads_are_those_of_the_highest_score_on_the_axis(result):
-    found = result.heads(2, by="best_score", input="axis only", tokens="all")
-    scores = result.sel(tokens="all", input="axis only")["best_score"].to_series()
-    assert found["best_score"].tolist() == scores.nlargest(2).tolist()
+    found = result.heads(2, by="slash_score", input="axis only", tokens="all")
+    scores = result.sel(tokens="all", input="axis only")["slash_score"].to_series()
+    assert found["slash_score"].tolist() == scores.nlargest(2).tolist()
 
 
 def axis_of(inputs: torch.Tensor) -> torch.Tensor:
@@ -88,17 +88,19 @@ def test_the_counterfactual_is_attention_from_a_part_of_the_inputs(result, layer
     for distance in data["distance"].values.tolist():
         expected = pattern.diagonal(-distance, -2, -1).mean(-1)
         np.testing.assert_allclose(data["score"].sel(input=kept, distance=distance), expected, atol=1e-5)
-    expected = [pattern[head].diagonal(-best).mean() for head, best in enumerate(data["best_distance"].values.tolist())]
-    np.testing.assert_allclose(data["best_score"].sel(input=kept), expected, atol=1e-5)
+    expected = [
+        pattern[head].diagonal(-best).mean() for head, best in enumerate(data["slash_distance"].values.tolist())
+    ]
+    np.testing.assert_allclose(data["slash_score"].sel(input=kept), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("measured", "share"), [(0.35, 0.5), (0.255, None), (0.25, None), (0.2, None)])
 def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
     heads = ("tokens", "layer", "head")
     variables = {
-        "best_score": (("input", "layer", "head"), [[[measured, 9.0]], [[(measured + 0.25) / 2, 9.0]]]),
+        "slash_score": (("input", "layer", "head"), [[[measured, 9.0]], [[(measured + 0.25) / 2, 9.0]]]),
         "best_uniform": (heads, [[[0.25, 9.0]]] * 2),
-        "best_distance": (heads, [[[1, 1]]] * 2),
+        "slash_distance": (heads, [[[1, 1]]] * 2),
         "dominant": (heads, [[[True, False]]] * 2),
     }
     own = result_of(Cone(), dataset_of(variables, input=["measured", "axis only"])).numbers
@@ -137,16 +139,16 @@ def test_the_share_of_a_part_is_of_what_inputs_add_to_biases_or_to_uniform_atten
     parts = {"measured": 0.8, "axis only": 0.8, "off axis": none + (0.8 - none) / 4}
     heads = ("tokens", "layer", "head")
 
-    def best_score():
-        return {"best_score": (("tokens", "input", "layer", "head"), [[[[one]] for one in parts.values()]] * 2)}
+    def slash_score():
+        return {"slash_score": (("tokens", "input", "layer", "head"), [[[[one]] for one in parts.values()]] * 2)}
 
-    rest = {"best_uniform": (heads, [[[0.1]]] * 2), "best_distance": (heads, [[[1]]] * 2)}
+    rest = {"best_uniform": (heads, [[[0.1]]] * 2), "slash_distance": (heads, [[[1]]] * 2)}
     rest["dominant"] = (heads, [[[True]]] * 2)
-    init = dataset_of(best_score() | rest, input=list(parts))
+    init = dataset_of(slash_score() | rest, input=list(parts))
     if biased:  # without biases a part makes something else
         parts |= {"axis and bias": 0.8, "off axis and bias": parts["off axis"], "bias only": 0.4, "no bias": 0.2}
         parts |= {"axis only": 0.11, "off axis": 0.12}
-    own = result_of(Cone(), dataset_of(best_score() | rest, input=list(parts)), init).numbers
+    own = result_of(Cone(), dataset_of(slash_score() | rest, input=list(parts)), init).numbers
     ratio = Cone().ratio_above_no_inputs
     assert ratio(own, "axis only").value == pytest.approx(1)
     assert ratio(own, "off axis").value == pytest.approx(0.25)
@@ -200,7 +202,7 @@ def test_grouped_heads_share_what_is_measured_of_their_keys(family_model):
         np.testing.assert_allclose(keys[name].sel(head=[0, 2]), keys[name].sel(head=[1, 3]))
         assert abs(keys[name].sel(head=1) - keys[name].sel(head=2)).min() > 1e-4
     last = Cone()(model, TOKENS, heads=[(0, 3), (1, 3)], **QUIET).sel(tokens="all", head=3)
-    for name in ("gain", "best_score"):
+    for name in ("gain", "slash_score"):
         np.testing.assert_allclose(last[name], data[name].sel(head=3), atol=1e-6)
 
 

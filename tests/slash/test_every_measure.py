@@ -27,14 +27,14 @@ def test_scores_are_those_of_the_measure_slash_in_the_model_and_in_its_random_in
         for data in (cone.sel(input="measured"), planes, transfer.sel(source="natural")):
             np.testing.assert_allclose(data["score"], slash["score"], atol=1e-5)
             whole = data.sel(tokens="all")
-            np.testing.assert_allclose(whole["best_score"], slash["best_score"], atol=1e-5)
-            np.testing.assert_array_equal(whole["best_distance"], slash["best_distance"])
+            np.testing.assert_allclose(whole["slash_score"], slash["slash_score"], atol=1e-5)
+            np.testing.assert_array_equal(whole["slash_distance"], slash["slash_distance"])
 
 
 def test_a_report_has_each_score_of_a_head_once(small):
     frame = small.frame()
     assert [name for name in frame if "slash_score" in name] == ["slash_score", "random_slash_score"]
-    random = small["slash_transfer"].own["best_score"].sel(tokens="all", source="random")
+    random = small["slash_transfer"].own["slash_score"].sel(tokens="all", source="random")
     np.testing.assert_allclose(frame["random_slash_score"], random.values.ravel())
 
 

@@ -11,7 +11,7 @@ from rotated_heads import captures_of, true_distances
 import tl_posgen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import Slash, SlashTransfer, slash_heads
-from tl_posgen.slash.dominance import best_distance, statistics_from_qk, statistics_of
+from tl_posgen.slash.dominance import slash_distance, statistics_from_qk, statistics_of
 from tl_posgen.slash.numbers.slash_scores import uniform_scores
 
 MEASURE = "slash"
@@ -43,19 +43,19 @@ def test_numbers_are_those_of_patterns_and_of_queries_and_keys_before_rope_over_
 
 
 def test_the_best_distance_is_where_the_score_is_highest_in_the_first_half(data):
-    np.testing.assert_allclose(data.best_score, data.score.isel(distance=slice(32)).max("distance"))
-    np.testing.assert_allclose(data.best_score, data.score.sel(distance=data.best_distance))
-    np.testing.assert_allclose(data.best_uniform, data.uniform.sel(distance=data.best_distance))
+    np.testing.assert_allclose(data.slash_score, data.score.isel(distance=slice(32)).max("distance"))
+    np.testing.assert_allclose(data.slash_score, data.score.sel(distance=data.slash_distance))
+    np.testing.assert_allclose(data.best_uniform, data.uniform.sel(distance=data.slash_distance))
     np.testing.assert_allclose(data.uniform[0], uniform_scores(64))
-    assert data.best_distance.dtype.kind == "i"
+    assert data.slash_distance.dtype.kind == "i"
 
 
 def test_the_best_heads_stand_with_their_distances(result, data):
     heads = result.heads(3)
-    assert heads.columns.tolist() == ["layer", "head", "best_score", "best_distance"]
+    assert heads.columns.tolist() == ["layer", "head", "slash_score", "slash_distance"]
     for row in heads.to_dict("records"):
         own = data.sel(layer=row["layer"], head=row["head"])
-        assert float(own["score"].sel(distance=row["best_distance"])) == pytest.approx(row["best_score"])
+        assert float(own["score"].sel(distance=row["slash_distance"])) == pytest.approx(row["slash_score"])
 
 
 def test_dominant_heads_reach_kappa(mini, alice):
@@ -111,7 +111,7 @@ def test_the_best_distance_is_below_half_of_what_the_prompts_reach_with_and_with
     score[..., 2], score[..., 3], score[1, ..., 5] = 0.5, 0.9, np.nan
     score[0, 0, 1] = np.nan
     dims = ("tokens", "layer", "head", "distance")
-    found = best_distance(xr.DataArray(score, {"distance": range(6)}, dims))
+    found = slash_distance(xr.DataArray(score, {"distance": range(6)}, dims))
     np.testing.assert_array_equal(found.squeeze("layer"), [[2, np.nan], [0, 0]])  # D < 3, and D < 2 of five
 
 

@@ -24,8 +24,8 @@ def test_unchanged_is_the_model_and_means_without_rope_are_uniform(report, resul
     assert data["distance"].values.tolist() == slash["short_distance"].values.tolist()
     near = slash["score"].sel(distance=data["distance"])
     np.testing.assert_allclose(data.score.sel(condition="unchanged"), near, atol=1e-6)
-    np.testing.assert_allclose(data.best_score.sel(condition="unchanged"), slash["best_score"], atol=1e-6)
-    np.testing.assert_allclose(data.best_score.sel(condition="means_no_rope"), data.best_uniform, atol=1e-5)
+    np.testing.assert_allclose(data.slash_score.sel(condition="unchanged"), slash["slash_score"], atol=1e-6)
+    np.testing.assert_allclose(data.slash_score.sel(condition="means_no_rope"), data.best_uniform, atol=1e-5)
 
 
 def test_a_condition_is_attention_from_ablated_q_and_k_whose_bands_by_wavelength_end_at_each_prompts_length(mini):
@@ -51,7 +51,7 @@ def test_a_condition_is_attention_from_ablated_q_and_k_whose_bands_by_wavelength
 def test_a_slash_is_lost_without_rope_and_survives_the_means(trained):
     model, text = trained
     frame = SlashAblation(schemes=[])(model, text, length=192, n_prompts=1, **QUIET).frame()
-    by_kind = frame.pivot_table(index=["layer", "head"], columns="condition", values="best_score")
+    by_kind = frame.pivot_table(index=["layer", "head"], columns="condition", values="slash_score")
     strongest = by_kind.nlargest(2, "unchanged")
     assert (strongest["no_rope"] < strongest["unchanged"] / 3).all()
     assert (strongest["means"] > strongest["unchanged"] / 3).all()
@@ -66,10 +66,10 @@ def test_without_rotary_planes_ablations_of_rope_are_left_out_and_said_to_be(fam
 def test_without_rotary_planes_the_slash_is_lost_with_the_content_of_q_and_k(learned_positions, tinystories):
     data = SlashAblation()(learned_positions, tinystories, length=96, n_prompts=1, **QUIET).own
     assert data["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
-    layer, head = data["best_score"].sel(condition="unchanged").to_series().idxmax()
+    layer, head = data["slash_score"].sel(condition="unchanged").to_series().idxmax()
     strongest = data.sel(layer=layer, head=head)
-    assert float(strongest.best_score.sel(condition="unchanged")) > 0.3
-    at_means = float(strongest.best_score.sel(condition="means"))
+    assert float(strongest.slash_score.sel(condition="unchanged")) > 0.3
+    at_means = float(strongest.slash_score.sel(condition="means"))
     assert at_means == pytest.approx(float(strongest.best_uniform), abs=1e-4)
 
 

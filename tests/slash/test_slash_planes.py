@@ -42,7 +42,7 @@ def test_contributions_add_up_to_the_lift_of_the_diagonal(result, logits, tokens
     lift = torch.stack([s.diagonal(-distance, -2, -1).mean(-1) - mean for distance in range(s.shape[-1])])
     for distance in (0, 1, 4):
         np.testing.assert_allclose(total.sel(at=str(distance)), lift[distance], atol=1e-4)
-    best = result.own["best_distance"].sel(tokens=tokens, layer=LAYER).values.astype(int)
+    best = result.own["slash_distance"].sel(tokens=tokens, layer=LAYER).values.astype(int)
     np.testing.assert_allclose(total.sel(at="best"), lift[best, range(len(best))], atol=1e-4)
 
 

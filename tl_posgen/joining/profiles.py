@@ -37,7 +37,7 @@ PERIOD = 50
 SINK = 0.3  # attention to the first token from which a query counts as sunk
 N_ROWS, LEAST_KEYS = 8, 4  # queries whose keys are permuted, keys that each sees at least
 SIDED = ("side", *HEAD)
-FROM_SLASH = {"r1": "r1", "slash_score": "best_score", "slash_distance": "best_distance", "first_token": "first_token"}
+FROM_SLASH = ("r1", "slash_score", "slash_distance", "first_token")
 FROM_VARIANCE = ("mean_energy", "interaction", "position", "additive_r", "absolute")  # the last, if it was asked for
 REPEATED = {"previous_token": ("i-1", "prev"), "duplicate_token": ("i-T", "dup"), "induction": ("i-T+1", "ind")}
 METRICS = {  # of other papers: variable -> what it is, dims, paper
@@ -140,7 +140,7 @@ class Profiles(Measure):
         "additive_r": Variable("additive r", "", "see `variance`"),
         "absolute": Variable("share of the key's place", "", "see `variance`"),
         "slash_score": Variable("slash score", "", "highest over D < N/2"),
-        "slash_distance": Variable("slash distance", "tokens", "the D of the highest slash score", whole=True),
+        "slash_distance": Variable("slash distance", "tokens", "D of slash_score", whole=True),
         "first_token": Variable("attention to the first token", "", "E_i S_i0 over all queries, the first itself too"),
         **{
             name: Variable(
@@ -185,7 +185,7 @@ class Profiles(Measure):
         run.capture(add_repeated, pattern, rows)
         if self.metrics == "literature":
             run.capture(lambda layer: on_text.add_layer(layer, _literature_metrics(layer, run.seed)), pattern)
-        data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
+        data = xr.Dataset({name: slash[name] for name in FROM_SLASH})
         data = data.merge(variance[[name for name in FROM_VARIANCE if name in variance]])
         data = data.merge(repeated.means()).merge(on_text.means())
         return xr.Dataset({name: one.transpose(*self.variables[str(name)].dims) for name, one in data.items()})

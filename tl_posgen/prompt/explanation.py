@@ -229,6 +229,27 @@ class Explanation:
         rows = [deleted(order[:n], np.ones(n)), pd.DataFrame(draws).mean().to_dict()]
         return pd.DataFrame(rows, index=pd.Index(["largest", "drawn"], name="deleted"))
 
+    def sentence(self) -> str:
+        """Return which key stands out, and the terms of its score."""
+        attrs, key = self.data.attrs, self.stands_out
+        row = self.table().set_index("key").loc[key]
+        against = attrs["against"] if attrs["against_key"] is None else f"key {attrs['against_key']}"
+        terms = [f"{name.replace('_', ' ')} {row[name]:+.2f}" for name in row.index[3:]]
+        return (
+            f"{self.head}, query {attrs['query']} {attrs['query_token']!r} of {attrs['model']}: key {key} "
+            f"{row['token']!r} has attention {row['attention']:.2f} and stands {row['score']:+.2f} logits against "
+            f"{against}{', less the same of the other prompt' if 'other' in attrs else ''}: {', '.join(terms)}."
+        )
+
+    def __repr__(self) -> str:
+        return f"Explanation({self.sentence()})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what stands out, the keys of most attention, the figure."""
+        from tl_posgen.prompt.explanation_figures import explanation_html
+
+        return explanation_html(self)
+
     def minus(self, other: "Explanation") -> "Explanation":
         """Return which terms make the difference to another prompt of as many tokens: its contributions taken away.
 

@@ -1,9 +1,11 @@
 """Pictures and prints of an explanation: terms of every key, sources and planes of one; the prompt coloured by each."""
 
+import html
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+import plotly.io
 from markupsafe import Markup
 from rich.console import Console
 
@@ -12,7 +14,7 @@ from tl_posgen.prompt.explanation import Explanation
 from tl_posgen.report.circuits import stacked, titled, token_colours
 from tl_posgen.report.figures import COLOURS, Panels, plain
 from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
-from tl_posgen.report.tables import title
+from tl_posgen.report.tables import table_html, title
 from tl_posgen.report.terminal import print_frame
 
 TERM_PATTERNS = {"position": "", "key_part": "/", "query_key": "\\", "interaction": "x"}  # in grey print
@@ -118,6 +120,13 @@ def page_of(explanation: Explanation) -> str:
     ]
     words = {"title": Markup(heading_words), "beside": Markup(subtitle), "findings": []}
     return fill_page(sections, (), explanation.data.attrs, words)
+
+
+def explanation_html(explanation: Explanation) -> str:
+    """Return an explanation for a notebook's cell: a sentence, the keys of most attention, the figure."""
+    figure: Any = plotly.io.to_html(explanation.plot(), include_plotlyjs="cdn", full_html=False)
+    table = explanation.table().head(FEW_ROWS).assign(token=lambda rows: rows["token"].map(repr))
+    return f"<p>{html.escape(explanation.sentence())}</p>{table_html(table)}{figure}"
 
 
 def print_explanation(explanation: Explanation, *, full: bool = False) -> None:

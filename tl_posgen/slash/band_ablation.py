@@ -151,7 +151,7 @@ class BandAblation(Dominance, Interventions):
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss, and slash scores at each head's own distance, with one condition in all layers."""
-        sums, place = Sums(_OF_PROMPTS), run.found(Slash)["best_distance"]
+        sums, place = Sums(_OF_PROMPTS), run.found(Slash)["slash_distance"]
 
         def consumer(layer: LayerCapture) -> None:
             found = statistics_of(layer)

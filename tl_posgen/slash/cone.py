@@ -116,7 +116,7 @@ class Cone(Dominance):
             *("slash score", "", "with a part of the inputs, at the distances", ("tokens", "input", *HEAD, "distance"))
         ),
         **AT_BEST,
-        "best_score": Variable("slash score", "", "at the best distance", ("tokens", "input", *HEAD), **SHARE),
+        "slash_score": Variable("slash score", "", "at the best distance", ("tokens", "input", *HEAD), **SHARE),
         "cosine": Variable(
             *("cosine with the axis", "", "mean over inputs h of <h, u> / |h|", _PER_LAYER),
             interval=True,
@@ -139,7 +139,7 @@ class Cone(Dominance):
     }
     figures = {
         "rank": points(
-            ("best_score", {"input": "measured"}),
+            ("slash_score", {"input": "measured"}),
             ("r1", {}),
             {
                 f"{side.upper()}, {TITLES[tokens]}": {"side": side, "tokens": tokens}
@@ -159,8 +159,8 @@ class Cone(Dominance):
             limits=None,
         ),
         "counterfactual": points(
-            ("best_score", {"input": "measured"}),
-            ("best_score", {}),
+            ("slash_score", {"input": "measured"}),
+            ("slash_score", {}),
             _counterfactuals,
             title="Is the axis enough for the slash?",
             subtitle="each head at its best distance; inputs of W_Q and W_K changed in its layer alone",
@@ -221,7 +221,7 @@ class Cone(Dominance):
         measured = data["score"].sel(input="measured", drop=True)
         dominant = self.dominant_at(measured, uniform).any("short_distance")
         data = data.assign(at_best(measured, uniform)).assign(dominant=dominant)
-        data = data.assign(best_score=at_distance(data["score"], data["best_distance"])).transpose("tokens", ...)
+        data = data.assign(slash_score=at_distance(data["score"], data["slash_distance"])).transpose("tokens", ...)
         data = data.sel(distance=reached(self.distances, measured))
         if data["r1_without_bias"].isnull().all():  # no layer has biases
             data = data.drop_vars("r1_without_bias").sel(input=list(INPUTS))
@@ -248,7 +248,7 @@ class Cone(Dominance):
             return [*lines, "No head is slash-dominant, so nothing can be asked of the axis alone."]
         r1 = " and ".join(f"{group_mean(own, 'r1', 'dominant', side=side).with_interval:.3f}" for side in "qk")
         scores = {
-            one: group_mean(own, "best_score", "dominant", input=one).with_interval
+            one: group_mean(own, "slash_score", "dominant", input=one).with_interval
             for one in own.data["input"].values.tolist()
         }
         uniform = group_mean(own, "best_uniform", "dominant").with_interval
@@ -288,23 +288,23 @@ class Cone(Dominance):
         """Return the ratio of the dominant heads' slash scores above uniform attention, by biases alone to measured; 0
         without biases, and NaN where the measured one is not above .01 by its interval."""
         uniform = own.array("best_uniform")
-        scores = (self._scores(own, "bias only", uniform), own.array("best_score", input="measured"))
+        scores = (self._scores(own, "bias only", uniform), own.array("slash_score", input="measured"))
         alone, measured = (mean_over_group(own, one - uniform, "dominant") for one in scores)
         return own.number(alone / measured.where(is_above(measured, 0.01)))
 
     def _with_biases(self, own: Numbers, part: str) -> xr.DataArray:
         """Return scores with a part of the inputs, or all of them, and the biases."""
-        return self._scores(own, _WITH_BIASES.get(part, part), own.array("best_score", input=part))
+        return self._scores(own, _WITH_BIASES.get(part, part), own.array("slash_score", input=part))
 
     def _scores(self, own: Numbers, label: str, otherwise: xr.DataArray) -> xr.DataArray:
         """Return scores with these inputs; others where a layer, a random init or the model has no biases."""
         is_there = label in own.data["input"].values
-        return own.array("best_score", input=label).fillna(otherwise) if is_there else otherwise
+        return own.array("slash_score", input=label).fillna(otherwise) if is_there else otherwise
 
     def table(self, own: Numbers) -> pd.DataFrame:
         data, names = own.dataset, {"r1": "r1", "R.95": "rank95", "gain": "gain"}.items()
         columns = {f"{words} {side.upper()}": data[name].sel(side=side) for words, name in names for side in "qk"}
-        scores = {f"slash, {one}": data["best_score"].sel(input=one) for one in own.data["input"].values.tolist()}
+        scores = {f"slash, {one}": data["slash_score"].sel(input=one) for one in own.data["input"].values.tolist()}
         return group_table(own, columns | scores)
 
 

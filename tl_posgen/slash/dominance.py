@@ -29,8 +29,8 @@ SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 TITLES = {"all": "all tokens", "without first": "first token left out"}  # of labels of the dim tokens
 GROUPS = {"dominant": "slash-dominant", "other": "other"}
 AT_BEST = {  # variables of measures of heads at their best distances; `at_best` gives the first three
-    "best_score": Variable("highest slash score", "", "over D < N/2", PER_HEAD, **SHARE),
-    "best_distance": Variable("distance of the highest slash score", "tokens", "D of best_score", PER_HEAD, whole=True),
+    "slash_score": Variable("slash score", "", "highest over D < N/2", PER_HEAD, **SHARE),
+    "slash_distance": Variable("slash distance", "tokens", "D of slash_score", PER_HEAD, whole=True),
     "best_uniform": Variable(
         "slash score of uniform attention", "", "at the best distance", PER_HEAD, compared=False, **SHARE
     ),
@@ -109,7 +109,7 @@ def thresholds(kappa: float, uniform: xr.DataArray) -> xr.DataArray:
     return xr.where(uniform < kappa, kappa, 2 * uniform)
 
 
-def best_distance(score: xr.DataArray) -> xr.DataArray:
+def slash_distance(score: xr.DataArray) -> xr.DataArray:
     """Return where each head's score is highest over D < N/2, as the last D are means over few queries."""
     n = score.notnull().any([dim for dim in score.dims if dim in HEAD]).sum("distance")
     near = score.where(score["distance"] < np.maximum(1, n // 2))
@@ -119,10 +119,10 @@ def best_distance(score: xr.DataArray) -> xr.DataArray:
 
 def at_best(score: xr.DataArray, uniform: xr.DataArray) -> dict[str, xr.DataArray]:
     """Return the highest score over D < N/2, its distance, and the score of uniform attention there."""
-    place = best_distance(score)
+    place = slash_distance(score)
     return {
-        "best_score": at_distance(score, place),
-        "best_distance": place,
+        "slash_score": at_distance(score, place),
+        "slash_distance": place,
         "best_uniform": at_distance(uniform, place),
     }
 
@@ -145,8 +145,8 @@ def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
 
 def _group_masks(own: Numbers, tokens: str) -> dict[str, xr.DataArray]:
     """Return which heads are slash-dominant, and which of those measured (they have a best distance) are not."""
-    heads = own.dataset[["best_distance", "dominant"]].sel(tokens=tokens)  # not the curves beside them
-    measured, dominant = heads["best_distance"].notnull(), heads["dominant"].astype(bool)
+    heads = own.dataset[["slash_distance", "dominant"]].sel(tokens=tokens)  # not the curves beside them
+    measured, dominant = heads["slash_distance"].notnull(), heads["dominant"].astype(bool)
     return {"dominant": dominant & measured, "other": ~dominant & measured}
 
 

@@ -64,7 +64,7 @@ class Slash(Dominance):
     question = "Which heads attend at a fixed distance?"
     needs = frozenset({"pattern"})
     variables = {
-        "score": Variable("slash score", "", "1/(N-D) sum_{i>=D} S_{i,i-D}", (*PER_HEAD, "distance")),
+        "score": Variable("slash score by distance", "", "1/(N-D) sum_{i>=D} S_{i,i-D}", (*PER_HEAD, "distance")),
         "uniform": Variable("slash score of uniform attention", dims=("tokens", "layer", "distance")),
         "attention_distance": Variable(
             "attention distance", "tokens", "E_i sum_j S_ij (i - j)", PER_HEAD, interval=True
@@ -73,15 +73,15 @@ class Slash(Dominance):
         "first_token": Variable(
             "attention to the first token", "", "E_i S_i0 over all queries, the first itself too", **SHARE
         ),
-        "best_score": Variable(
-            *("highest slash score", "", "over D < N/2"),
+        "slash_score": Variable(
+            *("slash score", "", "highest over D < N/2"),
             **SHARE,
             headline="slash_score",
             short="slash",
-            beside="best_distance",
+            beside="slash_distance",
         ),
-        "best_distance": Variable(
-            *("distance of the highest slash score", "tokens", "D of best_score"),
+        "slash_distance": Variable(
+            *("slash distance", "tokens", "D of slash_score"),
             headline="slash_distance",
             short="D",
             whole=True,
@@ -104,7 +104,7 @@ class Slash(Dominance):
     lead = "tl_posgen.slash.slash_heads:slash_heads"
     figures = {
         "map": head_map(
-            "best_score",
+            "slash_score",
             title="Slash scores",
             subtitle="slash score: mean attention along the D-th sub-diagonal; highest over D below half the prompt",
             limits=None,
@@ -155,7 +155,7 @@ class Slash(Dominance):
 
     def findings(self, own: Numbers) -> list[str]:
         n = own.number(own.array("dominant").any("short_distance").sum(HEAD))
-        n_all, distances = int(own.data["best_score"].notnull().sum()), own.data["short_distance"].values
+        n_all, distances = int(own.data["slash_score"].notnull().sum()), own.data["short_distance"].values
         reached = own.data["uniform"].sel(tokens="all", distance=distances, drop=True) >= self.kappa
         told = ""
         if (at := distances[reached.any("layer").values]).size:
@@ -167,6 +167,6 @@ class Slash(Dominance):
         return [
             f"Slash-dominant at any of the distances {', '.join(map(str, distances))}, with kappa = {self.kappa:g}: "
             f"{n.plain:.0f} of {counted(n_all, 'head')}{in_brackets(n.null_range)}. Strongest at D below half the "
-            f"prompt: {own.extreme('best_score'):.3f}; at the previous token: {own.extreme('score', distance=1):.3f}."
+            f"prompt: {own.extreme('slash_score'):.3f}; at the previous token: {own.extreme('score', distance=1):.3f}."
             + told
         ]

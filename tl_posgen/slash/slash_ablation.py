@@ -20,7 +20,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.slash.dominance import at_distance, best_distance, reached, statistics_from_qk, statistics_of
+from tl_posgen.slash.dominance import at_distance, reached, slash_distance, statistics_from_qk, statistics_of
 from tl_posgen.slash.numbers.ablations import ablate
 from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES
 
@@ -60,7 +60,7 @@ def ablations(schemes: Sequence[str], n: int = 0) -> dict[str, tuple[str, Callab
 def _shown(own: Numbers, of: str) -> xr.DataArray:
     """Return the scores without each third of the planes and under each ablation of all, of the head that is strongest
     unchanged, each model's own, or the mean over heads."""
-    score = own.array("best_score", condition=None).stack(place=HEAD)
+    score = own.array("slash_score", condition=None).stack(place=HEAD)
     strongest = score.sel(condition="unchanged", drop=True).fillna(-1).argmax("place")
     kinds = ["unchanged", *(f"drop {band}, thirds" for band in BANDS), *WHOLE_KINDS]
     score = score.sel(condition=[kind for kind in kinds if kind in score["condition"]])
@@ -105,8 +105,8 @@ class SlashAblation(Measure):
         "score": Variable(
             *("slash score", "", "with this layer alone ablated, at the distances", ("tokens", *_ROWS, "distance"))
         ),
-        "best_score": Variable("slash score", "", "at the head's best distance, unchanged", _ROWS),
-        "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2", whole=True),
+        "slash_score": Variable("slash score", "", "at the head's best distance, unchanged", _ROWS),
+        "slash_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2", whole=True),
         "best_uniform": Variable("slash score of uniform attention", "", "at the best distance"),
     }
     figures = {
@@ -137,19 +137,19 @@ class SlashAblation(Measure):
         if not any(len(geometry.rope.inv_freq) for geometry, _ in sums.layers.values()):
             data = data.sel(condition=_WITHOUT_PLANES)
         score = data["score"].sel(tokens="all", drop=True)
-        place = best_distance(score.sel(condition="unchanged", drop=True))
-        best = {"best_score": at_distance(score, place), "best_uniform": at_distance(uniform, place)}
-        return data.assign(best | {"best_distance": place}).sel(distance=reached(self.distances, score))
+        place = slash_distance(score.sel(condition="unchanged", drop=True))
+        best = {"slash_score": at_distance(score, place), "best_uniform": at_distance(uniform, place)}
+        return data.assign(best | {"slash_distance": place}).sel(distance=reached(self.distances, score))
 
     def findings(self, own: Numbers) -> list[str]:
-        best = own.extreme("best_score")
+        best = own.extreme("slash_score")
         head = own.data.sel(layer=best.layer, head=best.head)
-        scores = head["best_score"].to_series()
+        scores = head["slash_score"].to_series()
         parts = [f"{words} {scores[kind]:.3f}" for kind, words in WHOLE_KINDS.items() if kind in scores]
-        strongest = own.number(own.array("best_score").max(HEAD))
+        strongest = own.number(own.array("slash_score").max(HEAD))
         nulls = in_brackets(f"strongest of {strongest.null:.3f}" if strongest.nulls else "")
         lines = [
-            f"The strongest, {best:.3f} at D = {int(head['best_distance'])}{nulls}, with its own layer ablated: "
+            f"The strongest, {best:.3f} at D = {int(head['slash_distance'])}{nulls}, with its own layer ablated: "
             f"{', '.join(parts)}, uniform attention {float(head['best_uniform']):.3f}."
         ]
         if "no_rope" not in own.data["condition"]:

@@ -112,7 +112,7 @@ class SlashBiases(Dominance):
             columns=3,
         ),
         "map": head_map(
-            *("best_score", "alone_at_best"),
+            *("slash_score", "alone_at_best"),
             title="Slash scores, and those of biases alone",
             subtitle="at each head's best distance on text, D below half the prompt",
             limits=None,
@@ -137,7 +137,7 @@ class SlashBiases(Dominance):
         score, alone, uniform = data["score"], data["alone"], data["uniform"]
         data = data.assign(at_best(score, uniform))
         return data.assign(
-            alone_at_best=at_distance(alone, data["best_distance"]),
+            alone_at_best=at_distance(alone, data["slash_distance"]),
             dominant=self.dominant_at(score, uniform),
             dominant_alone=self.dominant_at(alone, uniform),
         )

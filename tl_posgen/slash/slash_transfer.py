@@ -64,12 +64,12 @@ class SlashTransfer(Dominance):
     question = "Do slash heads belong to the model or to the text?"
     after = (Slash,)
     variables = {
-        "best_score": Variable(
+        "slash_score": Variable(
             *("slash score on random tokens", "", "at the head's best distance on text, of either source"),
             *(("tokens", "source", *HEAD), "random_slash_score", "random"),
         ),
         "score": Variable("slash score", dims=("tokens", "source", *HEAD, "distance")),
-        "best_distance": Variable("best distance on text", "tokens", "over D < N/2", whole=True),
+        "slash_distance": Variable("best distance on text", "tokens", "over D < N/2", whole=True),
         "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
     }
     legend = (
@@ -101,8 +101,8 @@ class SlashTransfer(Dominance):
         drawn = random_prompts(run.rows, run.model.cfg.d_vocab, run.seed)
         run.capture(lambda layer: sums.add_layer(layer, vars(statistics_of(layer))), needs=Slash.needs, rows=drawn)
         both: Any = xr.concat([natural["score"], sums.means()["score"]], pd.Index(SOURCES, name="source"))
-        place, uniform = natural["best_distance"], natural["uniform"].sel(tokens="all", drop=True)
-        data = {"score": both, "best_score": at_distance(both, place), "best_distance": place, "uniform": uniform}
+        place, uniform = natural["slash_distance"], natural["uniform"].sel(tokens="all", drop=True)
+        data = {"score": both, "slash_score": at_distance(both, place), "slash_distance": place, "uniform": uniform}
         return xr.Dataset(data).transpose("tokens", "source", ...)
 
     def reached(self, data: xr.Dataset) -> list[int]:

@@ -55,7 +55,7 @@ FOLLOWED = {
     ),
     "loss": (Followed("loss_loss", "loss", "The loss in nats per token"),),
     "mean_key": (),  # follows three_axis
-    "slash": (Followed("slash_best_score", "slash"),),
+    "slash": (Followed("slash_slash_score", "slash"),),
     "coupling": (
         Followed("coupling_coupling", "coupling", "Coupling", at=ALIGNED),
         Followed("coupling_chance", "random bases", "Coupling of random bases", at={"version": "absolute"}),
