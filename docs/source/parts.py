@@ -89,6 +89,15 @@ PARTS = {
         found_by_each,
     ),
     f"{QWEN} biases": Part(QWEN, {"measures": BIASES, "length": 128, "n_prompts": 4}, analysis, found_by_each),
+    **{
+        f"{name} sinks": Part(
+            name,
+            {"measures": ("substitution",), "length": 128, "n_prompts": 4, "null_seeds": (0,)},
+            analysis,
+            found_by_each,
+        )
+        for name in (*REAL, QWEN)
+    },
     f"{QWEN} nulls": Part(
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),
