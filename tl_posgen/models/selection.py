@@ -64,28 +64,28 @@ def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = N
 
 def named_heads(heads: Heads) -> list[tuple[Any, Any]]:
     """Return the layer and the index of each head that is named, whether a model has it or not."""
-    heads: Any = heads
-    if isinstance(heads, pd.DataFrame):
-        if missing := {"layer", "head"} - set(heads.columns):
+    given: Any = heads
+    if isinstance(given, pd.DataFrame):
+        if missing := {"layer", "head"} - set(given.columns):
             raise InputError(
                 "heads: a frame needs the columns layer and head, a row a head; "
-                f"{' and '.join(sorted(missing))} missing among [{', '.join(map(str, heads.columns))}]"
+                f"{' and '.join(sorted(missing))} missing among [{', '.join(map(str, given.columns))}]"
             )
-        listed = list(heads[["layer", "head"]].itertuples(index=False, name=None))
-    elif isinstance(heads, str) or _is_pair(heads):
-        listed = [heads]
+        listed = list(given[["layer", "head"]].itertuples(index=False, name=None))
+    elif isinstance(given, str) or _is_pair(given):
+        listed = [given]
     else:
-        heads = heads.tolist() if hasattr(heads, "tolist") else heads  # arrays and tensors
+        given = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors
         # an iterator can be read once, and the choice is needed for each model
-        if isinstance(heads, bytes | Mapping | Iterator) or not isinstance(heads, Iterable):
-            raise InputError(f"heads={heads!r}: {NAMED}")
-        listed = list(heads)
+        if isinstance(given, bytes | Mapping | Iterator) or not isinstance(given, Iterable):
+            raise InputError(f"heads={given!r}: {NAMED}")
+        listed = list(given)
     if not listed:
         raise InputError("no heads chosen; leave heads out to have all")
     pairs = []
     for head in listed:
         if not isinstance(head, str | tuple | list):
-            raise InputError(f"heads={heads!r}: {head!r} says no layer; {NAMED}")
+            raise InputError(f"heads={given!r}: {head!r} says no layer; {NAMED}")
         pair = parse_head(head) if isinstance(head, str) else tuple(head)
         if len(pair) != 2:
             raise InputError(f"head {pair!r}: a pair is (layer, head)")
@@ -118,7 +118,8 @@ def one_head(model: Model, layer: Any = None, head: Any = None) -> tuple[int, in
     is_named = isinstance(head, str | pd.DataFrame | tuple | list)
     if head is None or (layer is None and not is_named):
         raise InputError(f"head={head!r}: {remedy}")
-    selected = select_heads(model, None if layer is None else [layer], head if is_named else (layer, head))
+    chosen: Any = head if is_named else (layer, head)
+    selected = select_heads(model, None if layer is None else [layer], chosen)
     pairs = [(layer, head) for layer, heads in selected.items() for head in heads]
     if len(pairs) != 1:
         raise InputError(f"head={head!r}: these are {len(pairs)} heads; {remedy}")
@@ -129,8 +130,9 @@ def check_indices(indices: Layers, n: int, kind: str) -> list[int]:
     """Return the chosen layers, or what else is counted, in order, or all; InputError where the model lacks one."""
     if indices is None:
         return list(range(n))
-    indices = indices.tolist() if hasattr(indices, "tolist") else indices  # arrays and tensors
-    given: Any = [indices] if isinstance(indices, int) and not isinstance(indices, bool) else indices
+    given: Any = indices
+    given = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors
+    given = [given] if isinstance(given, int) and not isinstance(given, bool) else given
     if isinstance(given, str | bytes | Mapping | Iterator) or not isinstance(given, Iterable):
         raise InputError(f"{kind}s={given!r}: give a list of integers, such as {kind}s=[0, 1]")
     if not (listed := list(given)):

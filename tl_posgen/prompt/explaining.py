@@ -185,7 +185,7 @@ def _explanation_of(
         )
     baseline = keys == (-1 if against is None else against)
     contribution = _less_baseline(terms.movedim(1, 0), baseline).movedim(0, 1)
-    data = {"contribution": (("term", "key", "plane", "source"), contribution.cpu().numpy())}
+    data: dict[str, Any] = {"contribution": (("term", "key", "plane", "source"), contribution.cpu().numpy())}
     data["score"] = "key", _less_baseline(total + alibi, baseline).cpu().numpy()
     data["attention"] = "key", used.softmax(-1).cpu().numpy()
     if geometry.alibi_slopes is not None:

@@ -124,7 +124,8 @@ def page_of(explanation: Explanation) -> str:
 
 def explanation_html(explanation: Explanation) -> str:
     """Return an explanation for a notebook's cell: a sentence, the keys of most attention, the figure."""
-    figure: Any = plotly.io.to_html(explanation.plot(), include_plotlyjs="cdn", full_html=False)
+    how: dict[str, Any] = {"include_plotlyjs": "cdn", "full_html": False}
+    figure = plotly.io.to_html(explanation.plot(), **how)
     table = explanation.table().head(FEW_ROWS).assign(token=lambda rows: rows["token"].map(repr))
     return f"<p>{html.escape(explanation.sentence())}</p>{table_html(table)}{figure}"
 

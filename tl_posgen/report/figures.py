@@ -160,7 +160,7 @@ class Panels:
         at = self.place_of(panel)
         self.figure.add_traces(list(traces), rows=[at["row"]] * len(traces), cols=[at["col"]] * len(traces))
 
-    def place_of(self, panel: int) -> dict[str, int]:
+    def place_of(self, panel: int) -> dict[str, Any]:
         """Return the row and the column of a panel, counted from 1, as plotly takes them."""
         return {"row": panel // self.n_columns + 1, "col": panel % self.n_columns + 1}
 

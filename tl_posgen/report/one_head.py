@@ -99,7 +99,7 @@ class HeadView:
                 }
                 panels.add(number, go.Scatter(**ends, **_BAND, hoverinfo="skip"))
             panels.add(number, line(x, curve["rows"][place], self.name, COLOURS[0]))
-            axis = {"type": "log", "dtick": 1} if curve["log"] else {}
+            axis: dict[str, Any] = {"type": "log", "dtick": 1} if curve["log"] else {}
             panels.figure.update_xaxes(title_text=curve["along"], **axis, **panels.place_of(number))
         for number, (_, array) in enumerate(maps, len(curves)):
             square = array.rename(dict(zip(array.dims, ("query", "key"), strict=True)))
@@ -115,8 +115,8 @@ class HeadView:
         """In a notebook: the numbers and the figure."""
         rows = [(measure, quantity, str(number)) for measure, quantity, number in self.numbers()]
         table = table_html(pd.DataFrame(rows, columns=["measure", "quantity", "value [interval] (null models)"]))
-        figure: Any = self.plot()
-        drawn = plotly.io.to_html(figure, include_plotlyjs="cdn", full_html=False) if figure.data else ""
+        figure, how = self.plot(), dict[str, Any](include_plotlyjs="cdn", full_html=False)
+        drawn = plotly.io.to_html(figure, **how) if figure.data else ""
         return f"<h4>{html.escape(self.name)}</h4>{table}{drawn}"
 
 
