@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-import plotly.io
 from markupsafe import Markup
 from rich.console import Console
 
@@ -13,7 +12,7 @@ from tl_posgen.core.formatting import counted
 from tl_posgen.prompt.explanation import Explanation
 from tl_posgen.report.circuits import stacked, titled, token_colours
 from tl_posgen.report.figures import COLOURS, Panels, plain
-from tl_posgen.report.page import figure_on_page, fill_page, table_on_page
+from tl_posgen.report.page import figure_in_cell, figure_on_page, fill_page, table_on_page
 from tl_posgen.report.tables import table_html, title
 from tl_posgen.report.terminal import print_frame
 
@@ -124,8 +123,7 @@ def page_of(explanation: Explanation) -> str:
 
 def explanation_html(explanation: Explanation) -> str:
     """Return an explanation for a notebook's cell: a sentence, the keys of most attention, the figure."""
-    how: dict[str, Any] = {"include_plotlyjs": "cdn", "full_html": False}
-    figure = plotly.io.to_html(explanation.plot(), **how)
+    figure = figure_in_cell(explanation.plot())
     table = explanation.table().head(FEW_ROWS).assign(token=lambda rows: rows["token"].map(repr))
     return f"<p>{html.escape(explanation.sentence())}</p>{table_html(table)}{figure}"
 

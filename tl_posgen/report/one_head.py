@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import plotly.io
 
 from tl_posgen.core.measure import HEAD, in_words
 from tl_posgen.core.number import Number
@@ -18,6 +17,7 @@ from tl_posgen.core.result import Result
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, SCALE, Panels, line, plain, token_map
 from tl_posgen.report.heads import heads_of
+from tl_posgen.report.page import figure_in_cell
 from tl_posgen.report.tables import table_html
 
 _MOST_NUMBERS = 16  # of one variable; more are a curve or a map
@@ -99,7 +99,7 @@ class HeadView:
                 }
                 panels.add(number, go.Scatter(**ends, **_BAND, hoverinfo="skip"))
             panels.add(number, line(x, curve["rows"][place], self.name, COLOURS[0]))
-            axis: dict[str, Any] = {"type": "log", "dtick": 1} if curve["log"] else {}
+            axis: dict[str, Any] = {} if curve["ticks"] is None else {"type": "log", **curve["ticks"]}
             panels.figure.update_xaxes(title_text=curve["along"], **axis, **panels.place_of(number))
         for number, (_, array) in enumerate(maps, len(curves)):
             square = array.rename(dict(zip(array.dims, ("query", "key"), strict=True)))
@@ -115,8 +115,8 @@ class HeadView:
         """In a notebook: the numbers and the figure."""
         rows = [(measure, quantity, str(number)) for measure, quantity, number in self.numbers()]
         table = table_html(pd.DataFrame(rows, columns=["measure", "quantity", "value [interval] (null models)"]))
-        figure, how = self.plot(), dict[str, Any](include_plotlyjs="cdn", full_html=False)
-        drawn = plotly.io.to_html(figure, **how) if figure.data else ""
+        figure = self.plot()
+        drawn = figure_in_cell(figure) if figure.data else ""
         return f"<h4>{html.escape(self.name)}</h4>{table}{drawn}"
 
 

@@ -264,7 +264,7 @@ def _cell(
     if len(table) > CELL_ROWS:
         parts.append(f"<p>{len(table) - CELL_ROWS} rows more: .frame()</p>")
     drawn = next((result for result in results if result.kinds), None)
-    return "".join([*parts, "" if drawn is None else _figure_in_cell(drawn.plot())])
+    return "".join([*parts, "" if drawn is None else figure_in_cell(drawn.plot())])
 
 
 @cache
@@ -273,7 +273,7 @@ def _packed_plotlyjs() -> str:
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
 
 
-def _figure_in_cell(figure: go.Figure) -> str:
+def figure_in_cell(figure: go.Figure) -> str:
     """Return a figure for a cell: the first cell that is shown unpacks plotly's script, which each cell carries."""
     return _CELL_FIGURE.format(
         id=f"tl-posgen-{uuid.uuid4().hex}",
