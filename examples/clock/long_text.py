@@ -16,6 +16,7 @@ import json
 import time
 from pathlib import Path
 
+import pandas as pd
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -69,6 +70,19 @@ def losses_of(condition: str, args: argparse.Namespace, prompts: torch.Tensor) -
         return torch.cat([token_losses(model, tokens[None], hooks) for tokens in prompts])
 
 
+def summary(records: list[dict]) -> pd.DataFrame:
+    """Means over prompts by condition: text by place, and copies of passages that began before and behind 4,096."""
+    rows = []
+    for record in records:
+        copies = {"far_copies": [], "near_copies": []}
+        for copy in record["copies"]:
+            copies["far_copies" if copy["begins"] < 4096 else "near_copies"].append(copy["loss"])
+        means = {name: sum(losses) / len(losses) for name, losses in copies.items() if losses}
+        rows.append({"condition": record["condition"], "prompts": 1, **record["text"], **means})
+    table = pd.DataFrame(rows).groupby("condition", sort=False)
+    return table.mean().assign(prompts=table["prompts"].sum()).round(4).reset_index()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
@@ -112,6 +126,8 @@ def main() -> None:
             ]
             with args.out.open("a") as out:
                 out.write(json.dumps(record) + "\n")
+            kept.append(json.loads(json.dumps(record)))
+            summary(kept).to_csv(args.out.with_suffix(".csv"), index=False)
             print(record, flush=True)
 
 

@@ -109,7 +109,7 @@ def evenly(values: Iterable[Any], most: int = MOST_NAMES) -> list[Any]:
     return every[:: -(-len(every) // most) or 1]
 
 
-def ticks_from_zero(top: float) -> dict[str, Any]:
+def ticks_from_zero(top: int | float) -> dict[str, Any]:
     """Return the ticks of a logarithmic axis of x + 1, labelled with x: 0, 1, 3, 10, .. up to `top`.
 
     Example:
