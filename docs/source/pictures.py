@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import plotly.io
 from measure_pages import PARTS as OF_MEASURES
 
+from tl_posgen.frequencies.joined_figure import join_costs_and_gap
+
 DOCS = Path(__file__).parents[1]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -79,6 +81,7 @@ def draw(names: Any = None) -> None:
         for part in OF_MEASURES:
             if not PARTS[part].missing and (not names or part in names):
                 of_measures |= results_of(part)
+        of_measures = join_costs_and_gap(of_measures)
         for name, result in of_measures.items():
             if result.kinds:
                 width = WIDEST if name in WIDE else WIDTH

@@ -18,7 +18,7 @@ from tl_posgen.report.head_figures import head_names
 PHASES = cyclical.HSV  # of angles: the two ends are one colour
 _MOST_KINDS = 3  # of layers beside each other
 _LEGEND_INSIDE = {"x": 0.99, "xanchor": "right", "y": 0.99, "bgcolor": "rgba(0,0,0,0)"}
-_LEGEND_BESIDE = {"x": 1.01, "xanchor": "left", "y": 0.44, "yanchor": "top", "font_size": 11}
+_LEGEND_BELOW = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "font_size": 11}
 ACROSS = "second half of short prompts, moved on by a gap"
 _BELOW = 0.6  # height of the panels below, of those of use
 
@@ -56,8 +56,8 @@ def draw_plane_use(result: Any) -> go.Figure:
     n_below = bool(costs) + (across is not None)
     titles = [*kinds, *([""] * len(kinds) if costs else []), *([ACROSS] if across is not None else [])]
     rows = [1, *[_BELOW] * n_below]
-    heights = {"row_heights": rows, "vertical_spacing": 0.08} if n_below else {}
-    height = round(340 * sum(rows) / len(rows))
+    heights = {"row_heights": rows, "vertical_spacing": 0.3 / len(rows)} if n_below else {}
+    height = round(380 * sum(rows) / len(rows))
     panels = Panels(titles, columns=max(1, len(kinds)), row_height=height, horizontal_spacing=0.06, **heights)
     for number, layers in enumerate(kinds.values()):
         data = result.own.sel(layer=layers)
@@ -97,10 +97,10 @@ def draw_plane_use(result: Any) -> go.Figure:
         figure.update_xaxes(title_text="gap over the training context", tickvals=None, ticktext=None, **last)
         figure.update_yaxes(title_text="nats per token", **last)
     bar = {"title": "phase of q<br>before k", "thickness": 12, "tickvals": [-180, -90, 0, 90, 180], "ticksuffix": "°"}
-    bar |= {"len": 0.45, "y": 1, "yanchor": "top"} if n_below else {}
+    bar |= {"len": 1 / sum(rows), "lenmode": "fraction", "y": 1, "yanchor": "top"} if n_below else {}
     figure.update_layout(
         coloraxis={"colorscale": PHASES, "cmin": -180, "cmax": 180, "colorbar": bar},
-        legend=_LEGEND_BESIDE if n_below else _LEGEND_INSIDE,
+        legend=_LEGEND_BELOW if n_below else _LEGEND_INSIDE,
         barmode="group" if costs else "overlay",
         bargap=0,
     )
