@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 from made_up import beside_itself, dataset_of, result_of
 
 from tl_posgen.claims import PAPERS, judge
@@ -230,7 +231,8 @@ def test_the_unrotated_rest_of_a_head_is_no_slow_plane_beside_the_band():
     use = (*BAND[:8], *[0.5] * 4)
 
     def partly_rotated(data):
-        return data.assign(turns=data["turns"].where(data["plane"] < 8, 0))
+        turns = data["turns"].where(data["plane"] < 8, 0)
+        return data.assign(turns=xr.concat([turns, turns * np.nan], "layers"))  # NaN: of those without RoPE
 
     assert judge(CLAIMS["1b"], results_of("1b", {"use": use}, change=partly_rotated)).verdict == "held"
     assert judge(CLAIMS["1b"], results_of("1b", {"use": use})).verdict == "not held"

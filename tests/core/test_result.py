@@ -358,7 +358,8 @@ def test_whatever_a_parser_raises_is_one_line_that_names_the_file(whole, monkeyp
 
 def test_large_arrays_are_stored_in_single_precision_and_said_to_be(result, tmp_path):
     many = np.random.default_rng(0).normal(size=2**17)
-    dataset = result.dataset.assign(many=("place", many), few=("some", many[:9]))
+    beyond = np.where(many > 3, 1e39, np.where(many < -3, -np.inf, many))
+    dataset = result.dataset.assign(many=("place", many), few=("some", many[:9]), beyond=("place", beyond))
     path = Result(result.measure, dataset, result.provenance).save(tmp_path / "r.nc")
     with xr.open_datatree(path) as tree:
         assert tree[result.name]["many"].dtype == np.float32
@@ -368,3 +369,4 @@ def test_large_arrays_are_stored_in_single_precision_and_said_to_be(result, tmp_
     assert again["many"].attrs == {}
     np.testing.assert_allclose(again["many"], many, rtol=1e-6)
     np.testing.assert_array_equal(again["few"], many[:9])
+    np.testing.assert_array_equal(again["beyond"], beyond)  # which float32 does not hold

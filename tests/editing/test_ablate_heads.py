@@ -50,6 +50,8 @@ def test_bad_ways_and_too_long_prompts_are_refused(model):
     hooks = ablate_heads(model, "1.1", "resample", reference=REFERENCE[:, :6], length=6)
     with pytest.raises(InputError, match="give length="):
         model.run_with_hooks(TOKENS, fwd_hooks=hooks)
+    with pytest.raises(InputError, match="KV cache"):  # a step would take what the reference wrote at its first token
+        model.run_with_hooks(TOKENS[:, :1], fwd_hooks=hooks)
 
 
 def test_every_seed_and_place_has_a_draw_of_its_own():

@@ -31,9 +31,10 @@ def _thirds(array: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
 
 
 def _turning(plane_use: Result) -> np.ndarray:
-    """Return which planes turn in any layer; the unrotated rest of partial rotary does not."""
+    """Return which planes turn in any layer; the unrotated rest of partial rotary does not, nor a layer without RoPE,
+    whose turns are NaN."""
     turns = plane_use.own["turns"]
-    return (turns != 0).any([dim for dim in turns.dims if dim != "plane"]).values
+    return (turns > 0).any([dim for dim in turns.dims if dim != "plane"]).values
 
 
 def _mean_of(array: xr.DataArray, heads: xr.DataArray) -> xr.DataArray:

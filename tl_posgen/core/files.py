@@ -133,11 +133,14 @@ def netcdf_bytes(groups: Mapping[str, xr.Dataset]) -> bytes:
 
 
 def in_single(data: xr.Dataset) -> xr.Dataset:
-    """Return the dataset with large arrays of float64 in float32, which halves its file and keeps seven digits; their
-    attribute `stored` says so, and `read_netcdf` makes them float64 again.
+    """Return the dataset with large arrays of float64 in float32, which halves its file and keeps seven digits, but for
+    arrays with numbers beyond float32; their attribute `stored` says so, and `read_netcdf` makes them float64 again.
     """
     large = {name: one for name, one in data.data_vars.items() if one.dtype == np.float64 and one.size > _LARGE}
-    return data.assign({name: one.astype(np.float32).assign_attrs(stored=_SINGLE) for name, one in large.items()})
+    with np.errstate(over="ignore"):
+        short = {name: one.astype(np.float32) for name, one in large.items()}
+    held = {name: one for name, one in short.items() if np.array_equal(np.isinf(one), np.isinf(large[name]))}
+    return data.assign({name: one.assign_attrs(stored=_SINGLE) for name, one in held.items()})
 
 
 def read_netcdf(path: Path) -> dict[str, xr.Dataset]:

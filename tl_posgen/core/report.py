@@ -189,7 +189,7 @@ class Report(Mapping[str, Result]):
         pairs = named_heads(head)
         if len(pairs) != 1:
             raise InputError(f'head={head!r}: these are {len(pairs)} heads; give one, such as "L3H1"')
-        view = HeadView(int(pairs[0][0]), int(pairs[0][1]), self.results)
+        view = HeadView(*pairs[0], self.results)
         if view.frame().empty:
             raise InputError(f"no result has a number of {view.name}; .frame() has the heads that there are")
         return view

@@ -319,7 +319,7 @@ class Result:
             >>> MeanKey()("mini", "Down, down, down.", nulls=False).of_heads("L3H1").frame().shape
             (1, 3)
         """
-        pairs = list(dict.fromkeys((int(layer), int(head)) for layer, head in named_heads(heads)))
+        pairs = list(dict.fromkeys(named_heads(heads)))
         names, data = [head_name(*pair) for pair in pairs], self.dataset
         if not set(HEAD) <= set(data.coords):
             raise InputError(f"{self.name} has no numbers of single heads; leave heads out")

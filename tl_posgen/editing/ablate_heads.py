@@ -9,6 +9,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.capture.padding import require_places
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
@@ -45,8 +46,8 @@ def ablate_heads(
         Hooks for `model.hooks(fwd_hooks=...)` or `run_with_hooks`, alone or joined to others.
 
     Raises:
-        InputError: no such head, another `how`, unusable prompts; later, in the forward pass: prompts longer than those
-            that "resample" draws from.
+        InputError: no such head, another `how`, unusable prompts; later, in the forward pass of "resample": prompts
+            longer than those that it draws from, a single token, as in steps with a KV cache.
         UnsupportedModelError: a layer whose heads' outputs cannot be hooked.
 
     Source: usual interventions of the field.
@@ -86,6 +87,7 @@ def ablate_heads(
     def edit(layer: int, z: Tensor, hook: object) -> Tensor:
         some, written = selected[layer], outputs[layer]
         if how == "resample":
+            require_places(layer, z.shape[1])
             if z.shape[1] > written.shape[1]:
                 raise InputError(
                     f"resample: {z.shape[1]} tokens, and the reference's prompts have {written.shape[1]}; give length="

@@ -62,7 +62,7 @@ def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = N
     return {layer: sorted(selected[layer]) for layer in sorted(selected)}
 
 
-def named_heads(heads: Heads) -> list[tuple[Any, Any]]:
+def named_heads(heads: Heads) -> list[tuple[int, int]]:
     """Return the layer and the index of each head that is named, whether a model has it or not."""
     given: Any = heads
     if isinstance(given, pd.DataFrame):
@@ -89,7 +89,7 @@ def named_heads(heads: Heads) -> list[tuple[Any, Any]]:
         pair = parse_head(head) if isinstance(head, str) else tuple(head)
         if len(pair) != 2:
             raise InputError(f"head {pair!r}: a pair is (layer, head)")
-        pairs.append(pair)
+        pairs.append((_integer(pair[0], "layer", f"head {pair!r}: "), _integer(pair[1], "head", f"head {pair!r}: ")))
     return pairs
 
 
@@ -141,11 +141,13 @@ def check_indices(indices: Layers, n: int, kind: str) -> list[int]:
 
 
 def _index(value: Any, n: int, kind: str, place: str = "", owner: str = "this model") -> int:
-    if not hasattr(value, "__index__") or isinstance(value, bool):
-        raise InputError(
-            f"{place}{kind} {value!r} is {type(value).__name__}, not an integer; choose from {kind}s 0 to {n - 1}"
-        )
-    index = operator.index(value)
+    index = _integer(value, kind, place, f"; choose from {kind}s 0 to {n - 1}")
     if not 0 <= index < n:
         raise InputError(f"{place}{kind} {index} does not exist: {owner} has {kind}s 0 to {n - 1}")
     return index
+
+
+def _integer(value: Any, kind: str, place: str, remedy: str = "") -> int:
+    if not hasattr(value, "__index__") or isinstance(value, bool):
+        raise InputError(f"{place}{kind} {value!r} is {type(value).__name__}, not an integer{remedy}")
+    return operator.index(value)

@@ -147,11 +147,29 @@ def test_positions_are_keys_of_all_layers_and_all_of_them_are_the_model(llama):
     assert isinstance(true_at(RowByRow(lambda capture: capture.scores()), [0]), RowByRow)
 
 
-@pytest.mark.parametrize("keys", [[], [-1], [0, -1]])
+@pytest.mark.parametrize("keys", [[], [-1], [0, -1], [False, True]])
 def test_what_are_no_keys_is_refused(llama, keys):
     for make in (lambda: true_at(by_split(query_profile), keys), lambda: no_values_at(llama, keys)):
         with pytest.raises(InputError, match="give positions such as"):
             make()
+
+
+def test_steps_with_a_cache_and_masks_of_fewer_layers_are_refused(llama):
+    mask = torch.zeros(1, N, dtype=torch.bool)
+    for hooks in (no_values_at(llama, mask), substitute(llama, true_at(by_split(query_profile), mask))):
+        with pytest.raises(InputError, match="a mask of 1 layers has no layer 1"):
+            logits(llama, hooks, TOKENS[None])
+    with (
+        llama.hooks(fwd_hooks=no_values_at(llama, [0])),
+        pytest.raises(InputError, match=r"KV cache.*use_past_kv_cache=False"),
+    ):
+        llama.generate(TOKENS[None], max_new_tokens=3, use_past_kv_cache=True, stop_at_eos=False, verbose=False)
+
+
+@pytest.mark.parametrize("tokens", [TOKENS.float(), TOKENS[:0], TOKENS[None], TOKENS + 10**6])
+def test_what_is_no_prompt_has_no_sinks(llama, unchecked, tokens):
+    with pytest.raises(InputError, match=r"no prompt|outside the vocabulary"):
+        attention_sinks(llama, tokens)
 
 
 @pytest.fixture(scope="module")

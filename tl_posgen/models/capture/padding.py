@@ -88,6 +88,16 @@ def require_whole(layer: int, n_queries: int, n_keys: int) -> None:
         )
 
 
+def require_places(layer: int, n_tokens: int) -> None:
+    """Refuse a pass of one token under hooks that find tokens by their place: it may be a step with a KV cache, whose
+    queries, values and outputs do not show how many tokens stand before it."""
+    if n_tokens == 1:
+        raise InputError(
+            f"layer {layer}: a pass of one token may be a step with a KV cache, and these hooks find tokens by their "
+            f"place in the prompt; {WITHOUT_CACHE}"
+        )
+
+
 def text_of_pass(
     mask: Any, batch: int, length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken
 ) -> list[slice]:

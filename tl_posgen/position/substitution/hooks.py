@@ -14,10 +14,12 @@ from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import RowByRow, ScoresOf, finished, replace_scores
 from tl_posgen.errors import InputError, check_choice, check_share, check_whole
 from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.capture.padding import require_places
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import Session, session_of
+from tl_posgen.models.tokens import check_ids
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
@@ -223,9 +225,10 @@ def attention_sinks(
         torch.Size([4, 40])
     """
     check_share("share", share)
-    if not isinstance(tokens, Tensor) or tokens.ndim != 1:
+    if not isinstance(tokens, Tensor) or tokens.ndim != 1 or tokens.is_floating_point() or not len(tokens):
         raise InputError(f"attention_sinks: {tokens!r} is no prompt; give a tensor [pos] of token ids")
     session = session_of(model)
+    check_ids(session, tokens.tolist())
     sinks = torch.zeros(session.model.cfg.n_layers, len(tokens), dtype=torch.bool)
 
     def find(capture: LayerCapture) -> None:
@@ -273,7 +276,8 @@ def no_values_at(model: Model, keys: Keys) -> HookList:
         keys: as in `true_at`; prompts begin at the first position.
 
     Raises:
-        InputError: keys that are neither positions nor a mask.
+        InputError: keys that are neither positions nor a mask; later, in the forward pass: a single token, as in steps
+            with a KV cache.
 
     Source: ours.
 
@@ -292,6 +296,7 @@ def no_values_at(model: Model, keys: Keys) -> HookList:
     session = session_of(model)
 
     def zero(v: Float[Tensor, "batch pos *value"], hook: object, layer: int) -> Float[Tensor, "batch pos *value"]:
+        require_places(layer, v.shape[1])
         gone = _chosen(keys, layer, v.shape[1], v.device)
         return v.masked_fill(gone.view(1, -1, *[1] * (v.ndim - 2)), 0)
 
@@ -300,6 +305,8 @@ def no_values_at(model: Model, keys: Keys) -> HookList:
 
 def _chosen(keys: Keys, layer: int, n: int, device: torch.device) -> Bool[Tensor, " n"]:
     """Return which of the first n keys are chosen in this layer."""
+    if isinstance(keys, Tensor) and layer >= len(keys):
+        raise InputError(f"keys: a mask of {len(keys)} layers has no layer {layer}; give one of this model")
     at = keys[layer].nonzero()[:, 0] if isinstance(keys, Tensor) else torch.tensor(list(keys))
     return torch.isin(torch.arange(n, device=device), at.to(device))
 
@@ -308,7 +315,7 @@ def _check_keys(keys: Any) -> None:
     """Refuse what is neither positions nor a mask of layers and keys."""
     is_mask = isinstance(keys, Tensor) and keys.ndim == 2 and keys.dtype == torch.bool
     is_row = not isinstance(keys, Tensor | str) and isinstance(keys, Sequence)
-    if not is_mask and not (is_row and keys and all(isinstance(key, int) and key >= 0 for key in keys)):
+    if not is_mask and not (is_row and keys and all(type(key) is int and key >= 0 for key in keys)):
         raise InputError(f"keys {keys!r}: give positions such as [0], or a mask [layer, key] of attention_sinks(..)")
 
 
