@@ -218,7 +218,7 @@ class PlanePerturbation(Interventions):
             if by_planes and planes >= n_planes[layer]:
                 return {"map_rise": np.full((len(COSTS), len(run.rows)), np.nan)}
             band = [planes] if by_planes else _third(planes)
-            how = {"edit": map_edit, "layers": [layer], "heads": heads[layer], "band": band}
+            how = {"edit": map_edit, "heads": [(layer, head) for head in heads[layer]], "band": band}
             return {"map_rise": self.under(run, how)["loss"] - loss}
 
         planes = range(max(n_planes.values())) if by_planes else BANDS
