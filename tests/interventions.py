@@ -89,7 +89,6 @@ ROW_BY_ROW = {
     "split": lambda m: substitute(m, by_split(triangle(8), mean_key="seen")),
     "some of the residual": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), residual=0.3),
     "true at the first key": lambda m: substitute(m, true_at(by_split(triangle(8), mean_key="seen"), [0])),
-    "first value zero": lambda m: no_values_at(m, [0]),
     "two kinds of heads": lambda m: (
         lm_infinite(m, 8, 2, heads=halves(m)[0]) + at_dummy_distance(m, 3, heads=halves(m)[1])
     ),
@@ -103,6 +102,7 @@ ROW_BY_ROW = {
 OF_THE_PROMPT = {
     "a matrix of distances": lambda m: at_dummy_distance(m, torch.zeros(N, N)),
     "means": lambda m: ablate_bands(m, "means"),
+    "first value zero": lambda m: no_values_at(m, [0]),
     "mean key of the prompt": lambda m: substitute(m, by_split(triangle(8))),
     "quantile": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), gamma=0.9),
     "positions": lambda m: permute_positions(m, torch.arange(N)),
