@@ -14,7 +14,6 @@ from tl_posgen.hooks import (
     by_split,
     interpolate_positions,
     lm_infinite,
-    no_values_at,
     perturb_planes,
     remove_source,
     retrieve_blocks,
@@ -102,7 +101,6 @@ ROW_BY_ROW = {
 OF_THE_PROMPT = {
     "a matrix of distances": lambda m: at_dummy_distance(m, torch.zeros(N, N)),
     "means": lambda m: ablate_bands(m, "means"),
-    "first value zero": lambda m: no_values_at(m, [0]),
     "mean key of the prompt": lambda m: substitute(m, by_split(triangle(8))),
     "quantile": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), gamma=0.9),
     "positions": lambda m: permute_positions(m, torch.arange(N)),
