@@ -42,7 +42,7 @@ def written(directory: Path, prompts: int, texts: int) -> Path:
 
 def run(study: Path, out: Path, workers: int) -> list[float]:
     """Of each model, the seconds from its first finished job to its last."""
-    sweep = [sys.executable, "-W", "ignore", "-m", "tl_posgen.cli", "sweep", str(study), "--out", str(out)]
+    sweep = [sys.executable, "-W", "ignore", "-m", "tl_posgen", "sweep", str(study), "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     subprocess.run([*sweep, "--workers", str(workers)], env=environment, stdout=subprocess.DEVNULL, check=True)
     ends: dict[str, list[float]] = {}

@@ -237,7 +237,7 @@ def width(part: Part) -> Mapping[str, Any]:
 
 def demo(part: Part) -> Mapping[str, Any]:
     """Return what `make demo` prints."""
-    words = printed("-m", "tl_posgen.cli", "analyze", "--out", str(BUILD / "demo"), "--force")
+    words = printed("-m", "tl_posgen", "analyze", "--out", str(BUILD / "demo"), "--force")
     return {"printed": words.replace(f"{ROOT}{os.sep}", "")}
 
 
@@ -246,7 +246,7 @@ def commands(part: Part) -> Mapping[str, Any]:
     every = {}
     for line in part.settings["lines"]:
         words = [*line.split()[1:], *(["--force"] if "--out" in line else [])]
-        every[line] = printed("-m", "tl_posgen.cli", *words).split("\n\nNot shown:")[0].rstrip()
+        every[line] = printed("-m", "tl_posgen", *words).split("\n\nNot shown:")[0].rstrip()
     return {"printed": every}
 
 
@@ -258,7 +258,7 @@ def timed(part: Part) -> Mapping[str, Any]:
         for line in part.settings["lines"]:
             given = ["--model", path_of(name), "--text", text, "--out", BUILD / "timed", "--force", "--full"]
             with tempfile.TemporaryFile("w+") as out:
-                command = [sys.executable, "-m", "tl_posgen.cli", *shlex.split(line), *given]
+                command = [sys.executable, "-m", "tl_posgen", *shlex.split(line), *given]
                 began = subprocess.Popen(command, env=environment(), stdout=out, stderr=subprocess.DEVNULL)
                 _, status, used = os.wait4(began.pid, 0)
                 if os.waitstatus_to_exitcode(status):

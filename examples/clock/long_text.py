@@ -71,16 +71,15 @@ def losses_of(condition: str, args: argparse.Namespace, prompts: torch.Tensor) -
 
 
 def summary(records: list[dict]) -> pd.DataFrame:
-    """Means over prompts by condition: text by place, and copies of passages that began before and behind 4,096."""
+    """A row a run: text by place, and copies of passages that began before and behind 4,096."""
     rows = []
     for record in records:
         copies = {"far_copies": [], "near_copies": []}
         for copy in record["copies"]:
             copies["far_copies" if copy["begins"] < 4096 else "near_copies"].append(copy["loss"])
         means = {name: sum(losses) / len(losses) for name, losses in copies.items() if losses}
-        rows.append({"condition": record["condition"], "prompts": 1, **record["text"], **means})
-    table = pd.DataFrame(rows).groupby("condition", sort=False)
-    return table.mean().assign(prompts=table["prompts"].sum()).round(4).reset_index()
+        rows.append({"prompt": record["prompt"], "condition": record["condition"], **record["text"], **means})
+    return pd.DataFrame(rows).round(4).sort_values("prompt", kind="stable")
 
 
 def main() -> None:

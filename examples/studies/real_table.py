@@ -1,7 +1,7 @@
 """Write real.csv, a row a model and quantity, from a finished run of real.toml.
 
-    tl-posgen sweep examples/studies/real.toml --out runs
-    python examples/studies/real_table.py runs
+tl-posgen sweep examples/studies/real.toml --out runs
+python examples/studies/real_table.py runs
 """
 
 import sys

@@ -62,7 +62,7 @@ def test_a_terminal_that_lacks_characters_shows_others(command, monkeypatch, tmp
 
 @pytest.mark.slow
 def test_a_reader_that_has_read_enough_is_no_error():
-    command = [sys.executable, "-m", "tl_posgen.cli", "check"]
+    command = [sys.executable, "-m", "tl_posgen", "check"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
@@ -79,7 +79,7 @@ def stopped(tmp_path, small):
     """A command that is sent a signal once its progress says this: exit code and last line."""
 
     def called(number, shown, command, *words):
-        command = [sys.executable, "-m", "tl_posgen.cli", command, "--model", str(small), *words]
+        command = [sys.executable, "-m", "tl_posgen", command, "--model", str(small), *words]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         options = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
         process = subprocess.Popen([*command, "--out", str(tmp_path / "report")], **options)
@@ -144,7 +144,7 @@ def test_stopped_claims_keep_finished_parts(stopped, tmp_path):
 @pytest.mark.parametrize("number", CODES)
 @pytest.mark.parametrize("delay", range(20))
 def test_a_signal_at_any_time_leaves_whole_files(tmp_path, number, delay):
-    command = [sys.executable, "-m", "tl_posgen.cli", "analyze", *SHORT, "--out", str(tmp_path / "report")]
+    command = [sys.executable, "-m", "tl_posgen", "analyze", *SHORT, "--out", str(tmp_path / "report")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     time.sleep(1 + 0.2 * delay)
     process.send_signal(number)

@@ -143,12 +143,14 @@ def print_explanation(explanation: Explanation, *, full: bool = False) -> None:
     table, terms = explanation.table(), explanation.largest(len(explanation.frame(("term", "source"))), key)
     for frame in (table, terms):
         frame["token"] = [repr(token) for token in frame["token"]]
-    print_frame(console, table.head(len(table) if full else PRINTED_KEYS), words)
+    named = table["key"].isin([key, attrs["against_key"]])  # shown whatever attention they have
+    shown = table if full else table[named | (np.arange(len(table)) < PRINTED_KEYS)]
+    print_frame(console, shown, words)
     token = table.set_index("key")["token"][key]
     name = f"largest terms of key {key}, {token}, in logits, by source of the {attrs['side']}"
     terms = terms.assign(term=terms["term"].map(title)).drop(columns=["key", "token"])
     print_frame(console, terms.head(len(terms) if full else PRINTED_TERMS), name)
-    left = len(table) - PRINTED_KEYS
+    left = len(table) - len(shown)
     if left > 0 and not full:
         print(f"Not shown: {counted(left, 'key')} with less attention; --full shows all.")
     note = f" {attrs['note'][0].upper()}{attrs['note'][1:]}." if attrs["note"] else ""

@@ -51,7 +51,10 @@ def test_shares_run_from_uniform_to_unchanged(result):
     assert all(one.low <= one.value <= one.high <= max(one.value, 1) for one in shares.values())
     np.testing.assert_allclose(unchanged["attention_kl"], 0, atol=1e-9)
     np.testing.assert_allclose(unchanged["r"], 1)
-    assert result.table()["recovered"].tolist() == [one.value for one in shares.values()]
+    table = result.table()
+    assert dict(zip(table["condition"], table["recovered"], strict=True)) == {
+        name: one.value for name, one in shares.items()
+    }
 
 
 def test_where_attention_is_worth_nothing_there_is_no_share(result):

@@ -56,6 +56,7 @@ NO_VALUES = {
 }
 OF_SINKS = (*AT_SINKS.values(), AT_RANDOM, *NO_VALUES.values())
 NO_STAND_IN = (UNTOUCHED, UNIFORM)
+TOLD = (*NO_STAND_IN, "query_profile", "position", "content", *AT_SINKS.values(), AT_RANDOM)  # first in the table
 NOT_OF_ALL = (*NO_STAND_IN, *OF_SINKS)  # conditions that put no stand-in in the place of all scores
 NO_SPLIT = (*NOT_OF_ALL, "position", "content")
 BY_HEAD = ("condition", *HEAD)
@@ -332,4 +333,5 @@ class Substitution(Interventions):
     def table(self, own: Numbers) -> pd.DataFrame:
         columns = {name: own.along(own.array(name, condition=None), "condition") for name in ("r", "attention_kl")}
         frame = super().table(own).drop(columns=["rise", "low", "high"])
-        return frame.assign(**{name: [one.value for one in numbers] for name, numbers in columns.items()})
+        frame = frame.assign(**{name: [one.value for one in numbers] for name, numbers in columns.items()})
+        return frame.sort_values("condition", key=lambda names: ~names.isin(TOLD), kind="stable", ignore_index=True)

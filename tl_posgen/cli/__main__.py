@@ -1,5 +1,0 @@
-"""`python -m tl_posgen.cli`: the command, where no script was installed."""
-
-from tl_posgen.cli import main
-
-main()
