@@ -67,7 +67,10 @@ def rules(model, name: str):
 
 def halves(model) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The first two heads of every layer, and the next two."""
-    return tuple([(layer, head) for layer in range(model.cfg.n_layers) for head in some] for some in ((0, 1), (2, 3)))
+    first, next_ = (
+        [(layer, head) for layer in range(model.cfg.n_layers) for head in some] for some in ((0, 1), (2, 3))
+    )
+    return first, next_
 
 
 ROW_BY_ROW = {

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.report.heads import LONGEST, heads_of
+from tl_posgen.rules import Rules
 
 pytestmark = pytest.mark.longer
 
@@ -110,3 +112,11 @@ def test_figures_are_drawn_of_chosen_heads_alone(report):
     ):
         with pytest.raises(InputError, match=message):
             report[name].plot(heads=head)
+
+
+def test_a_figure_of_the_whole_model_is_refused_for_chosen_heads(mini):
+    tokens = torch.arange(2, 26)[None].repeat(2, 1)
+    result = Rules(rules=["window"], budget=6)(mini, tokens, null_seeds=(), progress=False)
+    assert len(result.plot("recall", heads="L3H1").data)
+    with pytest.raises(InputError, match="heads: 'rise' of rules is of the whole model"):
+        result.plot("rise", heads="L3H1")

@@ -360,10 +360,21 @@ class Result:
             heads: draw these alone, of the null models too: "L3H1", "3.1" or (3, 1), several in a list, or a frame.
 
         Raises:
-            InputError: another kind, nothing to draw, heads that the result lacks.
+            InputError: another kind, nothing to draw, heads that the result lacks; heads where the figure is of the
+                whole model.
         """
         if heads is not None:
-            return self.of_heads(heads).plot(kind)
+            from plotly.io.json import to_json_plotly
+
+            chosen = self.of_heads(heads)
+            figure = chosen.plot(kind)
+            drawn, whole = (one.to_plotly_json()["data"] for one in (figure, self.plot(kind)))
+            if chosen.own.sizes != self.own.sizes and to_json_plotly(drawn) == to_json_plotly(whole):
+                raise InputError(
+                    f"heads: {kind or self.kinds[0]!r} of {self.name} is of the whole model; leave heads out, or draw "
+                    f"another of {', '.join(map(repr, self.kinds))}"
+                )
+            return figure
         if not self.kinds:
             why = "figures are those that its class declares, which is imported before the file is loaded"
             if names := ", ".join(self.measure.figures):

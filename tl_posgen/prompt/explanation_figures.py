@@ -144,7 +144,7 @@ def print_explanation(explanation: Explanation, *, full: bool = False) -> None:
     for frame in (table, terms):
         frame["token"] = [repr(token) for token in frame["token"]]
     named = table["key"].isin([key, attrs["against_key"]])  # shown whatever attention they have
-    shown = table if full else table[named | (np.arange(len(table)) < PRINTED_KEYS)]
+    shown = table if full else table.loc[named | (np.arange(len(table)) < PRINTED_KEYS)]
     print_frame(console, shown, words)
     token = table.set_index("key")["token"][key]
     name = f"largest terms of key {key}, {token}, in logits, by source of the {attrs['side']}"

@@ -275,10 +275,11 @@ def _packed_plotlyjs() -> str:
 
 def figure_in_cell(figure: go.Figure) -> str:
     """Return a figure for a cell: the first cell that is shown unpacks plotly's script, which each cell carries."""
+    layout: Any = figure.layout
     return _CELL_FIGURE.format(
         id=f"tl-posgen-{uuid.uuid4().hex}",
-        height=figure.layout.height or 450,
-        title=html.escape(str((figure.layout.meta or {}).get("title", ""))),
+        height=layout.height or 450,
+        title=html.escape(str((layout.meta or {}).get("title", ""))),
         figure=_json(to_json_plotly(figure)),
         config=json.dumps(_CONFIG),
         script=_packed_plotlyjs(),
