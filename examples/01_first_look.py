@@ -82,7 +82,7 @@ report["slash"].plot("map")
 
 # %% [markdown]
 # Token by token, with circuitsvis: the true pattern of a head, the pattern of a sum of three curves, one over distances, one over queries
-# and one over keys (notebook 03 explains them), and the difference. The head is the one that such a sum fits best.
+# and one over keys (notebook 04 explains them), and the difference. The head is the one that such a sum fits best.
 
 # %%
 report["attention_examples"].show()

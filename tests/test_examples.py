@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "source"))
 import notebooks  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 EXAMPLES = notebooks.SOURCES
-IN_A_KERNEL = "07_coupling"
+IN_A_KERNEL = "08_coupling"
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d*\.?\d+(?:e[+-]?\d+)?(%?)")  # the digits of L3H1 and step08000 are text
 
 

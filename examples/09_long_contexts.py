@@ -122,4 +122,4 @@ print(torch.equal(*both))
 # %%
 from tl_posgen import Report
 
-Report({found.name: found}, found.provenance).write("report-08")
+Report({found.name: found}, found.provenance).write("report-09")

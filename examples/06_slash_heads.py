@@ -147,4 +147,4 @@ toy.plot("maps")
 # ## Keep it
 
 # %%
-report.write("report-05")
+report.write("report-06")

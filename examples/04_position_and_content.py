@@ -109,4 +109,4 @@ examples["three_axis"].plot("curves")
 # %%
 from tl_posgen import Report
 
-Report({replaced.name: replaced}, replaced.provenance).write("report-03")
+Report({replaced.name: replaced}, replaced.provenance).write("report-04")

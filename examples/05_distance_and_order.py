@@ -90,4 +90,4 @@ disturbed.show()
 # %%
 from tl_posgen import Report
 
-Report({result.name: result for result in (controlled, disturbed)}, controlled.provenance).write("report-04")
+Report({result.name: result for result in (controlled, disturbed)}, controlled.provenance).write("report-05")

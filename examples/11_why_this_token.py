@@ -144,4 +144,4 @@ print("mean attention of L1H3 to the token before:", earlier)
 # A page with both pictures, and all terms as a table (terms.csv).
 
 # %%
-found.write("report-10")
+found.write("report-11")

@@ -61,4 +61,4 @@ for name, one in {"mini": model, "random init": tl_posgen.random_like(model, see
 # %%
 from tl_posgen import Report
 
-Report({"coupling": result}, result.provenance).write("report-07")
+Report({"coupling": result}, result.provenance).write("report-08")

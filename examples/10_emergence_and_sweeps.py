@@ -88,5 +88,5 @@ r.sel(init="0").to_series().dropna().round(3)
 
 # %%
 report = tl_posgen.report_study("runs")
-report.write("report-09")
+report.write("report-10")
 report["study"].plot()

@@ -50,4 +50,4 @@ profiles.plot()
 # ## Keep it
 
 # %%
-report.write("report-06")
+report.write("report-07")

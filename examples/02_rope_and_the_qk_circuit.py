@@ -137,4 +137,4 @@ report["slash"].plot("profiles")
 print(*report["variance"].findings(), *report["slash"].findings(), sep="\n")
 
 # %%
-report.write("report-11")
+report.write("report-02")

@@ -137,5 +137,5 @@ share.plot()
 
 # %%
 report = tl_posgen.analyze(model, text, measures=["three_axis", MeanKeyShare(first=1)], **cut)
-report.write("report-02")
+report.write("report-03")
 report["mean_key_share"].heads(3).round(3)
