@@ -34,7 +34,8 @@ def _turning(plane_use: Result) -> np.ndarray:
     """Return which planes turn in any layer; the unrotated rest of partial rotary does not, nor a layer without RoPE,
     whose turns are NaN."""
     turns = plane_use.own["turns"]
-    return (turns > 0).any([dim for dim in turns.dims if dim != "plane"]).values
+    turning = (turns > 0).any([dim for dim in turns.dims if dim != "plane"]).values
+    return turning | ~turning.any()  # all, where none is known to turn
 
 
 def _mean_of(array: xr.DataArray, heads: xr.DataArray) -> xr.DataArray:
