@@ -160,10 +160,10 @@ def test_the_recall_of_every_rule_is_compared_head_by_head(mini, alice):
     reports = [tl_posgen.analyze(model, alice, **cut) for model in (mini, changed)]
     result = compared(*reports)
     numbers = {str(one) for one in result.own["number"].values}
-    assert {f"rules.recall, {rule}" for rule in ("window", "vertical", "drawn", "oracle")} < numbers
+    assert {f"recall, {rule}" for rule in ("window", "vertical", "drawn", "oracle")} < numbers
     first, second = (one["rules"].sel(rule="vertical", tokens="all")["recall"] for one in reports)
     change = (second - first).transpose("prompt", "layer", "head").values  # of four prompts; variance has five groups
-    found = result.own["change"].sel(number="rules.recall, vertical").transpose("end", "layer", "head")
+    found = result.own["change"].sel(number="recall, vertical").transpose("end", "layer", "head")
     half = 3.1824 * change.std(0, ddof=1) / np.sqrt(4)
     for one, expected in zip(found, (change.mean(0), change.mean(0) - half, change.mean(0) + half), strict=True):
         np.testing.assert_allclose(one, expected, atol=1e-5)

@@ -138,7 +138,10 @@ def small(tmp_path, monkeypatch, mini, alice):
         block = re.sub(r'(n_prompts"?[=:] ?)\d+', rf"\g<1>{fewest}", block).replace(
             "null_seeds=(0, 1, 2)", "null_seeds=(0, 1)"
         )
-        block = block.replace('tl_posgen.load_model("mini")', "loaded").replace("bundled_text()", "some_text")
+        block = block.replace('tl_posgen.load_model("mini")', "loaded")
+        block = block.replace("tl_posgen.bundled_text()", "some_text").replace("bundled_text()", "some_text")
+        if "said the King" in block:  # who says nothing so early
+            names["some_text"] = alice
         with contextlib.redirect_stdout(io.StringIO()):
             exec(block, names)
 

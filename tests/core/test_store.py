@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import product
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ CHANGES = {
     "seed": lambda run: {**run, "seed": 1},
     "layers": lambda run: {**run, "layers": [0]},
     "every layer by name": lambda run: {**run, "layers": range(2)},
-    "every head by name": lambda run: {**run, "heads": range(4)},
+    "every head by name": lambda run: {**run, "heads": list(product(range(2), range(4)))},
     "options": lambda run: {**run, "measures": [Slash(kappa=0.2)]},
     "streaming": lambda run: {**run, "streaming": True},
     "weights": lambda run: {**run, "model": tl_posgen.random_like(run["model"], seed=1)},
