@@ -226,13 +226,13 @@ class Substitution(Interventions):
         hooks: dict[str, Any] = {name: replaced(by) for name, by in stand_ins.items()}
 
         @cache
-        def of_sinks(prompt: int) -> dict[str, HookList]:
+        def hooks_of_prompt(prompt: int) -> dict[str, HookList]:
             sinks, others = self.sinks_and_others(run, prompt)
             found = {name: replaced(by) for name, by in self.true_at_keys(stand_ins, sinks, others).items()}
             whole, no_values = {UNTOUCHED: [], **hooks, **found}, no_values_at(run.model, sinks)
             return found | {condition: whole[name] + no_values for name, condition in NO_VALUES.items()}
 
-        hooks |= {name: lambda prompt, name=name: of_sinks(prompt)[name] for name in OF_SINKS}
+        hooks |= {name: lambda prompt, name=name: hooks_of_prompt(prompt)[name] for name in OF_SINKS}
         if run.init is not None:  # whose attention hardly ever is worth anything
             rise = xr.DataArray((run.losses_under(hooks[UNIFORM]) - run.loss).mean(1), dims="prompt")
             if not is_above(rise, WORTHLESS):
