@@ -121,10 +121,10 @@ def verdicts_by_null(part: Part) -> Mapping[str, Any]:
     """Judge every claim that one pass decides, with each given kind of shuffled weights beside a random init."""
     from tl_posgen.claims.judging import claims_result
     from tl_posgen.claims.running import analyses_of
-    from tl_posgen.models import open_model
+    from tl_posgen.models import open_session
 
     cut = {one: part.settings[one] for one in ("length", "n_prompts")}
-    model, rows = open_model(model_of(part.model), precise=True), {}
+    model, rows = open_session(model_of(part.model), precise=True), {}
     every = [claim for paper in PAPERS.values() for claim in paper]
     (_, measures, _), *_ = analyses_of(every, model)[0]
     for kind in part.settings["kinds"]:

@@ -30,7 +30,7 @@ def captures(mini, alice):
 
 
 def use_of(model, prompts=PROMPTS, **options):
-    measure = PlaneUse(**options).prepare(model, list(prompts))
+    measure = PlaneUse(**options).prepare(session_of(model), list(prompts))
     return one_side(one_pass(session_of(model), list(prompts), [measure], label="some")["plane_use"])
 
 

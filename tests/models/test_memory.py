@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 import tl_posgen
 from tl_posgen.core.null_models import NullModels
 from tl_posgen.errors import InputError
-from tl_posgen.models.loading.load import Pretrained, open_model
+from tl_posgen.models.loading.load import Pretrained, open_session
 from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.memory import is_released, trim
 from tl_posgen.models.session import session_of
@@ -79,7 +79,7 @@ def test_a_random_init_in_the_place_of_the_model_has_the_very_weights_of_a_fresh
 
 
 def test_a_device_map_makes_a_bridge_that_stays_where_it_was_put(family_directory):
-    model = open_model(Pretrained(family_directory("llama"), device_map={"": "cpu"}))
+    model = open_session(Pretrained(family_directory("llama"), device_map={"": "cpu"})).model
     plain = tl_posgen.load_model(family_directory("llama"), "bridge")
     assert type(model).__name__ == "TransformerBridge"
     with torch.no_grad():

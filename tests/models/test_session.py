@@ -17,7 +17,7 @@ from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.hooks import by_constant, substitute
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layer_table import geometry_of
-from tl_posgen.models.loading.load import load_model, open_model, without_context_limit
+from tl_posgen.models.loading.load import load_model, open_session, without_context_limit
 from tl_posgen.models.loss import logits_of
 from tl_posgen.models.session import MEMORY, Choices, session_of
 
@@ -148,7 +148,7 @@ def test_leading_tokens_are_not_taken_for_padding(family_directory, backend):
 
 @pytest.mark.parametrize("wrong", [None, 3, b"mini", ["mini"], torch.nn.Linear(2, 2)])
 def test_something_else_than_a_model_is_refused(unchecked, wrong):
-    for door in (open_model, session_of):
+    for door in (open_session, session_of):
         with pytest.raises(
             InputError, match=f"{type(wrong).__name__} is not a model of TransformerLens; give a Hooked"
         ):

@@ -19,10 +19,10 @@ from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError, check_seed
-from tl_posgen.models import open_model
+from tl_posgen.models import open_session
 from tl_posgen.models.loading.checkpoints import Checkpoints
 from tl_posgen.models.loading.load import AnyModel, without_context_limit
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import check_numbers, first_id
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 from tl_posgen.progress import steps_shown
@@ -89,15 +89,15 @@ def judge_claims(
     require("keep", keep, str | os.PathLike | None)
     if checkpoints:
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
-    model, seed = open_model(model, precise=True), check_seed(seed)
-    check_numbers(session_of(model), length, n_prompts)
+    session, seed = open_session(model, precise=True), check_seed(seed)
+    check_numbers(session, length, n_prompts)
     claims = [claim for paper in papers for claim in PAPERS[paper]]
     run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    run |= {"first": None if first is None else first_id(session_of(model), first)}
-    run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(model, null_seeds, shuffled_seeds)}
+    run |= {"first": None if first is None else first_id(session, first)}
+    run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(session, null_seeds, shuffled_seeds)}
     kept = Parts.kept_in(None if keep is None else Path(keep) / "parts")
     results: dict[str, Result] = {}
-    analyses, reasons = analyses_of(claims, model)
+    analyses, reasons = analyses_of(claims, session)
     planned = [name for _, measures, _ in analyses for name in step_names(measures, run["null_seeds"])]
     with kept as parts, steps_shown(planned, shown=progress):
         for subject, measures, own in analyses:
@@ -115,16 +115,16 @@ def judge_claims(
                 reasons[measures[0].name] = str(reason)
         if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
             asked = {name for one in claims for name in one.options.get(WITH_CHECKPOINTS, {}).get("measures", ())}
-            how = {"tokenizer": session_of(model).origin.tokenizer, "dtype": next(model.parameters()).dtype}
+            how = {"tokenizer": session.origin.tokenizer, "dtype": session.dtype}
             of_training = {**run, "measures": sorted(asked), "null_seeds": (), "keep": parts, **how}
             results[WITH_CHECKPOINTS] = emergence(checkpoints, prompts, **of_training)
         if not results:
-            raise UnsupportedModelError(f"{session_of(model).label}: none of the measures of the claims can be had")
+            raise UnsupportedModelError(f"{session.label}: none of the measures of the claims can be had")
         if any(TOY in claim.needs for claim in claims):
             toy = {"steps": TOY_STEPS, "seeds": [seed + one for one in range(3)]}
             results |= parts.report(TOY, toy, lambda: _report_of(slash_toy(**toy, progress=progress)))
     provenance = next(iter(results.values())).provenance
-    table = claims_result(claims, results, session_of(model).label, provenance, reasons)
+    table = claims_result(claims, results, session.label, provenance, reasons)
     return Report({"claims": table, **results}, provenance)
 
 
@@ -133,7 +133,7 @@ def _report_of(result: Result) -> Report:
 
 
 def analyses_of(
-    claims: Sequence[Claim], model: Any
+    claims: Sequence[Claim], session: Session
 ) -> tuple[list[tuple[Any, list[Measure], dict[str, Any]]], dict[str, str]]:
     """Return the model, measures and settings of every analysis: that of the measures that share one forward pass, then
     one of each that runs the model; and why this model does not allow the others."""
@@ -143,15 +143,16 @@ def analyses_of(
             asked.setdefault(name, {}).update(claim.options.get(name, {}))
     of_measures = {name: {key: one for key, one in own.items() if key not in CUT} for name, own in asked.items()}
     measures = registry.requested([registry.measure_from(name, own) for name, own in of_measures.items()])
-    reasons, trained = {name: str(one) for name, one in refusals(measures, model).items()}, int(model.cfg.n_ctx)
+    reasons = {name: str(one) for name, one in refusals(measures, session).items()}
+    trained = int(session.model.cfg.n_ctx)
     for measure in measures:
-        if isinstance(measure, LengthExtrapolation) and measure.inside_for(model) < trained and not measure.inside:
+        if isinstance(measure, LengthExtrapolation) and measure.inside_for(session) < trained and not measure.inside:
             why = f"prompts of {measure.times} x {trained:,} tokens do not fit into memory"
             reasons.setdefault(measure.name, why)
     allowed = [measure for measure in measures if measure.name not in reasons]
     shared = [measure for measure in allowed if not measure.runs_model]
-    found: list[tuple[Any, list[Measure], dict[str, Any]]] = [(model, shared, {})] if shared else []
+    found: list[tuple[Any, list[Measure], dict[str, Any]]] = [(session, shared, {})] if shared else []
     for measure in (one for one in allowed if one.runs_model):
-        subject = without_context_limit(model) if isinstance(measure, LengthExtrapolation) else model
+        subject = without_context_limit(session) if isinstance(measure, LengthExtrapolation) else session
         found.append((subject, [measure], {key: one for key, one in asked.get(measure.name, {}).items() if key in CUT}))
     return found, reasons

@@ -57,8 +57,8 @@ def attach(
 
 def _collecting(measures: Measures, where: str, model: Any) -> list[Measure]:
     """Return measures that a user's own forward passes can feed; of the usual ones, all that need no more."""
-    session_of(model)  # refuse what is no model
-    asked = [measure.attached(model) for measure in registry.requested(measures)]
+    session = session_of(model)
+    asked = [measure.attached(session) for measure in registry.requested(measures)]
     if measures is None:
         asked = [measure for measure in asked if measure.is_fed and not measure.runs_model]
     for measure in asked:
@@ -68,7 +68,7 @@ def _collecting(measures: Measures, where: str, model: Any) -> list[Measure]:
             raise InputError(
                 f"{where}: {measure.name} needs the logits of whole prompts; call it, or name it in analyze"
             )
-    return supported(asked, model, skip=False)
+    return supported(asked, session, skip=False)
 
 
 class Attached:

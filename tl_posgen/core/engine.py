@@ -26,7 +26,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.core.store import Parts, check_after, configuration_of, content, require_same
 from tl_posgen.editing.given import Hooks, added_hooks, check_hooks, under
 from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
-from tl_posgen.models import open_model
+from tl_posgen.models import open_session
 from tl_posgen.models.loading.load import AnyModel, is_ours
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, kind_and_seed, null_label
 from tl_posgen.models.loading.random_init import check_draws_on
@@ -35,7 +35,7 @@ from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
 from tl_posgen.models.provenance import logits_digest, provenance_of
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
-from tl_posgen.models.session import Choices, Session, session_of
+from tl_posgen.models.session import Choices, Session
 from tl_posgen.models.tokens import first_id, to_prompts
 from tl_posgen.progress import MAKING, steps_shown
 from tl_posgen.progress import step as step_shown
@@ -149,7 +149,7 @@ def analyze(
 
     # refused before a forward pass
     in_place = is_ours(model)
-    session = session_of(open_model(model, precise=any(measure.precise for measure in to_measure)))
+    session = open_session(model, precise=any(measure.precise for measure in to_measure))
     model = session.model
     hooked = {"fwd_hooks": named} if (named := check_hooks(session, fwd_hooks)) else {}
     there_before = {"added_hooks": named} if (named := added_hooks(session)) else {}
@@ -166,12 +166,12 @@ def analyze(
         session.choosing(choices),
         keeping as parts,
     ):
-        to_measure = supported(to_measure, model, skip_unsupported)
+        to_measure = supported(to_measure, session, skip_unsupported)
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
         rows = _rows_of_measures(to_measure, session, prompts, cut, [result.measure for result in known.values()])
         where = {"layers": layers, "heads": heads}
-        chosen_heads = select_heads(model, **where)
-        prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
+        chosen_heads = select_heads(session, **where)
+        prepared = [measure.prepare(session, rows[measure.name]) for measure in to_measure]
         for measure in prepared:
             measure.refuse(Run(measure, session, prompts, rows[measure.name], where, seed))
         details: dict[str, Any] = {"logits": logits_digest(session)} | hooked | there_before | drawn(**cut)
@@ -346,7 +346,7 @@ def _rows_of_measures(
         require_context(session, cut["length"])
     for measure in [*measures, *known]:
         if type(measure).prompt_tokens is not Measure.prompt_tokens:
-            found[measure.name] = list(measure.prompt_tokens(session.model, prompts, **cut))
+            found[measure.name] = list(measure.prompt_tokens(session, prompts, **cut))
         else:
             shared = to_prompts(session, prompts, **cut) if shared is None else shared
             found[measure.name] = shared
@@ -364,13 +364,13 @@ def require_prompts(measure: Measure, session: Session, rows: Sequence[Tensor]) 
         require_context(session, len(rows[0]))
 
 
-def supported(measures: Sequence[Measure], model: Any, skip: bool) -> list[Measure]:
+def supported(measures: Sequence[Measure], session: Session, skip: bool) -> list[Measure]:
     """Return the measures that this model allows; others are refused, or with `skip` left out with a message.
 
     Raises:
         UnsupportedModelError: such a measure; with `skip`, where it leaves none of them.
     """
-    refused = refusals(measures, model)
+    refused = refusals(measures, session)
     if refused and not skip:
         raise next(iter(refused.values()))
     if refused and len(refused) == len(measures):
@@ -380,12 +380,12 @@ def supported(measures: Sequence[Measure], model: Any, skip: bool) -> list[Measu
     return [measure for measure in measures if measure.name not in refused]
 
 
-def refusals(measures: Sequence[Measure], model: Any) -> dict[str, UnsupportedModelError]:
+def refusals(measures: Sequence[Measure], session: Session) -> dict[str, UnsupportedModelError]:
     """Return, by name, why this model does not allow measures, or others that they come after."""
     refused: dict[str, UnsupportedModelError] = {}
     for measure in measures:
         try:
-            measure.requires(model)
+            measure.requires(session)
         except UnsupportedModelError as reason:
             refused[measure.name] = reason
         for kind in measure.after:

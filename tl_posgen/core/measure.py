@@ -198,17 +198,17 @@ class Measure:
     # Its computation
 
     def prompt_tokens(
-        self, model: Any, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
+        self, session: "Session", prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
     ) -> Sequence[Tensor]:
         """Return the token ids of every prompt that `of_model` measures."""
         from tl_posgen.models.tokens import to_prompts
 
-        return to_prompts(model, prompts, length, n_prompts, consecutive=consecutive)
+        return to_prompts(session, prompts, length, n_prompts, consecutive=consecutive)
 
-    def requires(self, model: Any) -> None:
+    def requires(self, session: "Session") -> None:
         """Refuse a model that it cannot measure, before anything runs (UnsupportedModelError)."""
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Measure":
+    def prepare(self, session: "Session", tokens: Sequence[Tensor]) -> "Measure":
         """Return the measure with options that were left out filled in; refuse prompts that it cannot measure."""
         return self
 
@@ -216,7 +216,7 @@ class Measure:
         """Refuse layers, heads and options that it cannot measure, before the first forward pass; nothing is measured
         in `run` yet."""
 
-    def attached(self, model: Any) -> "Measure":
+    def attached(self, session: "Session") -> "Measure":
         """Return the measure with the options filled in that `prepare` makes of the model and of prompts, for passes
         whose prompts are not known before."""
         return self

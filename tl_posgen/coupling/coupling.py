@@ -27,7 +27,7 @@ from tl_posgen.coupling.numbers.overlap import Norm, Pairs, Side, every_pair
 from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
 from tl_posgen.errors import InputError
 from tl_posgen.models.selection import check_indices
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
 from tl_posgen.report.kinds import heat_maps, lines
 
@@ -98,9 +98,9 @@ class JacobianMeasure(Measure):
     def usual(self) -> Mapping[str, Any]:
         return {"k": self.ks[0]}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "JacobianMeasure":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "JacobianMeasure":
         length = len(tokens[0])
-        limits = (("token", self.positions, -length, length - 1), ("k", self.ks, 1, model.cfg.d_model))
+        limits = (("token", self.positions, -length, length - 1), ("k", self.ks, 1, session.model.cfg.d_model))
         for what, values, low, high in limits:
             if wrong := [value for value in values if not low <= value <= high]:
                 raise InputError(f"{what} {wrong}: choose from {low} to {high}")
@@ -119,7 +119,7 @@ class JacobianMeasure(Measure):
     def jacobians(self, run: Run, prompt: Tensor, source: int, target: int, streams: Tensor) -> list[ResidualJacobian]:
         """Return the Jacobian of every chosen layer from one token to another."""
         options = {"layers": run.where["layers"], "streams": streams, "dense_up_to": self.dense_up_to}
-        return residual_jacobians(run.model, prompt, source, target, **options)
+        return residual_jacobians(run.session, prompt, source, target, **options)
 
     def pairs(self, run: Run, jacobians: Sequence[ResidualJacobian]) -> Pairs:
         """Return all Jacobians in each other's bases."""
@@ -251,7 +251,7 @@ class Coupling(JacobianMeasure):
 
         def one_prompt(prompt: int) -> xr.Dataset:
             ids = run.tokens[prompt]
-            streams, found = residual_streams(run.model, ids), []
+            streams, found = residual_streams(run.session, ids), []
             for token in tokens:  # the Jacobians of one token are held at a time
                 jacobians = self.jacobians(run, ids, token, token, streams)
                 pairs, sides = self.pairs(run, jacobians), get_args(Side)[:2]  # aligned, swapped
@@ -295,7 +295,7 @@ class Coupling(JacobianMeasure):
         draws = data["chance"].stack(each=("token", "draw")).drop_vars(("each", "token", "draw"), errors="ignore")
         means = {name: data[name].mean("token") for name in ("coupling", "negative_share")}
         data = data.drop_vars("chance").assign({**means, "chance": draws.rename(each="draw")})
-        cfg, n_parameters = run.model.cfg, session_of(run.model).backend.n_parameters()
+        cfg, n_parameters = run.model.cfg, run.session.backend.n_parameters()
         data = data.assign_attrs(d_model=cfg.d_model, n_layers=cfg.n_layers, parameters=n_parameters)
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
 

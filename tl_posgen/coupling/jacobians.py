@@ -18,7 +18,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import KeyValueContext
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import check_indices
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import check_ids, given_ids
 from tl_posgen.progress import count_pass
 
@@ -104,7 +104,7 @@ class ResidualJacobian:
         return image - columns if self.source == self.target else image
 
 
-def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "state pos d_model"]:
+def residual_streams(model: Model | Session, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "state pos d_model"]:
     """x_i^l, l = 0 .. n_layers: the residual stream entering block 0, then leaving every block (before the final norm);
     on the device of the first block, or the host where that has no float64.
 
@@ -113,13 +113,15 @@ def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor,
     Raises:
         InputError: the model's writing weights are centred, its dtype is below float32, or values are not finite.
     """
+    session = session_of(model)
+    model = session.model
     names = ["blocks.0.hook_resid_pre", *(f"blocks.{i}.hook_resid_post" for i in range(model.cfg.n_layers))]
     states: dict[str, list[Tensor]] = {name: [] for name in names}
 
     def keep(x: Tensor, hook: Any, name: str) -> None:
         states[name].append(x[0].detach())
 
-    tokens, backend = tokens.to(model.cfg.device), session_of(model).backend
+    tokens, backend = tokens.to(model.cfg.device), session.backend
     with torch.no_grad(), model.hooks(fwd_hooks=[(name, partial(keep, name=name)) for name in names]):
         if len(_pieces(len(tokens))) == 1:
             count_pass(1)
@@ -142,7 +144,7 @@ def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor,
 
 
 def residual_jacobians(
-    model: Model,
+    model: Model | Session,
     tokens: Int[Tensor, " pos"],
     source: int,
     target: int | None = None,
@@ -180,6 +182,7 @@ def residual_jacobians(
     require("streams", streams, Tensor | None)
     require("dense_up_to", dense_up_to, int)
     session = session_of(model)
+    model = session.model
     kernel, [ids, *others] = session.backend.attention_kernel(), [row for batch in given_ids(tokens) for row in batch]
     if others:
         raise InputError(f"tokens of {1 + len(others)} prompts: give the token ids [pos] of one")
@@ -197,7 +200,7 @@ def residual_jacobians(
             f"attention kernel {kernel!r} has no second derivative; load the model with attn_implementation='eager'"
         )
     tokens = torch.tensor(ids)
-    streams = residual_streams(model, tokens) if streams is None else streams
+    streams = residual_streams(session, tokens) if streams is None else streams
     home, tokens, context = streams.device, tokens.to(model.cfg.device), session.backend.context()
     found: dict[int, ResidualJacobian] = {}
     cut: list[tuple[str, Any]] = []  # hooks of the tokens between, of the source's pass, and of the target's

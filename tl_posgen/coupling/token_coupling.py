@@ -19,6 +19,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.coupling.coupling import JacobianMeasure
 from tl_posgen.coupling.jacobians import residual_streams
 from tl_posgen.errors import InputError
+from tl_posgen.models.session import Session
 from tl_posgen.report.kinds import lines
 
 KINDS = {
@@ -102,12 +103,12 @@ class TokenCoupling(JacobianMeasure):
         if self.tokens is not None and len(self.tokens) < 2:
             raise InputError("tokens couple with each other: give two positions at least")
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "TokenCoupling":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "TokenCoupling":
         length, prepared = len(tokens[0]), self
         if self.tokens is None:  # evenly spread
             spread = {length * part // _SPREAD - 1 for part in range(1, _SPREAD + 1)}
             prepared = replace(self, tokens=sorted(spread - {-1}))
-        super(TokenCoupling, prepared).prepare(model, tokens)
+        super(TokenCoupling, prepared).prepare(session, tokens)
         if len({token % length for token in prepared.positions}) < 2:
             raise InputError("tokens couple with each other: give two different positions at least, in longer prompts")
         return prepared
@@ -117,7 +118,7 @@ class TokenCoupling(JacobianMeasure):
 
         def one_prompt(prompt: int) -> xr.Dataset:
             ids = run.tokens[prompt]
-            streams = residual_streams(run.model, ids)
+            streams = residual_streams(run.session, ids)
             between = cache(lambda source, target: self.jacobians(run, ids, source, target, streams))
             members = {
                 "self": [between(token, token) for token in tokens],

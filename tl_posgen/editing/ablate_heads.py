@@ -13,7 +13,7 @@ from tl_posgen.models.capture.padding import require_places
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.tokens import bundled_text, check_numbers, spread, to_prompts
 
 How = Literal["zero", "mean", "resample"]
@@ -22,7 +22,7 @@ LENGTH, N_PROMPTS = 256, 8  # of the reference, where they are left out
 
 @printing_call
 def ablate_heads(
-    model: Model,
+    model: Model | Session,
     heads: Heads,
     how: How | str = "zero",
     *,
@@ -62,7 +62,8 @@ def ablate_heads(
     """
     if how not in get_args(How):
         raise InputError(f"how {how!r}: choose {', '.join(get_args(How))}")
-    session, selected = session_of(model), select_heads(model, heads=heads)
+    session = session_of(model)
+    selected = select_heads(session, heads=heads)
     n_heads = session.n_heads
     outputs = {layer: torch.zeros(1, 1, n_heads[layer], 1) for layer in selected}  # [prompt, pos, head, d_value]
     if how != "zero":

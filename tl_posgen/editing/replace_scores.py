@@ -112,7 +112,7 @@ class FrozenBeyond:
 
 @printing_call
 def replace_scores(
-    model: Model,
+    model: Model | Session,
     scores_of: ScoresOf,
     layers: Layers = None,
     heads: Heads = None,
@@ -159,7 +159,7 @@ def replace_scores(
     ends = None if isinstance(scores_of, RowByRow) else _Ends(session)  # row by row padding at the end changes nothing
     hooks: HookList = [] if ends is None else [("hook_embed", ends.keep)]
     cache_fault = session.cached_difference()  # proved here, as no pass may run inside another
-    for index, picked in select_heads(model, layers, heads).items():
+    for index, picked in select_heads(session, layers, heads).items():
         probed = session.layer(index)
         if needs_positions and probed.geometry.encoding == "absolute":
             raise UnsupportedModelError(

@@ -54,7 +54,7 @@ def tokens_at(model: Model | Session, positions: Int[Tensor, " pos"]) -> Iterato
     encodings = {one.layer: one.encoding for one in geometry_of(session)}
     hooks = _learned_positions(session, positions) if "absolute" in encodings.values() else []
     if moved := [layer for layer, encoding in encodings.items() if encoding in ("rotary", "alibi")]:
-        hooks += replace_scores(session.model, RowByRow(lambda capture: capture.scores()), moved)
+        hooks += replace_scores(session, RowByRow(lambda capture: capture.scores()), moved)
     with session.placing(positions), session.under(hooks):
         yield
 

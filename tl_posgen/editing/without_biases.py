@@ -14,13 +14,13 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import without_hooks
 from tl_posgen.models.selection import Layers
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session, session_of
 
 _SIDES = ("q", "k")
 
 
 @printing_call
-def without_biases(model: Model, of: Sequence[str] = _SIDES, *, layers: Layers = None) -> HookList:
+def without_biases(model: Model | Session, of: Sequence[str] = _SIDES, *, layers: Layers = None) -> HookList:
     """q_i <- q_i - b_q and k_j <- k_j - b_k before RoPE: scores as if these biases were zero.
 
     The biases are proved first, by one short pass, to be what is added to x W_Q and x W_K. They are taken off where

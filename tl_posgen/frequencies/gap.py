@@ -25,7 +25,7 @@ from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loss import judged, logits_of
-from tl_posgen.models.session import Session, session_of
+from tl_posgen.models.session import Session
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.position.distance.hooks import check_distance
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, self_extend
@@ -138,15 +138,15 @@ class Gap(Interventions):
     def usual(self) -> Mapping[str, Any]:
         return {**super().usual(), "task": "text", "gap": min(self.labels()["gap"], default=0)}
 
-    def requires(self, model: Any) -> None:
-        if session_of(model).encoding == "none":
+    def requires(self, session: Session) -> None:
+        if session.encoding == "none":
             raise UnsupportedModelError(
                 f"no layer of this model knows positions, so a gap changes nothing; {self.name} needs RoPE, ALiBi or "
                 "learned positions"
             )
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Gap":
-        n, n_ctx, encoding = len(tokens[0]), int(model.cfg.n_ctx), session_of(model).encoding
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Gap":
+        n, n_ctx, encoding = len(tokens[0]), int(session.model.cfg.n_ctx), session.encoding
         if n < (shortest := 2 * max(self.needle + 1, self.skip + 2)):
             raise InputError(
                 f"{self.name}: prompts of {n} tokens; give length={shortest} at least, or a smaller needle"
@@ -161,10 +161,10 @@ class Gap(Interventions):
             )
         if gaps[-1] + n - 1 > MOST:
             raise InputError(f"{self.name}: a gap of {gaps[-1]} is too wide for exact angles; give {MOST - n} at most")
-        check_distance(model, f"{self.name}: gap + {n} tokens =", gaps[-1] + n - 1)
+        check_distance(session, f"{self.name}: gap + {n} tokens =", gaps[-1] + n - 1)
         rules = self.rules
         if rules is None:
-            rotating = [one for one in geometry_of(model) if one.rope.rotary_dim]
+            rotating = [one for one in geometry_of(session) if one.rope.rotary_dim]
             can_hold = any(self.planes != "partial" or len(partial_planes(one, n_ctx)) for one in rotating)
             rules = ("hold_planes",) if can_hold else ()
         return replace(self, gaps=tuple(gaps), rules=rules, at=n_ctx / 2 if self.at is None else self.at)
@@ -173,21 +173,21 @@ class Gap(Interventions):
         return super().named_conditions(run) if self.rules else {}  # the unchanged model alone
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
-        model, where, n_ctx, at = run.model, run.where, int(run.model.cfg.n_ctx), self.at
+        session, where, n_ctx, at = run.session, run.where, int(run.model.cfg.n_ctx), self.at
         assert at is not None, "prepared"
         near = n_ctx // 4
         group = max(1, ceil((self.factor * n_ctx - near) / (n_ctx - near)))
 
         def extended(name: Literal["ntk", "yarn"]) -> Any:
-            return with_frequencies(model, FrequencyRule(name, self.factor), **where)
+            return with_frequencies(session, FrequencyRule(name, self.factor), **where)
 
         hooks: dict[str, Callable[[], Any]] = {
-            "hold_planes": lambda: hold_planes(model, self.planes, at=at, **where),
-            "quarter_turns": lambda: hold_planes(model, self.planes, at="quarter turn", **where),
-            "hold_all": lambda: hold_planes(model, "all", at=at, **where),
-            "lm_infinite": lambda: lm_infinite(model, n_ctx, **where),
-            "self_extend": lambda: self_extend(model, near, group, **where),
-            "interpolation": lambda: interpolate_positions(model, 1 / self.factor, **where),
+            "hold_planes": lambda: hold_planes(session, self.planes, at=at, **where),
+            "quarter_turns": lambda: hold_planes(session, self.planes, at="quarter turn", **where),
+            "hold_all": lambda: hold_planes(session, "all", at=at, **where),
+            "lm_infinite": lambda: lm_infinite(session, n_ctx, **where),
+            "self_extend": lambda: self_extend(session, near, group, **where),
+            "interpolation": lambda: interpolate_positions(session, 1 / self.factor, **where),
             "ntk": lambda: extended("ntk"),
             "yarn": lambda: extended("yarn"),
         }

@@ -17,6 +17,7 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.position.distance.hooks import check_distance
 
 Planes: TypeAlias = Sequence[int] | Literal["all", "partial"]
@@ -26,7 +27,7 @@ TURNS = {"quarter turn": pi / 2, "half turn": pi}
 
 @printing_call
 def hold_planes(
-    model: Model, planes: Planes = "partial", *, at: Limit, layers: Layers = None, heads: Heads = None
+    model: Model | Session, planes: Planes = "partial", *, at: Limit, layers: Layers = None, heads: Heads = None
 ) -> HookList:
     r"""score_ij <- cap(scale Re sum_m z^q_im conj(z^k_jm) e^{i theta_m min(i - j, at)}) in these planes.
 
@@ -60,21 +61,22 @@ def hold_planes(
     """
     require("planes", planes, Sequence[int] | Literal["all", "partial"])
     require("at", at, NonNegative | Sequence[NonNegative] | Literal["quarter turn", "half turn"])
+    session = session_of(model)
     distances: Any = [] if isinstance(at, str) else [at] if is_number(at) else at
     for distance in distances:
-        check_distance(model, "at", distance)
-    selected = select_heads(model, layers, heads)
+        check_distance(session, "at", distance)
+    selected = select_heads(session, layers, heads)
     if not isinstance(planes, str) and (twice := [plane for plane in planes if list(planes).count(plane) > 1]):
         raise InputError(f"planes: {twice[0]!r} is given twice; give each plane once, with one distance")
-    rotating = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
+    rotating = [one for one in geometry_of(session, list(selected)) if one.rope.rotary_dim]
     if not rotating:
         raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to hold")
-    limits = {one.layer: _limits(one, planes, at, int(model.cfg.n_ctx)) for one in rotating}
+    limits = {one.layer: _limits(one, planes, at, int(session.model.cfg.n_ctx)) for one in rotating}
     if not any((of_layer < inf).any() for of_layer in limits.values()):
         raise InputError(f"planes={planes!r}: no chosen layer has such a plane that turns; give indices")
     frozen = FrozenBeyond(lambda geometry: limits[geometry.layer])
     return replace_scores(
-        model, RowByRow(frozen), heads=[(layer, head) for layer in limits for head in selected[layer]]
+        session, RowByRow(frozen), heads=[(layer, head) for layer in limits for head in selected[layer]]
     )
 
 

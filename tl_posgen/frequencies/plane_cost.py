@@ -22,6 +22,7 @@ from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, Interventions, token
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.session import Session
 from tl_posgen.position.planes.planes import require_rope
 from tl_posgen.report.kinds import bars, lines
 from tl_posgen.rope.rotation import Rope
@@ -44,7 +45,9 @@ _MOST_NAMED = 3  # planes in a sentence
 
 
 @printing_call
-def edit_planes(model: Model, edit: Edit, planes: Planes, *, layers: Layers = None, heads: Heads = None) -> HookList:
+def edit_planes(
+    model: Model | Session, edit: Edit, planes: Planes, *, layers: Layers = None, heads: Heads = None
+) -> HookList:
     """score_ij <- scale <R'_i q'_i, R'_j k'_j> with chosen planes dropped (q'_m = k'_m = 0), frozen (theta'_m = 0),
     half as fast (theta'_m = theta_m / 2) or held at their quarter turn (theta_m min(D, pi / 2 theta_m) at distance D).
 
@@ -78,7 +81,7 @@ def edit_planes(model: Model, edit: Edit, planes: Planes, *, layers: Layers = No
     return with_frequencies(model, slower, **where)
 
 
-def _held(model: Model, planes: Planes, where: Mapping[str, Any]) -> HookList:
+def _held(model: Model | Session, planes: Planes, where: Mapping[str, Any]) -> HookList:
     """Return hooks that hold planes at their quarter turns, in each layer those of its own RoPE that turn."""
     selected = select_heads(model, **where)
     by_planes = defaultdict[tuple[int, ...], list[tuple[int, int]]](list)
@@ -168,7 +171,7 @@ class PlaneCost(Interventions):
         for names in (_NAMES[group] for group in ("thirds", "quarters") if group in self.groups):
             chosen |= {name: part_of_planes(part, len(names)) for part, name in enumerate(names)}
         every = product(self.edits, chosen.items())
-        return {f"{edit} {name}": edit_planes(run.model, edit, planes, **run.where) for edit, (name, planes) in every}
+        return {f"{edit} {name}": edit_planes(run.session, edit, planes, **run.where) for edit, (name, planes) in every}
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         is_there = {"planes": "planes" in self.groups, "groups": bool({"thirds", "quarters"} & set(self.groups))}

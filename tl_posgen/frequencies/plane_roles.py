@@ -22,6 +22,7 @@ from tl_posgen.frequencies.numbers.roles import (
 )
 from tl_posgen.frequencies.plane_use import SETTLED
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.session import Session
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.planes.planes import require_rope, require_rope_in_layers
 from tl_posgen.report.kinds import lines
@@ -107,7 +108,7 @@ class PlaneRoles(Measure):
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"near": NEAR}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "PlaneRoles":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "PlaneRoles":
         if (n := max(map(len, tokens))) < SETTLED + 2:
             raise InputError(f"{self.name}: the longest prompt has {n} tokens; give {SETTLED + 2} tokens at least")
         return self

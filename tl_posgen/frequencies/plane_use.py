@@ -189,13 +189,13 @@ class PlaneUse(Measure):
     def usual(self) -> Mapping[str, Any]:
         return {} if self.contexts is None else {"context": self.contexts[0]}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "PlaneUse":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "PlaneUse":
         if (n := max(map(len, tokens))) < 3:
             raise InputError(f"{self.name}: the longest prompt has {n} tokens; give 3 tokens at least")
-        return self.attached(model)
+        return self.attached(session)
 
-    def attached(self, model: Any) -> "PlaneUse":
-        return replace(self, contexts=self.contexts or training_contexts(model))
+    def attached(self, session: Session) -> "PlaneUse":
+        return replace(self, contexts=self.contexts or training_contexts(session))
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         geometry, n = layer.geometry, layer.length

@@ -27,6 +27,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import head_name
+from tl_posgen.models.session import Session
 from tl_posgen.position.planes.planes import require_rope
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.rotation import Rope
@@ -38,7 +39,7 @@ SLOWEST, FASTEST, DRAWN, CONTROL = "slowest planes", "fastest planes", "random p
 
 
 @printing_call
-def move_coordinate(model: Model, value: Where, *, largest: bool = True, seed: int = 0) -> HookList:
+def move_coordinate(model: Model | Session, value: Where, *, largest: bool = True, seed: int = 0) -> HookList:
     """Return hooks that put one coordinate of every head's rotated queries and keys at its mean over tokens, or at 0:
     the one that is largest over the prompt, which is massive if any is, or another one.
 
@@ -141,9 +142,9 @@ class Recall(Interventions):
     }
     legend = "loss, rise: of the text, in nats."
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Recall":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Recall":
         known = len(torch.unique(torch.cat([one[1:] for one in tokens])))
-        half = min(self.half, known, (int(model.cfg.n_ctx) - 1) // 2)
+        half = min(self.half, known, (int(session.model.cfg.n_ctx) - 1) // 2)
         if half < LEAST:
             raise InputError(f"{self.name}: prompts of {known} different tokens: give longer ones, {LEAST} at least")
         return replace(self, half=half)
@@ -179,7 +180,7 @@ class Recall(Interventions):
     def conditions(self, run: Run) -> Mapping[str, Any]:
         rates = self.hit_rates(run) if run.trained is None else run.trained["hit_rate"]
         edited, control = self.chosen(rates)
-        drop = partial(ablate_bands, run.model, "drop")
+        drop = partial(ablate_bands, run.session, "drop")
         found: dict[str, Any] = {}
         if edited:
             found |= {SLOWEST: drop(self._planes(-1), heads=edited), FASTEST: drop(self._planes(1), heads=edited)}
@@ -189,7 +190,7 @@ class Recall(Interventions):
             found[CONTROL] = drop(self._planes(-1), heads=control)
         for words, largest in (("largest", True), ("another", False)):
             for value in get_args(Where):
-                hooks = move_coordinate(run.model, value, largest=largest, seed=run.seed)
+                hooks = move_coordinate(run.session, value, largest=largest, seed=run.seed)
                 found[f"{words} at {value}"] = hooks
         return found
 

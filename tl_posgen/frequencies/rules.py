@@ -20,6 +20,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 
 __all__ = ["FrequencyRule", "with_frequencies"]
@@ -121,7 +122,9 @@ Frequencies: TypeAlias = FrequencyRule | Callable[[Rope], Rope] | Float[Tensor, 
 
 
 @printing_call
-def with_frequencies(model: Model, frequencies: Frequencies, *, layers: Layers = None, heads: Heads = None) -> HookList:
+def with_frequencies(
+    model: Model | Session, frequencies: Frequencies, *, layers: Layers = None, heads: Heads = None
+) -> HookList:
     """score_ij <- scale <R'_i q_i, R'_j k_j>, R' rotating plane m by theta'_m per token, with the rule's own scaling.
 
     Args:
@@ -152,12 +155,13 @@ def with_frequencies(model: Model, frequencies: Frequencies, *, layers: Layers =
         >>> torch.allclose(same, plain, atol=1e-4), torch.allclose(other, plain, atol=1e-4)
         (True, False)
     """
-    selected = select_heads(model, layers, heads)
-    geometries = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
+    session = session_of(model)
+    selected = select_heads(session, layers, heads)
+    geometries = [one for one in geometry_of(session, list(selected)) if one.rope.rotary_dim]
     if not geometries:
         raise UnsupportedModelError("no chosen layer has RoPE, so there are no frequencies to change")
     if isinstance(frequencies, FrequencyRule):
-        frequencies = frequencies.of_model(int(model.cfg.n_ctx))
+        frequencies = frequencies.of_model(int(session.model.cfg.n_ctx))
     ropes = {one.layer: _changed_rope(one, frequencies) for one in geometries}
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
@@ -166,7 +170,7 @@ def with_frequencies(model: Model, frequencies: Frequencies, *, layers: Layers =
         return finished(capture.geometry.scale * q @ k.mT, capture)
 
     rotating = [(layer, head) for layer in ropes for head in selected[layer]]
-    return replace_scores(model, RowByRow(scores_of), heads=rotating)
+    return replace_scores(session, RowByRow(scores_of), heads=rotating)
 
 
 def _changed_rope(geometry: LayerGeometry, frequencies: Any) -> Rope:

@@ -26,7 +26,7 @@ from tl_posgen.joining.numbers import (
     slow_mean_energy,
 )
 from tl_posgen.models.layers.capture import LayerCapture, scores_from
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import start_of_texts
 from tl_posgen.position.decomposition.variance import Variance
 from tl_posgen.report.kinds import points
@@ -158,9 +158,9 @@ class Profiles(Measure):
     figures = {"scatter": scatter}
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Profiles":
-        n_first = len(start_of_texts(session_of(model)))
-        context, vocabulary = int(model.cfg.n_ctx), int(model.cfg.d_vocab)
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Profiles":
+        n_first = len(start_of_texts(session))
+        context, vocabulary = int(session.model.cfg.n_ctx), int(session.model.cfg.d_vocab)
         period = self.period or min(PERIOD, (context - n_first) // 2, vocabulary)
         if period > vocabulary or n_first + 2 * period > context:
             raise InputError(

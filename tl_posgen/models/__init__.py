@@ -9,7 +9,7 @@ from tl_posgen.models.layer_table import check, geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.layers.projections import Projections
-from tl_posgen.models.loading.load import load_model, open_model
+from tl_posgen.models.loading.load import load_model, open_session
 from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import select_heads
@@ -31,7 +31,7 @@ __all__ = [
     "geometry_of",
     "load_model",
     "needed_names",
-    "open_model",
+    "open_session",
     "random_like",
     "read_text",
     "run_capture",

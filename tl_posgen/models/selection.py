@@ -98,7 +98,7 @@ def _is_pair(heads: Any) -> bool:
     return isinstance(heads, tuple) and bool(heads) and not any(isinstance(head, str | tuple | list) for head in heads)
 
 
-def one_head(model: Model, layer: Any = None, head: Any = None) -> tuple[int, int]:
+def one_head(model: Model | Session, layer: Any = None, head: Any = None) -> tuple[int, int]:
     """Return the layer and the index of one head.
 
     Args:

@@ -15,9 +15,8 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.geometry.proof import allowed_error, tolerance
 from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import soft_capped
-from tl_posgen.models.loading.load import AnyModel, open_model
+from tl_posgen.models.loading.load import AnyModel, open_session
 from tl_posgen.models.selection import head_name, one_head
-from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.prompt.explanation import ALIBI, Explanation, Row
 from tl_posgen.prompt.numbers import TERMS, source_terms
@@ -86,8 +85,8 @@ def explain(
         >>> found.frame(by=("term", "source")).columns.tolist()
         ['key', 'token', 'term', 'source', 'contribution']
     """
-    session = session_of(open_model(model))
-    index, picked = one_head(session.model, layer, head)
+    session = open_session(model)
+    index, picked = one_head(session, layer, head)
     tokens = one_prompt(session, prompt)
     n, d_model = len(tokens), session.model.cfg.d_model
     if side not in ("key", "query"):
@@ -118,7 +117,7 @@ def explain(
             raise InputError(f"part {name!r}: give finite real numbers in a dense tensor")
         if name in (REST, REFERENCE_MEAN):
             raise InputError(f"parts: {REST!r} and {REFERENCE_MEAN!r} are names of what is left; choose others")
-    means = given_reference(session.model, reference, [index], sources=parts is None)
+    means = given_reference(session, reference, [index], sources=parts is None)
     letter: Side = "k" if side == "key" else "q"
     found = _explanation_of(row, against, letter, means, parts, rest)
     if another is not None:

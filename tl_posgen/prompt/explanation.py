@@ -61,7 +61,7 @@ class Row:
             rows.append(double(scores[0, self.query]).softmax(-1))
             return scores
 
-        with under(self.session, replace_scores(self.session.model, scores_of, heads=place)):
+        with under(self.session, replace_scores(self.session, scores_of, heads=place)):
             logits = run_capture(self.session, self.tokens[None], lambda _: None, {"logits"}, heads=place)
         assert logits is not None
         return double(logits[0, self.query]).log_softmax(-1), rows[-1]

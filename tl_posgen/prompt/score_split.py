@@ -18,9 +18,9 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.geometry.proof import allowed_error
 from tl_posgen.models.layers.capture import LayerCapture, finished_scores
 from tl_posgen.models.layers.geometry import soft_capped
-from tl_posgen.models.loading.load import AnyModel, open_model
+from tl_posgen.models.loading.load import AnyModel, open_session
 from tl_posgen.models.selection import Heads, one_head, select_heads
-from tl_posgen.models.session import Session, session_of
+from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.prompt.numbers import TERMS, split_terms
 from tl_posgen.residual.reference import Reference, given_reference
@@ -69,14 +69,14 @@ def split(
         >>> bool((abs(total - parts.score) < 1e-4).sum() == parts.score.notnull().sum())
         True
     """
-    session = session_of(open_model(model))
-    selected = select_heads(session.model, None if layer is None else [layer], heads)
+    session = open_session(model)
+    selected = select_heads(session, None if layer is None else [layer], heads)
     if len(selected) != 1:
         raise InputError(f'layers {list(selected)}: one layer is split; give layer=, or a head by name, heads="L3H1"')
     ((index, picked),) = selected.items()
     tokens = one_prompt(session, prompt)
     session.layer(index)  # refused before the reference is read
-    means, found = given_reference(session.model, reference, [index]), []
+    means, found = given_reference(session, reference, [index]), []
     run_capture(session, tokens[None], found.append, {"attn_scores"}, heads=[(index, head) for head in picked])
     return _split_of_capture(session, found[0], means)
 
@@ -107,12 +107,12 @@ def position_part(
         >>> position_part(cache, 3, 1, model=model).dims
         ('query', 'key')
     """
-    session = session_of(open_model(model))
-    layer, head = one_head(session.model, layer, head)
+    session = open_session(model)
+    layer, head = one_head(session, layer, head)
     captures = list(captures_from_cache(cache, session, heads=(layer, head), tokens=tokens))
     if len(captures) != 1:
         raise InputError(f"{len(captures)} prompts: give the cache of one prompt")
-    return _split_of_capture(session, captures[0], given_reference(session.model, reference, [layer]))["position"][0]
+    return _split_of_capture(session, captures[0], given_reference(session, reference, [layer]))["position"][0]
 
 
 def one_prompt(session: Session, prompt: Any) -> Int[Tensor, " pos"]:
@@ -230,10 +230,10 @@ def patch_parts(
     if isinstance(parts, str) or not parts or not set(parts) <= set(get_args(Part)):
         raise InputError(f"parts {parts!r}: give a list of any of {', '.join(get_args(Part))}")
     terms = sorted({term for part in parts for term in OF_PART[part]})
-    session = session_of(open_model(model))
-    selected = select_heads(session.model, heads=heads)
+    session = open_session(model)
+    selected = select_heads(session, heads=heads)
     row, captures = one_prompt(session, from_prompt), list[LayerCapture]()
-    means = given_reference(session.model, reference, list(selected))
+    means = given_reference(session, reference, list(selected))
     places = [(layer, head) for layer, some in selected.items() for head in some]
     run_capture(session, row[None], captures.append, heads=places)
 
@@ -253,4 +253,4 @@ def patch_parts(
         change = others[capture.layer][kept].to(own.device) - part_of(capture)
         return finished(own + change.to(own), capture)
 
-    return replace_scores(session.model, scores_of, heads=places)
+    return replace_scores(session, scores_of, heads=places)

@@ -12,9 +12,8 @@ from torch.nn.functional import pad
 from tl_posgen.arithmetic import double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.models.loading.load import AnyModel, open_model
+from tl_posgen.models.loading.load import AnyModel, open_session
 from tl_posgen.models.selection import Layers, check_indices
-from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import bundled_text, spread, text_ids, to_prompts
 from tl_posgen.residual.numbers import SourceSums
 from tl_posgen.residual.residual_sources import Side, SourceVectors, read_prompts
@@ -123,7 +122,7 @@ def reference_of(
     """
     if distances not in ("uniform", "causal", "attention"):
         raise InputError(f"distances {distances!r}: choose uniform, causal or attention")
-    session, given = session_of(open_model(model)), bundled_text() if text is None else text
+    session, given = open_session(model), bundled_text() if text is None else text
     usual, tokenizer = session.limit.cut(USUAL_LENGTH), session.model.tokenizer
     is_book = isinstance(given, str) and len(given) > MOST_CHARACTERS * usual  # whose tokens need not be counted
     if length is None and isinstance(given, str) and not is_book and len(text_ids(tokenizer, given)) < usual:

@@ -61,7 +61,7 @@ def residual_sources(model: Any, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 po
         True
     """
     session = session_of(model)
-    layers = list(select_heads(session.model, layer))
+    layers = list(select_heads(session, layer))
     if len(layers) != 1:
         raise InputError(f"layer={layer!r}: give one layer")
     if not isinstance(tokens, Tensor) or not tokens.numel() or tokens.numel() != max(tokens.shape, default=0):
@@ -85,7 +85,7 @@ def read_prompts(
         needs: of `run_capture`; without "resid" nothing can be read.
         where: layers or heads.
     """
-    last = max(select_heads(session.model, **where)) if "resid" in needs else 0
+    last = max(select_heads(session, **where)) if "resid" in needs else 0
     for number, row in enumerate(rows):
         reader, captures = SourceReader(session, last, by), list[LayerCapture]()
         with watching(session.model, {name: partial(reader.keep, name) for name in reader.points()}):

@@ -24,7 +24,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.report.kinds import bars
 from tl_posgen.rules.numbers import RULES, Means, Rule, best_keys, distances_of, drawn_scores, kept_keys, rule_scores
 
@@ -49,7 +49,13 @@ Calibration = Mapping[int, tuple[list[int], Means]]  # layer -> its heads and th
 
 @printing_call
 def apply_rules(
-    model: Model, result: Any, rule: str, budget: int | None = None, *, layers: Layers = None, heads: Heads = None
+    model: Model | Session,
+    result: Any,
+    rule: str,
+    budget: int | None = None,
+    *,
+    layers: Layers = None,
+    heads: Heads = None,
 ) -> HookList:
     """score_ij <- -inf unless the rule keeps key j for query i; other scores stay.
 
@@ -105,11 +111,11 @@ def apply_rules(
     calibration = _calibration_of(result.own)
     chosen = measured = [(layer, head) for layer, (some, _) in calibration.items() for head in some]
     if layers is not None or heads is not None:
-        chosen = [(layer, head) for layer, some in select_heads(model, layers, heads).items() for head in some]
+        chosen = [(layer, head) for layer, some in select_heads(session, layers, heads).items() for head in some]
     if lacking := [one for one in chosen if one not in measured]:
         raise InputError(f"apply_rules: {head_name(*lacking[0])} was not measured; choose measured layers and heads")
     kept, seed = budget or int(result.measure.budget), int(result.provenance.get("seed", 0))
-    return _rule_hooks(model, rule, kept, calibration, seed, chosen)
+    return _rule_hooks(session, rule, kept, calibration, seed, chosen)
 
 
 def _calibration_of(data: xr.Dataset) -> Calibration:
@@ -124,7 +130,12 @@ def _calibration_of(data: xr.Dataset) -> Calibration:
 
 
 def _rule_hooks(
-    model: Model, rule: str, budget: int, calibration: Calibration, seed: int, heads: Sequence[tuple[int, int]]
+    model: Model | Session,
+    rule: str,
+    budget: int,
+    calibration: Calibration,
+    seed: int,
+    heads: Sequence[tuple[int, int]],
 ) -> HookList:
     """Return the hooks of a rule from its calibration; the seed is that of drawn keys."""
 
@@ -241,7 +252,7 @@ class Rules(Interventions):
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"rule": [*(rule for rule in RULES if rule in self.rules), *REFERENCES]}  # the cheapest first
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Rules":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Rules":
         if len(tokens) < 2:
             raise InputError("rules: even prompts calibrate and odd ones are measured: give two at least")
         n = len(tokens[0])
@@ -279,7 +290,7 @@ class Rules(Interventions):
         calibration = _calibration_of(run.data)
         heads = [(layer, head) for layer, (some, _) in calibration.items() for head in some]
         how = (self.budget, calibration, run.seed, heads)
-        return {rule: _rule_hooks(run.model, rule, *how) for rule in self.labels()["rule"]}
+        return {rule: _rule_hooks(run.session, rule, *how) for rule in self.labels()["rule"]}
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         return {"loss": run.losses_under(hooks)[:, self.budget :].mean(-1).numpy()}

@@ -26,7 +26,7 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.rope.frequency_bands import BANDS, Band, band_of
 from tl_posgen.slash.dominance import Dominance, statistics_of
 from tl_posgen.slash.numbers.ablations import OF_THE_PROMPT, Ablation, ablate
@@ -48,7 +48,12 @@ def mean_of_slash_heads(data: xr.Dataset) -> xr.DataArray:
 
 @printing_call
 def ablate_bands(
-    model: Model, kind: Ablation | str, band: Band | None = None, *, layers: Layers = None, heads: Heads = None
+    model: Model | Session,
+    kind: Ablation | str,
+    band: Band | None = None,
+    *,
+    layers: Layers = None,
+    heads: Heads = None,
 ) -> HookList:
     """score_ij <- scale <q'_i, k'_j> with q' and k' rotated after an ablation; see `slash.numbers.ablations.ablate`.
 
@@ -72,8 +77,8 @@ def ablate_bands(
         >>> torch.allclose(same, model(tokens), atol=1e-4)
         True
     """
-    session_of(model)
-    for geometry in geometry_of(model, list(select_heads(model, layers, heads))):
+    session = session_of(model)
+    for geometry in geometry_of(session, list(select_heads(session, layers, heads))):
         vectors = torch.ones(1, 2, geometry.d_head)
         try:
             ablate(vectors, vectors, geometry.rope, kind, band_of(band, geometry.rope))
@@ -85,7 +90,7 @@ def ablate_bands(
         q, k = ablate(capture.q, capture.k, rope, kind, band_of(band, rope))
         return scores_from(q, k, capture.geometry, capture.heads, capture.query_positions)
 
-    return replace_scores(model, scores_of if kind in OF_THE_PROMPT else RowByRow(scores_of), layers, heads)
+    return replace_scores(session, scores_of if kind in OF_THE_PROMPT else RowByRow(scores_of), layers, heads)
 
 
 @dataclass(frozen=True)
@@ -138,8 +143,8 @@ class BandAblation(Dominance, Interventions):
     }
     legend = "slash heads: dominant under the condition; score: mean of the heads that are dominant unchanged."
 
-    def requires(self, model: Any) -> None:
-        if not any(geometry.rope.rotary_dim for geometry in geometry_of(model)):
+    def requires(self, session: Session) -> None:
+        if not any(geometry.rope.rotary_dim for geometry in geometry_of(session)):
             raise UnsupportedModelError(
                 "no layer of this model has rotary planes, so there is no band to drop; "
                 "slash_ablation measures its slash scores with Q and K ablated"
@@ -147,7 +152,7 @@ class BandAblation(Dominance, Interventions):
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         planned = ablations(self.schemes, run.tokens.shape[1]).items()
-        return {name: ablate_bands(run.model, *one) for name, one in planned if name != UNTOUCHED}
+        return {name: ablate_bands(run.session, *one) for name, one in planned if name != UNTOUCHED}
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss, and slash scores at each head's own distance, with one condition in all layers."""
@@ -166,7 +171,7 @@ class BandAblation(Dominance, Interventions):
 
     def of_model(self, run: Run) -> xr.Dataset:
         data, planned = super().of_model(run), ablations(self.schemes, run.tokens.shape[1]).values()
-        ropes = [geometry.rope for geometry in geometry_of(run.model)]
+        ropes = [geometry.rope for geometry in geometry_of(run.session)]
         n_planes = [[int(planes(rope).sum()) for rope in ropes] for _, planes in planned]
         return data.assign(dominant=data["dominant"].astype(bool), n_planes=(("condition", "model_layer"), n_planes))
 

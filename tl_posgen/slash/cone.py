@@ -17,7 +17,7 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers, is_above
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session
 from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import points
 from tl_posgen.rope.rotation import rotate
@@ -177,9 +177,9 @@ class Cone(Dominance):
     def usual(self) -> Mapping[str, Any]:
         return {"input": "measured"}
 
-    def requires(self, model: Any) -> None:
-        for layer in range(model.cfg.n_layers):
-            session_of(model).projections(layer)  # every layer makes its queries and keys from one input
+    def requires(self, session: Session) -> None:
+        for layer in range(session.model.cfg.n_layers):
+            session.projections(layer)  # every layer makes its queries and keys from one input
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         assert layer.inputs is not None

@@ -17,6 +17,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, Threshold, Whole
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture, scores_from
+from tl_posgen.models.session import Session
 from tl_posgen.slash.numbers.slash_scores import (
     SHORT_DISTANCES,
     SHORT_KAPPA,
@@ -49,7 +50,7 @@ class Dominance(Measure):
 
     all_reached = True  # whether prompts must reach all of the distances without their first token; else one with it
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Dominance":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Dominance":
         distance = max(self.distances) if self.all_reached else min(self.distances)
         prompt = "without its first token the longest prompt" if self.all_reached else "the longest prompt"
         n = max(len(prompt) for prompt in tokens) - self.all_reached

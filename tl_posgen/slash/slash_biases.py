@@ -16,7 +16,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import soft_capped
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session
 from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import points
 from tl_posgen.slash.dominance import (
@@ -120,8 +120,8 @@ class SlashBiases(Dominance):
     }
     all_reached = False
 
-    def requires(self, model: Any) -> None:
-        session_of(model).require_biases()
+    def requires(self, session: Session) -> None:
+        session.require_biases()
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         measured, both = layer.once(statistics_of), []

@@ -10,7 +10,7 @@ from tl_posgen.core.measure import HEAD
 from tl_posgen.core.options import Whole, require
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
-from tl_posgen.models import open_model, to_prompts
+from tl_posgen.models import open_session, to_prompts
 from tl_posgen.models.loading.load import AnyModel
 from tl_posgen.slash.dominance import thresholds
 from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
@@ -64,13 +64,13 @@ def find_slash_heads(
         (['layer', 'head', 'distance', 'score', 'ratio'], True)
     """
     require("distances", distances, Sequence[Whole])
-    measure, model = Slash(kappa=kappa, distances=sorted(set(distances))), open_model(model)
+    measure, session = Slash(kappa=kappa, distances=sorted(set(distances))), open_session(model)
     first = settings.get("first")
-    tokens = to_prompts(model, prompts, length, n_prompts, consecutive=consecutive, first=first)
+    tokens = to_prompts(session, prompts, length, n_prompts, consecutive=consecutive, first=first)
     if max(distances) >= (longest := max(len(prompt) for prompt in tokens)):
         raise InputError(f"distance {max(distances)}: the longest prompt has {longest} tokens; give longer prompts")
     cut = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    data = measure(model, prompts, **{**cut, "null_seeds": (), **settings}).sel(tokens="all")
+    data = measure(session, prompts, **{**cut, "null_seeds": (), **settings}).sel(tokens="all")
     found = data[["score"]].assign(ratio=data["score"] / data["uniform"])
     found = found.where(found["score"] >= thresholds(measure.kappa, data["uniform"])).sel(distance=measure.distances)
     table = found.reset_coords(drop=True).to_dataframe(dim_order=[*HEAD, "distance"]).reset_index()

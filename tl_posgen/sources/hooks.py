@@ -19,7 +19,7 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import without_hooks
 from tl_posgen.models.selection import Heads, select_heads
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.residual.numbers import SourceSums
 from tl_posgen.residual.reference import Reference, reference_of
 from tl_posgen.residual.residual_sources import ROUNDING, Side, SourceReader, SourceVectors, called, is_close
@@ -32,7 +32,7 @@ SIDES: Mapping[str, Side] = {"keys": "k", "queries": "q"}
 
 @printing_call
 def remove_source(
-    model: Model,
+    model: Model | Session,
     source: str | Sequence[str],
     part: Removed = "constant",
     on: On = "keys",
@@ -90,9 +90,9 @@ def remove_source(
     if control and part != "constant":
         raise InputError(f"control=True with part={part!r}: random phases are those of a constant; leave one out")
     session, side = session_of(model), SIDES[on]
-    chosen = select_heads(session.model, None, heads)
+    chosen = select_heads(session, None, heads)
     if not isinstance(reference, Reference):
-        reference = reference_of(session.model, reference, layers=list(chosen))
+        reference = reference_of(session, reference, layers=list(chosen))
     sums = {layer: reference.of_layer(session.layer(layer).geometry).sources.get(side) for layer in chosen}
     means = {layer: one for layer, one in sums.items() if one is not None}
     if len(means) < len(sums):

@@ -21,6 +21,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.core.sums import PromptGroups, Sums, total
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.session import Session
 from tl_posgen.position.decomposition.numbers.variance_shares import (
     NOTHING,
     DistanceWeights,
@@ -139,7 +140,7 @@ class Sources(Measure):
     def usual(self) -> Mapping[str, Any]:
         return {"tokens": TOKENS[1], "side": self.sides[0], "term": self.terms[0]}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Sources":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Sources":
         if self.check and ("position" not in self.terms or "k" not in self.sides):
             raise InputError('sources: check=True needs "position" in terms and "k" in sides; add them')
         if self.check and len(tokens) < 2:

@@ -21,7 +21,7 @@ from tl_posgen.core.options import require
 from tl_posgen.core.report import Report, load_provenance
 from tl_posgen.core.store import Parts, read_part
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.models import open_model
+from tl_posgen.models import open_session
 from tl_posgen.models.conversion.files import drop_from_cache, first_line
 from tl_posgen.studies.study import Job, Study
 
@@ -144,7 +144,7 @@ def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
         try:
             if len(jobs) > 1 and model is weights.pretrained:
                 precise = any(measure.precise for measure in registry.requested(study.measures))
-                model = open_model(model, precise=precise)
+                model = open_session(model, precise=precise)
             several = len(study.measures) > 1  # a study of one measure fails where the model does not allow it
             how = {"measures": study.measures, "skip_unsupported": several, "progress": False}
             report = analyze(model, job.text.words, keep=parts, **how, **study.cut)

@@ -9,6 +9,7 @@ import tl_posgen
 from tl_posgen.core.engine import analyze
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.session import session_of
 from tl_posgen.position.decomposition import MeanKey, ThreeAxis
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_products
@@ -155,5 +156,5 @@ def test_r_is_that_of_q_and_k_before_rope(capture):
 
 
 def test_the_headline_is_the_largest_distance_that_the_prompts_and_every_window_allow(mini, prompts):
-    assert MeanKey().prepare(mini, list(prompts)).d0 == prompts.shape[1] - 1
-    assert MeanKey(d0=7).prepare(mini, list(prompts)).d0 == 7
+    assert MeanKey().prepare(session_of(mini), list(prompts)).d0 == prompts.shape[1] - 1
+    assert MeanKey(d0=7).prepare(session_of(mini), list(prompts)).d0 == 7

@@ -11,6 +11,7 @@ from tl_posgen.claims import PAPERS
 from tl_posgen.claims.running import analyses_of
 from tl_posgen.hooks import lm_infinite
 from tl_posgen.models.loss import token_losses
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation
 from tl_posgen.position.length.length_extrapolation import TOLERATED, WORDS, within_noise
@@ -131,12 +132,12 @@ def test_prompts_of_several_training_lengths_are_run_where_they_fit_into_memory(
     """2,048 tokens of the bundled model's 4 heads take .74 GB, of 11 matrices a layer."""
     monkeypatch.setattr("tl_posgen.models.memory.memory_of", lambda device: int(gigabytes * 1e9))
     monkeypatch.setattr("tl_posgen.position.length.length_extrapolation.SHORT", 128)
-    assert LengthExtrapolation().inside_for(mini) == inside
+    assert LengthExtrapolation().inside_for(session_of(mini)) == inside
     [claim] = [claim for claim in PAPERS["position"] if claim.name == "position 6"]
     analyses, reasons = analyses_of([claim], mini)
     assert bool(analyses) == (inside == 512)  # prompts inside the training length say nothing on the claim
     assert bool(reasons) == (inside < 512)
-    assert LengthExtrapolation(inside=16).inside_for(mini) == 16
+    assert LengthExtrapolation(inside=16).inside_for(session_of(mini)) == 16
 
 
 def test_slopes_are_run_too_and_prompts_that_are_given_are_not_counted(family_model):

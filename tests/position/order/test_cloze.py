@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tl_posgen.models.loss import token_losses
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.order.cloze import ClozeItem, EncodedItem, cloze_items, encode, encoded_items, score_items
 
@@ -17,7 +18,7 @@ HOW = {"reach": "uniform", "window": 8, "seed": 0, "where": EVERYWHERE}
 
 @pytest.fixture(scope="session")
 def items(mini, alice):
-    return [encode(mini, item) for item in islice(cloze_items(alice, words=20), 2)]
+    return [encode(session_of(mini), item) for item in islice(cloze_items(alice, words=20), 2)]
 
 
 def test_items_are_the_same_every_time(alice):
@@ -32,25 +33,25 @@ def test_items_are_the_same_every_time(alice):
 
 
 def test_as_many_items_as_the_text_has_and_the_context_holds(mini, alice, monkeypatch):
-    assert len(encoded_items(mini, alice, 3)) == 3
-    assert encoded_items(mini, alice, 0) == []
-    assert encoded_items(mini, "too short a text", 3) == []
-    lengths = [len(item.longest) for item in encoded_items(mini, alice, 10)]
+    assert len(encoded_items(session_of(mini), alice, 3)) == 3
+    assert encoded_items(session_of(mini), alice, 0) == []
+    assert encoded_items(session_of(mini), "too short a text", 3) == []
+    lengths = [len(item.longest) for item in encoded_items(session_of(mini), alice, 10)]
     monkeypatch.setattr(mini.cfg, "n_ctx", sorted(lengths)[4])
-    fitting = encoded_items(mini, alice, 3)
+    fitting = encoded_items(session_of(mini), alice, 3)
     assert [len(item.longest) for item in fitting] == [n for n in lengths if n <= mini.cfg.n_ctx][:3]
 
 
 def test_token_ids_are_read_back_as_text(mini, alice):
     ids = to_prompts(mini, alice, length=256, n_prompts=4)
-    from_ids = encoded_items(mini, torch.stack(ids), 2)
+    from_ids = encoded_items(session_of(mini), torch.stack(ids), 2)
     assert len(from_ids) == 2
     masked = {"input_ids": torch.stack(ids), "attention_mask": torch.ones(4, 256)}
-    assert [item.gold for one in (masked, ids) for item in encoded_items(mini, one, 2)] == 2 * [
+    assert [item.gold for one in (masked, ids) for item in encoded_items(session_of(mini), one, 2)] == 2 * [
         item.gold for item in from_ids
     ]
     text = "\n".join(mini.tokenizer.decode(row, skip_special_tokens=True) for row in ids)
-    assert torch.equal(from_ids[0].context, encoded_items(mini, text, 1)[0].context)
+    assert torch.equal(from_ids[0].context, encoded_items(session_of(mini), text, 1)[0].context)
 
 
 def log_p_of(model, item):
@@ -60,20 +61,23 @@ def log_p_of(model, item):
 
 
 def score_one(model, item, condition, ratio):
-    return {name: values[0] for name, values in score_items(model, [item], condition, ratio, **HOW).items()}
+    return {name: values[0] for name, values in score_items(session_of(model), [item], condition, ratio, **HOW).items()}
 
 
 @pytest.mark.parametrize("condition", ["tokens", "position_part"])
 def test_items_are_scored_alike_together_and_alone_each_with_a_seed_of_its_own(mini, items, condition):
-    together = score_items(mini, items, condition, 0.5, **HOW)
+    together = score_items(session_of(mini), items, condition, 0.5, **HOW)
     for number, item in enumerate(items):
-        alone = score_items(mini, [item], condition, 0.5, **HOW | {"seed": HOW["seed"] + number})
+        alone = score_items(session_of(mini), [item], condition, 0.5, **HOW | {"seed": HOW["seed"] + number})
         for name, values in together.items():
             assert values[number] == pytest.approx(alone[name][0], abs=1e-5)
 
 
 def test_scores_are_those_of_the_right_and_of_the_likeliest_choice(mini, items):
-    for item in [*items, encode(mini, ClozeItem("Alice was beginning to get very tired of", ("sitting",), 0))]:
+    for item in [
+        *items,
+        encode(session_of(mini), ClozeItem("Alice was beginning to get very tired of", ("sitting",), 0)),
+    ]:
         found, log_p = score_one(mini, item, "tokens", 0.0), log_p_of(mini, item)
         assert found["cloze_log_likelihood"] == pytest.approx(float(log_p[item.gold].mean()), abs=1e-6)
         assert found["cloze_accuracy"] == (np.argmax([float(one.sum()) for one in log_p]) == item.gold)
@@ -95,7 +99,7 @@ def test_choices_are_read_off_rows_that_begin_with_them(mini, condition, n_rows,
 
 def test_with_nothing_moved_all_conditions_agree_and_order_lost_changes_scores(mini, items):
     def log_p(condition, ratio):
-        return np.mean(score_items(mini, items, condition, ratio, **HOW)["cloze_log_likelihood"])
+        return np.mean(score_items(session_of(mini), items, condition, ratio, **HOW)["cloze_log_likelihood"])
 
     assert log_p("tokens", 0.0) == pytest.approx(log_p("positions", 0.0), abs=1e-4)
     for condition in ("tokens", "positions"):

@@ -7,6 +7,7 @@ import torch
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.hooks import permute_positions
 from tl_posgen.models.loss import token_losses
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.position.order import Perturbation, cloze, swap_tokens
 from tl_posgen.position.order.hooks import CONDITIONS, conditions_for, disturb, draw, words_of
@@ -35,8 +36,8 @@ def test_nothing_moved_changes_nothing_and_half_of_the_order_costs_loss(result):
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_protected_places_stay_in_order(mini, alice, condition):
     tokens = to_prompts(mini, alice, length=32, n_prompts=1)[0]
-    drawn = draw(mini, tokens, condition, "uniform", 0.5, seed=0, window=4, protected=[0, *range(24, 32)])
-    read = disturb(mini, tokens[None], condition, [drawn])[0][0]
+    drawn = draw(session_of(mini), tokens, condition, "uniform", 0.5, seed=0, window=4, protected=[0, *range(24, 32)])
+    read = disturb(session_of(mini), tokens[None], condition, [drawn])[0][0]
     if condition == "words":  # words of other lengths may shift what lies between them
         assert torch.equal(read.sort().values, tokens.sort().values)
     else:
@@ -48,7 +49,7 @@ def test_protected_places_stay_in_order(mini, alice, condition):
 def test_words_begin_at_white_space(mini):
     tokens = to_prompts(mini, "The extraordinarily small rabbit, perhaps.")[0]
     texts = token_strings(mini, tokens)
-    words = ["".join(texts[start:stop]).strip() for start, stop in words_of(mini, tokens)]
+    words = ["".join(texts[start:stop]).strip() for start, stop in words_of(session_of(mini), tokens)]
     assert words[-4:] == ["extraordinarily", "small", "rabbit", "perhaps"]
 
 
@@ -95,10 +96,10 @@ def test_random_inits_are_given_the_first_items_of_a_long_cloze(mini, alice, mon
 
 def test_where_scores_know_no_distance_only_the_text_is_disturbed(family_model):
     model = family_model("gpt2")
-    assert conditions_for(model, None) == ["tokens", "words"]
+    assert conditions_for(session_of(model), None) == ["tokens", "words"]
     for wanted in ({"conditions": ["positions"]}, {"conditions": None, "heads": (0, 0)}):
         with pytest.raises(UnsupportedModelError, match="layer 0"):
-            conditions_for(model, **wanted)
+            conditions_for(session_of(model), **wanted)
 
 
 def test_chosen_heads_are_disturbed_alone(mini, alice):

@@ -9,6 +9,7 @@ from scipy import stats
 from tl_posgen.core.engine import analyze
 from tl_posgen.hooks import perturb_planes
 from tl_posgen.models.loss import token_losses
+from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.planes import PlanePerturbation, plane_perturbation
 from tl_posgen.position.planes.plane_perturbation import (
@@ -46,7 +47,7 @@ def test_deep_models_are_mapped_if_asked(mini, alice, monkeypatch):
     found = asked(mini, alice, null_seeds=(), **{**CUT, "n_prompts": 1})
     assert found.measure.map_edits == ()
     assert "map_rise" not in found.own
-    assert PlanePerturbation(map_edits=MAPPED).prepare(mini, []).map_edits == MAPPED
+    assert PlanePerturbation(map_edits=MAPPED).prepare(session_of(mini), []).map_edits == MAPPED
 
 
 def test_losses_are_those_of_the_hooked_model(mini, alice, result):

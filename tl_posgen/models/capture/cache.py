@@ -63,7 +63,7 @@ def captures_from_cache(
             numbers, on the device meta.
     """
     session, needs = session_of(model), None if needs is None else checked_needs(needs, PARTS, _NO_CACHE)
-    selected = select_heads(session.model, layers, heads)
+    selected = select_heads(session, layers, heads)
     if not hasattr(cache, "keys"):
         raise InputError(f"the cache is a {type(cache).__name__}; give what model.run_with_cache(tokens) returned")
     held, probed = set(cache.keys()), [session.layer(layer) for layer in selected]

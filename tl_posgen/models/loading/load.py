@@ -194,16 +194,16 @@ class Pretrained:
         return lay_by_rows(model) if by_rows else model
 
 
-AnyModel: TypeAlias = Model | Pretrained | str | os.PathLike
+AnyModel: TypeAlias = Model | Session | Pretrained | str | os.PathLike
 
 
 def is_ours(model: Any) -> bool:
-    """Tell whether `open_model` will load this anew, so that nobody else holds the model."""
+    """Tell whether `open_session` will load this anew, so that nobody else holds the model."""
     return isinstance(model, str | os.PathLike | Pretrained)
 
 
-def open_model(model: AnyModel, *, precise: bool = False) -> Model:
-    """Return a model of TransformerLens as it is, or load the one of that name or directory.
+def open_session(model: AnyModel, *, precise: bool = False) -> Session:
+    """Return the session of a model of TransformerLens, or of the one of that name or directory, loaded now.
 
     Args:
         precise: see `Pretrained.load`; of a name, a directory or a `Pretrained`.
@@ -213,13 +213,13 @@ def open_model(model: AnyModel, *, precise: bool = False) -> Model:
         ModelError: as `load_model`.
 
     Example:
-        >>> model = open_model("mini")
-        >>> open_model(model) is model
-        True
+        >>> session = open_session("mini")
+        >>> open_session(session.model).model is session.model, open_session(session) is session
+        (True, True)
     """
     if isinstance(model, str | os.PathLike):
         model = Pretrained(model)
-    return model.load(precise=precise, by_rows=False) if isinstance(model, Pretrained) else session_of(model).model
+    return session_of(model.load(precise=precise, by_rows=False) if isinstance(model, Pretrained) else model)
 
 
 def without_context_limit(model: Model | Session) -> Model:

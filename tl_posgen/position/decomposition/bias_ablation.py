@@ -15,7 +15,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.editing.without_biases import without_biases
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session
 from tl_posgen.position.decomposition.numbers.variance_shares import PARTS
 from tl_posgen.position.decomposition.variance import shares_of, triple_moments_of
 from tl_posgen.report.kinds import bars
@@ -90,12 +90,12 @@ class BiasAblation(Interventions):
         for encoding in ("absolute", "alibi", "none")
     }
 
-    def requires(self, model: Any) -> None:
-        session_of(model).require_biases()
+    def requires(self, session: Session) -> None:
+        session.require_biases()
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         there = run.session.biased()  # at random init: none
-        return {name: without_biases(run.model, [*of]) if there & {*of} else [] for name, of in _SIDES.items()}
+        return {name: without_biases(run.session, [*of]) if there & {*of} else [] for name, of in _SIDES.items()}
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss, and the parts of the scores of the same passes."""

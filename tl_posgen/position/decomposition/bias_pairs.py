@@ -14,7 +14,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import First, Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session
 from tl_posgen.position.decomposition.numbers.bias_pairs import PAIRS, bias_pair_shares
 from tl_posgen.position.decomposition.numbers.variance_shares import PARTS, DistanceWeights
 from tl_posgen.position.decomposition.variance import triple_moments_of
@@ -120,8 +120,8 @@ class BiasPairs(Measure):
     def usual(self) -> Mapping[str, Any]:
         return {**OUT, "pair": ALONE, "part": "position"}
 
-    def requires(self, model: Any) -> None:
-        session_of(model).require_biases()
+    def requires(self, session: Session) -> None:
+        session.require_biases()
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         assert layer.projections is not None

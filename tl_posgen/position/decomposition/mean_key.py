@@ -12,7 +12,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session
 from tl_posgen.position.decomposition.all_layers import of_all_layers
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_products
 from tl_posgen.position.decomposition.three_axis import pair_moments_of
@@ -69,13 +69,13 @@ class MeanKey(Measure):
         """The headline dummy distance."""
         return _FAR if self.d0 is None else self.d0
 
-    def attached(self, model: Any) -> "MeanKey":
+    def attached(self, session: Session) -> "MeanKey":
         return replace(self, d0=self.headline)
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "MeanKey":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "MeanKey":
         if self.d0 is not None:
             return self
-        windows = [one.geometry.window for one in session_of(model).found() if isinstance(one, Probed)]
+        windows = [one.geometry.window for one in session.found() if isinstance(one, Probed)]
         reach = min(max(map(len, tokens)), *(window for window in windows if window), math.inf)
         return replace(self, d0=int(reach) - 1)
 

@@ -16,6 +16,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
+from tl_posgen.models.session import Session
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.residual_sums import ResidualSums, residual_sums
 from tl_posgen.position.decomposition.three_axis import fit_capture
@@ -76,7 +77,7 @@ class Residual(Measure):
         "none": "the residual is content, or position that earlier layers wrote into the tokens.",
     }
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Residual":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Residual":
         _require_length(min(map(len, tokens)))
         return self
 

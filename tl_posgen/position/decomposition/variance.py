@@ -21,6 +21,7 @@ from tl_posgen.models.layers.capture import LayerCapture, StreamedCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
 from tl_posgen.models.selection import head_name
+from tl_posgen.models.session import Session
 from tl_posgen.position.decomposition.numbers.token_places import (
     BY_KEY,
     PLACES,
@@ -244,7 +245,7 @@ class Variance(Measure):
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return [kind for kind in self.figures if kind != "places" or "by_place" in data]
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Variance":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Variance":
         if self.absolute and len(tokens) < _FEWEST_PROMPTS:
             raise InputError(
                 f"variance: absolute=True compares prompts: {_FEWEST_PROMPTS} at least, not {len(tokens)}; give "

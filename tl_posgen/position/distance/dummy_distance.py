@@ -19,6 +19,7 @@ from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.session import Session
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.decomposition.three_axis import fit_capture, fits_of
@@ -164,16 +165,16 @@ class DummyDistance(Interventions):
         d0s, limits = (np.asarray(() if one is None else one).tolist() for one in (self.distances, self.limits))
         return {"d0": d0s, "other_d0": d0s, "limit": limits, "part": PARTS}
 
-    def requires(self, model: Any) -> None:
-        require_distances(self.name, model)
+    def requires(self, session: Session) -> None:
+        require_distances(self.name, session)
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "DummyDistance":
-        trained = training_length(model)
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "DummyDistance":
+        trained = training_length(session)
         given, powers = self.labels(), (2**power for power in range((trained - 1).bit_length()))
         distances = (0, *powers) if self.distances is None else tuple(given["d0"])
         for name, values in (("distance", distances), ("beyond", given["limit"])):
             for value in values:
-                check_distance(model, name, value)  # refused here, before work starts
+                check_distance(session, name, value)  # refused here, before work starts
         return replace(self, distances=distances, limits=tuple(given["limit"]), longest=self.longest or trained)
 
     def refuse(self, run: Run) -> None:
@@ -205,8 +206,10 @@ class DummyDistance(Interventions):
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         own, where = self.labels(), run.where
-        at = {f"at {d0:.9g}": at_dummy_distance(run.model, d0, **where) for d0 in own["d0"]}
-        beyond = {f"beyond {limit:.9g}": at_dummy_distance(run.model, beyond=limit, **where) for limit in own["limit"]}
+        at = {f"at {d0:.9g}": at_dummy_distance(run.session, d0, **where) for d0 in own["d0"]}
+        beyond = {
+            f"beyond {limit:.9g}": at_dummy_distance(run.session, beyond=limit, **where) for limit in own["limit"]
+        }
         return at | beyond
 
     def findings(self, own: Numbers) -> list[str]:

@@ -14,7 +14,7 @@ from tl_posgen.editing.replace_scores import FrozenBeyond, RowByRow, finished, r
 from tl_posgen.errors import InputError, UnsupportedModelError, is_number
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.rope.scores_at import scores_at
 
 Distance = int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]]
@@ -22,7 +22,7 @@ Distance = int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "quer
 
 @printing_call
 def at_dummy_distance(
-    model: Model,
+    model: Model | Session,
     distance: Distance | None = None,
     *,
     beyond: int | float | None = None,
@@ -59,15 +59,16 @@ def at_dummy_distance(
     """
     if distance is None and beyond is None:
         raise InputError("at_dummy_distance: give distance=, beyond=, or both")
+    session = session_of(model)
     if beyond is not None:
-        check_distance(model, "beyond", beyond)
+        check_distance(session, "beyond", beyond)
     if isinstance(distance, Tensor):
         if not is_real_tensor(distance, 2) or not distance.numel():
             raise InputError(f"distance of shape {list(distance.shape)}: give real numbers [query, key]")
         for end in distance.tril().aminmax():  # entries above the diagonal are not read
-            check_distance(model, "distance", end.item())
+            check_distance(session, "distance", end.item())
     elif distance is not None and not callable(distance):
-        check_distance(model, "distance", distance)
+        check_distance(session, "distance", distance)
     of_pairs: Any
     if distance is not None:
         of_pairs = partial(scores_at_distance, distance=distance, beyond=beyond)
@@ -75,7 +76,7 @@ def at_dummy_distance(
         assert beyond is not None, "one of them is given"
         of_pairs = FrozenBeyond(lambda _, limit=beyond: limit)
     by = of_pairs if isinstance(distance, Tensor) else RowByRow(of_pairs)
-    return replace_scores(model, by, layers, heads, needs_positions=True)
+    return replace_scores(session, by, layers, heads, needs_positions=True)
 
 
 def scores_at_distance(
@@ -94,24 +95,24 @@ def scores_at_distance(
     return scores if beyond is None else torch.where(true > beyond, scores, capture.scores())
 
 
-def require_distances(measure: str, model: Model) -> None:
+def require_distances(measure: str, session: Session) -> None:
     """Refuse a model whose positions are embeddings."""
-    if session_of(model).encoding == "absolute":
+    if session.encoding == "absolute":
         raise UnsupportedModelError(
             "positions of this model are embeddings added to the residual stream, so its scores know no distance and "
             f"there is none beyond its training length; {measure} needs rotary positions or ALiBi"
         )
 
 
-def training_length(model: Model) -> int:
+def training_length(session: Session) -> int:
     """Return the model's training length: cfg.n_ctx, or the length from which its frequencies are not fixed."""
-    return min(int(model.cfg.n_ctx), session_of(model).limit.tokens or int(model.cfg.n_ctx))
+    return min(int(session.model.cfg.n_ctx), session.limit.tokens or int(session.model.cfg.n_ctx))
 
 
-def check_distance(model: Model, name: str, value: Any) -> None:
+def check_distance(session: Session, name: str, value: Any) -> None:
     """Refuse a value that is not a distance, or for which the model's frequencies are not fixed."""
     if not is_number(value):
         raise InputError(f"{name} {value!r}: distances must be numbers, 0 or more, and finite")
-    limit, why, _ = session_of(model).limit
+    limit, why, _ = session.limit
     if limit is not None and value >= limit and "frequencies" in why:
         raise InputError(f"{name} {value}: this model's frequencies are fixed below distance {limit} only, as {why}")

@@ -18,6 +18,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.position.distance.hooks import check_distance
 from tl_posgen.rope.scores_at import scores_at
 
@@ -25,7 +26,9 @@ MOST = 10**9  # tokens; wider than its prompt a window changes nothing, and torc
 
 
 @printing_call
-def interpolate_positions(model: Model, factor: int | float, *, layers: Layers = None, heads: Heads = None) -> HookList:
+def interpolate_positions(
+    model: Model | Session, factor: int | float, *, layers: Layers = None, heads: Heads = None
+) -> HookList:
     """score_ij <- the score with token p at position factor * p; factor = training length / length of the prompt.
 
     Raises:
@@ -54,7 +57,7 @@ def interpolate_positions(model: Model, factor: int | float, *, layers: Layers =
 
 @printing_call
 def lm_infinite(
-    model: Model,
+    model: Model | Session,
     n_local: int,
     n_global: int = 10,
     *,
@@ -91,7 +94,7 @@ def lm_infinite(
 
 @printing_call
 def retrieve_blocks(
-    model: Model,
+    model: Model | Session,
     n_local: int,
     n_global: int = 10,
     *,
@@ -123,7 +126,9 @@ def retrieve_blocks(
 
 
 @printing_call
-def self_extend(model: Model, n_local: int, group: int, *, layers: Layers = None, heads: Heads = None) -> HookList:
+def self_extend(
+    model: Model | Session, n_local: int, group: int, *, layers: Layers = None, heads: Heads = None
+) -> HookList:
     """score_ij <- the score at distance floor(i / g) - floor(j / g) + n_local - floor(n_local / g) if i - j >= n_local.
 
     Far tokens share a position with their neighbours, and near ones keep theirs; a context of L tokens then reaches
@@ -159,7 +164,7 @@ def self_extend(model: Model, n_local: int, group: int, *, layers: Layers = None
 
 def _windowed(
     name: str,
-    model: Model,
+    model: Model | Session,
     n_local: int,
     n_global: int,
     limit: int | float | None,
@@ -175,7 +180,8 @@ def _windowed(
     widths = {"n_local": n_local, "n_global": n_global, "limit": furthest, "block": block, "n_blocks": n_blocks}
     if wide := [option for option, width in widths.items() if isinstance(width, Real) and cast(float, width) > MOST]:
         raise InputError(f"{name}: {wide[0]}={widths[wide[0]]!r}: no prompt is so long; give {MOST:,} at most")
-    check_distance(model, "limit", furthest)
+    session = session_of(model)
+    check_distance(session, "limit", furthest)
 
     def in_windows(query: Tensor, key: Tensor) -> Bool[Tensor, "query key"]:
         return (key < n_global) | (query - key < n_local)
@@ -195,4 +201,4 @@ def _windowed(
         return furthest
 
     scores_of = with_blocks if n_blocks else FrozenBeyond(limit_of, in_windows)
-    return replace_scores(model, RowByRow(scores_of), layers, heads, needs_positions=True)
+    return replace_scores(session, RowByRow(scores_of), layers, heads, needs_positions=True)

@@ -25,7 +25,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import judged
 from tl_posgen.models.memory import fits_pass
 from tl_posgen.models.selection import select_heads
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.distance.hooks import require_distances
@@ -256,32 +256,32 @@ class LengthExtrapolation(Measure):
     }
 
     def prompt_tokens(
-        self, model: Any, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
+        self, session: Session, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
     ) -> Sequence[Tensor]:
-        inside = self.inside_for(model)
+        inside = self.inside_for(session)
         if length not in (None, inside):
             raise InputError(
                 f"length {length}: length_extrapolation cuts prompts of times x inside = {self.times} x {inside} "
                 f"tokens; leave length out, or set LengthExtrapolation(inside={length})"
             )
         n = inside * self.times
-        session_of(model).require_length(n)
+        session.require_length(n)
         wanted = N_PROMPTS if n_prompts is None and isinstance(prompts, str) else n_prompts
-        rows = to_prompts(model, prompts, n, wanted, consecutive=consecutive)
+        rows = to_prompts(session, prompts, n, wanted, consecutive=consecutive)
         if len(rows) < 2:
             raise InputError(f"{self.name}: the noise level needs two prompts at least, not n_prompts={len(rows)}")
         return rows
 
-    def requires(self, model: Any) -> None:
-        require_distances(self.name, model)
+    def requires(self, session: Session) -> None:
+        require_distances(self.name, session)
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "LengthExtrapolation":
-        return replace(self, inside=self.inside_for(model))
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "LengthExtrapolation":
+        return replace(self, inside=self.inside_for(session))
 
-    def inside_for(self, model: Any) -> int:
+    def inside_for(self, session: Session) -> int:
         """Return `inside`; where it is left out the training length, or SHORT where prompts do not fit into memory."""
-        trained = int(model.cfg.n_ctx)
-        fits = fits_pass(session_of(model), self.times * trained, is_streamed=False, matrices=self.matrices)
+        trained = int(session.model.cfg.n_ctx)
+        fits = fits_pass(session, self.times * trained, is_streamed=False, matrices=self.matrices)
         return self.inside or (trained if fits else min(trained, SHORT))
 
     def refuse(self, run: Run) -> None:
@@ -289,19 +289,19 @@ class LengthExtrapolation(Measure):
 
     def hooks(self, run: Run) -> dict[str, Any]:
         """Return the hooks of every condition."""
-        windows, where = (run.model, len(run.rows[0]) // self.times, self.n_global), run.where
+        windows, where = (run.session, len(run.rows[0]) // self.times, self.n_global), run.where
         make: dict[str, Callable[[], Any]] = {
             "vanilla": list,
             "lm_infinite": lambda: lm_infinite(*windows, **where),
             "retrieval": lambda: retrieve_blocks(*windows, block=self.block, n_blocks=self.n_blocks, **where),
-            "interpolation": lambda: interpolate_positions(run.model, 1 / self.times, **where),
+            "interpolation": lambda: interpolate_positions(run.session, 1 / self.times, **where),
         }
         return {condition: make[condition]() for condition in ("vanilla", *self.conditions)}
 
     def of_model(self, run: Run) -> xr.Dataset:
         n, session, where = len(run.rows[0]), run.session, run.where
         inside, hooks = n // self.times, self.hooks(run)
-        layers = list(select_heads(run.model, **where))
+        layers = list(select_heads(run.session, **where))
         shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
         step, width = -(-inside // KEPT_INSIDE), inside // BINS_INSIDE
         kept, starts = torch.arange(step - 1, n, step), range(0, n - 1, width)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.models.loss import logits_of
-from tl_posgen.models.model import Model
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.models.tokens import given_prompts, start_of_texts
 from tl_posgen.position.order.hooks import disturb, draw
@@ -87,7 +86,7 @@ def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeI
         yield ClozeItem(context, tuple(str(choices[at]) for at in order), order.index(0))
 
 
-def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[EncodedItem]:
+def encoded_items(session: Session, prompts: Any, n: int, seed: int = 0) -> list[EncodedItem]:
     """Return the first n items of the prompts' text that fit the model's context; fewer if the text has fewer, none of
     token ids where the model has no tokenizer."""
     if not n:
@@ -95,11 +94,11 @@ def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[Enc
     text = prompts if isinstance(prompts, str) else ""
     if isinstance(prompts, Sequence) and not text and all(isinstance(one, str) for one in prompts):
         text = "\n".join(prompts)
-    elif not text and model.tokenizer is not None:
-        rows = given_prompts(model.tokenizer, prompts)
-        text = "\n".join(model.tokenizer.batch_decode(rows, skip_special_tokens=True))
-    every = (encode(model, item) for item in islice(cloze_items(text, seed=seed), TRIED * n))
-    return list(islice((one for one in every if len(one.longest) <= model.cfg.n_ctx), n))
+    elif not text and session.model.tokenizer is not None:
+        rows = given_prompts(session.model.tokenizer, prompts)
+        text = "\n".join(session.model.tokenizer.batch_decode(rows, skip_special_tokens=True))
+    every = (encode(session, item) for item in islice(cloze_items(text, seed=seed), TRIED * n))
+    return list(islice((one for one in every if len(one.longest) <= session.model.cfg.n_ctx), n))
 
 
 def fewer_of_inits(n: int) -> str:
@@ -107,18 +106,18 @@ def fewer_of_inits(n: int) -> str:
     return f" (random init {ITEMS_OF_INITS})" if n > ITEMS_OF_INITS else ""
 
 
-def encode(model: Model, item: ClozeItem) -> EncodedItem:
+def encode(session: Session, item: ClozeItem) -> EncodedItem:
     """Tokenise context and choices separately, with a space between them."""
 
     def ids(text: str) -> list[int]:
-        return model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        return session.model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
     choices = tuple(torch.tensor(ids(f" {choice}")) for choice in item.choices)
-    return EncodedItem(torch.tensor(start_of_texts(session_of(model)) + ids(item.context)), choices, item.gold)
+    return EncodedItem(torch.tensor(start_of_texts(session) + ids(item.context)), choices, item.gold)
 
 
 def score_items(
-    model: Model,
+    session: Session,
     items: Sequence[EncodedItem],
     condition: str,
     ratio: int | float,
@@ -139,12 +138,11 @@ def score_items(
     """
     log_p: list[dict[int, Float[Tensor, " _"]]] = [{} for _ in items]
     by_length: dict[int, list[tuple[int, list[int], Tensor, Disturbance]]] = {}  # item, its choices, tokens, draw
-    session = session_of(model)
     for number, item in enumerate(items):
         n, total = len(item.context), len(item.longest)
         share = ratio if condition == "jitter" else ratio * n / total  # swaps move a share of all tokens
         how: dict[str, Any] = {"seed": seed + number, "window": window, "protected": [0, *range(n, total)]}
-        drawn = draw(model, item.longest, condition, reach, share, **how)
+        drawn = draw(session, item.longest, condition, reach, share, **how)
         for follows, choices in item.rows(condition).items():
             row = torch.cat([item.context, torch.tensor(follows, dtype=torch.int64)])
             by_length.setdefault(len(row), []).append((number, choices, row, drawn))
@@ -154,7 +152,7 @@ def score_items(
         batches += [some[at : at + at_once] for at in range(0, len(some), at_once)]
     for some in batches:
         rows, draws = torch.stack([row for *_, row, _ in some]), [drawn for *_, drawn in some]
-        rows, hooks = disturb(model, rows, condition, draws, **where)
+        rows, hooks = disturb(session, rows, condition, draws, **where)
         first = min(len(items[number].context) for number, *_ in some) - 1  # of the logits that are needed
         with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
             logits = logits_of(session, rows.to(session.device), first)

@@ -16,6 +16,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
+from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.position.order.numbers import (
@@ -35,7 +36,7 @@ OF_TEXT = ("tokens", "words")
 
 @printing_call
 def permute_positions(
-    model: Model,
+    model: Model | Session,
     positions: Real[Tensor, "*prompt pos"],
     *,
     keys_only: bool = False,
@@ -73,7 +74,7 @@ def permute_positions(
 
 @printing_call
 def jitter_distances(
-    model: Model, distances: Int[Tensor, "*prompt query key"], *, layers: Layers = None, heads: Heads = None
+    model: Model | Session, distances: Int[Tensor, "*prompt query key"], *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
     """F, per pair: score_ij <- the score at distances_ij = i - j + u_ij, see `jittered_distances`."""
     scores_of = partial(scores_at_distance, beyond=None)
@@ -82,7 +83,7 @@ def jitter_distances(
 
 @printing_call
 def permute_position_part(
-    model: Model, positions: Real[Tensor, "*prompt pos"], *, layers: Layers = None, heads: Heads = None
+    model: Model | Session, positions: Real[Tensor, "*prompt pos"], *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
     """F': W_ij <- W_ij + f(q_i, i - p_j) - f(q_i, i - j), with f(q_i, d) = scale <R_d q_i, R_0 kbar>.
 
@@ -102,7 +103,7 @@ def permute_position_part(
 
 
 def _of_one_length(
-    model: Model,
+    model: Model | Session,
     given: Tensor,
     scores_of: Callable[[LayerCapture, Tensor], Float[Tensor, "head query key"]],
     layers: Layers,
@@ -127,14 +128,14 @@ def _of_one_length(
 
 
 def conditions_for(
-    model: Model, conditions: Sequence[str] | None, layers: Layers = None, heads: Heads = None
+    session: Session, conditions: Sequence[str] | None, layers: Layers = None, heads: Heads = None
 ) -> list[str]:
     """Return the given conditions, or all that the model allows; refuse the others before work starts.
 
     Swapped text reaches all layers and heads: where some are chosen it is left out, or refused if it was asked for.
     """
     everywhere = layers is None and heads is None
-    of_text = [one for one in OF_TEXT if everywhere and (one == "tokens" or model.tokenizer is not None)]
+    of_text = [one for one in OF_TEXT if everywhere and (one == "tokens" or session.model.tokenizer is not None)]
     of_positions = [one for one in CONDITIONS if one not in OF_TEXT]
     wanted = [*of_text, *of_positions] if conditions is None else list(conditions)
     if not everywhere and (swapped := [one for one in wanted if one in OF_TEXT]):
@@ -143,11 +144,11 @@ def conditions_for(
             f"or choose from {', '.join(of_positions)}"
         )
     if "words" in wanted:
-        _require_tokenizer(model)
+        _require_tokenizer(session)
     if set(wanted) <= set(OF_TEXT):
         return wanted
     try:
-        permute_positions(model, torch.arange(2), layers=layers, heads=heads)  # refused where scores know no distance
+        permute_positions(session, torch.arange(2), layers=layers, heads=heads)  # refused where scores know no distance
     except UnsupportedModelError:
         if conditions is not None or not of_text:
             raise
@@ -156,7 +157,7 @@ def conditions_for(
 
 
 def draw(
-    model: Model,
+    session: Session,
     tokens: Int[Tensor, " pos"],
     condition: str,
     reach: Reach | str,
@@ -176,12 +177,12 @@ def draw(
         return Disturbance(places, torch.zeros(n, dtype=torch.bool), places.new_zeros(0, 2), distances)
     options: dict[str, Any] = {"seed": seed, "window": window, "protected": protected}
     if condition == "words":
-        return swap_words(n, words_of(model, tokens), ratio, reach, **options)
+        return swap_words(n, words_of(session, tokens), ratio, reach, **options)
     return swap_tokens(n, ratio, reach, **options)
 
 
 def disturb(
-    model: Model,
+    session: Session,
     tokens: Int[Tensor, "row pos"],
     condition: str,
     drawn: Sequence[Disturbance],
@@ -199,26 +200,26 @@ def disturb(
         return tokens.gather(-1, permutations), []
     if condition == "jitter":
         distances = [one.distances[:n, :n] for one in drawn if one.distances is not None]
-        return tokens, jitter_distances(model, distances[0] if len(tokens) == 1 else torch.stack(distances), **where)
+        return tokens, jitter_distances(session, distances[0] if len(tokens) == 1 else torch.stack(distances), **where)
     if condition == "position_part":
-        return tokens, permute_position_part(model, permutations, **where)
-    return tokens, permute_positions(model, permutations, keys_only=condition == "key_positions", **where)
+        return tokens, permute_position_part(session, permutations, **where)
+    return tokens, permute_positions(session, permutations, keys_only=condition == "key_positions", **where)
 
 
-def _require_tokenizer(model: Model) -> None:
-    if model.tokenizer is None:
+def _require_tokenizer(session: Session) -> None:
+    if session.model.tokenizer is None:
         raise InputError("condition 'words': no tokenizer here, so words are not known; choose other conditions")
 
 
-def words_of(model: Model, tokens: Int[Tensor, " pos"]) -> list[tuple[int, int]]:
+def words_of(session: Session, tokens: Int[Tensor, " pos"]) -> list[tuple[int, int]]:
     """Return the token ranges of words.
 
     A word begins at a token with leading white space; a token without a letter or digit ends it and belongs to no word.
     """
-    _require_tokenizer(model)
+    _require_tokenizer(session)
     words: list[tuple[int, int]] = []
     after_word = False
-    for place, text in enumerate(token_strings(model, tokens)):
+    for place, text in enumerate(token_strings(session, tokens)):
         is_word = any(letter.isalnum() for letter in text)
         if is_word and after_word and not text[0].isspace():
             words[-1] = (words[-1][0], place + 1)

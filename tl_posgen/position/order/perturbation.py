@@ -155,11 +155,11 @@ class Perturbation(Measure):
         return {"target": TARGETS}
 
     def refuse(self, run: Run) -> None:
-        conditions_for(run.model, self.conditions, **run.where)
+        conditions_for(run.session, self.conditions, **run.where)
         self.cloze_items(run)
 
     def of_model(self, run: Run) -> xr.Dataset:
-        conditions = conditions_for(run.model, self.conditions, **run.where)
+        conditions = conditions_for(run.session, self.conditions, **run.where)
         ratios = [float(ratio) for ratio in self.ratios]
         loss = run.loss  # of the model in order
         n_clean = round(self.clean * run.tokens.shape[1])
@@ -207,10 +207,10 @@ class Perturbation(Measure):
         for at in range(0, n_prompts, at_once):
             rows = run.tokens[at : at + at_once]
             drawn = [
-                draw(run.model, row, condition, reach, ratio, seed=first + prompt, **how)
+                draw(run.session, row, condition, reach, ratio, seed=first + prompt, **how)
                 for prompt, row in enumerate(rows, at)
             ]
-            rows, hooks = disturb(run.model, rows, condition, drawn, **run.where)
+            rows, hooks = disturb(run.session, rows, condition, drawn, **run.where)
             read.append(rows)
             losses.append(run.losses(rows, hooks))
             moved += [one.moved for one in drawn]
@@ -225,7 +225,7 @@ class Perturbation(Measure):
         @cache
         def score(condition: str, ratio: float) -> Mapping[str, Any]:
             how: dict[str, Any] = {"reach": self.widest, "window": self.window, "where": run.where}
-            found = score_items(run.model, asked, condition, ratio, seed=run.seed * len(items), **how)
+            found = score_items(run.session, asked, condition, ratio, seed=run.seed * len(items), **how)
             return {name: [*scores, *[math.nan] * (len(items) - len(asked))] for name, scores in found.items()}
 
         chosen = self.of_cloze(conditions)
@@ -239,7 +239,7 @@ class Perturbation(Measure):
 
     def cloze_items(self, run: Run) -> tuple[list[EncodedItem], list[EncodedItem]]:
         """Return every cloze item, and those that this model gets."""
-        items = encoded_items(run.model, run.prompts, self.n_cloze, run.seed)
+        items = encoded_items(run.session, run.prompts, self.n_cloze, run.seed)
         return items, items if run.init is None else items[: cloze.ITEMS_OF_INITS]
 
     def of_cloze(self, conditions: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.session import Session, session_of
 from tl_posgen.position.planes.numbers.plane_edits import EDITS, Draw, Edit, edit_planes
 from tl_posgen.rope.frequency_bands import Band, band_of
 from tl_posgen.rope.rotation import from_planes, to_planes
@@ -24,7 +25,7 @@ _SIDES = ("q", "k")
 
 @printing_call
 def perturb_planes(
-    model: Model,
+    model: Model | Session,
     edit: Edit | str,
     band: Band | None = None,
     *,
@@ -87,8 +88,9 @@ def perturb_planes(
     seed = check_seed(seed)
     require("first_token", first_token, bool)
     require("control", control, bool)
-    selected = select_heads(model, layers, heads)
-    geometries = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
+    session = session_of(model)
+    selected = select_heads(session, layers, heads)
+    geometries = [one for one in geometry_of(session, list(selected)) if one.rope.rotary_dim]
     if not geometries:
         raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to perturb")
     planes = {}
@@ -113,7 +115,7 @@ def perturb_planes(
         return scores_with(capture, **x)
 
     rotating = [(one.layer, head) for one in geometries for head in selected[one.layer]]
-    return replace_scores(model, scores_of, heads=rotating)
+    return replace_scores(session, scores_of, heads=rotating)
 
 
 def draw_of(capture: LayerCapture, side: str, first: int, seed: int) -> Draw:

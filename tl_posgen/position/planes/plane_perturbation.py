@@ -21,6 +21,7 @@ from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.selection import select_heads
+from tl_posgen.models.session import Session
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.planes.numbers.plane_edits import Edit
@@ -168,13 +169,13 @@ class PlanePerturbation(Interventions):
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return [kind for kind in self.figures if kind != "map" or "map_rise" in data]
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "PlanePerturbation":
-        usual = _SHUFFLES if model.cfg.n_layers <= MOST_LAYERS else ()
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "PlanePerturbation":
+        usual = _SHUFFLES if session.model.cfg.n_layers <= MOST_LAYERS else ()
         return replace(self, map_edits=usual if self.map_edits is None else self.map_edits)
 
     def _cells_of_map(self, run: Run) -> tuple[dict[int, int], bool]:
         """Return how many planes each layer with some has, and whether the map has planes, or else bands."""
-        geometry = geometry_of(run.session, list(select_heads(run.model, **run.where)))
+        geometry = geometry_of(run.session, list(select_heads(run.session, **run.where)))
         n_planes = {one.layer: len(one.rope.inv_freq) for one in geometry if one.rope.rotary_dim}
         by_planes = self.map_by == "planes" or (self.map_by == "auto" and sum(n_planes.values()) <= MOST_CELLS)
         return n_planes, by_planes
@@ -203,7 +204,7 @@ class PlanePerturbation(Interventions):
         for control in (False, True):
             for number, batch in enumerate(batches):
                 seed = (run.seed * len(batches) + number) % 2**63
-                perturbed = perturb_planes(run.model, **how, seed=seed, control=control)
+                perturbed = perturb_planes(run.session, **how, seed=seed, control=control)
                 found.append(token_losses(run.session, batch, perturbed).mean(-1))
         return {"loss": torch.cat(found).unflatten(0, (2, -1)).numpy()}
 
@@ -211,7 +212,7 @@ class PlanePerturbation(Interventions):
         data = super().of_model(run)
         if not self.map_edits:
             return data
-        loss, heads = run.loss.mean(-1).numpy(), select_heads(run.model, **run.where)
+        loss, heads = run.loss.mean(-1).numpy(), select_heads(run.session, **run.where)
         n_planes, by_planes = self._cells_of_map(run)
 
         def one_cell(map_edit: str, layer: int, planes: Any) -> Mapping[str, Any]:

@@ -21,9 +21,8 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.model import Model
 from tl_posgen.models.selection import head_name, select_heads
-from tl_posgen.models.session import session_of
+from tl_posgen.models.session import Session
 from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
     PlaneMoments,
@@ -43,10 +42,10 @@ _SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 _INTERACTION = {"part": "interaction", **OUT}
 
 
-def require_rope(self: Measure, model: Model) -> None:
+def require_rope(self: Measure, session: Session) -> None:
     """Refuse a model none of whose layers rotates, as `Measure.requires`; layers that are not understood are refused
     when they run."""
-    encoding = session_of(model).encoding
+    encoding = session.encoding
     if encoding and "rotary" not in encoding:
         raise UnsupportedModelError(
             f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave {self.name} out "
@@ -57,7 +56,7 @@ def require_rope(self: Measure, model: Model) -> None:
 def require_rope_in_layers(self: Measure, run: Run) -> None:
     """Refuse chosen layers none of which rotates, as `Measure.refuse`; layers that are not understood are refused when
     they run."""
-    layers = list(select_heads(run.model, **run.where))
+    layers = list(select_heads(run.session, **run.where))
     known = [found for layer in layers if isinstance(found := run.session.found()[layer], Probed)]
     if len(known) == len(layers) and not any(layer.geometry.rope.rotary_dim for layer in known):
         raise UnsupportedModelError(
@@ -201,7 +200,7 @@ class Planes(Measure):
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"part": PARTS}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Planes":
+    def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Planes":
         if (n := max(map(len, tokens))) < 3:
             raise InputError(
                 f"planes: of {n} token{'s' if n > 1 else ''} one at most is left without the first, and of one nothing "

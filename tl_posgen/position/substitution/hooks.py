@@ -44,7 +44,7 @@ Distances = DistanceDistribution | Callable[[LayerCapture], DistanceDistribution
 
 @printing_call
 def substitute(
-    model: Model,
+    model: Model | Session,
     by: ScoresOf,
     *,
     gamma: int | float = 1.0,
@@ -99,7 +99,7 @@ def substitute(
 
 
 @printing_call
-def authors_split(model: Model, *, layers: Layers = None, heads: Heads = None) -> HookList:
+def authors_split(model: Model | Session, *, layers: Layers = None, heads: Heads = None) -> HookList:
     """W_ij <- f(q_i, i - j) + g(q_i, k_j) of the mean key at d0 = 1000 where W_ij is at most the .97 quantile of the
     last row of head 0, in layers from 4 on.
 
@@ -118,14 +118,17 @@ def authors_split(model: Model, *, layers: Layers = None, heads: Heads = None) -
     return substitute(model, by_split(point_mass(1000)), layers=layers, heads=heads, **how)
 
 
-def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Heads = None) -> list[tuple[int, int]]:
+def heads_from(
+    model: Model | Session, from_layer: int, layers: Layers = None, heads: Heads = None
+) -> list[tuple[int, int]]:
     """Return (layer, head) of the chosen heads from this layer on; refuse a layer behind which none is left."""
     check_whole("scores replaced", 0, from_layer=from_layer)
-    selected = select_heads(model, layers, heads)
+    session = session_of(model)
+    selected = select_heads(session, layers, heads)
     pairs = [(layer, head) for layer, picked in selected.items() for head in picked if layer >= from_layer]
     if not pairs:
         raise InputError(
-            f"from_layer {from_layer} leaves no layer: this model has layers 0 to {model.cfg.n_layers - 1}, "
+            f"from_layer {from_layer} leaves no layer: this model has layers 0 to {session.model.cfg.n_layers - 1}, "
             f"and {', '.join(map(str, selected))} were chosen"
         )
     return pairs
@@ -269,7 +272,7 @@ def true_at(by: ScoresOf, keys: Keys) -> ScoresOf:
 
 
 @printing_call
-def no_values_at(model: Model, keys: Keys) -> HookList:
+def no_values_at(model: Model | Session, keys: Keys) -> HookList:
     """v_j <- 0 for these keys j: they keep their attention, and add nothing to what a head writes.
 
     Args:
@@ -300,7 +303,9 @@ def no_values_at(model: Model, keys: Keys) -> HookList:
         gone = _chosen(keys, layer, v.shape[1], v.device)
         return v.masked_fill(gone.view(1, -1, *[1] * (v.ndim - 2)), 0)
 
-    return [(session.layer(layer).names["v"], partial(zero, layer=layer)) for layer in select_heads(model, None, None)]
+    return [
+        (session.layer(layer).names["v"], partial(zero, layer=layer)) for layer in select_heads(session, None, None)
+    ]
 
 
 def _chosen(keys: Keys, layer: int, n: int, device: torch.device) -> Bool[Tensor, " n"]:

@@ -221,15 +221,15 @@ class Substitution(Interventions):
         return found | {part: by_split(triangle(self.widths[0]), part) for part in ("position", "content")}
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
-        heads, stand_ins = heads_from(run.model, self.from_layer, **run.where), self.stand_ins(run.tokens.shape[1])
-        replaced = partial(substitute, run.model, gamma=self.gamma, threshold=self.threshold, heads=heads)
+        heads, stand_ins = heads_from(run.session, self.from_layer, **run.where), self.stand_ins(run.tokens.shape[1])
+        replaced = partial(substitute, run.session, gamma=self.gamma, threshold=self.threshold, heads=heads)
         hooks: dict[str, Any] = {name: replaced(by) for name, by in stand_ins.items()}
 
         @cache
         def hooks_of_prompt(prompt: int) -> dict[str, HookList]:
             sinks, others = self.sinks_and_others(run, prompt)
             found = {name: replaced(by) for name, by in self.true_at_keys(stand_ins, sinks, others).items()}
-            whole, no_values = {UNTOUCHED: [], **hooks, **found}, no_values_at(run.model, sinks)
+            whole, no_values = {UNTOUCHED: [], **hooks, **found}, no_values_at(run.session, sinks)
             return found | {condition: whole[name] + no_values for name, condition in NO_VALUES.items()}
 
         hooks |= {name: lambda prompt, name=name: hooks_of_prompt(prompt)[name] for name in OF_SINKS}
@@ -269,7 +269,7 @@ class Substitution(Interventions):
             values |= {"first_is_sink": sinks[0].double(), "n_later_sinks": sinks[1:].double().sum()}
             sums.add_layer(capture, values | {"sink_attention": exact.softmax(-1)[..., sinks].sum(-1).mean(1)})
 
-        replace(run, where={"heads": heads_from(run.model, self.from_layer, **run.where)}).capture(compare)
+        replace(run, where={"heads": heads_from(run.session, self.from_layer, **run.where)}).capture(compare)
         coords = {"layer": range(run.model.cfg.n_layers), "head": range(max(run.session.n_heads))}
         found = sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins, *AT_SINKS.values(), AT_RANDOM])
         return data.merge(found.reindex(coords | {"condition": data["condition"]}))
