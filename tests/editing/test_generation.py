@@ -12,7 +12,6 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks import lm_infinite, triangle
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.layers import fused
-from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import session_of
@@ -204,7 +203,7 @@ LAST_OF = {
     "frozen": lambda q, k: scores_frozen_beyond(q, k, ROPE, 0.3, 4),
     "split": lambda q, k: split_scores(q, k, ROPE, 0.3, triangle(4), k.mean(1)).scores,
     "ablated": lambda q, k: (lambda q, k: q @ k.mT)(*ablate(q, k, ROPE, "freeze", torch.tensor([True, False, True]))),
-    "ALiBi": lambda q, k: finished_scores(q @ k.mT, BIASED, range(2)),
+    "ALiBi": lambda q, k: BIASED.finish(q @ k.mT, torch.arange(13)[-q.shape[1] :, None] - torch.arange(13)),
 }
 BIASED = LayerGeometry(0, "alibi", 2, 2, 8, 0.3, soft_cap=4.0, alibi_slopes=torch.tensor([0.5, 0.25]))
 

@@ -17,6 +17,7 @@ from tl_posgen.rules.numbers import (
 
 ROPE = Rope(inverse_frequencies(4, 10.0), scaling=1.3)  # of six numbers, two do not rotate
 HEADS, N, SCALE, SLOPES = 2, 9, 0.7, torch.tensor([0.2, 0.0], dtype=torch.float64)
+BIAS = -SLOPES[:, None, None] * (torch.arange(N)[:, None] - torch.arange(N))  # as ALiBi adds it
 VISIBLE = visible(N)
 
 
@@ -51,11 +52,11 @@ def brute(rule, q, k, means, head, i, j):
 @pytest.mark.parametrize("rule", RULES)
 def test_ranks_are_those_of_every_query_and_key(rule, drawn):
     q, k, means = drawn
-    found = rule_scores(rule, q, k, means, ROPE, SCALE, SLOPES)
+    found = rule_scores(rule, q, k, means, ROPE, SCALE, BIAS)
     for head, i in ((0, 0), (0, 8), (1, 5)):
         expected = [brute(rule, q, k, means, head, i, j) for j in range(i + 1)]
         torch.testing.assert_close(found[head, i, : i + 1], torch.as_tensor(expected, dtype=torch.float64))
-    last = rule_scores(rule, q[:, -2:], k, means, ROPE, SCALE, SLOPES)
+    last = rule_scores(rule, q[:, -2:], k, means, ROPE, SCALE, BIAS[:, -2:])
     torch.testing.assert_close(last[:, VISIBLE[-2:]], found[:, -2:][:, VISIBLE[-2:]])
 
 

@@ -15,7 +15,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.padding import NO_PADDING, WITHOUT_CACHE, pad_token, spans_of_scores, text_of_pass
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import layer_capture, plain_scores, verify_capture
-from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
+from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import Beyond, Mask
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
@@ -254,7 +254,7 @@ class _LayerEdit:
         geometry, scores_of = self.probed.geometry, getattr(self.scores_of, "scores_of", None)
         if not isinstance(scores_of, FrozenBeyond) or len(self.heads) < geometry.n_heads:
             return None
-        if geometry.alibi_slopes is not None or self.session.positions is not None:
+        if geometry.distance_bias(0) is not None or self.session.positions is not None:
             return None
         return scores_of if mask.padding is None or scores_of.sees is None else None  # it counts from a text's start
 
@@ -433,10 +433,11 @@ def finished(
     capture: LayerCapture,
     distance: int | float | Real[Tensor, "query key"] | None = None,
 ) -> Float[Tensor, "head query key"]:
-    """cap(products_ij - slope d_ij): products with the layer's ALiBi and soft cap; see `finished_scores`."""
-    if distance is None and capture.geometry.alibi_slopes is not None:
-        distance = capture.query_positions[:, None] - capture.positions
-    return finished_scores(products, capture.geometry, capture.heads, distance)
+    """cap(products_ij - slope d_ij), d_ij = i - j if left out; see `LayerGeometry.finish`."""
+    if capture.geometry.bilinear:
+        return products
+    away = capture.query_positions[:, None] - capture.positions if distance is None else distance
+    return capture.geometry.finish(products, away, capture.heads)
 
 
 def scores_with(

@@ -13,7 +13,6 @@ from torch import Tensor
 from tl_posgen.arithmetic import double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.geometry.proof import allowed_error, tolerance
-from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.loading.load import AnyModel, open_session
 from tl_posgen.models.selection import head_name, one_head
@@ -171,10 +170,8 @@ def _explanation_of(
         sides = vectors[:, row.query], source_means, k[None, keys], mean_key[None]
     terms = source_terms(*sides, turn, row.query - keys, geometry.rope, geometry.scale)
     used, total = double(capture.attn_scores[0, row.query, keys]), terms.sum((0, 2, 3))
-    alibi = torch.zeros_like(total)
-    if geometry.alibi_slopes is not None:
-        nothing = torch.zeros(1, capture.length, capture.length, dtype=torch.get_default_dtype())
-        alibi = double(finished_scores(nothing, geometry, [head])[0, row.query]).to(keys.device)[keys]
+    bias = geometry.distance_bias(double(row.query - keys), [head])
+    alibi = torch.zeros_like(total) if bias is None else bias[0].to(total)
     off = (soft_capped((total + alibi)[None, None], geometry.soft_cap)[0, 0] - used).abs()
     rounding = allowed_error(capture.rotated_q, capture.rotated_k, geometry, dtype)[0, row.query, keys]
     if not bool((off <= rounding).all()):
@@ -187,7 +184,7 @@ def _explanation_of(
     data: dict[str, Any] = {"contribution": (("term", "key", "plane", "source"), contribution.cpu().numpy())}
     data["score"] = "key", _less_baseline(total + alibi, baseline).cpu().numpy()
     data["attention"] = "key", used.softmax(-1).cpu().numpy()
-    if geometry.alibi_slopes is not None:
+    if bias is not None:
         data[ALIBI] = "key", _less_baseline(alibi, baseline).cpu().numpy()
     words, n_rotary = token_strings(session, row.tokens), len(geometry.rope.inv_freq)
     coordinates = {

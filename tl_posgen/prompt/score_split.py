@@ -16,7 +16,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.geometry.proof import allowed_error
-from tl_posgen.models.layers.capture import LayerCapture, finished_scores
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.loading.load import AnyModel, open_session
 from tl_posgen.models.selection import Heads, one_head, select_heads
@@ -130,8 +130,9 @@ def _split_of_capture(session: Session, capture: LayerCapture, reference: Refere
     nothing = torch.zeros_like(parts["position"])
     if not geometry.rope.rotary_dim:
         parts |= {"row": parts["position"], "position": nothing, "interaction": nothing}
-    if geometry.alibi_slopes is not None:
-        parts["alibi"] = finished_scores(nothing, geometry, list(capture.heads))
+    bias = geometry.distance_bias(capture.positions[:, None] - capture.positions, capture.heads)
+    if bias is not None:
+        parts["alibi"] = bias.to(nothing)
     total = torch.stack(list(parts.values())).sum(0)
     used = capture.scores() if capture.attn_scores is None else capture.attn_scores
     visible = geometry.visible(capture.length, total.device)
@@ -174,9 +175,9 @@ def note_of(capture: LayerCapture) -> str:
     if not geometry.rope.rotary_dim:
         notes.append(
             "nothing rotates in this layer, so position and interaction are zero; what remains is content"
-            + ("" if geometry.alibi_slopes is not None else ", which holds what the residual stream knows of positions")
+            + ("" if geometry.encoding == "alibi" else ", which holds what the residual stream knows of positions")
         )
-    if geometry.alibi_slopes is not None:
+    if geometry.encoding == "alibi":
         notes.append("ALiBi is a part of its own, with no bias at distance 0")
     if geometry.soft_cap is not None:
         notes.append(f"the split is of the scores before the soft cap of {geometry.soft_cap:g}")

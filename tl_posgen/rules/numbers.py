@@ -50,7 +50,7 @@ def rule_scores(
     means: Means,
     rope: Rope,
     scale: float,
-    slopes: Float[Tensor, " head"] | None = None,
+    bias: Float[Tensor, "head query key"] | None = None,
 ) -> Float[Tensor, "head query key"]:
     """r_ij, by which rule r ranks key j of query i: the keys with the largest are kept. With d = i - j:
 
@@ -65,7 +65,7 @@ def rule_scores(
 
     Args:
         q, k: before RoPE.
-        slopes: of ALiBi: -slope d is part of every rule that has d and a mean.
+        bias: what the layer adds by distance, such as ALiBi's -slope d: part of every rule that has d and a mean.
 
     Source: window and sinks: Xiao et al. 2023 (arXiv 2309.17453). mean_query: the trigonometric series of TriAttention
     (arXiv 2604.04921), reconstructed from public text, without its weights by norms and without averages over later
@@ -92,7 +92,7 @@ def rule_scores(
         scores = slashes.to(q)[:, distance.clamp(min=0)]
         if rule == "slashes_and_vertical":
             scores = scores + _vertical(k, means, rope, scale)[:, None]
-    return scores if slopes is None else scores - slopes.to(scores)[:, None, None] * distance
+    return scores if bias is None else scores + bias.to(scores)
 
 
 def distances_of(n_queries: int, n_keys: int, device: torch.device) -> Int[Tensor, "query key"]:

@@ -277,10 +277,9 @@ def test_they_are_f_and_g_within_rows(seed, window, rotary):
     rope, n, scale = Rope(inverse_frequencies(rotary)), 7, 0.3
     q, k = 1 + normal(2, 1, n, 6, seed=seed)
     turned_q, turned_k = (rotate(x, torch.arange(n), rope) for x in (q, k))
-    slope = torch.tensor([0.1])
     distance, seen = true_distances(n), visible(n, window)
     scores = (scale * turned_q @ turned_k.mT - 0.1 * distance).masked_fill(~seen, -torch.inf)
-    found = split_maps(scores, q, k, rope, scale, window=window, slopes=slope)
+    found = split_maps(scores, q, k, rope, scale, window=window, bias=-0.1 * distance[None])
     f, g = by_hand(q[0], k[0], rope, scale, min(n, window or n))
     expected = {"scores": scores[0], "position": f - 0.1 * distance, "content": g}
     flat = []

@@ -108,9 +108,8 @@ def allowed_error(
     eps = rounding_unit(dtype, rotated_q.device)
     norms = rotated_q.norm(dim=-1)[..., None] * rotated_k.norm(dim=-1)[:, None]
     allowed = (UNITS * eps + n * single) * geometry.scale * norms + torch.finfo(torch.float32).tiny
-    if geometry.alibi_slopes is not None:
-        allowed = allowed + UNITS * eps * n * geometry.alibi_slopes.max().to(allowed)
-    return allowed
+    bias = geometry.distance_bias(n)
+    return allowed if bias is None else allowed + UNITS * eps * bias.abs().max().to(allowed)
 
 
 def _rounding_of_scores(
@@ -145,7 +144,7 @@ def without_row_offsets(
     numbers. A row whose own key is masked is left as it is. `rows` are the positions of these queries: all, if left
     out.
     """
-    if geometry.alibi_slopes is None:
+    if geometry.distance_bias(0) is None:
         return attn_scores
     own = torch.arange(rotated_k.shape[1], device=rotated_k.device) if rows is None else rows
     unbiased = geometry.scale * (rotated_q * rotated_k[:, own]).sum(-1)

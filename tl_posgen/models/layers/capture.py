@@ -11,7 +11,7 @@ from jaxtyping import Complex, Float, Int, Real
 from torch import Tensor
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.layers.projections import Projections
 from tl_posgen.rope.rotation import rotate_by, turns_at
 
@@ -253,23 +253,5 @@ def scores_from(
     """
     keys = torch.arange(rotated_k.shape[1], device=rotated_k.device) if keys is None else keys
     away = (keys if rows is None else rows)[:, None] - keys
-    scores = finished_scores(geometry.scale * rotated_q @ rotated_k.mT, geometry, heads, away)
+    scores = geometry.finish(geometry.scale * rotated_q @ rotated_k.mT, away, heads)
     return scores.masked_fill_(~geometry.sees(away), -torch.inf)  # made here
-
-
-def finished_scores(
-    products: Float[Tensor, "*batch head query key"],
-    geometry: LayerGeometry,
-    heads: Sequence[int] | None = None,
-    distance: int | float | Real[Tensor, "query key"] | None = None,
-) -> Float[Tensor, "*batch head query key"]:
-    """cap(products_ij - slope d_ij): what the layer adds to scale <q, k>, with d_ij = i - j unless given.
-
-    Fewer queries than keys are the last ones; the heads are all of the layer's unless given.
-    """
-    if geometry.alibi_slopes is not None:
-        position = torch.arange(products.shape[-1], device=products.device)
-        away = position[-products.shape[-2] :, None] - position if distance is None else distance
-        slopes = geometry.alibi_slopes.to(products)
-        products = products - (slopes if heads is None else slopes[list(heads)])[:, None, None] * away
-    return soft_capped(products, geometry.soft_cap)

@@ -12,7 +12,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from tl_posgen.arithmetic import elements_at_once, row_ranges
 from tl_posgen.errors import PosgenError
-from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry, in_window
 from tl_posgen.rope.rotation import at_least_float32
 
@@ -233,7 +232,7 @@ def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
 
 def finish_of(geometry: LayerGeometry) -> Finish | None:
     """Return a function that adds the soft cap and ALiBi of a layer; None without them."""
-    return None if geometry.bilinear else lambda scores, distance: finished_scores(scores, geometry, None, distance)
+    return None if geometry.bilinear else geometry.finish
 
 
 def masked_softmax(

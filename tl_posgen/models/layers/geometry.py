@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from tl_posgen.rope.rotation import Rope
@@ -50,6 +50,37 @@ class LayerGeometry:
     def bilinear(self) -> bool:
         """Tell whether the score is scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is needed."""
         return self.soft_cap is None and self.alibi_slopes is None
+
+    def distance_bias(
+        self, distance: int | float | Real[Tensor, "*pair"], heads: Iterable[int] | None = None
+    ) -> Float[Tensor, "head *pair"] | None:
+        """-slope d: what the layer adds to scale <q, k> at distance d; None where it adds nothing.
+
+        Args:
+            heads: all of the layer's if left out.
+        """
+        if self.alibi_slopes is None:
+            return None
+        slopes = self.alibi_slopes if heads is None else self.alibi_slopes[list(heads)]
+        distance = distance if isinstance(distance, Tensor) else torch.tensor(distance, device=slopes.device)
+        slopes = slopes.to(distance.device)
+        return -slopes.view(-1, *[1] * distance.ndim) * distance
+
+    def finish(
+        self,
+        products: Float[Tensor, "*batch head query key"],
+        distance: int | float | Real[Tensor, "query key"],
+        heads: Iterable[int] | None = None,
+    ) -> Float[Tensor, "*batch head query key"]:
+        """cap(products_ij - slope d_ij): the scores that the layer makes of scale <q, k> for pairs d_ij apart.
+
+        Args:
+            heads: all of the layer's if left out.
+        """
+        bias = self.distance_bias(distance, heads)
+        if bias is not None:
+            products = products + bias.to(products).view(-1, *(bias.shape[1:] or (1, 1)))
+        return soft_capped(products, self.soft_cap)
 
     def key_head(self, head: int) -> int:
         return head // (self.n_heads // self.n_key_value_heads)

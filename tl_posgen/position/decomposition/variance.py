@@ -368,8 +368,6 @@ def shares_of(
     moments: TripleMoments, geometry: LayerGeometry, heads: Sequence[int], n: int, weights: DistanceWeights
 ) -> VarianceShares:
     """Return the decomposition of a layer's heads over n distances, at most those in its window; ALiBi joins d."""
-    n, bias = min(n, geometry.window or n), None
-    if geometry.alibi_slopes is not None:
-        distance = torch.arange(n, dtype=DOUBLE, device=moments.q.mean.device)
-        bias = -geometry.alibi_slopes.to(distance)[list(heads), None] * distance
+    n = min(n, geometry.window or n)
+    bias = geometry.distance_bias(torch.arange(n, dtype=DOUBLE, device=moments.q.mean.device), heads)
     return variance_shares(moments, geometry.rope, geometry.scale, n, weights=weights, bias=bias)

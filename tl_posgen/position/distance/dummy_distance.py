@@ -56,9 +56,8 @@ def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head dista
     n = zq.shape[1]
     pairs = (zq * zk.cumsum(1).conj()).sum(1) / (n * (n + 1) / 2)
     curve = geometry.scale * mean_curves(pairs, geometry.rope, n, capture.q.shape[-1])
-    if geometry.alibi_slopes is not None:
-        curve = curve - geometry.alibi_slopes.to(curve)[list(capture.heads), None] * capture.positions
-    return curve
+    bias = geometry.distance_bias(double(capture.positions), capture.heads)
+    return curve if bias is None else curve + bias
 
 
 def refit_r(capture: LayerCapture, distances: Real[Tensor, " distance"]) -> Float[Tensor, "tokens=2 head distance"]:

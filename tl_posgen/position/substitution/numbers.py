@@ -141,9 +141,9 @@ def split_maps(
     scale: float,
     *,
     window: int | None = None,
-    slopes: Float[Tensor, " head"] | None = None,
+    bias: Float[Tensor, "head pos pos"] | None = None,
 ) -> SplitMaps:
-    """f_ij = scale <R_i q_i, R_j kbar> - slope (i - j), g_ij = scale <Rbar q_i, k_j - kbar>, each within rows.
+    """f_ij = scale <R_i q_i, R_j kbar> + bias_ij, g_ij = scale <Rbar q_i, k_j - kbar>, each within rows.
 
     kbar is the mean of the keys without the first, Rbar the mean of R_d over the distances 0 .. n - 1 of n tokens (or
     of the window). This split is the least-squares fit over all triples (query, key, distance), so f is the position
@@ -152,7 +152,7 @@ def split_maps(
     Args:
         scores: W, the model's scores, -inf where invisible.
         q, k: before RoPE.
-        slopes: of ALiBi.
+        bias: what the layer adds by distance, such as ALiBi's -slope (i - j).
 
     Source: Han & Ji 2025 (arXiv 2503.13305) for the two maps next to the true one; their split is not known in full.
     This split, `split_scores`, and the maps within rows are ours.
@@ -167,9 +167,7 @@ def split_maps(
     counted = CausalPairs(n, window, first_token=False).mask(positions, positions)
     q, k = double(q), double(k)
     split = split_scores(q, k, rope, scale, uniform(min(n, window or n)), k[:, 1:].mean(1))
-    position = split.position
-    if slopes is not None:
-        position = position - slopes.to(position)[:, None, None] * (positions[:, None] - positions)
+    position = split.position if bias is None else split.position + bias.to(split.position)
     w, f, g = (_within_rows(one, counted) for one in (scores, position, split.content))
     parts = torch.stack([f, g, f + g])
     energies = w.square().sum((-2, -1)) * parts.square().sum((-2, -1))

@@ -156,7 +156,6 @@ class SplitExamples(Measure):
 
 def _maps_of(layer: LayerCapture) -> SplitMaps:
     """Return the maps of every captured head."""
-    geometry, slopes = layer.geometry, layer.geometry.alibi_slopes
-    slopes = None if slopes is None else slopes[list(layer.heads)]
-    how: dict[str, Any] = {"window": geometry.window, "slopes": slopes}
+    geometry, away = layer.geometry, layer.positions[:, None] - layer.positions
+    how: dict[str, Any] = {"window": geometry.window, "bias": geometry.distance_bias(away, layer.heads)}
     return split_maps(layer.scores(), layer.q, layer.k, geometry.rope, geometry.scale, **how)
