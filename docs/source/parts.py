@@ -88,6 +88,30 @@ PARTS = {
         analysis,
         found_by_each,
     ),
+    f"{REAL[0]} gap nulls": Part(
+        REAL[0],
+        {
+            "measures": ("gap to 1.5 L",),
+            "length": 256,
+            "n_prompts": 4,
+            "null_seeds": {"random init": (0,), "shuffled": (0,)},
+            "options": repr(OPTIONS["gap to 1.5 L"]),
+        },
+        analysis,
+        found_by_each,
+    ),
+    f"{QWEN} gap": Part(
+        QWEN,
+        {
+            "measures": ("gap of Qwen",),
+            "length": 256,
+            "n_prompts": 4,
+            "null_seeds": (),
+            "options": repr(OPTIONS["gap of Qwen"]),
+        },
+        analysis,
+        found_by_each,
+    ),
     f"{QWEN} biases": Part(QWEN, {"measures": BIASES, "length": 128, "n_prompts": 4}, analysis, found_by_each),
     **{
         f"{name} sinks": Part(
