@@ -82,6 +82,19 @@ PARTS = {
         f"{name} frequencies": Part(name, {"length": 256, "null_seeds": (0,), "papers": ("frequency",)}, claims)
         for name in (*REAL, QWEN)
     },
+    "mini quarters": Part("mini", {"length": 512, "null_seeds": (0,), "papers": ("frequency 11",)}, claims),
+    **{
+        f"{name} inits": Part(name, {"length": 256, "null_seeds": (0,), "papers": ("frequency 6",)}, claims)
+        for name in ("mini", *REAL)
+    },
+    **{
+        f"{name} recall": Part(
+            name,
+            {"length": 256, "null_seeds": (0,), "papers": ("frequency 4", "frequency 12", "frequency 13")},
+            claims,
+        )
+        for name in (*REAL, QWEN)
+    },
     f"{REAL[0]} gap": Part(
         REAL[0],
         {"measures": ("gap",), "length": 256, "n_prompts": 4, "null_seeds": (), "options": GAP},
