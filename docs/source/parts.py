@@ -121,7 +121,7 @@ PARTS = {
         {
             "measures": ("gap of Qwen",),
             "length": 256,
-            "n_prompts": 4,
+            "n_prompts": 2,
             "null_seeds": (),
             "options": repr(OPTIONS["gap of Qwen"]),
         },
