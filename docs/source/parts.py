@@ -93,10 +93,10 @@ PARTS = {
     **{
         f"{name} recall": Part(
             name,
-            {"length": 256, "null_seeds": (0,), "papers": ("frequency 4", "frequency 12", "frequency 13")},
+            {"length": length, "null_seeds": (0,), "papers": ("frequency 4", "frequency 12", "frequency 13")},
             claims,
         )
-        for name in ("mini", *REAL, QWEN)
+        for name, length in {"mini": 256, REAL[0]: 256, REAL[1]: 256, QWEN: 128}.items()
     },
     f"{REAL[0]} gap": Part(
         REAL[0],
