@@ -96,7 +96,7 @@ PARTS = {
             {"length": length, "null_seeds": (0,), "papers": ("frequency 4", "frequency 12", "frequency 13")},
             claims,
         )
-        for name, length in {"mini": 256, REAL[0]: 256, REAL[1]: 256, QWEN: 128}.items()
+        for name, length in {"mini": 256, REAL[0]: 256, REAL[1]: 128, QWEN: 64}.items()
     },
     f"{REAL[0]} gap": Part(
         REAL[0],
