@@ -36,7 +36,7 @@ GAP = repr(OPTIONS["gap"])
 BIASES = ("bias_pairs", "bias_ablation", "slash_biases", "cone")
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
 SMALL_CUT = "--length 128 --prompts 4"
-_SCORED = ("slash", "sources", "rules", "coupling", "distance", "planes")
+_SCORED = ("slash", "sources", "rules", "coupling", "distance", "planes", "frequencies")
 _INTERVENED = ("substitute", "perturb", "perturb-planes")
 REAL_LINES = (
     "analyze --length 512 --prompts 4",
@@ -101,7 +101,7 @@ PARTS = {
     f"{QWEN} nulls": Part(
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),
-    "real commands": Part(REAL[0], {"models": REAL, "lines": REAL_LINES}, timed),
+    **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in (*REAL, QWEN)},
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()
