@@ -253,23 +253,36 @@ def commands(part: Part) -> Mapping[str, Any]:
 
 
 def timed(part: Part) -> Mapping[str, Any]:
-    """Return processor seconds, peak memory and the first sentence of each command on each of the real models."""
-    rows = []
-    for name in part.settings["models"]:
-        text = SHARED / str(MODELS[name][1])
-        for line in part.settings["lines"]:
-            given = ["--model", path_of(name), "--text", text, "--out", BUILD / "timed", "--force", "--full"]
-            with tempfile.TemporaryFile("w+") as out:
-                command = [sys.executable, "-m", "tl_posgen", *shlex.split(line), *given]
-                began = subprocess.Popen(command, env=environment(), stdout=out, stderr=subprocess.DEVNULL)
-                _, status, used = os.wait4(began.pid, 0)
-                if os.waitstatus_to_exitcode(status):
-                    raise SystemExit(f"{line} failed on {name}")
-                out.seek(0)
-                says = first_sentence(out.read())
-            seconds, peak = used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20
-            rows.append({"model": name, "line": line, "seconds": seconds, "peak_gb": peak, "says": says})
+    """Return processor seconds, peak memory and the first sentence of each command. Each is kept when it is done, until
+    all are."""
+    files = {}
+    for line in part.settings["lines"]:
+        name = f"{part.model} {line}".encode()
+        files[line] = KEPT / "commands" / f"{line.split()[0]}-{hashlib.sha256(name).hexdigest()[:10]}.json"
+        if not files[line].is_file():
+            files[line].parent.mkdir(parents=True, exist_ok=True)
+            files[line].write_text(json.dumps(time_of(line, part.model)), encoding="utf-8")
+    rows = [json.loads(file.read_text(encoding="utf-8")) for file in files.values()]
+    for file in files.values():
+        file.unlink()
     return {"rows": rows}
+
+
+def time_of(line: str, name: str) -> dict[str, Any]:
+    """Return the processor seconds, peak memory and first sentence of a command on a model."""
+    given = ["--model", path_of(name), "--text", SHARED / str(MODELS[name][1])]
+    given += ["--out", BUILD / "timed", "--force", "--full"]
+    with tempfile.TemporaryFile("w+") as out:
+        command = [sys.executable, "-m", "tl_posgen", *shlex.split(line), *given]
+        began = subprocess.Popen(command, env=environment(), stdout=out, stderr=subprocess.DEVNULL)
+        _, status, used = os.wait4(began.pid, 0)
+        if os.waitstatus_to_exitcode(status):
+            raise SystemExit(f"{line} failed on {name}")
+        out.seek(0)
+        says = first_sentence(out.read())
+    seconds, peak = used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20
+    print(f"{line.split()[0]}: {seconds:.0f} s, {peak:.1f} GB", file=sys.stderr, flush=True)
+    return {"line": line, "seconds": seconds, "peak_gb": peak, "says": says}
 
 
 def first_sentence(text: str) -> str:

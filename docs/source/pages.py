@@ -221,6 +221,9 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "part": lambda name: numbers[name],
         "real": REAL,
         "qwen": QWEN,
+        "commands": {
+            name: numbers[f"{name} commands"]["rows"] for name in (*REAL, QWEN) if f"{name} commands" in numbers
+        },
         "timed": [name for name in ("mini", *REAL, QWEN) if f"{name} frequencies" in numbers],
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
         "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),

@@ -39,7 +39,7 @@ TOO_SHORT = {"length": 256, "n_prompts": 1, "null_seeds": ()}  # the slowest qua
 QUARTERS = {"mini": OF_512, REAL[0]: TOO_SHORT, REAL[1]: OF_512, QWEN: TOO_SHORT}
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
 SMALL_CUT = "--length 128 --prompts 4"
-_SCORED = ("slash", "sources", "rules", "coupling", "distance", "planes")
+_SCORED = ("slash", "sources", "rules", "coupling", "distance", "planes", "frequencies")
 _INTERVENED = ("substitute", "perturb", "perturb-planes")
 REAL_LINES = (
     "analyze --length 512 --prompts 4",
@@ -141,7 +141,7 @@ PARTS = {
     f"{QWEN} nulls": Part(
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),
-    "real commands": Part(REAL[0], {"models": REAL, "lines": REAL_LINES}, timed),
+    **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in (*REAL, QWEN)},
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()

@@ -44,6 +44,7 @@ class Run:
         before: datasets of this model by the name of the measure.
         trained: of a null model, what this measure found of the model itself: heads that all of them show.
         keep: from the labels of a cell of `grid` and what makes it to the finished cell; None where nothing is kept.
+        shared: what several steps of the measure need of this model, by what it is called there.
     """
 
     measure: "Measure"
@@ -56,6 +57,7 @@ class Run:
     before: Mapping[str, xr.Dataset] = field(default_factory=dict)
     trained: xr.Dataset | None = None
     keep: Callable[[Mapping[str, Any], Callable[[], xr.Dataset]], xr.Dataset] | None = None
+    shared: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def model(self) -> Any:
@@ -86,17 +88,23 @@ class Run:
         return token_losses(self.session, tokens, hooks)
 
     def losses_under(
-        self, hooks: Any, consumer: Consumer | None = None, needs: frozenset[str] = frozenset()
+        self,
+        hooks: Any,
+        consumer: Consumer | None = None,
+        needs: frozenset[str] = frozenset(),
+        *,
+        prove: bool = True,
     ) -> Float[Tensor, "prompt target"]:
         """Return the loss of every token of the prompts under hooks.
 
         Args:
             consumer: is given every layer of the same passes as a `LayerCapture`.
             needs: as `Measure.needs`, of the consumer.
+            prove: as in `capturing`.
         """
         if consumer is None:
             return token_losses(self.session, self.tokens, hooks)
-        with capturing(self.session, consumer, needs=needs, **self.where):
+        with capturing(self.session, consumer, needs=needs, prove=prove, **self.where):
             return token_losses(self.session, self.tokens, hooks)
 
     def capture(self, consumer: Consumer, needs: frozenset[str] = frozenset(), rows: Any = None) -> None:

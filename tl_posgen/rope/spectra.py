@@ -1,10 +1,30 @@
 """How near rank one a matrix is: shares of its first singular values, and its top right-singular vector."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+
+
+class Spectrum(NamedTuple):
+    """Singular values of a matrix, and where its largest points, of one decomposition; float64."""
+
+    values: Float[Tensor, "*batch rank"]  # see `singular_values`
+    top: Float[Tensor, "*batch column"]  # see `top_direction`
+
+
+def spectrum(x: Float[Tensor, "*batch row column"]) -> Spectrum:
+    """Return `singular_values` and `top_direction`.
+
+    Example:
+        >>> [one.tolist() for one in spectrum(torch.diag(torch.tensor([3.0, 4.0])))]
+        [[4.0, 3.0], [0.0, 1.0]]
+    """
+    energies, directions = torch.linalg.eigh(_gram(x))
+    return Spectrum(_roots(energies), _top(x, directions))
 
 
 def rank_one_share(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch"]:
@@ -38,13 +58,24 @@ def rank_of_share(s: Float[Tensor, "*batch rank"], share: float = 0.95) -> Int[T
 
 def singular_values(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch rank"]:
     """s_1 >= s_2 >= ..., float64, by the eigenvalues of the smaller Gram matrix: s below about 1e-8 s_1 are noise."""
-    return torch.linalg.eigvalsh(_gram(x)).clamp_min(0).sqrt().flip(-1)
+    return _roots(torch.linalg.eigvalsh(_gram(x)))
 
 
 def top_direction(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch column"]:
     r"""v_1 = argmax_{|v|=1} |X v|: the top right-singular vector, float64, signed so that sum_i (X v)_i >= 0."""
-    x = double(x)
-    top = torch.linalg.eigh(_gram(x)).eigenvectors[..., -1]
+    return _top(x, torch.linalg.eigh(_gram(x)).eigenvectors)
+
+
+def _roots(energies: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch rank"]:
+    """Return singular values, the largest first, of the eigenvalues of a Gram matrix."""
+    return energies.clamp_min(0).sqrt().flip(-1)
+
+
+def _top(
+    x: Float[Tensor, "*batch row column"], directions: Float[Tensor, "*batch rank rank"]
+) -> Float[Tensor, "*batch column"]:
+    """Return the top right-singular vector of x, signed, of the eigenvectors of its Gram matrix."""
+    x, top = double(x), directions[..., -1]
     if x.shape[-2] < x.shape[-1]:  # the smaller Gram matrix was X X', whose eigenvector is the left one
         top = (x.mT @ top[..., None])[..., 0]
     v = torch.nn.functional.normalize(top, dim=-1)
@@ -52,9 +83,15 @@ def top_direction(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batc
     return v * torch.where(along < 0, -1.0, 1.0)[..., None]
 
 
-def rank_one(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch row column"]:
-    r"""X v_1 v_1': the best approximation of rank one, in the dtype of x; each row becomes its projection on v_1."""
-    v = top_direction(x)[..., None]
+def rank_one(
+    x: Float[Tensor, "*batch row column"], top: Float[Tensor, "*batch column"] | None = None
+) -> Float[Tensor, "*batch row column"]:
+    r"""X v_1 v_1': the best approximation of rank one, in the dtype of x; each row becomes its projection on v_1.
+
+    Args:
+        top: v_1, where it is known.
+    """
+    v = (top_direction(x) if top is None else top)[..., None]
     return (double(x) @ v @ v.mT).to(x.dtype)
 
 

@@ -159,13 +159,14 @@ class BandAblation(Dominance, Interventions):
         sums, place = Sums(_OF_PROMPTS), run.found(Slash)["slash_distance"]
 
         def consumer(layer: LayerCapture) -> None:
-            found = statistics_of(layer)
+            found = statistics_of(layer, entropy=False)
             score, uniform = found.score[0], found.uniform[0]
             own = place.sel(layer=layer.layer, head=list(layer.heads)).values.astype(int)
             at_own = score.gather(-1, torch.as_tensor(own, device=score.device)[:, None])[:, 0]
             sums.add_layer(layer, {"profile": score, "uniform": uniform, "score": at_own})
 
-        loss = run.losses_under(hooks, consumer, needs=frozenset({"pattern"})).mean(-1).numpy()
+        how: Any = {"needs": frozenset({"pattern"}), "prove": not hooks}
+        loss = run.losses_under(hooks, consumer, **how).mean(-1).numpy()
         dominant = self.dominant_at(sums.mean("profile"), sums.mean("uniform"))
         return {"loss": loss, "score": sums.mean("score"), "dominant": dominant}
 

@@ -21,7 +21,7 @@ from tl_posgen.models.session import Session
 from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import points
 from tl_posgen.rope.rotation import rotate
-from tl_posgen.rope.spectra import first_share, rank_of_share, rank_one_share, singular_values
+from tl_posgen.rope.spectra import first_share, rank_of_share, rank_one_share
 from tl_posgen.slash.dominance import (
     AT_BEST,
     PER_HEAD,
@@ -35,6 +35,7 @@ from tl_posgen.slash.dominance import (
     mean_over_group,
     n_heads,
     reached,
+    spectra_of,
     starts_of,
     statistics_from_qk,
     statistics_of,
@@ -195,24 +196,24 @@ class Cone(Dominance):
                 parts |= {"axis and bias": (along, True), "off axis and bias": (inputs - along, True)}
             scores = inputs.new_full((len(self.labels()["input"]), len(heads), len(inputs)), torch.nan, dtype=DOUBLE)
             scores[0] = measured.score[first, :, : len(inputs)]
-            for part, (of_inputs, biases) in enumerate(parts.values(), start=1):
-                made = _queries_and_keys(layer, of_inputs, biases)
-                rotated = (rotate(x, positions, layer.geometry.rope) for x in made)
-                scores[part] = statistics_from_qk(layer, *rotated).score[0]
+            made = {part: _queries_and_keys(layer, *one) for part, one in parts.items()}
+            for number, of_part in enumerate(made.values(), start=1):
+                rotated = (rotate(x, positions, layer.geometry.rope) for x in of_part)
+                scores[number] = statistics_from_qk(layer, *rotated).score[0]
             sides = []
             for side in "qk":
                 weight, bias = (getattr(projections, f"{kind}_{side}") for kind in "wb")
-                weight = projections.per_query_head(weight)[heads]
-                bias = None if bias is None else projections.per_query_head(bias)[heads]
-                s, share = singular_values(getattr(layer, side)[:, first:]), bias_share(inputs, weight, bias)
+                bias = bias if side in projections.biased else None
+                of_weights = (bias_share(inputs, weight, bias), axis_gain(cone.axis, weight))
+                share, gain = (projections.per_query_head(one)[heads] for one in of_weights)
+                s = layer.once(spectra_of, first)[side].values
                 ranks = {"r1": first_share(s), "rank95": rank_of_share(s).to(share)}
-                sides.append(ranks | {"bias_share": share, "gain": axis_gain(cone.axis, weight)})
+                sides.append(ranks | {"bias_share": share, "gain": gain})
             found = {name: torch.stack([side[name] for side in sides]) for name in sides[0]}
             found |= {"cosine": cone.cosine.mean(), "r1_h": cone.r1, "score": scores}
             found["r1_without_bias"] = torch.full_like(found["r1"], torch.nan)
             if projections.biased:
-                without = _queries_and_keys(layer, inputs, biases=False)
-                found["r1_without_bias"] = torch.stack([rank_one_share(x) for x in without])
+                found["r1_without_bias"] = torch.stack([rank_one_share(x) for x in made["no bias"]])
             both.append(found | {"uniform": measured.uniform[first, : len(inputs)]})
         return both[0], both[1]
 

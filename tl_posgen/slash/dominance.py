@@ -18,6 +18,7 @@ from tl_posgen.core.options import Each, Threshold, Whole
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.models.session import Session
+from tl_posgen.rope.spectra import Spectrum, spectrum
 from tl_posgen.slash.numbers.slash_scores import (
     SHORT_DISTANCES,
     SHORT_KAPPA,
@@ -68,13 +69,18 @@ class Dominance(Measure):
 # One layer of one prompt
 
 
-def statistics_of(layer: LayerCapture) -> SlashStatistics:
-    """Return slash statistics of the model's own pattern; ask for them by `layer.once`."""
+def statistics_of(layer: LayerCapture, *, entropy: bool = True) -> SlashStatistics:
+    """Return slash statistics of the model's own pattern; ask for them by `layer.once`.
+
+    Args:
+        entropy: False leaves the entropies out, whose logarithms take most of the time.
+    """
 
     def rows_of(heads: slice, start: int, stop: int) -> Float[Tensor, "head row key"]:
         return layer.of_heads(heads).pattern_rows(start, stop)
 
-    return slash_statistics_of_rows(rows_of, len(layer.heads), layer.length, layer.geometry.window, True, layer.device)
+    how = (layer.length, layer.geometry.window, entropy, layer.device)
+    return slash_statistics_of_rows(rows_of, len(layer.heads), *how)
 
 
 def statistics_from_qk(
@@ -87,6 +93,16 @@ def statistics_from_qk(
         return scores_from(q[heads, start:stop], k[heads, :stop], layer.geometry, some, at).softmax(-1)
 
     return slash_statistics_of_rows(rows_of, len(q), q.shape[1], layer.geometry.window, False, q.device)
+
+
+def spectra_of(layer: LayerCapture, first: int = 0) -> dict[str, Spectrum]:
+    """Return the spectra of queries and keys before RoPE, from a token on, by side; heads that share keys share one.
+    Ask for them by `layer.once`."""
+    keys = layer.geometry.key_heads(layer.heads)
+    different = list(dict.fromkeys(keys))
+    of_keys = spectrum(layer.k[[keys.index(key) for key in different], first:])
+    by_head = [different.index(key) for key in keys]
+    return {"q": spectrum(layer.q[:, first:]), "k": Spectrum(*(one[by_head] for one in of_keys))}
 
 
 def starts_of(layer: LayerCapture) -> tuple[int, int]:

@@ -17,8 +17,17 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.report.figures import line
 from tl_posgen.report.head_figures import head_map, layer_curves
-from tl_posgen.rope.spectra import rank_one_share
-from tl_posgen.slash.dominance import PER_HEAD, SHARE, Dominance, at_best, statistics_of, thresholds, where_measured
+from tl_posgen.rope.spectra import first_share
+from tl_posgen.slash.dominance import (
+    PER_HEAD,
+    SHARE,
+    Dominance,
+    at_best,
+    spectra_of,
+    statistics_of,
+    thresholds,
+    where_measured,
+)
 from tl_posgen.slash.numbers.slash_scores import LONG_KAPPA, long_distances
 
 
@@ -141,7 +150,7 @@ class Slash(Dominance):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         values = {**vars(layer.once(statistics_of))}
         if not isinstance(layer, EditedCapture):  # under edited scores, queries and keys explain nothing of them
-            values["r1"] = torch.stack([rank_one_share(layer.q), rank_one_share(layer.k)])
+            values["r1"] = torch.stack([first_share(one.values) for one in layer.once(spectra_of, 0).values()])
         return values
 
     def finish(self, sums: Sums) -> xr.Dataset:

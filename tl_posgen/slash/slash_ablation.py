@@ -20,7 +20,14 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.slash.dominance import at_distance, reached, slash_distance, statistics_from_qk, statistics_of
+from tl_posgen.slash.dominance import (
+    at_distance,
+    reached,
+    slash_distance,
+    spectra_of,
+    statistics_from_qk,
+    statistics_of,
+)
 from tl_posgen.slash.numbers.ablations import ablate
 from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES
 
@@ -128,7 +135,8 @@ class SlashAblation(Measure):
         unchanged, rope = layer.once(statistics_of), layer.geometry.rope
         scores = [unchanged.score]
         for kind, planes in [*ablations(self.schemes, layer.length).values()][1:]:
-            rotated = ablate(layer.q, layer.k, rope, kind, planes(rope))
+            tops = [one.top for one in layer.once(spectra_of, 0).values()] if kind == "rank_one" else None
+            rotated = ablate(layer.q, layer.k, rope, kind, planes(rope), tops)
             scores.append(statistics_from_qk(layer, *rotated).score)
         return {"score": torch.stack(scores, 1), "uniform": unchanged.uniform[0]}
 

@@ -29,6 +29,7 @@ from tl_posgen.slash.dominance import (
     group_table,
     mean_over_group,
     n_heads,
+    spectra_of,
     starts_of,
     statistics_of,
 )
@@ -147,7 +148,9 @@ class SlashPlanes(Dominance):
             chosen[..., : len(reached)] = planes[..., reached]
             best = score[:, : max(1, n // 2)].argmax(-1)
             chosen[..., -1] = planes.gather(-1, best[:, None, None].expand(-1, planes.shape[1], 1))[..., 0]
-            predicted = score_of_profile(rank_one_logit(q, k, geometry.rope, geometry.scale), geometry.window)
+            tops = [one.top for one in layer.once(spectra_of, first).values()]
+            logit = rank_one_logit(q, k, geometry.rope, geometry.scale, tops)
+            predicted = score_of_profile(logit, geometry.window)
             values = {"contribution": chosen.mT, "predicted": predicted, "score": score}
             both.append(values | {"uniform": found.uniform[first, :n]})
         return both[0], both[1]

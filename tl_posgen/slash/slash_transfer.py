@@ -17,6 +17,7 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.kinds import points
 from tl_posgen.slash.dominance import TITLES, Dominance, at_distance, statistics_of, thresholds
 from tl_posgen.slash.slash import Slash
@@ -99,7 +100,11 @@ class SlashTransfer(Dominance):
     def of_model(self, run: Run) -> xr.Dataset:
         natural, sums = run.found(Slash), Sums(Slash.variables)
         drawn = random_prompts(run.rows, run.model.cfg.d_vocab, run.seed)
-        run.capture(lambda layer: sums.add_layer(layer, vars(statistics_of(layer))), needs=Slash.needs, rows=drawn)
+
+        def add_scores(layer: LayerCapture) -> None:
+            sums.add_layer(layer, {"score": statistics_of(layer, entropy=False).score})
+
+        run.capture(add_scores, needs=Slash.needs, rows=drawn)
         both: Any = xr.concat([natural["score"], sums.means()["score"]], pd.Index(SOURCES, name="source"))
         place, uniform = natural["slash_distance"], natural["uniform"].sel(tokens="all", drop=True)
         data = {"score": both, "slash_score": at_distance(both, place), "slash_distance": place, "uniform": uniform}

@@ -42,6 +42,8 @@ def capturing(
     needs: Iterable[str] = frozenset(),
     layers: Layers = None,
     heads: Heads = None,
+    *,
+    prove: bool = True,
 ) -> Iterator[None]:
     """While the block runs, every forward pass calls `consumer(LayerCapture)` once per layer and prompt.
 
@@ -54,6 +56,8 @@ def capturing(
             enters W_Q and W_K, with the proved projections.
         layers, heads: which; all if left out. Heads are "L3H1", "3.1" or (3, 1), several in a list, or a frame with the
             columns layer and head.
+        prove: False leaves out the comparison with the scores that the pass used, for a consumer of the pattern alone
+            where hooks of ours have replaced the scores.
 
     Raises:
         InputError: a layer, a head or a need that does not exist; with needs={"inputs"}, a model that splits its
@@ -66,7 +70,7 @@ def capturing(
     with ExitStack() as stack:
         if session.needs_streaming:
             stack.enter_context(streaming(session))
-        stack.enter_context(_PassCapture(session, consumer, needs, layers, heads).attached())
+        stack.enter_context(_PassCapture(session, consumer, needs, layers, heads, prove=prove).attached())
         yield
 
 
@@ -146,7 +150,10 @@ class _PassCapture:
         layers: Layers,
         heads: Heads,
         tokens: Int[Tensor, "batch pos"] | None = None,
+        *,
+        prove: bool = True,
     ):
+        self.prove = prove
         self.session, self.consumer, self.needs = session, consumer, checked_needs(needs, (*PARTS, "inputs"))
         session.require_evaluation()
         self.heads = select_heads(session, layers, heads)
@@ -285,10 +292,12 @@ class _PassCapture:
             capture = layer_capture(
                 probed.geometry, own, self.heads[layer], needs, self.prompts_before + row, ids, span
             )
-            if streamed is None:
+            if streamed is not None:
+                capture = as_streamed(capture, streamed, row, span, own["q"].dtype)
+            elif self.prove:
                 capture = proved_capture(capture, own, span, **edited)
             else:
-                capture = as_streamed(capture, streamed, row, span, own["q"].dtype)
+                capture.proved = False
             captures.append(capture)
         projections = self.session.projections(layer) if "inputs" in self.needs else None
         for capture in captures:

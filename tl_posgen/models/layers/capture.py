@@ -60,13 +60,14 @@ class LayerCapture:
     proved: bool = True  # whether the scores were compared with those that the pass used; a cache may not hold them
 
     _rotated: dict[str, Tensor] = field(default_factory=dict, repr=False)  # "q" and "k", once they are asked for
-    _shared: dict[Callable[..., Any], Any] = field(init=False, default_factory=dict, repr=False)
+    _shared: dict[tuple[Any, ...], Any] = field(init=False, default_factory=dict, repr=False)
 
-    def once(self, function: Callable[..., Any]) -> Any:
-        """Return function(this capture), computed once for all measures that ask for it of this layer and prompt."""
-        if function not in self._shared:
-            self._shared[function] = function(self)
-        return self._shared[function]
+    def once(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return function(this capture, *arguments), computed once for all measures that ask for it of this layer and
+        prompt."""
+        if (key := (function, *arguments)) not in self._shared:
+            self._shared[key] = function(self, *arguments)
+        return self._shared[key]
 
     @property
     def layer(self) -> int:

@@ -1,5 +1,6 @@
 """Ablations of queries, keys and RoPE: bands dropped, frozen or kept alone, rank one, means, no rotation."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -8,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.rope.rotation import Rope, from_planes, rotate, to_planes
+from tl_posgen.rope.rotation import Rope, from_planes, rotate_by, to_planes, turns_at
 from tl_posgen.rope.spectra import rank_one
 
 Ablation = Literal["none", "drop", "freeze", "keep", "rank_one", "no_rope", "means", "means_no_rope"]
@@ -36,6 +37,7 @@ def ablate(
     rope: Rope,
     kind: Ablation | str,
     band: Bool[Tensor, " plane"] | None = None,
+    tops: Sequence[Float[Tensor, "head d_head"]] | None = None,
 ) -> tuple[Float[Tensor, "head query d_head"], Float[Tensor, "head key d_head"]]:
     """Return the rotated q and k after an ablation, of which the softmax is to be taken anew.
 
@@ -46,6 +48,7 @@ def ablate(
             k by their means over positions; "means_no_rope" also leaves out the rotation, which gives uniform
             attention. "none" changes nothing. The choice of ablations is ours.
         band: planes, for the first three.
+        tops: the top right-singular vectors of Q and K, for "rank_one", where they are known.
 
     Raises:
         InputError: an unknown kind, or no band where one is needed.
@@ -60,8 +63,8 @@ def ablate(
     if kind in ("drop", "keep"):
         q, k = ((drop if kind == "drop" else keep)(x, rope, band) for x in (q, k))
     elif kind == "rank_one":
-        q, k = rank_one(q), rank_one(k)
+        q, k = (rank_one(x, top) for x, top in zip((q, k), tops or (None, None), strict=True))
     elif kind in ("means", "means_no_rope"):
         q, k = (x.mean(-2, keepdim=True).expand_as(x) for x in (q, k))
-    positions = torch.arange(k.shape[1], device=k.device)
-    return rotate(q, positions[-q.shape[1] :], turning), rotate(k, positions, turning)
+    turns = turns_at(torch.arange(k.shape[1], device=k.device), turning)
+    return rotate_by(q, turns[-q.shape[1] :], turning), rotate_by(k, turns, turning)

@@ -1,12 +1,14 @@
 """Contributions of RoPE planes to a slash, and the slash profile that rank-one queries and keys predict."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.rope.planes import mean_curves
-from tl_posgen.rope.rotation import Rope, complex_planes, rotate
+from tl_posgen.rope.rotation import Rope, complex_planes, rotate_by, turns_at
 from tl_posgen.rope.spectra import top_direction
 
 _ROUNDING = 1e-7  # slash scores are at most 1, and averages of float32
@@ -27,10 +29,10 @@ def plane_contributions(
     the unrotated remainder, paired up as planes that do not rotate. In a sliding window the second mean is over the
     visible pairs. q and k are those before RoPE.
     """
-    n, positions = q.shape[1], torch.arange(q.shape[1], device=q.device)
-    sums = []
+    n, sums = q.shape[1], []
+    turns = turns_at(torch.arange(n, device=q.device), rope)
     for heads in zip(q, k, strict=True):  # one at a time, as the transforms take several times the room of the result
-        z_q, z_k = (complex_planes(rotate(double(x), positions, rope), rope).mT for x in heads)
+        z_q, z_k = (complex_planes(rotate_by(double(x), turns, rope), rope).mT for x in heads)
         # Re sum_i z^q_i conj(z^k_{i-D}) for every D >= 0; padded to 2n, so that the FFT does not wrap round
         product = torch.fft.fft(z_q, 2 * n) * torch.fft.fft(z_k, 2 * n).conj()
         sums.append(scale * torch.fft.ifft(product).real[..., :n])
@@ -40,15 +42,22 @@ def plane_contributions(
 
 
 def rank_one_logit(
-    q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], rope: Rope, scale: float
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    rope: Rope,
+    scale: float,
+    tops: Sequence[Float[Tensor, "head d_head"]] | None = None,
 ) -> Float[Tensor, "head distance"]:
     r"""g(D) = scale <R_D alpha v^q, R_0 beta v^k> = sum_l A_l cos(theta_l D + phi_l): the logit of rank-one Q and K.
 
     v^q and v^k are the top right-singular vectors of Q and K before RoPE, alpha and beta the means over positions of
     Q v^q and K v^k. The form of g under exact rank one follows from RoPE; the means in place of alpha_i and beta_j are
     ours.
+
+    Args:
+        tops: v^q and v^k, where they are known.
     """
-    v_q, v_k = top_direction(q), top_direction(k)
+    v_q, v_k = (top_direction(q), top_direction(k)) if tops is None else tops
     constant_q, constant_k = ((double(x).mean(1) * v).sum(-1, keepdim=True) * v for x, v in ((q, v_q), (k, v_k)))
     return constant_logit(constant_q, constant_k, rope, scale, q.shape[1])
 
