@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import pandas as pd
 import xarray as xr
 
-from tl_posgen.core.formatting import format_number
+from tl_posgen.core.formatting import format_number, in_brackets
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.number import Number, mean_of_nulls
 from tl_posgen.core.numbers import TRAINED, Numbers
@@ -52,6 +52,7 @@ class Criterion:
         digits: of the margin and of what was measured.
         number: of which the value is; what was measured is told from it, of the null models too.
         by_end: the end of the number's interval that the value is, "low" or "high"; "" where it is the number itself.
+        basis: what the number rests on, such as "98 heads"; stands behind it in brackets.
 
     Example:
         >>> r = Criterion("r", 0.93, 0.95, 0.75, {"random init": [0.8], "shuffled": [0.4]}, end=0.91)
@@ -75,6 +76,7 @@ class Criterion:
     digits: int = 2
     number: Number | None = None
     by_end: str = ""
+    basis: str = ""
 
     @classmethod
     def of(cls, quantity: str, number: Number, held: float | None = None, **how: Any) -> "Criterion":
@@ -97,7 +99,7 @@ class Criterion:
         if self.number is None or (kind and kind not in self.number.by_null):
             return ""
         number = mean_of_nulls(self.number.by_null[kind]) if kind else self.number
-        return f"{self.quantity} {number.with_interval:.{self.digits}f}"
+        return f"{self.quantity} {number.with_interval:.{self.digits}f}{in_brackets('' if kind else self.basis)}"
 
     @cached_property
     def null(self) -> tuple[str, float]:

@@ -119,16 +119,17 @@ class SlashTransfer(Dominance):
         scores = (own.array("score", source=one, distance=distance, tokens=tokens) for one in SOURCES)
         return own.correlation(*scores, ranks=ranks)
 
-    def n_dominant(self, own: Numbers, distance: int, source: str) -> Number:
-        """Return how many heads are slash-dominant at a distance."""
-        return own.number(self._dominant(own, distance, source).sum(HEAD))
+    def n_dominant(self, own: Numbers, distance: int | list[int], source: str) -> Number:
+        """Return how many heads are slash-dominant at a distance, or at any of several."""
+        dominant = self._dominant(own, distance, source)
+        return own.number((dominant.any("distance") if "distance" in dominant.dims else dominant).sum(HEAD))
 
     def jaccard(self, own: Numbers, distance: int) -> Number:
         """Return |A & B| / |A | B| of the heads that are dominant on text and on random tokens; NaN where none is."""
         text, random = (self._dominant(own, distance, source) for source in SOURCES)
         return own.number((text & random).sum(HEAD) / (text | random).sum(HEAD))
 
-    def _dominant(self, own: Numbers, distance: int, source: str) -> xr.DataArray:
+    def _dominant(self, own: Numbers, distance: int | list[int], source: str) -> xr.DataArray:
         score, uniform = own.array("score", source=source, distance=distance), own.array("uniform", distance=distance)
         return score >= thresholds(self.kappa, uniform)
 
