@@ -8,12 +8,12 @@ from tl_posgen.editing.ablate_heads import ablate_heads
 from tl_posgen.editing.replace_scores import RowByRow, replace_scores
 from tl_posgen.editing.token_positions import tokens_at
 from tl_posgen.editing.without_biases import without_biases
-from tl_posgen.frequencies.hooks import hold_planes
+from tl_posgen.extension.frequency_rules import FrequencyRule, with_frequencies
+from tl_posgen.extension.held_planes import hold_planes
+from tl_posgen.extension.windows import interpolate_positions, lm_infinite, retrieve_blocks, self_extend
 from tl_posgen.frequencies.plane_cost import edit_planes
 from tl_posgen.frequencies.recall import move_coordinate
-from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
 from tl_posgen.position.distance.hooks import at_dummy_distance
-from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks, self_extend
 from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions
 from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.substitution.hooks import (

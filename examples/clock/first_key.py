@@ -20,8 +20,8 @@ import torch
 import tl_posgen
 from tl_posgen.editing.replace_scores import FrozenBeyond, RowByRow, replace_scores
 from tl_posgen.editing.token_positions import tokens_at
+from tl_posgen.extension.held_planes import partial_planes
 from tl_posgen.frequencies.gap import next_tokens
-from tl_posgen.frequencies.hooks import partial_planes
 from tl_posgen.frequencies.numbers.gap import apart, split_of, with_copy
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts

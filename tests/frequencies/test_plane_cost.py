@@ -9,12 +9,12 @@ from interventions import logits
 
 import tl_posgen
 from tl_posgen.editing.replace_scores import finished, replace_scores
+from tl_posgen.extension.frequency_rules import with_frequencies
 from tl_posgen.frequencies import PlaneCost, PlaneUse, Recall
 from tl_posgen.frequencies.gap import Gap
 from tl_posgen.frequencies.joined_figure import join_costs_and_gap
 from tl_posgen.frequencies.plane_cost import edit_planes, one_plane, part_of_planes
 from tl_posgen.frequencies.recall import CONTROL, SLOWEST, move_coordinate
-from tl_posgen.frequencies.rules import with_frequencies
 from tl_posgen.hooks import hold_planes
 from tl_posgen.models.loss import token_losses
 from tl_posgen.rope.rotation import Rope, complex_planes

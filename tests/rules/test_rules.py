@@ -9,7 +9,7 @@ from families import family_cases
 
 import tl_posgen
 from tl_posgen.errors import InputError
-from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
+from tl_posgen.extension.frequency_rules import FrequencyRule, with_frequencies
 from tl_posgen.hooks import apply_rules
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses

@@ -1,8 +1,7 @@
 """A gap in the middle of a prompt: does far text do harm, and is it read?"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,31 +18,19 @@ from tl_posgen.core.options import Each, NonNegative, Real, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.editing.token_positions import MOST, tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.frequencies.hooks import hold_planes, partial_planes
+from tl_posgen.extension.held_planes import partial_planes
+from tl_posgen.extension.table import RULES, Extended, RuleName, hooks_of
 from tl_posgen.frequencies.numbers.gap import apart, first_rise, split_of, with_copy, with_needle
-from tl_posgen.frequencies.rules import FrequencyRule, with_frequencies
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loss import judged, logits_of
 from tl_posgen.models.session import Session
 from tl_posgen.models.streaming.stream import prompts_at_once
-from tl_posgen.position.distance.hooks import check_distance
-from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, self_extend
 from tl_posgen.report.kinds import lines
 from tl_posgen.stats.intervals import FEWEST
 
 CONTEXTS = (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5)  # gaps, where none are given, over the training context
 TASKS = ("text", "copy")
-RuleOfFarPairs = Literal[
-    "hold_planes",
-    "quarter_turns",
-    "hold_all",
-    "lm_infinite",
-    "self_extend",
-    "interpolation",
-    "ntk",
-    "yarn",
-]
 ACROSS = ("condition", "gap", "prompt")
 
 
@@ -101,7 +88,7 @@ class Gap(Interventions):
     """
 
     gaps: Annotated[Sequence[Whole], Each()] | None = None
-    rules: Annotated[Sequence[RuleOfFarPairs], Each(0)] | None = None
+    rules: Annotated[Sequence[RuleName], Each(0)] | None = None
     planes: Sequence[Whole] | Literal["partial", "all"] = "partial"
     at: NonNegative | None = None
     factor: Annotated[Real, Within(1, words="a number, 1 or more")] = 2
@@ -117,16 +104,7 @@ class Gap(Interventions):
         "alone": Variable("loss without the first half", "nats", "first token and second half", ("prompt",)),
         "contexts": Variable("gap over the training context", "", "", ("gap",), compared=False),
     }
-    words = {
-        "hold_planes": "planes held",
-        "quarter_turns": "planes held, each at its quarter turn",
-        "hold_all": "all planes held",
-        "lm_infinite": "LM-Infinite",
-        "self_extend": "Self-Extend",
-        "interpolation": "position interpolation",
-        "ntk": "NTK",
-        "yarn": "YaRN",
-    }
+    words = {name: rule.words for name, rule in RULES.items()}
     legend = (
         "reads: tokens of gap at which a copy costs twice what it costs at the smallest gap; harm: those at which text "
         "costs more than without its first half; low, high: 95% intervals; text, copy, recall: at the largest gap."
@@ -161,7 +139,7 @@ class Gap(Interventions):
             )
         if gaps[-1] + n - 1 > MOST:
             raise InputError(f"{self.name}: a gap of {gaps[-1]} is too wide for exact angles; give {MOST - n} at most")
-        check_distance(session, f"{self.name}: gap + {n} tokens =", gaps[-1] + n - 1)
+        session.require_distance(f"{self.name}: gap + {n} tokens =", gaps[-1] + n - 1)
         rules = self.rules
         if rules is None:
             rotating = [one for one in geometry_of(session) if one.rope.rotary_dim]
@@ -173,25 +151,8 @@ class Gap(Interventions):
         return super().named_conditions(run) if self.rules else {}  # the unchanged model alone
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
-        session, where, n_ctx, at = run.session, run.where, int(run.model.cfg.n_ctx), self.at
-        assert at is not None, "prepared"
-        near = n_ctx // 4
-        group = max(1, ceil((self.factor * n_ctx - near) / (n_ctx - near)))
-
-        def extended(name: Literal["ntk", "yarn"]) -> Any:
-            return with_frequencies(session, FrequencyRule(name, self.factor), **where)
-
-        hooks: dict[str, Callable[[], Any]] = {
-            "hold_planes": lambda: hold_planes(session, self.planes, at=at, **where),
-            "quarter_turns": lambda: hold_planes(session, self.planes, at="quarter turn", **where),
-            "hold_all": lambda: hold_planes(session, "all", at=at, **where),
-            "lm_infinite": lambda: lm_infinite(session, n_ctx, **where),
-            "self_extend": lambda: self_extend(session, near, group, **where),
-            "interpolation": lambda: interpolate_positions(session, 1 / self.factor, **where),
-            "ntk": lambda: extended("ntk"),
-            "yarn": lambda: extended("yarn"),
-        }
-        return {name: hooks[name]() for name in self.rules or ()}
+        extended = Extended(int(run.model.cfg.n_ctx), self.factor, self.planes, self.at)
+        return {name: hooks_of(name, run.session, extended, run.where) for name in self.rules or ()}
 
     def of_model(self, run: Run) -> xr.Dataset:
         n, gaps = run.tokens.shape[1], np.array(self.labels()["gap"])

@@ -16,8 +16,8 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.frequencies.hooks import hold_planes
-from tl_posgen.frequencies.rules import with_frequencies
+from tl_posgen.extension.frequency_rules import with_frequencies
+from tl_posgen.extension.held_planes import hold_planes
 from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, Interventions, tokens_by_condition
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model

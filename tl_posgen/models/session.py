@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tl_posgen.arithmetic import summable
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError, is_number
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
 from tl_posgen.models.backends.hooked import Hooked
@@ -181,6 +181,16 @@ class Session:
         most, why, _ = limit = self.limit
         if most is not None and n > most:
             raise InputError(f"prompts of {n} tokens are too long: this model takes {most}, {why}; {limit.remedy}")
+
+    def require_distance(self, name: str, value: Any) -> None:
+        """Refuse a value that is not a distance, or for which the model's frequencies are not fixed."""
+        if not is_number(value):
+            raise InputError(f"{name} {value!r}: distances must be numbers, 0 or more, and finite")
+        limit, why, _ = self.limit
+        if limit is not None and value >= limit and "frequencies" in why:
+            raise InputError(
+                f"{name} {value}: this model's frequencies are fixed below distance {limit} only, as {why}"
+            )
 
     def require_evaluation(self) -> None:
         """Refuse active dropout and autocast (InputError) and quantised weights (UnsupportedModelError). Any

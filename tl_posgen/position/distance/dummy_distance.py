@@ -25,7 +25,6 @@ from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.decomposition.three_axis import fit_capture, fits_of
 from tl_posgen.position.distance.hooks import (
     at_dummy_distance,
-    check_distance,
     require_distances,
     scores_at_distance,
     training_length,
@@ -173,7 +172,7 @@ class DummyDistance(Interventions):
         distances = (0, *powers) if self.distances is None else tuple(given["d0"])
         for name, values in (("distance", distances), ("beyond", given["limit"])):
             for value in values:
-                check_distance(session, name, value)  # refused here, before work starts
+                session.require_distance(name, value)  # refused here, before work starts
         return replace(self, distances=distances, limits=tuple(given["limit"]), longest=self.longest or trained)
 
     def refuse(self, run: Run) -> None:

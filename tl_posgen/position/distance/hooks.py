@@ -11,7 +11,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import is_real_tensor
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import FrozenBeyond, RowByRow, finished, replace_scores
-from tl_posgen.errors import InputError, UnsupportedModelError, is_number
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
@@ -61,14 +61,14 @@ def at_dummy_distance(
         raise InputError("at_dummy_distance: give distance=, beyond=, or both")
     session = session_of(model)
     if beyond is not None:
-        check_distance(session, "beyond", beyond)
+        session.require_distance("beyond", beyond)
     if isinstance(distance, Tensor):
         if not is_real_tensor(distance, 2) or not distance.numel():
             raise InputError(f"distance of shape {list(distance.shape)}: give real numbers [query, key]")
         for end in distance.tril().aminmax():  # entries above the diagonal are not read
-            check_distance(session, "distance", end.item())
+            session.require_distance("distance", end.item())
     elif distance is not None and not callable(distance):
-        check_distance(session, "distance", distance)
+        session.require_distance("distance", distance)
     of_pairs: Any
     if distance is not None:
         of_pairs = partial(scores_at_distance, distance=distance, beyond=beyond)
@@ -107,12 +107,3 @@ def require_distances(measure: str, session: Session) -> None:
 def training_length(session: Session) -> int:
     """Return the model's training length: cfg.n_ctx, or the length from which its frequencies are not fixed."""
     return min(int(session.model.cfg.n_ctx), session.limit.tokens or int(session.model.cfg.n_ctx))
-
-
-def check_distance(session: Session, name: str, value: Any) -> None:
-    """Refuse a value that is not a distance, or for which the model's frequencies are not fixed."""
-    if not is_number(value):
-        raise InputError(f"{name} {value!r}: distances must be numbers, 0 or more, and finite")
-    limit, why, _ = session.limit
-    if limit is not None and value >= limit and "frequencies" in why:
-        raise InputError(f"{name} {value}: this model's frequencies are fixed below distance {limit} only, as {why}")

@@ -20,6 +20,7 @@ from tl_posgen.core.options import Count, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
+from tl_posgen.extension.table import RULES, Extended, RuleName, hooks_of
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import judged
@@ -29,7 +30,6 @@ from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.distance.hooks import require_distances
-from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.length.numbers import (
     OutputMoments,
     OutputPlane,
@@ -54,13 +54,8 @@ PLANE = (
     "of a layer's heads side by side, on the first two principal components of the unchanged model's in the second "
     "half of the training length; up to 64 positions of each training length"
 )
-WORDS = {
-    "vanilla": "unchanged",
-    "lm_infinite": "LM-Infinite",
-    "retrieval": "block retrieval",
-    "interpolation": "position interpolation",
-}
-Condition = Literal["vanilla", "lm_infinite", "retrieval", "interpolation"]
+WORDS = {"vanilla": "unchanged"} | {name: rule.words for name, rule in RULES.items()}
+Condition = Literal["vanilla", RuleName]
 
 
 def _in_training_lengths(inside: int, attrs: Mapping[str, Any]) -> str:
@@ -159,7 +154,8 @@ class LengthExtrapolation(Measure):
     principal components inside.
 
     Conditions: "vanilla"; "lm_infinite" (global and local windows, distances frozen at the training length);
-    "retrieval" (the same and the best hidden blocks, in InfLLM's manner); "interpolation" (positions times 1 / times).
+    "retrieval" (the same and the best hidden blocks, in InfLLM's manner); "interpolation" (positions times 1 / times);
+    and the others of `tl_posgen.extension.table.RULES`, such as "hold_planes" and "yarn".
     Segments are the multiples of the training length. Outputs are compared with those of the unchanged model in the
     second half of the training length (early queries see few keys and are another distribution anyway), always one half
     of the prompts with the other, and as many positions with as many.
@@ -171,7 +167,7 @@ class LengthExtrapolation(Measure):
     Args:
         inside: the training length; if left out cfg.n_ctx, or 256 where `times` that do not fit into memory.
         times: length of the prompts, in training lengths.
-        conditions: any of the four; "vanilla" is always among them.
+        conditions: rules of context extension; "vanilla" is always among them.
         n_global: first tokens that every query sees under "lm_infinite" and "retrieval".
         block: tokens of a block, under "retrieval".
         n_blocks: blocks that are retrieved.
@@ -289,14 +285,11 @@ class LengthExtrapolation(Measure):
 
     def hooks(self, run: Run) -> dict[str, Any]:
         """Return the hooks of every condition."""
-        windows, where = (run.session, len(run.rows[0]) // self.times, self.n_global), run.where
-        make: dict[str, Callable[[], Any]] = {
-            "vanilla": list,
-            "lm_infinite": lambda: lm_infinite(*windows, **where),
-            "retrieval": lambda: retrieve_blocks(*windows, block=self.block, n_blocks=self.n_blocks, **where),
-            "interpolation": lambda: interpolate_positions(run.session, 1 / self.times, **where),
-        }
-        return {condition: make[condition]() for condition in ("vanilla", *self.conditions)}
+        trained = len(run.rows[0]) // self.times
+        more: dict[str, Any] = {"n_global": self.n_global, "block": self.block, "n_blocks": self.n_blocks}
+        extended = Extended(trained, self.times, **more)
+        rules = [condition for condition in self.conditions if condition != "vanilla"]
+        return {"vanilla": []} | {rule: hooks_of(rule, run.session, extended, run.where) for rule in rules}
 
     def of_model(self, run: Run) -> xr.Dataset:
         n, session, where = len(run.rows[0]), run.session, run.where

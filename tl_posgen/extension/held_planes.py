@@ -18,7 +18,6 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
 from tl_posgen.models.session import Session, session_of
-from tl_posgen.position.distance.hooks import check_distance
 
 Planes: TypeAlias = Sequence[int] | Literal["all", "partial"]
 Limit: TypeAlias = int | float | Sequence[int | float] | Literal["quarter turn", "half turn"]
@@ -64,7 +63,7 @@ def hold_planes(
     session = session_of(model)
     distances: Any = [] if isinstance(at, str) else [at] if is_number(at) else at
     for distance in distances:
-        check_distance(session, "at", distance)
+        session.require_distance("at", distance)
     selected = select_heads(session, layers, heads)
     if not isinstance(planes, str) and (twice := [plane for plane in planes if list(planes).count(plane) > 1]):
         raise InputError(f"planes: {twice[0]!r} is given twice; give each plane once, with one distance")

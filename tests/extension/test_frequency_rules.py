@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.frequencies.rules import FrequencyRule, _base_of, with_frequencies
+from tl_posgen.extension.frequency_rules import FrequencyRule, _base_of, with_frequencies
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.rope.rotation import Rope, inverse_frequencies
 

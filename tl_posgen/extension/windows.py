@@ -19,7 +19,6 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.models.session import Session, session_of
-from tl_posgen.position.distance.hooks import check_distance
 from tl_posgen.rope.scores_at import scores_at
 
 MOST = 10**9  # tokens; wider than its prompt a window changes nothing, and torch counts to 2^63
@@ -181,7 +180,7 @@ def _windowed(
     if wide := [option for option, width in widths.items() if isinstance(width, Real) and cast(float, width) > MOST]:
         raise InputError(f"{name}: {wide[0]}={widths[wide[0]]!r}: no prompt is so long; give {MOST:,} at most")
     session = session_of(model)
-    check_distance(session, "limit", furthest)
+    session.require_distance("limit", furthest)
 
     def in_windows(query: Tensor, key: Tensor) -> Bool[Tensor, "query key"]:
         return (key < n_global) | (query - key < n_local)

@@ -11,7 +11,7 @@ from interventions import TOKENS, N, largest, logits, scores_under
 from tl_posgen.editing.replace_scores import FrozenBeyond
 from tl_posgen.editing.token_positions import tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.frequencies.hooks import hold_planes
+from tl_posgen.extension.held_planes import hold_planes
 from tl_posgen.hooks import at_dummy_distance, lm_infinite
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers import fused
