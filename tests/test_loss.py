@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from tl_posgen.loss import Loss
 from tl_posgen.models import loss as losses
-from tl_posgen.models.loss import divergence, log_probabilities, token_losses
+from tl_posgen.models.loss import divergence, normalisers_of, token_losses
 from tl_posgen.models.tokens import to_prompts
 
 CUT = {"length": 32, "n_prompts": 3}
@@ -36,8 +36,11 @@ def test_probabilities_of_blocks_of_positions_are_those_of_the_whole(monkeypatch
     monkeypatch.setattr(losses, "AT_ONCE", at_once)
     logits, others = 5 * torch.randn(2, 3, 9, 40, generator=torch.Generator().manual_seed(0))
     log_p, log_q = (one.double() - one.double().exp().sum(-1, keepdim=True).log() for one in (logits, others))
-    torch.testing.assert_close(torch.cat([block for _, block in log_probabilities(logits)], 1), log_p)
-    torch.testing.assert_close(divergence(logits, others), (log_p.exp() * (log_p - log_q)).sum(-1))
+    normalisers, of_others = normalisers_of(logits), normalisers_of(others)
+    torch.testing.assert_close(logits.double() - normalisers[..., None], log_p)
+    found = divergence(logits, others, normalisers, of_others)
+    torch.testing.assert_close(found, (log_p.exp() * (log_p - log_q)).sum(-1))
+    assert not divergence(logits, logits, normalisers, normalisers).any()
 
 
 def test_chosen_layers_and_heads_do_not_change_it(mini, alice, result):

@@ -17,7 +17,7 @@ from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.run import Run
 from tl_posgen.editing.given import check_hooks
 from tl_posgen.errors import InputError
-from tl_posgen.models.loss import divergence, judged, logits_of
+from tl_posgen.models.loss import divergence, judged, logits_of, normalisers_of
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.kinds import bars
@@ -143,7 +143,8 @@ class Interventions(Measure):
         losses, kl = [], []
         with session.exclusive(session.owner), torch.no_grad():
             unchanged = logits_of(session, row)
-            of_unchanged = judged(session, unchanged, row)[0].cpu()
+            normalisers = normalisers_of(unchanged)
+            of_unchanged = judged(session, unchanged, row, normalisers)[0].cpu()
             for given in hooks.values():
                 given = given(prompt) if callable(given) else given
                 if given is None:
@@ -152,8 +153,9 @@ class Interventions(Measure):
                     continue
                 with session.under(given):
                     logits = logits_of(session, row) if given else unchanged
-                losses.append(judged(session, logits, row)[0].cpu())
-                kl.append(divergence(unchanged, logits).mean().item())
+                of_condition = normalisers_of(logits) if given else normalisers
+                losses.append(judged(session, logits, row, of_condition)[0].cpu())
+                kl.append(divergence(unchanged, logits, normalisers, of_condition).mean().item())
         of_all, labels = torch.stack(losses), {"condition": [*hooks]}
         found = {"loss": of_all.mean(-1), "kl": kl, "token_change": (of_all - of_unchanged)[:, :CROP]}
         dims = ("condition", "shown_target")

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import double, double_device, elements_at_once, row_ranges
+from tl_posgen.arithmetic import double, elements_at_once, row_ranges
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import UNPADDED, Session, session_of
@@ -58,36 +58,55 @@ def logits_of(
 
 
 def judged(
-    session: Session, logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
+    session: Session,
+    logits: Float[Tensor, "prompt pos vocabulary"],
+    tokens: Int[Tensor, "prompt pos"],
+    normalisers: Float[Tensor, "prompt pos"] | None = None,
 ) -> Float[Tensor, "prompt target"]:
     """-ln softmax(logits_t)[token_{t+1}], the cross-entropy of each next token; or the values of the metric that was
-    chosen in its place. In float64."""
+    chosen in its place. In float64.
+
+    Args:
+        normalisers: those of the logits, where they are known.
+    """
     if (metric := session.choices.metric) is not None:
         return metric.values(logits, tokens)
-    targets = tokens[:, 1:, None].to(double_device(logits.device))
-    found = [log_p.gather(-1, targets[:, at]) for at, log_p in log_probabilities(logits[:, :-1])]
-    return -torch.cat(found, 1)[..., 0]
+    logits = logits[:, :-1]
+    of_all = normalisers_of(logits) if normalisers is None else normalisers[:, :-1]
+    return of_all - double(logits.gather(-1, tokens[:, 1:, None].to(logits.device)))[..., 0]
 
 
 def divergence(
-    logits: Float[Tensor, "prompt pos vocabulary"], others: Float[Tensor, "prompt pos vocabulary"]
+    logits: Float[Tensor, "prompt pos vocabulary"],
+    others: Float[Tensor, "prompt pos vocabulary"],
+    normalisers: Float[Tensor, "prompt pos"],
+    of_others: Float[Tensor, "prompt pos"],
 ) -> Float[Tensor, "prompt pos"]:
-    """KL(p || q) = sum p (ln p - ln q), with p = softmax(logits) and q = softmax(others). In float64."""
-    both = zip(log_probabilities(logits), log_probabilities(others), strict=True)
-    return torch.cat([(log_p.exp() * (log_p - log_q)).sum(-1) for (_, log_p), (_, log_q) in both], 1)
+    """KL(p || q) = sum p (x - y) - ln Z + ln Z', with p = softmax(x) of the logits x and q = softmax(y) of others, and
+    their `normalisers_of`. In float64."""
+    found = []
+    for (at, x), (_, y) in zip(_blocks(logits), _blocks(others), strict=True):
+        p = (x - normalisers[:, at, None]).exp_()
+        found.append(torch.linalg.vecdot(p, x - y) - normalisers[:, at] + of_others[:, at])
+    return torch.cat(found, 1)
 
 
-def log_probabilities(
+def normalisers_of(logits: Float[Tensor, "prompt pos vocabulary"]) -> Float[Tensor, "prompt pos"]:
+    """ln Z = ln sum e^x over the vocabulary, so that ln softmax(x) = x - ln Z. In float64."""
+    return torch.cat([x.logsumexp(-1) for _, x in _blocks(logits)], 1)
+
+
+def _blocks(
     logits: Float[Tensor, "prompt pos vocabulary"],
 ) -> Iterator[tuple[slice, Float[Tensor, "prompt _ vocabulary"]]]:
-    """Yield (positions, ln softmax(logits)) of one block of positions after the other.
+    """Yield (positions, logits) of one block of positions after the other.
 
     In float64, as the logits' own precision would round away small differences; in blocks, as more would be 8 times
     what the logits take, and five times as slow where its memory is new each time.
     """
     n, row = max(1, logits.shape[1]), len(logits) * logits.shape[2]
     for start, stop in row_ranges(n, row, elements_at_once(logits.device, AT_ONCE)):
-        yield slice(start, stop), double(logits[:, start:stop]).log_softmax(-1)
+        yield slice(start, stop), double(logits[:, start:stop])
 
 
 def prompts_of_one_length(

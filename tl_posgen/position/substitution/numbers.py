@@ -112,9 +112,23 @@ def attention_kl(
     visible: Bool[Tensor, "query key"],
 ) -> Float[Tensor, "head query"]:
     """KL(softmax(exact_i) || softmax(approximate_i)) in nats over the visible keys of each query, in float64."""
-    log_p = double(exact).masked_fill(~visible, -torch.inf).log_softmax(-1)
-    log_q = double(approximate).masked_fill(~visible, -torch.inf).log_softmax(-1)
-    gap = torch.where(visible, log_p - log_q, 0.0)
+    return kl_of_logs(log_attention(exact, visible), approximate, visible)
+
+
+def log_attention(
+    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
+) -> Float[Tensor, "head query key"]:
+    """Return ln softmax(scores_i) over the visible keys of each query, -inf elsewhere, in float64."""
+    return double(scores).masked_fill(~visible, -torch.inf).log_softmax(-1)
+
+
+def kl_of_logs(
+    log_p: Float[Tensor, "head query key"],
+    approximate: Float[Tensor, "head query key"],
+    visible: Bool[Tensor, "query key"],
+) -> Float[Tensor, "head query"]:
+    """Return `attention_kl` of the `log_attention` of exact scores."""
+    gap = torch.where(visible, log_p - log_attention(approximate, visible), 0.0)
     return (log_p.exp() * gap).sum(-1)
 
 

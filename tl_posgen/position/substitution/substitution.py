@@ -40,7 +40,7 @@ from tl_posgen.position.substitution.hooks import (
     substitute,
     true_at,
 )
-from tl_posgen.position.substitution.numbers import FAR, Threshold, attention_kl, random_keys
+from tl_posgen.position.substitution.numbers import FAR, Threshold, kl_of_logs, log_attention, random_keys
 from tl_posgen.report.figures import finish, model_label, named_points, sides
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.splits import point_mass, triangle, uniform
@@ -240,10 +240,12 @@ class Substitution(Interventions):
         return hooks
 
     def sinks_and_others(self, run: Run, prompt: int) -> tuple[Bool[Tensor, "layer key"], Bool[Tensor, "layer key"]]:
-        """Return the sinks of one prompt in the unchanged model, and random keys with as many scores."""
-        sinks, seed = attention_sinks(run.session, run.rows[prompt], self.sink_share), run.seed + prompt
-        sees = (run.session.layer(layer).geometry.visible(sinks.shape[1]) for layer in range(len(sinks)))
-        return sinks, torch.stack([random_keys(*one, seed) for one in zip(sinks, sees, strict=True)])
+        """Return the sinks of one prompt in the unchanged model, and random keys with as many scores; found once."""
+        if prompt not in run.shared:
+            sinks, seed = attention_sinks(run.session, run.rows[prompt], self.sink_share), run.seed + prompt
+            sees = (run.session.layer(layer).geometry.visible(sinks.shape[1]) for layer in range(len(sinks)))
+            run.shared[prompt] = sinks, torch.stack([random_keys(*one, seed) for one in zip(sinks, sees, strict=True)])
+        return run.shared[prompt]
 
     def true_at_keys(
         self, stand_ins: Mapping[str, ScoresOf], sinks: Bool[Tensor, "layer key"], others: Bool[Tensor, "layer key"]
@@ -259,12 +261,14 @@ class Substitution(Interventions):
         def compare(capture: LayerCapture) -> None:  # stand-ins and scores, of the unchanged q and k
             exact, sinks = capture.scores(), keys[capture.prompt][0][capture.layer].to(capture.device)
             visible = capture.geometry.visible(exact.shape[1], exact.device)
-            every = stand_ins | self.true_at_keys(stand_ins, *keys[capture.prompt])
-            kl, r = [], []
+            several_times = {name: partial(LayerCapture.once, function=stand_ins[name]) for name in AT_SINKS}
+            every = stand_ins | several_times
+            every |= self.true_at_keys(every, *keys[capture.prompt])
+            log_p, seen, kl, r = log_attention(exact, visible), exact[:, visible], [], []
             for by in (LayerCapture.scores, *every.values()):
                 scores = stand_in(capture, by, self.gamma, threshold=self.threshold)
-                kl.append(attention_kl(exact, scores, visible).mean(1))
-                r.append(pearson(exact[:, visible], scores[:, visible]))
+                kl.append(kl_of_logs(log_p, scores, visible).mean(1))
+                r.append(pearson(seen, scores[:, visible]))
             values = {"attention_kl": torch.stack(kl), "r": torch.stack(r)}
             values |= {"first_is_sink": sinks[0].double(), "n_later_sinks": sinks[1:].double().sum()}
             sums.add_layer(capture, values | {"sink_attention": exact.softmax(-1)[..., sinks].sum(-1).mean(1)})
