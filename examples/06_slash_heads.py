@@ -72,7 +72,7 @@ report["slash_transfer"].plot()
 # *Predict:* take RoPE away in the head's layer, and every token's place with it: what is left? Put one query and one key, their means, in
 # the place of all: is the slash gone, or better than before?
 #
-# Queries and keys of rank one, and their means, may have a *higher* score than the untouched head (SmolLM2's strongest: .852 and .910, .771
+# Queries and keys of rank one, and their means, may have a *higher* score than the untouched head (SmolLM2's strongest: 0.852 and 0.910, 0.771
 # untouched). That is no error. What tells tokens apart stands in the directions that were taken away; it pulls attention to keys that fit,
 # off the diagonal. Without it each row attends where RoPE alone points.
 

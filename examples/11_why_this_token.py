@@ -18,7 +18,7 @@
 # and over the components of the model that wrote the key. All sums are exact: they give the model's own scores.
 #
 # What comes out: a previous-token head of mini finds the token before by one vector that the first MLP adds to every token. Without that
-# vector in its keys, its attention to the token before falls from .33 to .06; without a random vector of the same length it stays at .33.
+# vector in its keys, its attention to the token before falls from 0.33 to 0.06; without a random vector of the same length it stays at 0.33.
 
 # %%
 import tl_posgen

@@ -25,6 +25,10 @@ class UnsupportedModelError(ModelError):
     """A sound model whose attention this package cannot describe exactly, so it refuses."""
 
 
+class NothingToMeasureError(UnsupportedModelError):
+    """A sound model without what a measure is of, such as biases."""
+
+
 class OutputError(PosgenError, OSError):
     """A result cannot be written where the user asked."""
 

@@ -84,7 +84,7 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
             measured=bool(found),
             model=model,
-            cut=f"{settings['n_prompts']} prompts of {length} tokens" if length != settings["length"] else "",
+            cut=f"{settings['n_prompts']} prompts of {length} tokens",
             picture=found.get("picture", ""),
             findings=findings,
         )

@@ -18,6 +18,7 @@ import yaml
 from numbers_file import Measured, read_numbers
 
 from tl_posgen.claims import PAPERS
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.number import Number, mean_of_nulls
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
 
@@ -57,29 +58,19 @@ SYNONYMS = {  # page -> words by which the site's search finds it, too
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
 
 
-def point(value: Any, digits: int = 2) -> str:
-    """Return .78, −.23, 1.54: no zero before the point, a true minus."""
-    if unknown(value):
-        return "–"
-    text = f"{abs(float(value)):.{digits}f}"
-    sign = "−" if float(value) < 0 and float(text) else ""
-    return sign + (text[1:] if text.startswith("0.") else text)
-
-
 def percent(value: Any, digits: int = 0) -> str:
     """Return 53 %."""
     return "–" if unknown(value) else f"{decimal(100 * float(value), digits)} %"
 
 
-def decimal(value: Any, digits: int = 2) -> str:
-    """Return 0.78: with the zero before the point, as commands print it."""
-    return "–" if unknown(value) else f"{round(float(value), digits) + 0.0:.{digits}f}".replace("-", "−")
+def decimal(value: Any, digits: int = 2, sign: str = "") -> str:
+    """Return 0.78 as commands print it, −0.23 with a true minus."""
+    return "–" if unknown(value) else format_number(float(value), f"{sign}.{digits}f").replace("-", "−")
 
 
 def signed(value: Any, digits: int = 2) -> str:
-    """Return +.38."""
-    text = point(value, digits)
-    return text if text.startswith("−") else f"+{text}"
+    """Return +0.38."""
+    return decimal(value, digits, "+")
 
 
 def unknown(value: Any) -> bool:
@@ -87,29 +78,29 @@ def unknown(value: Any) -> bool:
     return value is None or math.isnan(float(value))
 
 
-FORMS = {"p": point, "pc": percent, "dec": decimal, "signed": signed}
+FORMS = {"pc": percent, "dec": decimal, "signed": signed}
 
 
-def with_interval(number: Number, digits: int = 3, form: str = "p") -> str:
-    """Return .033 [.027, .040]; the value alone where it has no interval; mean ± standard deviation of random inits."""
+def with_interval(number: Number, digits: int = 3, form: str = "dec") -> str:
+    """Return 0.033 [0.027, 0.040]; the value alone without an interval; mean ± standard deviation of random inits."""
     value = FORMS[form](number, digits)
     if number.spread is not None:
         return f"{value} ± {FORMS[form](number.spread, digits)}"
     return value if unknown(number.low) else f"{value} {interval(number.low, number.high, digits, form)}"
 
 
-def beside(number: Number, digits: int = 2, form: str = "p") -> str:
-    """Return .78 (.40 ± .02): a number and its random inits."""
+def beside(number: Number, digits: int = 2, form: str = "dec") -> str:
+    """Return 0.78 (0.40 ± 0.02): a number and its random inits."""
     return f"{FORMS[form](number, digits)} ({with_interval(number.of_inits, digits, form)})"
 
 
-def nulls(number: Number, digits: int = 2, form: str = "p") -> str:
-    """Return .80, .81: the mean of random inits and that of shuffled weights, where there are any."""
+def nulls(number: Number, digits: int = 2, form: str = "dec") -> str:
+    """Return 0.80, 0.81: the mean of random inits and that of shuffled weights, where there are any."""
     return ", ".join(FORMS[form](one, digits) for one in map(mean_of_nulls, number.by_null.values()) if one)
 
 
-def beside_with_interval(number: Number, digits: int = 2, form: str = "p") -> str:
-    """Return .78 [.77, .79] (.40 ± .02): a number with its interval, and its random inits."""
+def beside_with_interval(number: Number, digits: int = 2, form: str = "dec") -> str:
+    """Return 0.78 [0.77, 0.79] (0.40 ± 0.02): a number with its interval, and its random inits."""
     return f"{with_interval(number, digits, form)} ({with_interval(number.of_inits, digits, form)})"
 
 
@@ -118,8 +109,8 @@ def interval_of_percent(number: Number) -> str:
     return f"{percent(number)} [{decimal(100 * number.low, 0)}, {decimal(100 * number.high, 0)}]"
 
 
-def interval(low: float, high: float, digits: int = 3, form: str = "p") -> str:
-    """Return [.027, .040]."""
+def interval(low: float, high: float, digits: int = 3, form: str = "dec") -> str:
+    """Return [0.027, 0.040]."""
     return f"[{FORMS[form](low, digits)}, {FORMS[form](high, digits)}]"
 
 

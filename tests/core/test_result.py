@@ -86,7 +86,7 @@ def test_null_models_are_left_out_by_one_word_and_a_missing_text_is_named(small_
     text = "Down, down, down. Would the fall never come to an end?"
     cut = {"length": 8, "n_prompts": 1, "measures": "three_axis", "progress": False}
     assert tl_posgen.analyze(small_model, text, nulls=False, **cut)["three_axis"].nulls == ()
-    for seeds in ({"null_seeds": (1,)}, {"shuffled_seeds": [0]}):
+    for seeds in ({"null_seeds": (1,)}, {"shuffled_seeds": [0]}, {"shuffled_seeds": np.arange(2)}):
         with pytest.raises(InputError, match="nulls=False and seeds of null models contradict each other"):
             tl_posgen.analyze(small_model, text, nulls=False, **seeds, **cut)
     for call in (lambda: tl_posgen.analyze(small_model), lambda: ThreeAxis()("no such model")):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from IPython.utils.capture import capture_output
 from rich.console import Console
 
 import tl_posgen
@@ -41,6 +42,26 @@ def test_a_cell_draws_its_figures_without_a_network_and_two_cells_unpack_one_scr
     assert page.locator("head script").count() == 1
     assert page.locator("[data-title*=Share]").count() == 0  # an upload
     context.close()
+
+
+def test_a_notebook_shows_words_and_a_figure_that_plotly_draws_and_a_terminal_plain_text(report, monkeypatch):
+    from IPython.core.formatters import DisplayFormatter
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell()
+    for active, n_outputs in ((None, 2), (["text/plain"], 1)):
+        shell.display_formatter = DisplayFormatter(parent=shell, **({"active_types": active} if active else {}))
+        for one in (report, report["three_axis"], report.head("L3H1")):
+            with capture_output() as shown, monkeypatch.context() as patch:
+                patch.setenv("PLOTLY_RENDERER", "plotly_mimetype")
+                assert shell.display_formatter.format(one) == ({}, {})
+            words, *figures = (output.data for output in shown.outputs)
+            assert words["text/plain"] == repr(one)
+            assert "<table" in words["text/html"]
+            assert "<script" not in words["text/html"]
+            assert len(words["text/html"]) < 100_000
+            assert len(shown.outputs) == n_outputs
+            assert all("application/vnd.plotly.v1+json" in figure for figure in figures)
 
 
 def test_terminal_page_and_notebook_show_the_same_titles_and_the_same_cells(report, monkeypatch, capsys):

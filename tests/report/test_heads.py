@@ -1,6 +1,7 @@
 """What the panel of a head reads."""
 
 import base64
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -76,8 +77,11 @@ def test_one_head_shows_its_numbers_with_nulls_its_curves_and_its_maps(report):
     r = own("r", tokens="without first", layer=3, head=1)
     row = frame.loc["three_axis", "r of position + query + key, without first token"]
     assert (row["value"], row["random init"], row["shuffled"]) == (r.value, r.inits[0], r.by_null["shuffled"][0])
-    assert f"three_axis, r of position + query + key, without first token: {r}" in repr(view).splitlines()
-    assert repr(report["slash"].head((3, 1))).startswith("L3H1\nslash, attention distance: ")
+    lines = repr(view).splitlines()
+    assert f"{r.with_interval}" in " ".join(lines)
+    assert "three_axis" in map(str.strip, lines)
+    assert max(map(len, lines)) <= 80
+    assert repr(report["slash"].head((3, 1))).split()[0] == "L3H1"
     traces = view.plot().data
     curve = next(one for one in heads_of(report.results)["curves"] if one["title"].startswith("slash score"))
     place = heads_of(report.results)["names"].index("L3H1")
@@ -86,11 +90,15 @@ def test_one_head_shows_its_numbers_with_nulls_its_curves_and_its_maps(report):
     assert [trace.z.tolist() for trace in traces if trace.type == "heatmap"] == [one.tolist() for one in maps]
     assert "<table" in view._repr_html_()
     for head, message in (
-        ("L9H1", "no result has a number of L9H1"),
+        ("L9H1", r"no result has a number of L9H1; there are layers 0 to 3, heads 0 to 3"),
         (["L3H1", "L0H1"], "these are 2 heads; give one"),
     ):
         with pytest.raises(InputError, match=message):
             report.head(head)
+    for side in (report, report["slash"]):
+        told = 'head(3, 1): give a name, head("L3H1"), or a pair, head((3, 1))'
+        with pytest.raises(InputError, match=re.escape(told)):
+            side.head(3, 1)
 
 
 def test_figures_are_drawn_of_chosen_heads_alone(report):

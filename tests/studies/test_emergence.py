@@ -115,7 +115,7 @@ def test_words_and_table_have_both_ends_with_intervals_the_null_and_random_bases
     chance = of_coupling.own["coupling_chance"].sel(version="absolute").mean("prompt").values
     np.testing.assert_allclose(of_coupling.table()["random bases"], chance)
     assert of_coupling.findings()[2].startswith(f"Coupling of random bases goes from {chance[0]:.3f} [")
-    assert of_coupling.measure.at_steps(of_coupling.numbers, "slash_slash_score") == {}
+    assert of_coupling.measure.at_steps(of_coupling.numbers, "slash_score") == {}
 
 
 @pytest.mark.parametrize(

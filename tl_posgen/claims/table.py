@@ -347,16 +347,16 @@ def _growth(coupling: Result) -> list[Group]:
 POSITION = [
     Claim(
         "position 1",
-        "Scores are close to a sum of position and content, f(q, i-j) + g(q, k), with a correlation of .959.",
-        "r of what softmax sees with the best such sum, an upper end; first token left out, mean over heads: .95 held, "
-        ".75 partly; open where nothing rotates; r over all scores, the paper's, beside it",
+        "Scores are close to a sum of position and content, f(q, i-j) + g(q, k), with a correlation of 0.959.",
+        "r of what softmax sees with the best such sum, an upper end; first token left out, mean over heads: 0.95 "
+        "held, 0.75 partly; open where nothing rotates; r over all scores, the paper's, beside it",
         ("variance",),
         _additive,
     ),
     Claim(
         "position 1b",
-        "Scores are close to a(i-j) + b(i) + c(j), a sum of three curves, with a correlation above .95.",
-        "r without the first token, mean over heads: .95 held, .75 partly; that of the mean-key split beside it",
+        "Scores are close to a(i-j) + b(i) + c(j), a sum of three curves, with a correlation above 0.95.",
+        "r without the first token, mean over heads: 0.95 held, 0.75 partly; that of the mean-key split beside it",
         ("three_axis", "mean_key"),
         lambda three_axis, mean_key: [
             Criterion.of("r", three_axis.numbers("r", **OUT), **CLOSE, digits=3),
@@ -367,8 +367,8 @@ POSITION = [
         "position 2",
         "The model can run on f(q, i-j) + g(q, k): position and content are apart.",
         "shares recovered, of the loss and of the KL of predictions, when the model runs on each query's profile: both "
-        "95 % held, 75 % partly; open where what attention is worth is not above .01 nats by its interval: no share is "
-        "defined",
+        "95 % held, 75 % partly; open where what attention is worth is not above 0.01 nats by its interval: no share "
+        "is defined",
         ("substitution",),
         _recovered,
         options={"substitution": {"n_prompts": 8}},
@@ -386,7 +386,7 @@ POSITION = [
         "position 3",
         "At a dummy distance the key part stays as it is and the position part shifts.",
         "r of the key part with the scores at all distances, each distance's mean removed, first token left out, mean "
-        "over heads: .95 held, .75 partly; open where nothing rotates",
+        "over heads: 0.95 held, 0.75 partly; open where nothing rotates",
         ("dummy_distance",),
         lambda dummy_distance: _where_rotated(dummy_distance, "r", "key_part_r", **OUT),
     ),
@@ -402,7 +402,7 @@ POSITION = [
         "position 5",
         "Swapping up to 5 % of the words hardly matters, more than 10 % does (figures of a third-party summary); index "
         "and features are alike.",
-        "words: at most .1 nats at 5 % and more at 10 %, and at 20 % index and features within a quarter of the "
+        "words: at most 0.1 nats at 5 % and more at 10 %, and at 20 % index and features within a quarter of the "
         "larger, each beyond the null: held; one of both: partly; words at 20 % have to be beyond the null",
         ("perturbation",),
         _order,
@@ -421,7 +421,7 @@ POSITION = [
     Claim(
         "position 6",
         "With LM-Infinite the attention output stays in its training distribution beyond the training length.",
-        "heads whose outputs stay within the noise level, and .05 of the variance inside: 90 % with LM-Infinite and "
+        "heads whose outputs stay within the noise level, and 0.05 of the variance inside: 90 % with LM-Infinite and "
         "fewer without: held; more: partly; how many more has to be beyond the null (a count, without an interval)",
         ("length_extrapolation",),
         _beyond,
@@ -451,15 +451,15 @@ SLASH = [
         "slash 1",
         "Slash-dominant heads belong to the model: the same heads, with like scores, on random tokens.",
         "correlation of scores over heads, at every distance where at least ten heads are dominant, and in the mean "
-        "over the others, weighted by heads, where ten are together: .9 held, .6 partly",
+        "over the others, weighted by heads, where ten are together: 0.9 held, 0.6 partly",
         ("slash_transfer",),
         _transfer,
     ),
     Claim(
         "slash 2",
         "Queries and keys of slash-dominant heads are almost of rank one before RoPE.",
-        "share of the first singular direction in dominant heads, Q and K: .9 held, .7 partly; a null model's is that "
-        "of all its heads, and of its dominant ones where it has any",
+        "share of the first singular direction in dominant heads, Q and K: 0.9 held, 0.7 partly; a null model's is "
+        "that of all its heads, and of its dominant ones where it has any",
         ("cone",),
         _ranks,
     ),
@@ -467,7 +467,7 @@ SLASH = [
         "slash 3a",
         "Inputs of the attention lie on a cone.",
         "95% interval of the mean cosine with their axis above every null model's: partly; and its lower end at least "
-        ".7: held",
+        "0.7: held",
         ("cone",),
         lambda cone: [Criterion.of_end("cosine with the axis", cone.numbers("cosine"), 0.7, otherwise="partly")],
     ),
@@ -486,8 +486,8 @@ SLASH = [
         "With only the part of the inputs along the cone's axis in W_Q and W_K, slash-dominant heads keep their slash; "
         "with only the rest they lose it.",
         "dominant heads' slash score above uniform, or above what biases of queries and keys make without inputs: with "
-        "the axis part alone at least .75 times the measured and with the rest at most .25 times: held; .4 times and "
-        "more than with the rest: partly; how much more has to be beyond the null",
+        "the axis part alone at least 0.75 times the measured and with the rest at most 0.25 times: held; 0.4 times "
+        "and more than with the rest: partly; how much more has to be beyond the null",
         ("cone",),
         _parts_of_inputs,
     ),
@@ -505,7 +505,7 @@ SLASH = [
     Claim(
         "slash 5",
         "Gradient descent makes slash-dominant heads in a shallow RoPE transformer, and they generalise.",
-        "slash score at the end at least .5 in every seed: partly; and on unseen features: held; a toy, whose nulls "
+        "slash score at the end at least 0.5 in every seed: partly; and on unseen features: held; a toy, whose nulls "
         "are the score before training and that of uniform attention",
         ("slash_toy",),
         _toy,
@@ -526,7 +526,7 @@ COUPLING = [
         "coupling 1",
         "Top singular vectors of residual Jacobians align across layers, left with right; not at random init.",
         "95% intervals of coupling, and of left with right vectors, above random bases and above those of all null "
-        "models, of one or both: detectable; of both, and each lower end at least .2: held, .1: partly",
+        "models, of one or both: detectable; of both, and each lower end at least 0.2: held, 0.1: partly",
         ("coupling",),
         lambda coupling: [_coupling(coupling), _coupling(coupling, "left with right", bases="swapped")],
     ),
@@ -542,8 +542,8 @@ COUPLING = [
     Claim(
         "coupling 3",
         "Norms grow exponentially with depth; not at random init.",
-        "95% interval of the exponential's R² above those of all null models: detectable; and R² at least .9: partly; "
-        "and all of theirs below .9: held; open with one layer",
+        "95% interval of the exponential's R² above those of all null models: detectable; and R² at least 0.9: partly; "
+        "and all of theirs below 0.9: held; open with one layer",
         ("coupling",),
         _growth,
         lambda coupling: "one layer: a line through two states is exact" if coupling.own.sizes["state"] < 3 else "",
@@ -568,7 +568,7 @@ COUPLING = [
         "coupling 4c",
         "The growth of norms with depth becomes exponential during training.",
         "95% interval of the last checkpoint's R² above that of the first, which is the null: detectable; and R² at "
-        "least .9: partly; and no checkpoint higher: held",
+        "least 0.9: partly; and no checkpoint higher: held",
         ("emergence",),
         **_over_training("coupling_growth_r2", "R² of ln |x| against depth", least=0.9),
     ),
@@ -576,7 +576,7 @@ COUPLING = [
         "coupling 5",
         "Top singular vectors align across the tokens of a layer; not at random init.",
         "95% intervals above random bases and above those of all null models, of one kind or more: detectable; of all "
-        "three, and every lower end at least .2: held, .1: partly",
+        "three, and every lower end at least 0.2: held, 0.1: partly",
         ("token_coupling",),
         lambda token_coupling: [
             _coupling(token_coupling, f"coupling {words}", kind=kind) for kind, words in OF_TOKENS.items()

@@ -25,7 +25,7 @@ from tl_posgen.core.result import Result, contiguous, result_of
 from tl_posgen.core.run import Run
 from tl_posgen.core.store import Parts, check_after, configuration_of, content, require_same
 from tl_posgen.editing.given import Hooks, added_hooks, check_hooks, under
-from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
+from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, check_seed
 from tl_posgen.models import open_session
 from tl_posgen.models.loading.load import AnyModel, is_ours
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, kind_and_seed, null_label
@@ -111,7 +111,7 @@ def analyze(
         streaming: whether forward passes form no [query, key] matrix, see `tl_posgen.streaming`; if left out, those of
             prompts longer than 1,024 tokens where the model allows it.
         keep: directory for finished parts: what the measures that share a pass, and each of the others, found of the
-            model and of each random init, and of one that is not finished the conditions that are (and took .2 s). An
+            model and of each random init, and of one that is not finished the conditions that are (and took 0.2 s). An
             analysis that was stopped goes on from there when it is called again with the same weights, prompts, code
             and settings; a measure whose code is in no file (a notebook's), and what shares its pass, is measured anew.
         progress: show a bar of the steps, a measure (or those that share a pass) on one model each.
@@ -139,7 +139,7 @@ def analyze(
         seeds_by_kind(null_seeds, shuffled_seeds)
     require("nulls", nulls, bool)
     if not nulls:
-        if tuple(null_seeds) not in ((0,), ()) or shuffled_seeds:
+        if tuple(null_seeds) not in ((0,), ()) or (shuffled_seeds is not None and len(shuffled_seeds)):
             raise InputError("nulls=False and seeds of null models contradict each other; give one of them")
         null_seeds, shuffled_seeds = (), ()
     check_draws_on(null_device)
@@ -365,7 +365,8 @@ def require_prompts(measure: Measure, session: Session, rows: Sequence[Tensor]) 
 
 
 def supported(measures: Sequence[Measure], session: Session, skip: bool) -> list[Measure]:
-    """Return the measures that this model allows; others are refused, or with `skip` left out with a message.
+    """Return the measures that this model allows; others are refused, or with `skip` left out, with a message unless
+    the model lacks what they are of.
 
     Raises:
         UnsupportedModelError: such a measure; with `skip`, where it leaves none of them.
@@ -376,7 +377,8 @@ def supported(measures: Sequence[Measure], session: Session, skip: bool) -> list
     if refused and len(refused) == len(measures):
         raise UnsupportedModelError("; ".join(f"{name} cannot be had: {reason}" for name, reason in refused.items()))
     for name, reason in refused.items():
-        tqdm.write(f"{name} is left out: {reason}", file=sys.stderr)
+        if not isinstance(reason, NothingToMeasureError):
+            tqdm.write(f"{name} is left out: {reason}", file=sys.stderr)
     return [measure for measure in measures if measure.name not in refused]
 
 

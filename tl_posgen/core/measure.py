@@ -123,6 +123,7 @@ class Measure:
         patterns: variable [kind, unit, row, column], of every head named L0H0, .. along "unit", with maps between the
             first tokens, which the page draws in the panel of a head.
         by_head: kinds that draw a curve for every head; the page of more than 64 heads leaves them out.
+        whole_model: kinds of figures that are of the whole model and not of single heads.
         legend: the meaning of the headings of `table`.
         lead: "module:function" that makes of a report the table which stands first, in terminal and page.
         words: what sentences, tables and figures call the labels of a dim, such as "RoPE removed" for no_rope; see
@@ -153,6 +154,7 @@ class Measure:
     curves: ClassVar[tuple[str, ...]] = ()
     patterns: ClassVar[str] = ""
     by_head: ClassVar[frozenset[str]] = frozenset()
+    whole_model: ClassVar[frozenset[str]] = frozenset()
     legend: ClassVar[str] = ""
     lead: ClassVar[str] = ""
     words: ClassVar[Mapping[str, str]] = {}

@@ -27,7 +27,7 @@ from tl_posgen.core.files import (
     write_files,
     write_whole,
 )
-from tl_posgen.core.formatting import known_by
+from tl_posgen.core.formatting import in_ranges, known_by
 from tl_posgen.core.measure import DEFINED, HEAD, Measure
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
@@ -82,9 +82,14 @@ class Report(Mapping[str, Result]):
 
     def _repr_html_(self) -> str:
         """In a notebook: findings, a table, the first figure; `show` has the whole page."""
-        from tl_posgen.report.page import report_html
+        from tl_posgen.report.page import cell_of_report
 
-        return report_html(self)
+        return cell_of_report(self).html()
+
+    def _ipython_display_(self) -> None:
+        from tl_posgen.report.page import cell_of_report
+
+        cell_of_report(self).display(repr(self))
 
     def show(self, height: int = 900) -> Any:
         """Show the page that `write` writes in a notebook's cell."""
@@ -167,7 +172,7 @@ class Report(Mapping[str, Result]):
             raise InputError(f"heads: name a result: {', '.join(self.results)}")
         return self[next(iter(self)) if name is None else name].heads(top, by, **how)
 
-    def head(self, head: Heads) -> Any:
+    def head(self, head: Heads, *more: Any) -> Any:
         """Return one head: every number of it with its interval and null models, its curves and maps between tokens.
 
         It shows itself in a notebook and in a terminal; `.frame()` is its numbers, `.plot()` its figure.
@@ -186,12 +191,18 @@ class Report(Mapping[str, Result]):
         """
         from tl_posgen.report.one_head import HeadView
 
+        if more:
+            given = ", ".join(map(repr, (head, *more)))
+            raise InputError(f'head({given}): give a name, head("L3H1"), or a pair, head((3, 1))')
         pairs = named_heads(head)
         if len(pairs) != 1:
             raise InputError(f'head={head!r}: these are {len(pairs)} heads; give one, such as "L3H1"')
         view = HeadView(*pairs[0], self.results)
         if view.frame().empty:
-            raise InputError(f"no result has a number of {view.name}; .frame() has the heads that there are")
+            known = [[*dict.fromkeys(self.frame()[dim].tolist())] for dim in HEAD]
+            there = f"layers {in_ranges(sorted(known[0]))}, heads {in_ranges(sorted(known[1]))}"
+            remedy = f"there are {there}" if known[0] else "this report has no numbers of single heads"
+            raise InputError(f"no result has a number of {view.name}; {remedy}")
         return view
 
     def summary(self) -> dict[str, Any]:

@@ -339,11 +339,11 @@ class Result:
             data = data.isel({unit: data[unit].isin(names).values})
         return replace(self, dataset=data, provenance={**self.provenance, "heads": names})
 
-    def head(self, head: Heads) -> Any:
+    def head(self, head: Heads, *more: Any) -> Any:
         """Return the numbers of one head with their null models, and its curves; see `Report.head`."""
         from tl_posgen.core.report import Report
 
-        return Report({self.name: self}, self.provenance).head(head)
+        return Report({self.name: self}, self.provenance).head(head, *more)
 
     # Pictures
 
@@ -364,17 +364,13 @@ class Result:
                 whole model.
         """
         if heads is not None:
-            from plotly.io.json import to_json_plotly
-
             chosen = self.of_heads(heads)
-            figure = chosen.plot(kind)
-            drawn, whole = (one.to_plotly_json()["data"] for one in (figure, self.plot(kind)))
-            if chosen.own.sizes != self.own.sizes and to_json_plotly(drawn) == to_json_plotly(whole):
+            if (kind or next(iter(self.kinds), "")) in self.measure.whole_model:
                 raise InputError(
                     f"heads: {kind or self.kinds[0]!r} of {self.name} is of the whole model; leave heads out, or draw "
                     f"another of {', '.join(map(repr, self.kinds))}"
                 )
-            return figure
+            return chosen.plot(kind)
         if not self.kinds:
             why = "figures are those that its class declares, which is imported before the file is loaded"
             if names := ", ".join(self.measure.figures):
@@ -414,9 +410,14 @@ class Result:
 
     def _repr_html_(self) -> str:
         """In a notebook: findings, a table, the first figure."""
-        from tl_posgen.report.page import result_html
+        from tl_posgen.report.page import cell_of_result
 
-        return result_html(self)
+        return cell_of_result(self).html()
+
+    def _ipython_display_(self) -> None:
+        from tl_posgen.report.page import cell_of_result
+
+        cell_of_result(self).display(repr(self))
 
     def __repr__(self) -> str:
         return shown_as(f"Result({self.name}; {self.own.attrs.get('model', 'model')}", [self], self.sentences)

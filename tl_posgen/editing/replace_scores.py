@@ -230,6 +230,7 @@ class _LayerEdit:
 
     def keep(self, part: str, value: Tensor, hook: object) -> None:
         layer, by = self.probed.geometry.layer, self.session.streamed.by
+        self.session.require_length(value.shape[1])
         self.session.spans.pop(layer, None)  # of an earlier pass
         self.parts[part] = self.probed.read(part, value)
         if isinstance(self.scores_of, RowByRow) and by is not None and not by.listeners:  # which are shown the scores

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tl_posgen.arithmetic import summable
-from tl_posgen.errors import InputError, UnsupportedModelError, is_number
+from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, is_number
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
 from tl_posgen.models.backends.hooked import Hooked
@@ -348,7 +348,7 @@ class Session:
     def require_biases(self) -> None:
         """Refuse a model without biases of queries or keys, and one where they are no summand of what enters RoPE."""
         if not self.biased():
-            raise UnsupportedModelError("no layer of this model has biases of queries or keys (none, or all are zero)")
+            raise NothingToMeasureError("no layer of this model has biases of queries or keys (none, or all are zero)")
         for layer in range(self.model.cfg.n_layers):
             if (made := self.projections(layer)).biased and not made.is_affine:
                 raise UnsupportedModelError(

@@ -246,9 +246,14 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """In a notebook: what stands out, the keys of most attention, the figure."""
-        from tl_posgen.prompt.explanation_figures import explanation_html
+        from tl_posgen.prompt.explanation_figures import cell_of_explanation
 
-        return explanation_html(self)
+        return cell_of_explanation(self).html()
+
+    def _ipython_display_(self) -> None:
+        from tl_posgen.prompt.explanation_figures import cell_of_explanation
+
+        cell_of_explanation(self).display(repr(self))
 
     def minus(self, other: "Explanation") -> "Explanation":
         """Return which terms make the difference to another prompt of as many tokens: its contributions taken away.

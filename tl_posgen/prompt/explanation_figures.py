@@ -12,7 +12,7 @@ from tl_posgen.core.formatting import counted
 from tl_posgen.prompt.explanation import Explanation
 from tl_posgen.report.circuits import stacked, titled, token_colours
 from tl_posgen.report.figures import COLOURS, Panels, plain
-from tl_posgen.report.page import figure_in_cell, figure_on_page, fill_page, table_on_page
+from tl_posgen.report.page import InCell, figure_on_page, fill_page, table_on_page
 from tl_posgen.report.tables import table_html, title
 from tl_posgen.report.terminal import print_frame
 
@@ -121,11 +121,10 @@ def page_of(explanation: Explanation) -> str:
     return fill_page(sections, (), explanation.data.attrs, words)
 
 
-def explanation_html(explanation: Explanation) -> str:
+def cell_of_explanation(explanation: Explanation) -> InCell:
     """Return an explanation for a notebook's cell: a sentence, the keys of most attention, the figure."""
-    figure = figure_in_cell(explanation.plot())
     table = explanation.table().head(FEW_ROWS).assign(token=lambda rows: rows["token"].map(repr))
-    return f"<p>{html.escape(explanation.sentence())}</p>{table_html(table)}{figure}"
+    return InCell(f"<p>{html.escape(explanation.sentence())}</p>{table_html(table)}", explanation.plot())
 
 
 def print_explanation(explanation: Explanation, *, full: bool = False) -> None:

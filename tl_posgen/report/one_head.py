@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
 
 from tl_posgen.core.measure import HEAD, in_words
-from tl_posgen.core.number import Number
+from tl_posgen.core.number import Number, mean_of_nulls
 from tl_posgen.core.numbers import KEPT
 from tl_posgen.core.result import Result
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import COLOURS, SCALE, Panels, line, plain, token_map
 from tl_posgen.report.heads import heads_of
-from tl_posgen.report.page import figure_in_cell
+from tl_posgen.report.page import InCell
 from tl_posgen.report.tables import table_html
 
 _MOST_NUMBERS = 16  # of one variable; more are a curve or a map
@@ -109,15 +113,37 @@ class HeadView:
         return panels.finish(self.name)
 
     def __repr__(self) -> str:
-        return "\n".join([self.name, *(f"{measure}, {words}: {number}" for measure, words, number in self.numbers())])
+        """A table: a row a number, headed by its measure, as wide as the terminal."""
+        rows = [*self.numbers()]
+        kinds = dict.fromkeys(kind for *_, number in rows for kind in number.by_null)
+        console = Console(markup=False, force_jupyter=False)  # in a notebook, too, it is a text
+        table = Table(self.name, box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("value [interval]", *kinds):
+            table.add_column(heading, justify="right", no_wrap=True)
+        last = ""
+        for measure, words, number in rows:
+            if measure != last:
+                table.add_section()
+                table.add_row(measure, style="bold")
+            of_nulls = (f"{mean_of_nulls(number.by_null.get(kind, ())).with_interval}" for kind in kinds)
+            table.add_row(Padding(words, (0, 0, 0, 2)), f"{number.with_interval}", *of_nulls)
+            last = measure
+        with console.capture() as captured:
+            console.print(table, highlight=False)
+        return "\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines())
 
     def _repr_html_(self) -> str:
         """In a notebook: the numbers and the figure."""
+        return self._cell().html()
+
+    def _ipython_display_(self) -> None:
+        self._cell().display(repr(self))
+
+    def _cell(self) -> InCell:
         rows = [(measure, quantity, str(number)) for measure, quantity, number in self.numbers()]
         table = table_html(pd.DataFrame(rows, columns=["measure", "quantity", "value [interval] (null models)"]))
         figure = self.plot()
-        drawn = figure_in_cell(figure) if figure.data else ""
-        return f"<h4>{html.escape(self.name)}</h4>{table}{drawn}"
+        return InCell(f"<h4>{html.escape(self.name)}</h4>{table}", figure if figure.data else None)
 
 
 def _in_words(dim: str, label: Any, words: Mapping[str, str]) -> str:

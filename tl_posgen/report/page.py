@@ -7,6 +7,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -216,6 +217,34 @@ def _flat(provenance: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 # In a notebook's cell
 
 
+@dataclass(frozen=True)
+class InCell:
+    """What a notebook's cell shows of an object.
+
+    Attributes:
+        words: HTML without a script.
+        figure: below it.
+    """
+
+    words: str
+    figure: go.Figure | None = None
+
+    def html(self) -> str:
+        """Return both as HTML that needs nothing else: the figure carries plotly's script, of 2 MB."""
+        return self.words + ("" if self.figure is None else _alone(self.figure))
+
+    def display(self, plain: str) -> None:
+        """Show it by IPython; the figure as plotly shows any figure, whose script a notebook then has once. A terminal
+        shows the plain text alone."""
+        from IPython.core.getipython import get_ipython
+        from IPython.display import display
+
+        display({"text/plain": plain, "text/html": self.words}, raw=True)
+        shell: Any = get_ipython()
+        if self.figure is not None and "text/html" in shell.display_formatter.active_types:
+            display(self.figure)
+
+
 class Page:
     """HTML page that displays itself in a notebook cell, in a frame that keeps its styles apart.
 
@@ -234,13 +263,13 @@ class Page:
         return f"a page of {len(self.source.encode()) / 1e6:.1f} MB: the last line of a notebook's cell shows it"
 
 
-def result_html(result: Result) -> str:
+def cell_of_result(result: Result) -> InCell:
     """Return a result for a cell: findings, its short table, its first figure."""
     model = result.own.attrs.get("model")
     return _cell(result.measure.question, model, result.findings(), MOST_SENTENCES, compact(result), [result])
 
 
-def report_html(report: Report) -> str:
+def cell_of_report(report: Report) -> InCell:
     """Return a report for a cell: its findings, the table with a row per head, the first figure."""
     first = [*report.headlines(), *report.notes()]
     told = [*first, *(one for one in report.findings() if one not in first)]
@@ -249,9 +278,9 @@ def report_html(report: Report) -> str:
 
 def _cell(
     question: str, model: Any, told: list[str], n_shown: int, table: pd.DataFrame, results: Iterable[Result]
-) -> str:
+) -> InCell:
     """Return a heading, the first sentences, the others folded below, rows of a table, and the first figure of
-    results, which loads nothing from the network."""
+    results."""
 
     def listed(sentences: list[str]) -> str:
         return f"<ul>{''.join(f'<li>{html.escape(one)}</li>' for one in sentences)}</ul>" if sentences else ""
@@ -264,7 +293,7 @@ def _cell(
     if len(table) > CELL_ROWS:
         parts.append(f"<p>{len(table) - CELL_ROWS} rows more: .frame()</p>")
     drawn = next((result for result in results if result.kinds), None)
-    return "".join([*parts, "" if drawn is None else figure_in_cell(drawn.plot())])
+    return InCell("".join(parts), None if drawn is None else drawn.plot())
 
 
 @cache
@@ -273,8 +302,9 @@ def _packed_plotlyjs() -> str:
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
 
 
-def figure_in_cell(figure: go.Figure) -> str:
-    """Return a figure for a cell: the first cell that is shown unpacks plotly's script, which each cell carries."""
+def _alone(figure: go.Figure) -> str:
+    """Return a figure with plotly's script, which loads nothing from the network; of several, the first that is shown
+    unpacks the script."""
     layout: Any = figure.layout
     return _CELL_FIGURE.format(
         id=f"tl-posgen-{uuid.uuid4().hex}",

@@ -106,7 +106,7 @@ class Cone(Dominance):
         "r1_without_bias": Variable(
             *("r1 without biases", "", "s_1^2 / sum s^2 of H W, after qk-norm, where there are biases", _SIDES), **SHARE
         ),
-        "rank95": Variable("R.95 of Q and K", "", "min{K: s_1^2 + .. + s_K^2 >= .95 sum s^2}", _SIDES, interval=True),
+        "rank95": Variable("R.95 of Q and K", "", "min{K: s_1^2 + .. + s_K^2 >= 0.95 sum s^2}", _SIDES, interval=True),
         "bias_share": Variable(
             "share of the bias", "", "|b|^2 / (|H W|^2 + |b|^2); a bias alone has r1 = 1", _SIDES, **SHARE
         ),
@@ -271,7 +271,7 @@ class Cone(Dominance):
         """(S(part) - S(none)) / (S(all) - S(none)), S the dominant heads' slash score with a part of the inputs in W_Q
         and W_K, and what the biases add with it; with none of them that of biases alone, or of uniform attention.
 
-        It may exceed 1, and is NaN where what all inputs make of the score is not above .01 by its interval.
+        It may exceed 1, and is NaN where what all inputs make of the score is not above 0.01 by its interval.
 
         Args:
             part: "axis only" or "off axis"; biases are added to it where there are any.
@@ -287,7 +287,7 @@ class Cone(Dominance):
 
     def ratio_of_biases(self, own: Numbers) -> Number:
         """Return the ratio of the dominant heads' slash scores above uniform attention, by biases alone to measured; 0
-        without biases, and NaN where the measured one is not above .01 by its interval."""
+        without biases, and NaN where the measured one is not above 0.01 by its interval."""
         uniform = own.array("best_uniform")
         scores = (self._scores(own, "bias only", uniform), own.array("slash_score", input="measured"))
         alone, measured = (mean_over_group(own, one - uniform, "dominant") for one in scores)

@@ -60,7 +60,7 @@ def _within_bounds(value: Values, half: Values, mean: Values, bounds: Bounds | N
 
 
 def t_975(degrees: Int[np.ndarray, "*measure"] | int) -> Float[np.ndarray, "*measure"]:
-    r"""The .975 quantile of Student's t, to 1e-4: a table up to 9 degrees, then z + sum_k g_k(z) / degrees^k, k <= 3.
+    r"""The 0.975 quantile of Student's t, to 1e-4: a table up to 9 degrees, then z + sum_k g_k(z) / degrees^k, k <= 3.
 
     Source: Abramowitz & Stegun 1964, 26.7.5.
     """
@@ -85,7 +85,7 @@ def mean_interval(values: Float[np.ndarray, "prompt *measure"], bounds: Bounds |
 
     Example:
         >>> low, high = mean_interval(np.array([0.90, 0.92, 0.91, 0.95]))
-        >>> round(float(low), 4), round(float(high), 4)  # .92 -+ 3.182 * .0216 / 2
+        >>> round(float(low), 4), round(float(high), 4)  # 0.92 -+ 3.182 * 0.0216 / 2
         (0.8856, 0.9544)
     """
     values = np.asarray(values, dtype=np.float64)
@@ -127,7 +127,7 @@ def jackknife_interval(
         >>> prompts = np.array([0.90, 0.92, 0.91, 0.95])
         >>> without = np.array([np.delete(prompts, g).mean() for g in range(4)])
         >>> low, high = jackknife_interval(prompts.mean(), without, np.full(4, 0.25), bounds=(0.0, 1.0))
-        >>> round(float(low), 4), round(float(high), 4)  # .92 -+ 3.182 * .0216 / 2
+        >>> round(float(low), 4), round(float(high), 4)  # 0.92 -+ 3.182 * 0.0216 / 2
         (0.8856, 0.9544)
     """
     n, value = len(without), np.asarray(value, dtype=np.float64)
@@ -156,7 +156,7 @@ def difference_interval(
 
     Example:
         >>> a, b = ([np.array(one) for one in ends] for ends in ((0.5, 0.2, 0.9), (0.6, 0.3, 0.9)))
-        >>> [round(float(end), 4) for end in difference_interval(a, b)]  # .1 - .5 and .1 + .4243
+        >>> [round(float(end), 4) for end in difference_interval(a, b)]  # 0.1 - 0.5 and 0.1 + 0.4243
         [-0.4, 0.5243]
     """
     (a, low_a, high_a), (b, low_b, high_b) = first, second

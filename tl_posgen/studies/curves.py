@@ -55,7 +55,7 @@ FOLLOWED = {
     ),
     "loss": (Followed("loss_loss", "loss", "The loss in nats per token"),),
     "mean_key": (),  # follows three_axis
-    "slash": (Followed("slash_slash_score", "slash"),),
+    "slash": (Followed("slash_score", "slash"),),
     "coupling": (
         Followed("coupling_coupling", "coupling", "Coupling", at=ALIGNED),
         Followed("coupling_chance", "random bases", "Coupling of random bases", at={"version": "absolute"}),
@@ -67,7 +67,8 @@ FOLLOWED = {
 
 
 def numbers_of(results: Iterable[Result]) -> xr.Dataset:
-    """Return the numbers of one model's results as "<measure>_<variable>": of every head, or means over all but heads.
+    """Return the numbers of one model's results as "<measure>_<variable>", or the variable alone where it begins with
+    its measure's name: of every head, or means over all but heads.
 
     Dims are init, group or prompt, tokens, side, layer and head, and dims whose labels are words; along others a
     variable is taken at its measure's usual label, or averaged. A variable that has a curve for every head is left out.
@@ -94,7 +95,8 @@ def numbers_of(results: Iterable[Result]) -> xr.Dataset:
             words = {"measure": result.name, "long_name": variable.label if variable else str(name)}
             words["range"] = list(map(float, variable.bounds if variable and variable.bounds else ()))
             place = headlines if variable and variable.headline else others
-            place[f"{result.name}_{name}"] = kept.assign_attrs(words)
+            full = str(name) if str(name).startswith(f"{result.name}_") else f"{result.name}_{name}"
+            place[full] = kept.assign_attrs(words)
     return xr.Dataset({**headlines, **others})
 
 

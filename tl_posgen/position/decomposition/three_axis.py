@@ -102,7 +102,7 @@ def pair_moments_of(layer: LayerCapture, weights: Sequence[int | float] = (1.0,)
 
 
 def weighting(weights: Weights | None) -> str:
-    """Return the weights of pairs in words, such as "pairs weighted by distance: 2, 1, then .05"."""
+    """Return the weights of pairs in words, such as "pairs weighted by distance: 2, 1, then 0.05"."""
     if weights is None:
         return _ALIKE
     if isinstance(weights, str):
@@ -141,7 +141,7 @@ class ThreeAxis(Measure):
     Raises:
         InputError: scores that are not finite, a prompt too long for weights by attention.
 
-    Source: three axes: Han & Ji 2025 (arXiv 2503.13305), who report .959 for an estimator that is not public; the
+    Source: three axes: Han & Ji 2025 (arXiv 2503.13305), who report 0.959 for an estimator that is not public; the
     exact fit, the weights, r within rows and the nulls are ours.
 
     Example:

@@ -131,9 +131,9 @@ class Variance(Measure):
     sqrt(1 - interaction) is the correlation with the best such sum, an upper end of all of them.
 
     `additive_r_of_scores` = sqrt(1 - kd - qkd) is that of all scores, with each query's own term q: the quantity that
-    the paper's .959 is of, "an approximation of the arithmetic sum" of both, as far as its abstract says; its estimator
-    is not public. Both agree where q is small. Where biases make q large (Qwen2.5: more than half of the variance in 50
-    of 336 heads), r over all scores is near 1 whatever softmax sees.
+    the paper's 0.959 is of, "an approximation of the arithmetic sum" of both, as far as its abstract says; its
+    estimator is not public. Both agree where q is small. Where biases make q large (Qwen2.5: more than half of the
+    variance in 50 of 336 heads), r over all scores is near 1 whatever softmax sees.
 
     Numbers are those without the first token, unless tokens="all" is asked for. Moments add up exactly over any number
     of prompts; memory does not grow.

@@ -149,7 +149,7 @@ class LengthExtrapolation(Measure):
     Prompts are several training lengths long. The model runs unchanged, with LM-Infinite's windows, with retrieved
     blocks besides, or with interpolated positions, and the outputs o of every head are compared with those inside the
     training length. The noise level is the distance between the outputs of two halves of the prompts inside. A head is
-    within it if it is further by at most .05 of the variance inside; without drift the two distances are equal in
+    within it if it is further by at most 0.05 of the variance inside; without drift the two distances are equal in
     expectation, at any number of prompts. The first, the middle and the last layer are drawn in the plane of their two
     principal components inside.
 
@@ -218,10 +218,11 @@ class LengthExtrapolation(Measure):
     }
     legend = (
         "times: the how-many-th training length; frechet: distance of attention outputs to those inside, over their "
-        "variance; noise level: that of a split of the inside; within noise: heads at most .05 above theirs; norm "
+        "variance; noise level: that of a split of the inside; within noise: heads at most 0.05 above theirs; norm "
         "ratio: mean |o| over that inside; entropy in nats."
     )
     words = WORDS
+    whole_model = frozenset({"loss", "outputs"})
     figures = {
         "loss": lines(
             _by_condition(loss="loss, nats per token"),

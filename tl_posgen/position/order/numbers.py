@@ -63,7 +63,7 @@ def swap_tokens(
         seed: of this draw alone.
         protected: positions that are never moved, by default the first token; list those of a clean suffix too.
 
-    Disjoint neighbours cover at most about .86 of a text, which limits "adjacent": see `Disturbance.ratio`.
+    Disjoint neighbours cover at most about 0.86 of a text, which limits "adjacent": see `Disturbance.ratio`.
     Ours: the paper's definition of the perturbation is not known.
 
     Raises:

@@ -70,7 +70,7 @@ def substitute(
         UnsupportedModelError: see `replace_scores`.
 
     Source: the public code of the first author of Han & Ji 2025 (arXiv 2503.13305) for the mean-key split at d0 = 1000
-    of scores below the gamma = .97 quantile, one threshold per layer, in layers >= 4; a quantile per head, and
+    of scores below the gamma = 0.97 quantile, one threshold per layer, in layers >= 4; a quantile per head, and
     everything else here, is ours.
 
     Example:
@@ -100,7 +100,7 @@ def substitute(
 
 @printing_call
 def authors_split(model: Model | Session, *, layers: Layers = None, heads: Heads = None) -> HookList:
-    """W_ij <- f(q_i, i - j) + g(q_i, k_j) of the mean key at d0 = 1000 where W_ij is at most the .97 quantile of the
+    """W_ij <- f(q_i, i - j) + g(q_i, k_j) of the mean key at d0 = 1000 where W_ij is at most the 0.97 quantile of the
     last row of head 0, in layers from 4 on.
 
     The substitution of the authors with their settings: `substitute` by `by_split(point_mass(1000))`.

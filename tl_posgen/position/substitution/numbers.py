@@ -88,7 +88,7 @@ def below_quantile(
 
     The n scores are all of a head ("head"), or the last row of the first given head, for the whole layer ("layer").
 
-    Source: the public code of the first author of Han & Ji 2025 for "layer", with head 0 (gamma = .97, layers from 4
+    Source: the public code of the first author of Han & Ji 2025 for "layer", with head 0 (gamma = 0.97, layers from 4
     on). "head", and the treatment of ties and of ranks between two scores, are ours.
 
     Example:

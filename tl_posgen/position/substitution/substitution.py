@@ -110,11 +110,11 @@ class Substitution(Interventions):
     All attention scores are replaced in the running model, and the loss is measured. Recovered is the share of the way
     from uniform attention (0) to the unchanged model (1). A high correlation alone would not tell.
 
-    Not defined where what attention is worth is not above .01 nats by its interval, as at random init: a share of
+    Not defined where what attention is worth is not above 0.01 nats by its interval, as at random init: a share of
     nothing is noise, and null models run no stand-in there.
 
     Conditions: `unchanged`; `uniform_attention` (one constant per head: the control); `three_axis`, the fit with all
-    pairs weighted alike, `three_axis_near_<width>` (pairs weighted by max(width - distance, .05)) and
+    pairs weighted alike, `three_axis_near_<width>` (pairs weighted by max(width - distance, 0.05)) and
     `three_axis_attention` (by the attention they get; up to 1,024 tokens); `mean_key_<d0>`; `triangle_<width>` (the
     optimal split for p(d) proportional to width - d); `own_profile` (p is the head's own attention); `query_profile` (p
     is each query's own, from its position part alone: nothing is fitted); `mean_query_<n>` and `k_q_simplify` (a(i-j) +
@@ -141,7 +141,7 @@ class Substitution(Interventions):
     Raises:
         InputError: unusable prompts, a layer that does not exist.
 
-    Source: the substitution with gamma = .97, threshold = "layer", d0 = 1000 and from_layer = 4, and `k_q_simplify`,
+    Source: the substitution with gamma = 0.97, threshold = "layer", d0 = 1000 and from_layer = 4, and `k_q_simplify`,
     are in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305), github.com/Glaciohound/LM-Infinite;
     a quantile per head, the other conditions and the shares recovered are ours. Their substitution alone:
     `authors_split`.
@@ -192,6 +192,7 @@ class Substitution(Interventions):
     }
     without_meaning = frozenset({"absolute", "alibi", "none"})
     words = WORDS
+    whole_model = frozenset({"recovered"})
     figures = {
         "recovered": bars(
             {"share of the loss recovered": [("recovered", lambda own: own.measure.recovered_of(own))]},

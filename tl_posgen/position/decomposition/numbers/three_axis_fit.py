@@ -33,8 +33,8 @@ class ThreeAxisFit:
     Attributes:
         r: Pearson's correlation between W and the fit, with the weights of the pairs; NaN where W is constant, or where
             the fit has as many parameters as pairs: up to 3 tokens, 4 without the first. In short
-            texts r is high by chance: iid Gaussian scores reach .94 over 4 tokens, .69 over 10, .52 over 20, .24 over
-            100, and more with weights (`iid_r`).
+            texts r is high by chance: iid Gaussian scores reach 0.94 over 4 tokens, 0.69 over 10, 0.52 over 20, 0.24
+            over 100, and more with weights (`iid_r`).
         r_within_rows: correlation within rows: each row less its mean, which does not affect softmax.
         a, b, c: float64.
         tss: weighted sum of (W - mean)^2.
