@@ -10,8 +10,9 @@ import xarray as xr
 from forked import child, exit_code
 
 from tl_posgen.core.files import require_writable, write_files, write_whole
-from tl_posgen.core.report import Report, unknown_measure
+from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
+from tl_posgen.core.saved import unknown_measure
 from tl_posgen.errors import OutputError
 
 OLD = {"a": b"old a", "b": b"old b", "c": b"old c"}

@@ -15,8 +15,8 @@ from .core.engine import analyze as analyze
 from .core.measure import Measure as Measure
 from .core.measure import Variable as Variable
 from .core.report import Report as Report
-from .core.report import load as load
 from .core.result import Result as Result
+from .core.saved import load as load
 from .errors import PosgenError as PosgenError
 from .interventions import Interventions as Interventions
 from .models.layer_table import check as check

@@ -15,8 +15,9 @@ from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
 from tl_posgen.core.number import AtHead, Number
 from tl_posgen.core.numbers import KEPT, SAMPLED, TRAINED, Numbers, at_init, intervals_of, mean_of, mean_over
 from tl_posgen.core.options import fits
-from tl_posgen.core.report import Report, load
+from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result, columns_of
+from tl_posgen.core.saved import load
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.null_kinds import null_label
 from tl_posgen.report.figures import DIVERGING, model_label

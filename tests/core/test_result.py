@@ -13,8 +13,9 @@ import xarray as xr
 import tl_posgen
 from tl_posgen.core.files import netcdf_bytes
 from tl_posgen.core.measure import TOKENS, Measure, Variable
-from tl_posgen.core.report import Report, load, unknown_measure
+from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
+from tl_posgen.core.saved import load, unknown_measure
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.position import ThreeAxis
 
@@ -86,7 +87,7 @@ def test_null_models_are_left_out_by_one_word_and_a_missing_text_is_named(small_
     text = "Down, down, down. Would the fall never come to an end?"
     cut = {"length": 8, "n_prompts": 1, "measures": "three_axis", "progress": False}
     assert tl_posgen.analyze(small_model, text, nulls=False, **cut)["three_axis"].nulls == ()
-    for seeds in ({"null_seeds": (1,)}, {"shuffled_seeds": [0]}, {"shuffled_seeds": np.arange(2)}):
+    for seeds in ({"null_seeds": (1,)}, {"shuffled_seeds": [0]}, {"shuffled_seeds": (0, 1)}):
         with pytest.raises(InputError, match="nulls=False and seeds of null models contradict each other"):
             tl_posgen.analyze(small_model, text, nulls=False, **seeds, **cut)
     for call in (lambda: tl_posgen.analyze(small_model), lambda: ThreeAxis()("no such model")):

@@ -7,8 +7,8 @@ import torch
 
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED
-from tl_posgen.core.report import load
-from tl_posgen.core.result import joined
+from tl_posgen.core.saved import load
+from tl_posgen.core.sides import joined
 from tl_posgen.coupling import coupling_scores
 from tl_posgen.coupling.coupling_scores import LABELS, SIZES, dataset_of
 from tl_posgen.errors import InputError

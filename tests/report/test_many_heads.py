@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 from made_up import dataset_of, result_of
 
-from tl_posgen.core.report import unknown_measure
+from tl_posgen.core.saved import unknown_measure
 from tl_posgen.report.figures import Panels, finish, line
 from tl_posgen.report.head_figures import MOST_CURVES, by_head, layer_curves, said_of_rows
 

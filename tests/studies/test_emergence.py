@@ -9,7 +9,7 @@ import xarray as xr
 from made_up import dataset_of, result_of
 
 from tl_posgen.core.measure import Measure, Variable
-from tl_posgen.core.report import load
+from tl_posgen.core.saved import load
 from tl_posgen.coupling import Coupling
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.files import MINI

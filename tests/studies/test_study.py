@@ -246,7 +246,7 @@ def test_a_measure_that_needs_more_digits_than_the_checkpoint_gets_them(family_d
     model, dtypes = str(as_dtype(family_directory("llama"), tmp_path / "model", torch.bfloat16)), []
 
     def analyzed(model, words, **how):
-        return dtypes.append(model.cfg.dtype) or Report({}, {})
+        return dtypes.append(model.dtype) or Report({}, {})
 
     monkeypatch.setattr("tl_posgen.studies.sweep.analyze", analyzed)
     texts = ["bundled", {"path": "bundled", "name": "again"}]

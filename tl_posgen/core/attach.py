@@ -13,8 +13,8 @@ from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels, Seeds
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import Report
-from tl_posgen.core.result import result_of
 from tl_posgen.core.run import Run
+from tl_posgen.core.sides import result_of
 from tl_posgen.editing.given import every_hook_firing
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.capture.cache import captures_from_cache

@@ -21,8 +21,9 @@ from tl_posgen.core.null_models import NullModels, Seeds, null_models_of, seeds_
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
-from tl_posgen.core.result import Result, contiguous, result_of
+from tl_posgen.core.result import Result
 from tl_posgen.core.run import Run
+from tl_posgen.core.sides import contiguous, result_of
 from tl_posgen.core.store import Parts, check_after, configuration_of, content, require_same
 from tl_posgen.editing.given import Hooks, added_hooks, check_hooks, under
 from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, check_seed

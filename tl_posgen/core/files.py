@@ -20,6 +20,7 @@ from xarray.backends import H5NetCDFStore
 
 from tl_posgen.errors import InputError, OutputError, PosgenError
 
+FORMAT = 3  # of saved results; raised when this version can no longer read them as they were
 _PARTIAL = ".partial-"  # prefix of directories for unfinished files
 _REPORT = ("index.html", "results.nc", "summary.json")  # the files of a report
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -141,6 +142,16 @@ def in_single(data: xr.Dataset) -> xr.Dataset:
         short = {name: one.astype(np.float32) for name, one in large.items()}
     held = {name: one for name, one in short.items() if np.array_equal(np.isinf(one), np.isinf(large[name]))}
     return data.assign({name: one.assign_attrs(stored=_SINGLE) for name, one in held.items()})
+
+
+def results_bytes(results: Mapping[str, tuple[xr.Dataset, Mapping[str, Any]]], provenance: Mapping[str, Any]) -> bytes:
+    """Return results, dataset and provenance by name, as the bytes of one NetCDF4 file, a group each; large arrays in
+    float32."""
+    attributes = {"format": FORMAT, "order": json.dumps(list(results)), "provenance": json.dumps(dict(provenance))}
+    groups = {"/": xr.Dataset(attrs=attributes)}
+    for name, (dataset, of_result) in results.items():
+        groups[name] = in_single(dataset).assign_attrs(provenance=json.dumps(dict(of_result)))
+    return netcdf_bytes(groups)
 
 
 def read_netcdf(path: Path) -> dict[str, xr.Dataset]:

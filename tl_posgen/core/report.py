@@ -1,46 +1,38 @@
-"""Report: the results of an analysis; shown, written as a page, saved and loaded."""
+"""Report: the results of an analysis; shown, written as a page, saved."""
 
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from itertools import chain, zip_longest
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import pandas as pd
-import xarray as xr
 
-from tl_posgen.core import registry
 from tl_posgen.core.files import (
     as_path,
-    in_single,
     jsonable,
-    netcdf_bytes,
     read_attributes,
-    read_netcdf,
-    readable,
     require_free,
+    results_bytes,
     write_files,
     write_whole,
 )
-from tl_posgen.core.formatting import in_ranges, known_by
-from tl_posgen.core.measure import DEFINED, HEAD, Measure
+from tl_posgen.core.formatting import known_by
+from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result, shown_as
+from tl_posgen.core.views import view
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
-from tl_posgen.models.selection import Heads, named_heads
+from tl_posgen.models.selection import Heads
 
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
 NULL_SEEDS = {name: kind.seeds for name, kind in NULL_KINDS.items()}  # kinds of null models -> their provenance
-_MOST_MAPS = 12  # of a measure that is not installed
 _TOLD = ("model", "backend", "length", "prompts", "first_token", "versions")  # of the provenance, in summary.json
-_FORMAT = 3  # of saved files; raised when this version can no longer read them as they were
 
 
 class Report(Mapping[str, Result]):
@@ -82,20 +74,14 @@ class Report(Mapping[str, Result]):
 
     def _repr_html_(self) -> str:
         """In a notebook: findings, a table, the first figure; `show` has the whole page."""
-        from tl_posgen.report.page import cell_of_report
-
-        return cell_of_report(self).html()
+        return view("report in a cell")(self).html()
 
     def _ipython_display_(self) -> None:
-        from tl_posgen.report.page import cell_of_report
-
-        cell_of_report(self).display(repr(self))
+        view("report in a cell")(self).display(repr(self))
 
     def show(self, height: int = 900) -> Any:
         """Show the page that `write` writes in a notebook's cell."""
-        from tl_posgen.report.page import Page
-
-        return Page(self.html(), height)
+        return view("page in a cell")(self.html(), height)
 
     def __repr__(self) -> str:
         name = f"Report({', '.join(self.results)}; {self.provenance.get('model', 'model')}"
@@ -189,21 +175,7 @@ class Report(Mapping[str, Result]):
             >>> report.head("L3H1").frame().columns.tolist()
             ['measure', 'quantity', 'value', 'low', 'high']
         """
-        from tl_posgen.report.one_head import HeadView
-
-        if more:
-            given = ", ".join(map(repr, (head, *more)))
-            raise InputError(f'head({given}): give a name, head("L3H1"), or a pair, head((3, 1))')
-        pairs = named_heads(head)
-        if len(pairs) != 1:
-            raise InputError(f'head={head!r}: these are {len(pairs)} heads; give one, such as "L3H1"')
-        view = HeadView(*pairs[0], self.results)
-        if view.frame().empty:
-            known = [[*dict.fromkeys(self.frame()[dim].tolist())] for dim in HEAD]
-            there = f"layers {in_ranges(sorted(known[0]))}, heads {in_ranges(sorted(known[1]))}"
-            remedy = f"there are {there}" if known[0] else "this report has no numbers of single heads"
-            raise InputError(f"no result has a number of {view.name}; {remedy}")
-        return view
+        return view("one head")(self.results, head, *more)
 
     def summary(self) -> dict[str, Any]:
         """Return the report in one JSON-ready dictionary: model, prompts, versions, heads, means, all numbers."""
@@ -231,11 +203,7 @@ class Report(Mapping[str, Result]):
 
     def as_bytes(self) -> bytes:
         """Return all results as the bytes of one NetCDF4 file, a group each; large arrays in float32."""
-        attributes = {"format": _FORMAT, "order": json.dumps(list(self)), "provenance": json.dumps(self.provenance)}
-        groups = {"/": xr.Dataset(attrs=attributes)}
-        for name, result in self.results.items():
-            groups[name] = in_single(result.dataset).assign_attrs(provenance=json.dumps(dict(result.provenance)))
-        return netcdf_bytes(groups)
+        return results_bytes({name: (one.dataset, one.provenance) for name, one in self.items()}, self.provenance)
 
     def lead(self) -> pd.DataFrame | None:
         """Return the table that stands first, such as slash-dominant heads, titled in its `attrs`: that of the first
@@ -245,9 +213,7 @@ class Report(Mapping[str, Result]):
 
     def html(self) -> str:
         """Return the report as one page that opens with no network."""
-        from tl_posgen.report.page import render_page
-
-        return render_page(self.results, self.provenance)
+        return view("page")(self.results, self.provenance)
 
     def page_files(self) -> dict[str, bytes]:
         """Return summary.json and index.html, which `write` puts beside the results, the page last: where it stands,
@@ -277,78 +243,3 @@ class Report(Mapping[str, Result]):
         except (OSError, ValueError, KeyError):  # none, a damaged one, or something else
             return False
         return then == json.loads(json.dumps([list(self.results), self.provenance]))
-
-
-def load(path: str | os.PathLike) -> Report:
-    """Return the Report of a file that `Report.save`, `Report.write` or `Result.save` wrote.
-
-    Args:
-        path: the .nc file, or the directory that `write` made.
-
-    Raises:
-        InputError: no such file, one that is damaged or was changed, of another version, or not a results file.
-    """
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"{path!r}: give the path of a .nc file that .save() wrote, or of its directory")
-    path = Path(path)
-    with readable(path):
-        path = path / "results.nc" if path.is_dir() else path
-        if not path.is_file():
-            raise InputError(f"{path}: does not exist; give the directory of a report, or its .nc file")
-        groups = read_netcdf(path)
-        whole = groups["/"].attrs
-        if (version := whole["format"]) in (1, 2):
-            then = f"tl_posgen 0.{int(version) + 1}"
-            remedy = f"measure again, or load it with {then}"
-            raise InputError(f"{path}: saved by {then}, whose files this version cannot read; {remedy}")
-        if version != _FORMAT:
-            remedy = f"and this one reads {_FORMAT}; install that one"
-            raise InputError(f"{path}: saved in format {version} by another version of tl_posgen, {remedy}")
-        results = {}
-        for name in json.loads(whole["order"]):
-            dataset = groups[f"/{name}"]
-            provenance = json.loads(dataset.attrs.pop("provenance"))
-            results[name] = Result(_measure_named(name, provenance.get("options", {})), dataset, provenance)
-        return Report(results, json.loads(whole["provenance"]))
-
-
-def unknown_measure(name: str) -> Measure:
-    """Return a measure of this name that maps what a saved result holds, where its own is not installed here."""
-
-    def scalars(data: xr.Dataset) -> list[str]:
-        return [str(one) for one, array in data.data_vars.items() if set(array.dims) == set(HEAD)]
-
-    def map_of_scalars(result: Result) -> Any:
-        from tl_posgen.report.head_figures import head_map
-
-        return head_map(*scalars(result.own)[:_MOST_MAPS], title=f"{words} per head", limits=None)(result)
-
-    def kinds(self: Measure, data: xr.Dataset) -> Sequence[str]:
-        return ["map"] if scalars(data) else []
-
-    words = name.replace("_", " ")
-    about = "A measure that is not installed.\n\nIts package is not; its per-head numbers are shown.\n\nSource: unknown"
-    own = {"__doc__": about, "question": words, "figures": {"map": map_of_scalars}, "kinds": kinds}
-    return dataclass(frozen=True)(type("".join(map(str.capitalize, name.split("_"))), (Measure,), own))()
-
-
-def load_provenance(path: Path) -> dict[str, Any]:
-    """Return the provenance of the report in a file that `load` reads, and none of its arrays."""
-    with readable(path):
-        return json.loads(read_attributes(path)["provenance"])
-
-
-def _measure_named(name: str, options: Mapping[str, Any]) -> Measure:
-    """Return the measure of a saved result with its options: a registered one, or one that this session has defined;
-    one that maps heads where there is neither."""
-    kind = registry.find_or_none(name) or DEFINED.get(name)
-    if kind is None:
-        return unknown_measure(name)
-    with suppress(InputError):
-        return kind.with_options(options)
-    kept: dict[str, Any] = {}
-    for option, value in options.items():
-        with suppress(InputError):  # options that JSON cannot hold, or of another version
-            kind.with_options({**kept, option: value})
-            kept[option] = value
-    return kind.with_options(kept)

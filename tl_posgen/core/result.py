@@ -13,12 +13,13 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tl_posgen.core.files import results_bytes, write_whole
 from tl_posgen.core.formatting import counted, known_by
-from tl_posgen.core.measure import ENDS, HEAD, TOKENS, Measure
+from tl_posgen.core.measure import ENDS, HEAD, TOKENS
 from tl_posgen.core.numbers import MOST_LABELS, SAMPLED, TRAINED, Numbers, at_labels, by_dim, mean_of, one_side
 from tl_posgen.core.options import Count, Whole, refusal
+from tl_posgen.core.views import view
 from tl_posgen.errors import InputError
-from tl_posgen.models.loading.null_kinds import in_order
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.models.selection import Heads, head_name, named_heads
 
@@ -341,9 +342,7 @@ class Result:
 
     def head(self, head: Heads, *more: Any) -> Any:
         """Return the numbers of one head with their null models, and its curves; see `Report.head`."""
-        from tl_posgen.core.report import Report
-
-        return Report({self.name: self}, self.provenance).head(head, *more)
+        return view("one head")({self.name: self}, head, *more)
 
     # Pictures
 
@@ -387,10 +386,8 @@ class Result:
 
     def show(self, example: int = 0):
         """Return a circuitsvis page of this result, token by token, below a line that says what it draws."""
-        from tl_posgen.report.circuits import titled
-
-        view = self.measure.token_view
-        if view is None:
+        of_tokens = self.measure.token_view
+        if of_tokens is None:
             raise InputError(
                 f"{self.name} has no token-level view, as its numbers are not of single tokens: use .plot(), or "
                 "measure attention_examples or split_examples"
@@ -398,26 +395,20 @@ class Result:
         labels = self.token_labels()
         if not 0 <= example < len(labels):
             raise InputError(f"example={example}: {self.name} has {len(labels)}: {'; '.join(labels)}")
-        return titled(view.show(self.own, example), labels[example])
+        return view("token by token")(of_tokens.show(self.own, example), labels[example])
 
     # Files and notebooks
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write NetCDF4 to `path`, whole or not at all; `tl_posgen.load` reads it back."""
-        from tl_posgen.core.report import Report
-
-        return Report({self.name: self}, self.provenance).save(path)
+        return write_whole(path, results_bytes({self.name: (self.dataset, self.provenance)}, self.provenance))
 
     def _repr_html_(self) -> str:
         """In a notebook: findings, a table, the first figure."""
-        from tl_posgen.report.page import cell_of_result
-
-        return cell_of_result(self).html()
+        return view("result in a cell")(self).html()
 
     def _ipython_display_(self) -> None:
-        from tl_posgen.report.page import cell_of_result
-
-        cell_of_result(self).display(repr(self))
+        view("result in a cell")(self).display(repr(self))
 
     def __repr__(self) -> str:
         return shown_as(f"Result({self.name}; {self.own.attrs.get('model', 'model')}", [self], self.sentences)
@@ -485,43 +476,3 @@ def _others(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
     place = order.groupby("layer").cumcount()  # in its layer, in random order
     is_alike = (place < order["layer"].map(wanted).fillna(0)).to_numpy()
     return pd.concat([order[is_alike], order[~is_alike]]).head(n).reset_index(drop=True)
-
-
-def result_of(measure: Measure, sides: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) -> Result:
-    """Return the result of one measure: datasets of the model and of its null models, by label along `init`, where
-    random inits stand before shuffled weights in whichever order they were made."""
-    options = {"options": measure.options()} if measure.options() else {}
-    sides = {init: sides[init] for init in (TRAINED, *in_order(init for init in sides if init != TRAINED))}
-    labels = [str(data.attrs["model"]) for data in sides.values()]
-    return Result(measure, joined(measure, sides, labels), {**provenance, **options})
-
-
-def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[str]) -> xr.Dataset:
-    """Return the datasets of the model and of its random inits as one along `init`, groups of prompts of the model.
-
-    A variable that a random init lacks has no dim init.
-
-    Args:
-        sides: by label along `init`, the model first.
-        labels: the model's name, and which random init each is.
-    """
-    own, *nulls = (side.drop_vars("prompt_share", errors="ignore") for side in sides.values())
-    shares = next(iter(sides.values())).coords.get("prompt_share")
-    names = [name for name in own.data_vars if all(name in null for null in nulls)]
-    both: Any = xr.concat(
-        [side[names] for side in (own, *nulls)], "init", data_vars="all", join="outer", combine_attrs="override"
-    )
-    sorted_only = [dim for dim in own.dims if dim in own.coords and own.sizes[dim] == both.sizes.get(dim)]
-    both = both.reindex({dim: own[dim] for dim in sorted_only})
-    whole = both.merge(own[[name for name in own.data_vars if name not in names]], combine_attrs="override")
-    whole = whole.assign_coords(init=list(sides), init_label=("init", list(labels)))
-    if shares is not None:
-        whole = whole.assign_coords(prompt_share=("group", shares.values))
-    attrs = {name: value for name, value in own.attrs.items() if name != "model"}
-    return measure.describe(contiguous(whole).assign_attrs(attrs))
-
-
-def contiguous(data: xr.Dataset) -> xr.Dataset:
-    """Return the dataset with every array stored in the order of its dims, as a file gives it back: sums of both then
-    round alike."""
-    return data.assign({name: one.copy(data=np.asarray(one.values, order="C")) for name, one in data.data_vars.items()})

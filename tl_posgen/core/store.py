@@ -26,8 +26,9 @@ from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.options import require
 from tl_posgen.core.registry import BUILT_IN
-from tl_posgen.core.report import Report, load
+from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
+from tl_posgen.core.saved import load
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.provenance import fingerprint, versions

@@ -22,7 +22,8 @@ from tl_posgen.core.null_models import Seeds, seeds_by_kind
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers, at_init, grouped, intervals_of, mean_of
 from tl_posgen.core.options import Count, Each, require
-from tl_posgen.core.result import Result, joined
+from tl_posgen.core.result import Result
+from tl_posgen.core.sides import joined
 from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
 from tl_posgen.coupling.numbers.overlap import NORMS, width_alone

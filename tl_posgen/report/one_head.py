@@ -14,11 +14,14 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
+from tl_posgen.core.formatting import in_ranges
 from tl_posgen.core.measure import HEAD, in_words
 from tl_posgen.core.number import Number, mean_of_nulls
 from tl_posgen.core.numbers import KEPT
+from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
-from tl_posgen.models.selection import head_name
+from tl_posgen.errors import InputError
+from tl_posgen.models.selection import Heads, head_name, named_heads
 from tl_posgen.report.figures import COLOURS, SCALE, Panels, line, plain, token_map
 from tl_posgen.report.heads import heads_of
 from tl_posgen.report.page import InCell
@@ -26,6 +29,24 @@ from tl_posgen.report.tables import table_html
 
 _MOST_NUMBERS = 16  # of one variable; more are a curve or a map
 _BAND = {"fill": "toself", "fillcolor": "rgba(156,163,175,.35)", "mode": "lines", "line": {"width": 0}}
+
+
+def one_head_of(results: Mapping[str, Result], head: Heads, *more: Any) -> "HeadView":
+    """Return one head of these results; see `Report.head`."""
+    if more:
+        given = ", ".join(map(repr, (head, *more)))
+        raise InputError(f'head({given}): give a name, head("L3H1"), or a pair, head((3, 1))')
+    pairs = named_heads(head)
+    if len(pairs) != 1:
+        raise InputError(f'head={head!r}: these are {len(pairs)} heads; give one, such as "L3H1"')
+    view = HeadView(*pairs[0], results)
+    if view.frame().empty:
+        frame = Report(results, {}).frame()
+        known = [[*dict.fromkeys(frame[dim].tolist())] for dim in HEAD]
+        there = f"layers {in_ranges(sorted(known[0]))}, heads {in_ranges(sorted(known[1]))}"
+        remedy = f"there are {there}" if known[0] else "this report has no numbers of single heads"
+        raise InputError(f"no result has a number of {view.name}; {remedy}")
+    return view
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.options import Count, Each, Positive, Real, Whole, Within
-from tl_posgen.core.result import Result, joined
+from tl_posgen.core.result import Result
+from tl_posgen.core.sides import joined
 from tl_posgen.errors import InputError
 from tl_posgen.report.figures import Panels, colour_axis, heat
 from tl_posgen.report.kinds import lines

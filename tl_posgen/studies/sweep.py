@@ -18,7 +18,8 @@ from tl_posgen.core import registry
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.files import require_writable, write_files
 from tl_posgen.core.options import require
-from tl_posgen.core.report import Report, load_provenance
+from tl_posgen.core.report import Report
+from tl_posgen.core.saved import load_provenance
 from tl_posgen.core.store import Parts, read_part
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.models import open_session

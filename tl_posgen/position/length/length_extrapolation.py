@@ -289,7 +289,7 @@ class LengthExtrapolation(Measure):
         trained = len(run.rows[0]) // self.times
         more: dict[str, Any] = {"n_global": self.n_global, "block": self.block, "n_blocks": self.n_blocks}
         extended = Extended(trained, self.times, **more)
-        rules = [condition for condition in self.conditions if condition != "vanilla"]
+        rules: list[Any] = [condition for condition in self.conditions if condition != "vanilla"]
         return {"vanilla": []} | {rule: hooks_of(rule, run.session, extended, run.where) for rule in rules}
 
     def of_model(self, run: Run) -> xr.Dataset:
