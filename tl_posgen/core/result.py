@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import pandas as pd
@@ -339,7 +339,7 @@ class Result:
             data = data.isel({unit: data[unit].isin(names).values})
         return replace(self, dataset=data, provenance={**self.provenance, "heads": names})
 
-    def head(self, head: Heads, *more: Any) -> Any:
+    def head(self, head: Heads | SupportsIndex, *more: Any) -> Any:
         """Return the numbers of one head with their null models, and its curves; see `Report.head`."""
         from tl_posgen.core.report import Report
 
