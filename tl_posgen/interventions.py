@@ -90,6 +90,7 @@ class Interventions(Measure):
     rows = ("condition",)
     control = ""
     variables = {"loss": Variable("loss", "nats", "per token", ("condition", "prompt"), headline="loss")}
+    whole_model = frozenset({"rise"})
     figures = {
         "rise": bars(
             {"rise of the loss, nats": [("rise", lambda own: own.measure.rise_of(own))]},

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from made_up import grown
+from plotly.io.json import to_json_plotly
 from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
@@ -196,6 +197,16 @@ def test_a_file_gives_everything_back(result, loaded):
     assert again.findings() == result.findings()
     assert again.kinds == result.kinds
     assert again.token_labels() == result.token_labels()
+
+
+def test_a_figure_that_chosen_heads_do_not_change_is_declared_of_the_whole_model(result):
+    try:
+        chosen = result.of_heads((1, 1))
+    except InputError:  # no numbers of single heads, or not of this one
+        return
+    for kind in result.kinds:
+        some, every = (one.plot(kind).to_plotly_json()["data"] for one in (chosen, result))
+        assert (to_json_plotly(some) == to_json_plotly(every)) == (kind in result.measure.whole_model), kind
 
 
 @pytest.mark.parametrize("encoding", sorted(ENCODING_NAMES))

@@ -44,11 +44,12 @@ def test_a_cell_draws_its_figures_without_a_network_and_two_cells_unpack_one_scr
     context.close()
 
 
-def test_a_notebook_shows_words_and_a_figure_that_plotly_draws_and_a_terminal_plain_text(report, monkeypatch):
+def test_a_notebook_shows_words_and_a_figure_that_plotly_draws_and_a_terminal_plain_text(report, monkeypatch, request):
     from IPython.core.formatters import DisplayFormatter
     from IPython.core.interactiveshell import InteractiveShell
 
-    shell = InteractiveShell()
+    shell = InteractiveShell.instance()
+    request.addfinalizer(InteractiveShell.clear_instance)
     for active, n_outputs in ((None, 2), (["text/plain"], 1)):
         shell.display_formatter = DisplayFormatter(parent=shell, **({"active_types": active} if active else {}))
         for one in (report, report["three_axis"], report.head("L3H1")):

@@ -90,7 +90,7 @@ def test_one_head_shows_its_numbers_with_nulls_its_curves_and_its_maps(report):
     assert [trace.z.tolist() for trace in traces if trace.type == "heatmap"] == [one.tolist() for one in maps]
     assert "<table" in view._repr_html_()
     for head, message in (
-        ("L9H1", r"no result has a number of L9H1; there are layers 0 to 3, heads 0 to 3"),
+        ("L9H1", r"no result has a number of L9H1; there are layers 0 to 3, heads 1, 3"),
         (["L3H1", "L0H1"], "these are 2 heads; give one"),
     ):
         with pytest.raises(InputError, match=message):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, zip_longest
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, SupportsIndex
 
 import pandas as pd
 
@@ -158,7 +158,7 @@ class Report(Mapping[str, Result]):
             raise InputError(f"heads: name a result: {', '.join(self.results)}")
         return self[next(iter(self)) if name is None else name].heads(top, by, **how)
 
-    def head(self, head: Heads, *more: Any) -> Any:
+    def head(self, head: Heads | SupportsIndex, *more: Any) -> Any:
         """Return one head: every number of it with its interval and null models, its curves and maps between tokens.
 
         It shows itself in a notebook and in a terminal; `.frame()` is its numbers, `.plot()` its figure.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import pandas as pd
@@ -340,7 +340,7 @@ class Result:
             data = data.isel({unit: data[unit].isin(names).values})
         return replace(self, dataset=data, provenance={**self.provenance, "heads": names})
 
-    def head(self, head: Heads, *more: Any) -> Any:
+    def head(self, head: Heads | SupportsIndex, *more: Any) -> Any:
         """Return the numbers of one head with their null models, and its curves; see `Report.head`."""
         return view("one head")({self.name: self}, head, *more)
 

@@ -129,6 +129,7 @@ class Recall(Interventions):
         "control": Variable("control head", "", "1: of the same layer, the fewest hits", HEAD),
     }
     requires = require_rope
+    whole_model = frozenset({"recall"})
     figures = {
         "recall": bars(
             {

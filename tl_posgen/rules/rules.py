@@ -230,7 +230,6 @@ class Rules(Interventions):
         "mean_key": Variable("mean key", "", "before RoPE", (*HEAD, "component")),
     }
     legend = "recall: attention in a rule's keys against the best ones, mean over heads; the rule in every head."
-    whole_model = frozenset({"rise"})
     figures = {
         "recall": bars(
             {

@@ -147,7 +147,6 @@ class DummyDistance(Interventions):
     whole_rows = True
     curves = ("refit_r", "curve")
     by_head = frozenset({"refits", "curves"})
-    whole_model = frozenset({"rise"})
     legend = (
         "at: every pair at that distance; beyond: distances above it seen as it; loss in nats per token; rise: over "
         "the unchanged model's; low, high: its 95% interval; refit r: key part fitted with every pair at that "
