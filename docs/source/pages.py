@@ -195,10 +195,13 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         return {"claim": claim, "verdict": "–"}
 
     def claim_table(claim: str, models: Sequence[str]) -> SimpleNamespace:
-        """Return what decided a claim: by model its verdict, and its numbers by null kind and quantity."""
+        """Return what decided a claim: by model its verdict, and its numbers by null kind and quantity; without models
+        whose numbers are not known."""
         found = []
         for model in models:
-            row = next(row for row in claim_rows(f"{model} claims", claim) if row["claim"] == claim)
+            row = next((row for row in claim_rows(f"{model} claims", claim) if row["claim"] == claim), {})
+            if "measured" not in row:
+                continue
             numbers = {("", words): value for words, value in quantities(row["measured"])}
             for kind, told in by_kind(row["null"]):
                 numbers |= {(kind, words): value for words, value in quantities(told)}
@@ -212,6 +215,8 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "part": lambda name: numbers[name],
         "real": REAL,
         "qwen": QWEN,
+        "claimed": [name for name in ("mini", *REAL, QWEN) if f"{name} claims" in numbers],
+        "short": {"mini": "mini", REAL[0]: "SmolLM2", REAL[1]: "Gemma 3", QWEN: "Qwen2.5"},
         "commands": {
             name: numbers[f"{name} commands"]["rows"] for name in (*REAL, QWEN) if f"{name} commands" in numbers
         },

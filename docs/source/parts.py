@@ -141,7 +141,7 @@ PARTS = {
     f"{QWEN} nulls": Part(
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),
-    **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in (*REAL, QWEN)},
+    **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in REAL},
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()
