@@ -172,8 +172,7 @@ def slash_biases(result: Any) -> Iterator[Entry]:
 
 
 def gap(result: Any) -> Iterator[Entry]:
-    """Yield the effective context and where harm begins; what text, copy and needle cost at the largest gap and at all;
-    and text without its first half."""
+    """Yield the effective context and where harm begins, and what text, copy and needle cost at the largest gap."""
     own, last = result.numbers, result.own["gap"].values[-1].item()
     arrays = (result.measure.reads(own), result.measure.harm(own))
     ranges = (own.along(array, "condition", (0, last)) for array in arrays)
@@ -183,11 +182,6 @@ def gap(result: Any) -> Iterator[Entry]:
         for task in ("text", "copy"):
             yield task, {"condition": condition}, own("loss", condition=condition, task=task, gap=last)
         yield "recall", {"condition": condition, "at": "the largest gap"}, own("recall", condition=condition, gap=last)
-        for gap in result.own["gap"].values.tolist():
-            at = {"condition": condition, "gap": gap}
-            yield from ((task, at, own("loss", **at, task=task)) for task in ("text", "copy"))
-            yield "recall", at, own("recall", **at)
-    yield "alone", {}, own("alone")
     yield "largest_gap", {}, Number(float(last))
 
 
