@@ -218,3 +218,9 @@ def test_models_without_planes_are_refused(family_model):
         hold_planes(family_model("gpt2"), at=3)
     with pytest.raises(InputError, match="frequencies"):
         hold_planes(family_model("llama_dynamic", "bridge"), at=10_000)
+
+
+def test_a_prompt_beyond_a_hooked_transformers_context_is_refused_with_a_remedy(mini):
+    tokens = torch.zeros(1, mini.cfg.n_ctx + 1, dtype=torch.long)
+    with pytest.raises(InputError, match='takes 512, .*; cut texts with length=, or load it with backend="bridge"'):
+        mini.run_with_hooks(tokens, fwd_hooks=hold_planes(mini, [3], at=4))

@@ -48,3 +48,10 @@ def test_by_the_zero_biases_of_a_random_init_attention_is_uniform_and_a_llama_is
     np.testing.assert_allclose(result.null["alone"].isel(head=0), result.null["uniform"], rtol=1e-9)
     with pytest.raises(UnsupportedModelError, match="no layer of this model has biases"):
         SlashBiases()(family_model("llama"), TOKENS, **QUIET)
+
+
+def test_it_is_left_out_without_a_word_where_there_are_no_biases(mini, alice, capsys):
+    measures, cut = ["slash", "slash_biases"], {"length": 16, "n_prompts": 1, **QUIET}
+    report = tl_posgen.analyze(mini, alice, measures=measures, skip_unsupported=True, **cut)
+    assert list(report) == ["slash"]
+    assert "left out" not in capsys.readouterr().err
