@@ -35,7 +35,7 @@ define set_up
 	$(1)/bin/python $(PIP) --constraint $(2) $(3)
 endef
 
-.PHONY: help demo study test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint devices gpu docs dist families numbers pages \
+.PHONY: help demo study profile test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint devices gpu docs dist families numbers pages \
 	real-models notebooks how-to benchmark pre-commit clean
 
 help: ## this list
@@ -153,6 +153,9 @@ how-to: $(VENV)/installed-dev ## what the pages of docs/how_to print and draw; n
 
 benchmark: $(VENV)/installed-bench ## every file of benchmarks/ beside its peers, printed; half an hour
 	for file in $(filter-out benchmarks/gpu%,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(VENV)/bin/python $$file || exit 1; done
+
+profile: $(VENV)/installed-dev ## seconds of an analysis by part, beside what the operations would take; MODEL=name, directory or GGUF file
+	$(VENV)/bin/python benchmarks/parts.py $(if $(MODEL),--model $(MODEL) --backend bridge)
 
 pre-commit: $(VENV)/installed-dev ## what a commit is checked for, on every file
 	$(VENV)/bin/pre-commit run --all-files
