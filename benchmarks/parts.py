@@ -10,7 +10,6 @@ matrix product here. The other parts have no floor worth naming: they read few n
 
 import argparse
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pkgutil import resolve_name
@@ -40,12 +39,13 @@ class Stopwatch:
     """Processor seconds by part, of the innermost part that runs."""
 
     def __init__(self) -> None:
-        self.seconds, self.open = Counter[str](), ["the rest"]
+        self.seconds, self.open = dict[str, float](), ["the rest"]
         self.since = time.process_time()
 
     def turn(self) -> None:
         now = time.process_time()
-        self.seconds[self.open[-1]] += now - self.since
+        part = self.open[-1]
+        self.seconds[part] = self.seconds.get(part, 0) + now - self.since
         self.since = now
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +82,7 @@ def operations_per_second() -> float:
     a, speeds = torch.randn(1024, 1024), []
     for _ in range(7):
         began = time.process_time()
-        a @ a
+        torch.mm(a, a)
         speeds.append(2 * 1024**3 / (time.process_time() - began))
     return median(speeds)
 
@@ -115,7 +115,7 @@ def main() -> None:
     whole = sum(stopwatch.seconds.values())
     least = floors(model, options.length, how["n_prompts"], 3 if options.shuffled else 2)
     print(f"{session_of(model).label}, 4 prompts of {options.length}: {whole:.2f} s, {speed / 1e9:.0f}e9 operations/s")
-    for part, seconds in stopwatch.seconds.most_common():
+    for part, seconds in sorted(stopwatch.seconds.items(), key=lambda each: -each[1]):
         floor = f"{least[part] / speed:7.2f} s floor" if part in least else ""
         print(f"{part:24}{seconds:8.2f} s{seconds / whole:7.0%} {floor}")
 
