@@ -58,6 +58,8 @@ OPTIONS = {
     "writers": Sources(by="head"),
     "places": Variance(absolute=True),
     "gap": Gap(gaps=(0, 4096, 8192, 12288), rules=("hold_planes", "quarter_turns", "lm_infinite")),
+    "gap to 1.5 L": Gap(gaps=(0, 8192, 12288), rules=("hold_planes",)),
+    "gap of Qwen": Gap(gaps=(0, 16384, 32768, 49152), rules=("hold_planes",)),
 }
 
 
@@ -126,7 +128,7 @@ def verdicts_by_null(part: Part) -> Mapping[str, Any]:
     cut = {one: part.settings[one] for one in ("length", "n_prompts")}
     model, rows = open_model(model_of(part.model), precise=True), {}
     every = [claim for paper in PAPERS.values() for claim in paper]
-    (_, measures, _), *_ = analyses_of(every, model)[0]
+    measures = [one for _, some, *_ in analyses_of(every, model)[0] for one in some if not one.runs_model]
     for kind in part.settings["kinds"]:
         nulls = {"random init": (0,), kind: (0,)}
         results = dict(tl_posgen.analyze(model, text_of(part.model), measures=measures, null_seeds=nulls, **cut))

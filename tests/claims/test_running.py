@@ -165,6 +165,18 @@ def test_a_run_goes_on_from_its_parts(small_model, alice, tmp_path, monkeypatch)
     assert len(first["claims"].frame()) == len(PAPERS["slash"])
 
 
+def test_a_claim_that_needs_several_random_inits_has_them_and_no_other_measure_does(small_model, alice, tmp_path):
+    asked = ["frequency 6", "frequency 12"]
+    found = judge_claims(small_model, alice, papers=asked, length=32, n_prompts=1, keep=tmp_path, progress=False)
+    assert found["claims"].frame()["claim"].tolist() == asked
+    inits = {name: found[name].numbers.by_null["random init"].labels for name in ("plane_use", "plane_roles", "recall")}
+    assert inits == {"plane_use": list("01234"), "plane_roles": list("01234"), "recall": ["0"]}
+    without = judge_claims(
+        small_model, alice, papers=asked[:1], length=32, n_prompts=1, null_seeds=(), keep=None, progress=False
+    )
+    assert not without["plane_use"].nulls
+
+
 @pytest.mark.slow
 def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypatch):
     monkeypatch.setattr("tl_posgen.claims.running.TOY_STEPS", 2)

@@ -237,6 +237,7 @@ class Claim:
         lacks: why results say nothing on the claim; "" where they do.
         options: of a measure, by its name, where the claim needs others than the usual ones.
         own_null: whether it has a null of its own, such as the first checkpoint, in the place of null models.
+        inits: random inits that it has to be beyond, where any are asked for; further seeds where they are fewer.
     """
 
     name: str
@@ -247,6 +248,7 @@ class Claim:
     lacks: Callable[..., str] = lambda *_: ""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     own_null: bool = False
+    inits: int = 1
 
 
 def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str] | None = None) -> Judgement:

@@ -56,7 +56,7 @@ def judge_claims(
         model: a model, or a name or directory for `load_model` (in float32, which the claims on coupling need).
         prompts: one text, long enough for four prompts of four times the training length, for the claims on length.
         papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024), and
-            "frequency", claims of several papers on RoPE's planes.
+            "frequency", claims of several papers on RoPE's planes; or single claims, such as "frequency 6".
         checkpoints: directories of the same model in training, in order; without them claims on training stay open.
         length, n_prompts, consecutive, first, seed, null_seeds, shuffled_seeds: as in `analyze`.
         keep: directory for finished parts, None for none. A later run with the same weights, text and settings takes
@@ -81,8 +81,12 @@ def judge_claims(
         >>> [name.removeprefix("coupling ") for name in report["claims"].frame()["claim"]]
         ['1', '2', '3', '4', '4b', '4c', '5', '6']
     """
-    if not fits(papers, Annotated[Sequence[str], Each()]) or not set(papers) <= set(PAPERS):
-        raise InputError(f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}, each once")
+    named = {claim.name for of_paper in PAPERS.values() for claim in of_paper}
+    if not fits(papers, Annotated[Sequence[str], Each()]) or not set(papers) <= named | set(PAPERS):
+        raise InputError(
+            f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}, or of single claims, such as 'slash 3a', "
+            "each once"
+        )
     if not isinstance(prompts, str):
         raise InputError(f"prompts: claims need one text, which is cut in several ways, not {type(prompts).__name__}")
     require("checkpoints", checkpoints, Sequence[str | os.PathLike])
@@ -91,20 +95,22 @@ def judge_claims(
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
     model, seed = open_model(model, precise=True), check_seed(seed)
     check_numbers(session_of(model), length, n_prompts)
-    claims = [claim for paper in papers for claim in PAPERS[paper]]
+    claims = [claim for paper, each in PAPERS.items() for claim in each if {paper, claim.name} & set(papers)]
     run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
     run |= {"first": None if first is None else first_id(session_of(model), first)}
-    run |= {"seed": seed, "progress": progress, "null_seeds": NullModels(model, null_seeds, shuffled_seeds)}
+    nulls = NullModels(model, null_seeds, shuffled_seeds)
+    run |= {"seed": seed, "progress": progress}
     kept = Parts.kept_in(None if keep is None else Path(keep) / "parts")
     results: dict[str, Result] = {}
     analyses, reasons = analyses_of(claims, model)
-    planned = [name for _, measures, _ in analyses for name in step_names(measures, run["null_seeds"])]
+    planned = [name for _, measures, _, inits in analyses for name in step_names(measures, nulls.with_inits(inits))]
     with kept as parts, steps_shown(planned, shown=progress):
-        for subject, measures, own in analyses:
+        for subject, measures, own, inits in analyses:
             before = [kind.name for measure in measures for kind in measure.after if measure.runs_model]
             if not set(before) <= set(results):
                 continue
             settings = {**run, "keep": parts, "after": {name: results[name] for name in before}, **own}
+            settings["null_seeds"] = nulls.with_inits(inits)
             try:
                 found = analyze(subject, prompts, measures=measures, **settings)
                 results |= {measure.name: found[measure.name] for measure in measures}
@@ -134,9 +140,10 @@ def _report_of(result: Result) -> Report:
 
 def analyses_of(
     claims: Sequence[Claim], model: Any
-) -> tuple[list[tuple[Any, list[Measure], dict[str, Any]]], dict[str, str]]:
-    """Return the model, measures and settings of every analysis: that of the measures that share one forward pass, then
-    one of each that runs the model; and why this model does not allow the others."""
+) -> tuple[list[tuple[Any, list[Measure], dict[str, Any], int]], dict[str, str]]:
+    """Return the model, measures, settings and least number of random inits of every analysis: first those of measures
+    that share one forward pass, one for each such number, then one of each measure that runs the model; and why this
+    model does not allow the others."""
     asked: dict[str, dict[str, Any]] = {}
     for claim in claims:
         for name in (one for one in claim.needs if one not in (WITH_CHECKPOINTS, OF_MANY, TOY)):
@@ -149,9 +156,14 @@ def analyses_of(
             why = f"prompts of {measure.times} x {trained:,} tokens do not fit into memory"
             reasons.setdefault(measure.name, why)
     allowed = [measure for measure in measures if measure.name not in reasons]
+    inits = {one.name: max((claim.inits for claim in claims if one.name in claim.needs), default=1) for one in allowed}
     shared = [measure for measure in allowed if not measure.runs_model]
-    found: list[tuple[Any, list[Measure], dict[str, Any]]] = [(model, shared, {})] if shared else []
+    found: list[tuple[Any, list[Measure], dict[str, Any], int]] = [
+        (model, [measure for measure in shared if inits[measure.name] == n], {}, n)
+        for n in sorted({inits[measure.name] for measure in shared}, reverse=True)
+    ]
     for measure in (one for one in allowed if one.runs_model):
         subject = without_context_limit(model) if isinstance(measure, LengthExtrapolation) else model
-        found.append((subject, [measure], {key: one for key, one in asked.get(measure.name, {}).items() if key in CUT}))
+        own = {key: one for key, one in asked.get(measure.name, {}).items() if key in CUT}
+        found.append((subject, [measure], own, inits[measure.name]))
     return found, reasons

@@ -386,7 +386,7 @@ def _claims(
     Takes minutes to hours. Finished parts are kept in --out, and a second run goes on from them.
 
     Args:
-        papers: Any of position, slash, coupling, frequency.
+        papers: Any of position, slash, coupling, frequency, or single claims, such as "frequency 6,frequency 13".
         checkpoints: A checkpoint of the model in training; repeat, in order.
     """
     from tl_posgen.claims import judge_claims

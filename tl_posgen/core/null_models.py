@@ -51,6 +51,24 @@ class NullModels(Sequence[str]):
         """Their seeds, as provenance names them."""
         return {NULL_KINDS[kind].seeds: seeds for kind, seeds in self.by_kind.items()}
 
+    def with_inits(self, least: int) -> "NullModels":
+        """Return null models with so many random inits at least, of the next seeds; these, where there are as many, or
+        none at all.
+
+        Example:
+            >>> from tl_posgen.models.loading.load import load_model
+            >>> nulls = NullModels(load_model("mini"), [1], [0])
+            >>> list(nulls.with_inits(3)), nulls.with_inits(1) is nulls
+            (['shuffled 0', '1', '0', '2'], True)
+        """
+        seeds = self.asked.get(RANDOM_INIT, [])
+        if not seeds or len(seeds) >= least:
+            return self
+        wider = [*seeds, *(seed for seed in range(least) if seed not in seeds)][:least]
+        given, shuffled = self.given
+        by_kind = {**given, RANDOM_INIT: wider} if isinstance(given, Mapping) else wider
+        return NullModels(self.session, by_kind, shuffled, self.device)
+
     def for_runs(self, label: str) -> bool:
         """Tell whether measures that run the model have this null model too: those that were asked for."""
         return kind_and_seed(label)[0].name in self.asked
