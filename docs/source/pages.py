@@ -33,6 +33,7 @@ FAMILIES = DOCS / "families.json"
 SMALL = ("mini", "stories260K")
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 QWEN = "Qwen2.5-Coder-0.5B-Instruct"
+OF_FREQUENCIES = ("inits", "quarters", "recall", "frequencies")  # parts that judge such claims; the first that has one
 OF_ROOT = ("README.md", "mkdocs.yml", "CITATION.cff")
 SYNONYMS = {  # page -> words by which the site's search finds it, too
     "cite.md": "BibTeX, citation, reference, bibliography, DOI",
@@ -193,6 +194,15 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
     def claim_rows(part: str, paper: str) -> list[Mapping[str, Any]]:
         return [row for row in result(part, "claims").rows if row["claim"].startswith(paper)]
 
+    def frequency_claim(model: str, claim: str, *, whole: bool = False) -> Mapping[str, Any]:
+        """Return the row of a claim on frequencies, of the part that judged it; with its numbers if `whole`."""
+        for part in (f"{model} {kind}" for kind in OF_FREQUENCIES if f"{model} {kind}" in numbers):
+            found = result(part, "claims")
+            if claim in found.verdicts:
+                rows = found.rows if whole else [{"claim": one, "verdict": v} for one, v in found.verdicts.items()]
+                return next(row for row in rows if row["claim"] == claim)
+        return {"claim": claim, "verdict": "–"}
+
     def claim_table(claim: str, models: Sequence[str]) -> SimpleNamespace:
         """Return what decided a claim: by model its verdict, and its numbers by null kind and quantity."""
         found = []
@@ -215,6 +225,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
         "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),
         "claim_rows": claim_rows,
+        "frequency_claim": frequency_claim,
         "claim_table": claim_table,
         "interval": interval,
         "measured_with": ", ".join(

@@ -34,6 +34,9 @@ REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 QWEN = "Qwen2.5-Coder-0.5B-Instruct"  # whose queries, keys and values have biases
 GAP = repr(OPTIONS["gap"])
 BIASES = ("bias_pairs", "bias_ablation", "slash_biases", "cone")
+OF_512 = {"length": 512, "null_seeds": (0,)}
+TOO_SHORT = {"length": 256, "n_prompts": 1, "null_seeds": ()}  # the slowest quarter of the planes hardly turns
+QUARTERS = {"mini": OF_512, REAL[0]: TOO_SHORT}
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
 SMALL_CUT = "--length 128 --prompts 4"
 _SCORED = ("slash", "sources", "rules", "coupling", "distance", "planes")
@@ -82,9 +85,41 @@ PARTS = {
         f"{name} frequencies": Part(name, {"length": 256, "null_seeds": (0,), "papers": ("frequency",)}, claims)
         for name in (*REAL, QWEN)
     },
+    **{f"{name} quarters": Part(name, {**cut, "papers": ("frequency 11",)}, claims) for name, cut in QUARTERS.items()},
+    **{
+        f"{name} inits": Part(name, {"length": 256, "null_seeds": (0,), "papers": ("frequency 6",)}, claims)
+        for name in ("mini", REAL[0])
+    },
+    "mini recall": Part(
+        "mini", {"length": 256, "null_seeds": (0,), "papers": ("frequency 4", "frequency 12", "frequency 13")}, claims
+    ),
     f"{REAL[0]} gap": Part(
         REAL[0],
         {"measures": ("gap",), "length": 256, "n_prompts": 4, "null_seeds": (), "options": GAP},
+        analysis,
+        found_by_each,
+    ),
+    f"{REAL[0]} gap nulls": Part(
+        REAL[0],
+        {
+            "measures": ("gap to 1.5 L",),
+            "length": 256,
+            "n_prompts": 4,
+            "null_seeds": {"random init": (0,), "shuffled": (0,)},
+            "options": repr(OPTIONS["gap to 1.5 L"]),
+        },
+        analysis,
+        found_by_each,
+    ),
+    f"{QWEN} gap": Part(
+        QWEN,
+        {
+            "measures": ("gap of Qwen",),
+            "length": 256,
+            "n_prompts": 2,
+            "null_seeds": (),
+            "options": repr(OPTIONS["gap of Qwen"]),
+        },
         analysis,
         found_by_each,
     ),
