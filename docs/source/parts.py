@@ -37,6 +37,7 @@ BIASES = ("bias_pairs", "bias_ablation", "slash_biases", "cone")
 OF_512 = {"length": 512, "null_seeds": (0,)}
 TOO_SHORT = {"length": 256, "n_prompts": 1, "null_seeds": ()}  # the slowest quarter of the planes hardly turns
 QUARTERS = {"mini": OF_512, REAL[0]: TOO_SHORT}
+RECALLED = ("frequency 4", "frequency 12", "frequency 13")  # rows that need copies
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
 SMALL_CUT = "--length 128 --prompts 4"
 _SCORED = ("slash", "sources", "rules", "coupling", "distance", "planes", "frequencies")
@@ -90,9 +91,10 @@ PARTS = {
         f"{name} inits": Part(name, {"length": 256, "null_seeds": (0,), "papers": ("frequency 6",)}, claims)
         for name in ("mini", REAL[0])
     },
-    "mini recall": Part(
-        "mini", {"length": 256, "null_seeds": (0,), "papers": ("frequency 4", "frequency 12", "frequency 13")}, claims
-    ),
+    **{
+        f"{name} recall": Part(name, {"length": length, "null_seeds": (0,), "papers": RECALLED}, claims)
+        for name, length in {"mini": 256, REAL[1]: 128}.items()
+    },
     f"{REAL[0]} gap": Part(
         REAL[0],
         {"measures": ("gap",), "length": 256, "n_prompts": 4, "null_seeds": (), "options": GAP},
