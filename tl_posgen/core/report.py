@@ -192,9 +192,10 @@ class Report(Mapping[str, Result]):
         from tl_posgen.report.one_head import HeadView
 
         if more:
-            given = ", ".join(map(repr, (head, *more)))
-            raise InputError(f'head({given}): give a name, head("L3H1"), or a pair, head((3, 1))')
-        pairs = named_heads(head)
+            places = ", ".join(map(repr, (head, *more)))
+            raise InputError(f'head({places}): give a name, head("L3H1"), or a pair, head((3, 1))')
+        given: Any = head
+        pairs = named_heads(given)
         if len(pairs) != 1:
             raise InputError(f'head={head!r}: these are {len(pairs)} heads; give one, such as "L3H1"')
         view = HeadView(*pairs[0], self.results)
