@@ -214,13 +214,10 @@ def _transfer(slash_transfer: Result) -> list[Criterion | Group]:
 def _weighted(numbers: Sequence[Number], weights: Sequence[int]) -> Number:
     """Return the weighted mean of numbers. Its ends are the means of their ends, as if all erred together: the widest
     that the interval can be."""
-    return Number(
-        *(float(np.average([getattr(one, end) for one in numbers], weights=weights)) for end in ENDS),
-        {
-            kind: tuple(np.average([one.by_null[kind] for one in numbers], axis=0, weights=weights).tolist())
-            for kind in numbers[0].by_null
-        },
-    )
+    value, low, high = (float(np.average([getattr(one, end) for one in numbers], weights=weights)) for end in ENDS)
+    kinds = numbers[0].by_null
+    nulls = {kind: np.average([one.by_null[kind] for one in numbers], axis=0, weights=weights) for kind in kinds}
+    return Number(value, low, high, {kind: tuple(of_kind.tolist()) for kind, of_kind in nulls.items()})
 
 
 def _rank_one(cone: Result, side: str) -> Criterion:
