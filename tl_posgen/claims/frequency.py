@@ -17,11 +17,11 @@ from tl_posgen.frequencies.plane_use import SINK
 from tl_posgen.frequencies.recall import CONTROL, DRAWN, FASTEST, SLOWEST
 
 ALONE: Mapping[str, Any] = {"beyond": None, "end": None}  # of a number that is not itself held against nulls
-DIAGONAL = 0.3  # attention at a distance from which a head is a diagonal or previous-token head
-FIXED = 0.95  # |E x| / E|x| of a fixed centre
-LITTLE = 0.05  # of recall
-RECALLED = 0.3  # of the copy: a model that recalls less has too little to lose
-TURNED = 0.5  # radians in a prompt, below which a plane hardly turns at all
+_DIAGONAL = 0.3  # attention at a distance from which a head is a diagonal or previous-token head
+_FIXED = 0.95  # |E x| / E|x| of a fixed centre
+_LITTLE = 0.05  # of recall
+_RECALLED = 0.3  # of the copy: a model that recalls less has too little to lose
+_TURNED = 0.5  # radians in a prompt, below which a plane hardly turns at all
 
 
 def _thirds(array: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
@@ -117,7 +117,7 @@ def _contextual(recall: Result) -> list[Group]:
     falls, rises = own.measure.falls(own), own.measure.rises(own)
     at_mean, other = falls["largest at mean"], falls["another at mean"]
     fall = Criterion.of("recall falls with the largest coordinate at its mean", at_mean, 0.5, otherwise="partly")
-    beside = Criterion.of("with another", other, LITTLE, sign=-1, **ALONE)
+    beside = Criterion.of("with another", other, _LITTLE, sign=-1, **ALONE)
     text = Criterion.of("text rises by", rises["largest at mean"], 0.5, sign=-1, **ALONE)
     at_zero = Criterion.of("recall falls with it at zero", falls["largest at zero"], **ALONE)
     is_part = at_mean.value >= 0.2 and at_mean.value >= 4 * other.value
@@ -128,7 +128,7 @@ def _contextual(recall: Result) -> list[Group]:
 def _recalls_little(recall: Result) -> str:
     recalled = recall.numbers("recall")
     little = f"not measured: the model recalls {recalled.with_interval:.2f} of the copy, too little"
-    return "" if recalled.value >= RECALLED else little
+    return "" if recalled.value >= _RECALLED else little
 
 
 def _none_looks_up(recall: Result) -> str:
@@ -142,8 +142,8 @@ def _slow_for_recall(recall: Result) -> list[Group]:
     drawn = [one for name, one in falls.items() if name.startswith(DRAWN)]
     worst = max(drawn, key=lambda one: one.value)
     slow = Criterion.of("recall falls without the slowest planes", falls[SLOWEST], 0.3, otherwise="partly")
-    random = Criterion.of("without random ones, at most", worst, LITTLE, sign=-1, **ALONE)
-    control = Criterion.of("in control heads", falls[CONTROL], LITTLE, sign=-1, **ALONE)
+    random = Criterion.of("without random ones, at most", worst, _LITTLE, sign=-1, **ALONE)
+    control = Criterion.of("in control heads", falls[CONTROL], _LITTLE, sign=-1, **ALONE)
     whole = slow.holds and random.holds and control.holds
     more = slow.value > max(random.value, control.value)
     return [Group("held" if whole else "partly" if more else "not held", [slow, random, control])]
@@ -152,7 +152,7 @@ def _slow_for_recall(recall: Result) -> list[Group]:
 def _fast_for_recall(recall: Result) -> list[Group]:
     own = recall.numbers
     falls = own.measure.falls(own)
-    fast = Criterion.of("recall falls without the fastest planes", falls[FASTEST], LITTLE, sign=-1, **ALONE)
+    fast = Criterion.of("recall falls without the fastest planes", falls[FASTEST], _LITTLE, sign=-1, **ALONE)
     slow = Criterion.of("without the slowest", falls[SLOWEST], otherwise="held")
     verdict: Verdict = "held" if fast.holds else "partly" if fast.value <= slow.value / 2 else "not held"
     return [Group(verdict, [fast, slow])]
@@ -161,7 +161,7 @@ def _fast_for_recall(recall: Result) -> list[Group]:
 def _diagonal(own: Numbers) -> tuple[xr.DataArray, xr.DataArray]:
     """Return which heads are diagonal or previous-token heads, and which distance each attends most."""
     attention = own.array("diagonal", near=None)
-    return attention.max("near") >= DIAGONAL, attention == attention.max("near")
+    return attention.max("near") >= _DIAGONAL, attention == attention.max("near")
 
 
 def _diagonals(plane_roles: Result, plane_use: Result) -> list[Criterion]:
@@ -183,7 +183,7 @@ def _diagonals(plane_roles: Result, plane_use: Result) -> list[Criterion]:
 def _no_diagonal(plane_roles: Result, plane_use: Result) -> str:
     heads, _ = _diagonal(plane_roles.numbers)
     n = int(heads.sel(init="trained", group="all").sum())
-    return "" if n else f"not measured: no head attends to its own or the previous token by {DIAGONAL:g}"
+    return "" if n else f"not measured: no head attends to its own or the previous token by {_DIAGONAL:g}"
 
 
 def _place_by_frequency(plane_roles: Result, plane_use: Result) -> list[Criterion]:
@@ -199,7 +199,7 @@ def _centres(plane_use: Result) -> list[Criterion]:
     found = []
     for side in "qk":
         centre = own.array("centre", side=side)
-        fixed = own.number((centre > FIXED).where(centre.notnull()))
+        fixed = own.number((centre > _FIXED).where(centre.notnull()))
         found.append(Criterion.of(f"heads with fixed centres, {side}", fixed, 0.8, partly=0.5))
     return found
 
@@ -249,7 +249,7 @@ def _decay(plane_roles: Result) -> list[Group]:
     fall = own.number(-slope)
     falls = Criterion.of("std within rows that scores fall by per doubling", fall, otherwise="held")
     largest = max((abs(one) for one in fall.nulls), default=np.nan)
-    still = Criterion("null models, at most", largest, LITTLE, sign=-1)
+    still = Criterion("null models, at most", largest, _LITTLE, sign=-1)
     whole = still.holds and falls.value >= 4 * largest
     return [Group("held" if whole else "partly" if falls.value >= 4 * largest else "not held", [falls, still])]
 
@@ -275,7 +275,7 @@ def _hardly_turns(plane_cost: Result, plane_use: Result) -> str:
     n_planes = int((plane_use.own["turns"].isel(context=0) > 0).any("layer").sum())  # without the unrotated rest
     angle = own.number((longest * theta.isel(plane=(3 * n_planes + 3) // 4)).max("layer"))
     few = f"not measured: the slowest quarter turns by {angle.plain:.2f} radians in these prompts, too little"
-    return "" if angle.value >= TURNED else few
+    return "" if angle.value >= _TURNED else few
 
 
 def _base(plane_use: Result) -> list[Criterion]:
