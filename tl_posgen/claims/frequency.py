@@ -304,7 +304,7 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 2",
         "The longest plane makes less than a turn within the context (Jonasson 2025, as we read it).",
-        "heads of which that is true: .9 held, .75 partly; beyond the share of all planes and the nulls",
+        "heads of which that is true: 0.9 held, 0.75 partly; beyond the share of all planes and the nulls",
         ("plane_use",),
         _partial,
     ),
@@ -312,7 +312,7 @@ FREQUENCY: Sequence[Claim] = [
         "frequency 2h",
         "It is the one that makes half a turn (LeRoPE, Karypis et al. 2026: a wavelength of 2.2 contexts, as we read "
         "it; half a turn: ours).",
-        "heads whose longest plane is within a step of the fastest that makes at most half a turn: .75 held, .5 "
+        "heads whose longest plane is within a step of the fastest that makes at most half a turn: 0.75 held, 0.5 "
         "partly; beyond chance and the nulls; of two contexts the one that fits better, the other beside it",
         ("plane_use",),
         _half_turn,
@@ -321,14 +321,14 @@ FREQUENCY: Sequence[Claim] = [
         "frequency 2q",
         "There queries lead keys by a quarter turn, so that the plane penalises distance (ours; an angle of its own: "
         "Jonasson 2025, as we read it).",
-        "sine of the phase between mean query and mean key, mean over heads: .8 held, .5 partly",
+        "sine of the phase between mean query and mean key, mean over heads: 0.8 held, 0.5 partly",
         ("plane_use",),
         lambda plane_use: [Criterion.of("sine of the phase", plane_use.numbers("sine"), 0.8, partly=0.5)],
     ),
     Claim(
         "frequency 3",
         "Queries and keys have massive coordinates, values have none (Jin et al. 2025, as we read it).",
-        "coordinates above 5 times the mean of their head, a head: of q and of k at least .5 and 3 times those of v: "
+        "coordinates above 5 times the mean of their head, a head: of q and of k at least 0.5 and 3 times those of v: "
         "held; more than of v: partly (counts, without an interval)",
         ("plane_use",),
         _massive,
@@ -337,7 +337,7 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 3b",
         "Massive coordinates of queries and keys lie in low frequencies (Jin et al. 2025, as we read it).",
-        "share of them in the slower half of the planes: .9 held, .75 partly (a count, without an interval)",
+        "share of them in the slower half of the planes: 0.9 held, 0.75 partly (a count, without an interval)",
         ("plane_use",),
         _massive_slow,
         _no_massive,
@@ -346,9 +346,9 @@ FREQUENCY: Sequence[Claim] = [
         "frequency 4",
         "The largest coordinate holds contextual knowledge: at its mean, recall is lost and little else (Jin et al. "
         "2025, as we read it).",
-        "recall of a copy falls by .5, with another coordinate by at most .05, and the text's loss rises by at most .5 "
-        "nats: held; by .2, and 4 times as far as with another: partly. Harmless at its mean and not at zero would be "
-        "an offset",
+        "recall of a copy falls by 0.5, with another coordinate by at most 0.05, and the text's loss rises by at most "
+        "0.5 nats: held; by 0.2, and 4 times as far as with another: partly. Harmless at its mean and not at zero would "
+        "be an offset",
         ("recall",),
         _contextual,
         _recalls_little,
@@ -356,8 +356,8 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 5",
         "Diagonal and previous-token heads are made by the highest frequencies (Barbero et al. 2024, as we read it).",
-        "in heads that attend .3 to their own or the previous token, the share of the fastest third in its lift above "
-        "the next three distances, nearly an identity: .75 held, .5 partly; and their use of that third .1 above "
+        "in heads that attend 0.3 to their own or the previous token, the share of the fastest third in its lift above "
+        "the next three distances, nearly an identity: 0.75 held, 0.5 partly; and their use of that third 0.1 above "
         "other heads': held; above: partly",
         ("plane_roles", "plane_use"),
         _diagonals,
@@ -367,7 +367,7 @@ FREQUENCY: Sequence[Claim] = [
         "frequency 6",
         "Positional heads use fast planes, symbolic heads slow ones (Urrutia et al. 2026, as we read it).",
         "rank correlation over heads of positional less symbolic score with the frequency of the planes that vary "
-        "within rows: .7 held, .4 partly; beyond every one of five random inits or more, as these differ",
+        "within rows: 0.7 held, 0.4 partly; beyond every one of five random inits or more, as these differ",
         ("plane_roles", "plane_use"),
         _place_by_frequency,
         inits=5,
@@ -375,21 +375,21 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 7",
         "Queries and keys before RoPE stand around fixed centres (TriAttention 2026, as we read it).",
-        "heads with |E x| / E|x| above .95, of q and of k: both .8 held, .5 partly",
+        "heads with |E x| / E|x| above 0.95, of q and of k: both 0.8 held, 0.5 partly",
         ("plane_use",),
         _centres,
     ),
     Claim(
         "frequency 7b",
         "The curve of the mean query and key over distance foretells scores (TriAttention 2026, as we read it).",
-        "r with the scores of single queries, mean over heads: .5 held, .3 partly",
+        "r with the scores of single queries, mean over heads: 0.5 held, 0.3 partly",
         ("plane_roles",),
         lambda plane_roles: [Criterion.of("r", plane_roles.numbers("curve_r"), 0.5, partly=0.3)],
     ),
     Claim(
         "frequency 8",
         "The first token is a sink by its key's angle, not its length (Gu et al. 2024, as we read it).",
-        "in heads that give it .3 of their attention, cosine of queries with its key at least .1 above those with "
+        "in heads that give it 0.3 of their attention, cosine of queries with its key at least 0.1 above those with "
         "others, and its key no longer than theirs: held; the first alone: partly; the cosine beyond the null",
         ("plane_use",),
         _sinks_by_angle,
@@ -398,8 +398,8 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 9",
         "Planes that make less than a turn make the sink (DoPE 2025, Jonasson 2025, as we read them).",
-        "share of them in the lift of the first token above other keys, in the same heads: .75 held, .5 partly; beyond "
-        "the share of all planes and the nulls",
+        "share of them in the lift of the first token above other keys, in the same heads: 0.75 held, 0.5 partly; "
+        "beyond the share of all planes and the nulls",
         ("plane_use",),
         _sinks_from_partial,
         _no_sink,
@@ -407,7 +407,7 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 10",
         "RoPE by itself makes no decay with distance; training does (Barbero et al. 2024, as we read it).",
-        "slope of mean scores per doubling of distance, in std within rows: of every null at most .05 either way, and "
+        "slope of mean scores per doubling of distance, in std within rows: of every null at most 0.05 either way, and "
         "the model's falls 4 times as far as any: held; the last alone: partly",
         ("plane_roles",),
         _decay,
@@ -415,8 +415,8 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 11",
         "The slowest quarter of the planes need not turn, the fastest must (Barbero et al. 2024, as we read it).",
-        "rise of the loss with the slowest quarter frozen at most .01 nats, with the fastest at least .1: held; at "
-        "most a tenth of it: partly; open where the slowest quarter turns by less than .5 radians in a prompt",
+        "rise of the loss with the slowest quarter frozen at most 0.01 nats, with the fastest at least 0.1: held; at "
+        "most a tenth of it: partly; open where the slowest quarter turns by less than 0.5 radians in a prompt",
         ("plane_cost", "plane_use"),
         _frozen_quarters,
         _hardly_turns,
@@ -425,7 +425,7 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 12",
         "Heads that look up a copy need their slowest planes (Bayram 2026, as we read it).",
-        "recall falls by .3 without them, and by at most .05 without random planes or in control heads: held; further "
+        "recall falls by 0.3 without them, and by at most 0.05 without random planes or in control heads: held; further "
         "than without these: partly",
         ("recall",),
         _slow_for_recall,
@@ -434,7 +434,7 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 13",
         "They do not need their fastest planes (Chiang & Yogatama 2025, as we read it).",
-        "recall falls by at most .05 without them: held; by at most half of what it falls by without the slowest: "
+        "recall falls by at most 0.05 without them: held; by at most half of what it falls by without the slowest: "
         "partly; the latter has to be beyond the null",
         ("recall",),
         _fast_for_recall,
