@@ -347,8 +347,8 @@ FREQUENCY: Sequence[Claim] = [
         "The largest coordinate holds contextual knowledge: at its mean, recall is lost and little else (Jin et al. "
         "2025, as we read it).",
         "recall of a copy falls by 0.5, with another coordinate by at most 0.05, and the text's loss rises by at most "
-        "0.5 nats: held; by 0.2, and 4 times as far as with another: partly. Harmless at its mean and not at zero would "
-        "be an offset",
+        "0.5 nats: held; by 0.2, and 4 times as far as with another: partly. Harmless at its mean and not at zero "
+        "would be an offset",
         ("recall",),
         _contextual,
         _recalls_little,
@@ -425,8 +425,8 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 12",
         "Heads that look up a copy need their slowest planes (Bayram 2026, as we read it).",
-        "recall falls by 0.3 without them, and by at most 0.05 without random planes or in control heads: held; further "
-        "than without these: partly",
+        "recall falls by 0.3 without them, and by at most 0.05 without random planes or in control heads: held; "
+        "further than without these: partly",
         ("recall",),
         _slow_for_recall,
         _none_looks_up,
