@@ -10,12 +10,12 @@ from torch import Tensor
 DOUBLE = torch.float64
 COMPLEX_DOUBLE = torch.complex128
 MOST_DISTANCES = 2**20  # longer than any context, and still fits in memory
-WITHOUT_DOUBLE = ("mps",)  # types of devices: Metal has neither float64 nor complex128
+_WITHOUT_DOUBLE = ("mps",)  # types of devices: Metal has neither float64 nor complex128
 
 
 def double_device(device: torch.device) -> torch.device:
     """Return the device on which sums over tensors of `device` are formed: itself, or the host if it has no float64."""
-    return torch.device("cpu") if device.type in WITHOUT_DOUBLE else device
+    return torch.device("cpu") if device.type in _WITHOUT_DOUBLE else device
 
 
 def summable(x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def double(x: Tensor) -> Tensor:
     return summable(x).to(DOUBLE)
 
 
-ON_ACCELERATOR = 2**25  # elements: 128 MiB of float32, 512 MiB of complex128
+_ON_ACCELERATOR = 2**25  # elements: 128 MiB of float32, 512 MiB of complex128
 
 
 def elements_at_once(device: torch.device, in_cache: int) -> int:
@@ -44,7 +44,7 @@ def elements_at_once(device: torch.device, in_cache: int) -> int:
         >>> elements_at_once(torch.device("cpu"), 2**18) == 2**18
         True
     """
-    return in_cache if device.type == "cpu" else ON_ACCELERATOR
+    return in_cache if device.type == "cpu" else _ON_ACCELERATOR
 
 
 def row_ranges(n: int, row: int, at_once: int) -> Iterator[tuple[int, int]]:

@@ -26,7 +26,7 @@ from tl_posgen.stats.intervals import difference_interval
 
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: the first numbers
-TOLD_APART = ("revision", "length", "prompts", "dtype")  # of two reports of one model, the first in which they differ
+_TOLD_APART = ("revision", "length", "prompts", "dtype")  # of two reports of one model, the first in which they differ
 ROUNDING = 0.0005  # a smaller change is said as 0.000
 
 
@@ -119,7 +119,7 @@ def _named(first: Report, second: Report, names: Any) -> tuple[str, str]:
         both = [one.provenance for one in (first, second)]
         names = [str(one.get("model", "model")) for one in both]
         if names[0] == names[1]:
-            apart = next((key for key in TOLD_APART if both[0].get(key) != both[1].get(key)), "")
+            apart = next((key for key in _TOLD_APART if both[0].get(key) != both[1].get(key)), "")
             marks = [f"{apart} {one.get(apart) or 'none'}" for one in both] if apart else SIDES
             names = [f"{name} ({mark})" for name, mark in zip(names, marks, strict=True)]
     if not fits(names, Sequence[str]) or len(set(names)) != 2 or len(names) != 2 or not all(names):

@@ -119,15 +119,8 @@ class Interventions(Measure):
         conditions = self.named_conditions(run)
         if run.trained is not None and list(run.trained["condition"].values[1:]) != list(conditions):
             raise InputError(f"{self.name}: conditions gives other names for a null model than for the model itself")
-        for name, given in conditions.items():
-            if given is None and "kl" in self.variables:
-                continue  # not run in this model
-            made: Any = given(0) if callable(given) and "kl" in self.variables else given
-            try:
-                if not check_hooks(run.session, made or ()) and run.init is None:  # a null model may lack the thing
-                    raise InputError("it has no hooks")
-            except InputError as error:
-                raise InputError(f"{self.name}, condition {name!r}: {error}") from error
+        if type(self).under is Interventions.under:  # one that runs its conditions itself may give other things
+            self._check_hooks_of(run, conditions)
         hooks = {UNTOUCHED: [], **conditions}
         if "kl" not in self.variables:
             return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
@@ -136,6 +129,18 @@ class Interventions(Measure):
         texts = np.array(token_strings(run.session, run.rows[0][1 : CROP + 1]), dtype=object)
         first = data["token_change"].isel(prompt=0, drop=True)
         return data.assign(token_change=first, token_text=("shown_target", texts)).transpose("condition", ...)
+
+    def _check_hooks_of(self, run: Run, conditions: Mapping[str, Any]) -> None:
+        """Refuse conditions that are no hooks of this model, with the condition's name; a null model may have none."""
+        for name, given in conditions.items():
+            if given is None and "kl" in self.variables:
+                continue  # not run in this model
+            made: Any = given(0) if callable(given) and "kl" in self.variables else given
+            try:
+                if not check_hooks(run.session, made or ()) and run.init is None:
+                    raise InputError("it has no hooks")
+            except InputError as error:
+                raise InputError(f"{self.name}, condition {name!r}: {error}") from error
 
     def _beside_unchanged(self, run: Run, prompt: int, hooks: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the variables of one prompt under every condition, beside one pass of the unchanged model."""

@@ -222,5 +222,5 @@ def test_models_without_planes_are_refused(family_model):
 
 def test_a_prompt_beyond_a_hooked_transformers_context_is_refused_with_a_remedy(mini):
     tokens = torch.zeros(1, mini.cfg.n_ctx + 1, dtype=torch.long)
-    with pytest.raises(InputError, match='takes 512, .*; cut texts with length=, or load it with backend="bridge"'):
+    with pytest.raises(InputError, match=r'takes 512, .*; cut texts with length=, or load it with backend="bridge"'):
         mini.run_with_hooks(tokens, fwd_hooks=hold_planes(mini, [3], at=4))

@@ -17,11 +17,11 @@ from tl_posgen.frequencies.plane_use import SINK
 from tl_posgen.frequencies.recall import CONTROL, DRAWN, FASTEST, SLOWEST
 
 ALONE: Mapping[str, Any] = {"beyond": None, "end": None}  # of a number that is not itself held against nulls
-DIAGONAL = 0.3  # attention at a distance from which a head is a diagonal or previous-token head
-FIXED = 0.95  # |E x| / E|x| of a fixed centre
-LITTLE = 0.05  # of recall
-RECALLED = 0.3  # of the copy: a model that recalls less has too little to lose
-TURNED = 0.5  # radians in a prompt, below which a plane hardly turns at all
+_DIAGONAL = 0.3  # attention at a distance from which a head is a diagonal or previous-token head
+_FIXED = 0.95  # |E x| / E|x| of a fixed centre
+_LITTLE = 0.05  # of recall
+_RECALLED = 0.3  # of the copy: a model that recalls less has too little to lose
+_TURNED = 0.5  # radians in a prompt, below which a plane hardly turns at all
 
 
 def _thirds(array: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
@@ -117,7 +117,7 @@ def _contextual(recall: Result) -> list[Group]:
     falls, rises = own.measure.falls(own), own.measure.rises(own)
     at_mean, other = falls["largest at mean"], falls["another at mean"]
     fall = Criterion.of("recall falls with the largest coordinate at its mean", at_mean, 0.5, otherwise="partly")
-    beside = Criterion.of("with another", other, LITTLE, sign=-1, **ALONE)
+    beside = Criterion.of("with another", other, _LITTLE, sign=-1, **ALONE)
     text = Criterion.of("text rises by", rises["largest at mean"], 0.5, sign=-1, **ALONE)
     at_zero = Criterion.of("recall falls with it at zero", falls["largest at zero"], **ALONE)
     is_part = at_mean.value >= 0.2 and at_mean.value >= 4 * other.value
@@ -128,7 +128,7 @@ def _contextual(recall: Result) -> list[Group]:
 def _recalls_little(recall: Result) -> str:
     recalled = recall.numbers("recall")
     little = f"not measured: the model recalls {recalled.with_interval:.2f} of the copy, too little"
-    return "" if recalled.value >= RECALLED else little
+    return "" if recalled.value >= _RECALLED else little
 
 
 def _none_looks_up(recall: Result) -> str:
@@ -142,8 +142,8 @@ def _slow_for_recall(recall: Result) -> list[Group]:
     drawn = [one for name, one in falls.items() if name.startswith(DRAWN)]
     worst = max(drawn, key=lambda one: one.value)
     slow = Criterion.of("recall falls without the slowest planes", falls[SLOWEST], 0.3, otherwise="partly")
-    random = Criterion.of("without random ones, at most", worst, LITTLE, sign=-1, **ALONE)
-    control = Criterion.of("in control heads", falls[CONTROL], LITTLE, sign=-1, **ALONE)
+    random = Criterion.of("without random ones, at most", worst, _LITTLE, sign=-1, **ALONE)
+    control = Criterion.of("in control heads", falls[CONTROL], _LITTLE, sign=-1, **ALONE)
     whole = slow.holds and random.holds and control.holds
     more = slow.value > max(random.value, control.value)
     return [Group("held" if whole else "partly" if more else "not held", [slow, random, control])]
@@ -152,7 +152,7 @@ def _slow_for_recall(recall: Result) -> list[Group]:
 def _fast_for_recall(recall: Result) -> list[Group]:
     own = recall.numbers
     falls = own.measure.falls(own)
-    fast = Criterion.of("recall falls without the fastest planes", falls[FASTEST], LITTLE, sign=-1, **ALONE)
+    fast = Criterion.of("recall falls without the fastest planes", falls[FASTEST], _LITTLE, sign=-1, **ALONE)
     slow = Criterion.of("without the slowest", falls[SLOWEST], otherwise="held")
     verdict: Verdict = "held" if fast.holds else "partly" if fast.value <= slow.value / 2 else "not held"
     return [Group(verdict, [fast, slow])]
@@ -161,7 +161,7 @@ def _fast_for_recall(recall: Result) -> list[Group]:
 def _diagonal(own: Numbers) -> tuple[xr.DataArray, xr.DataArray]:
     """Return which heads are diagonal or previous-token heads, and which distance each attends most."""
     attention = own.array("diagonal", near=None)
-    return attention.max("near") >= DIAGONAL, attention == attention.max("near")
+    return attention.max("near") >= _DIAGONAL, attention == attention.max("near")
 
 
 def _diagonals(plane_roles: Result, plane_use: Result) -> list[Criterion]:
@@ -183,7 +183,7 @@ def _diagonals(plane_roles: Result, plane_use: Result) -> list[Criterion]:
 def _no_diagonal(plane_roles: Result, plane_use: Result) -> str:
     heads, _ = _diagonal(plane_roles.numbers)
     n = int(heads.sel(init="trained", group="all").sum())
-    return "" if n else f"not measured: no head attends to its own or the previous token by {DIAGONAL:g}"
+    return "" if n else f"not measured: no head attends to its own or the previous token by {_DIAGONAL:g}"
 
 
 def _place_by_frequency(plane_roles: Result, plane_use: Result) -> list[Criterion]:
@@ -199,7 +199,7 @@ def _centres(plane_use: Result) -> list[Criterion]:
     found = []
     for side in "qk":
         centre = own.array("centre", side=side)
-        fixed = own.number((centre > FIXED).where(centre.notnull()))
+        fixed = own.number((centre > _FIXED).where(centre.notnull()))
         found.append(Criterion.of(f"heads with fixed centres, {side}", fixed, 0.8, partly=0.5))
     return found
 
@@ -249,7 +249,7 @@ def _decay(plane_roles: Result) -> list[Group]:
     fall = own.number(-slope)
     falls = Criterion.of("std within rows that scores fall by per doubling", fall, otherwise="held")
     largest = max((abs(one) for one in fall.nulls), default=np.nan)
-    still = Criterion("null models, at most", largest, LITTLE, sign=-1)
+    still = Criterion("null models, at most", largest, _LITTLE, sign=-1)
     whole = still.holds and falls.value >= 4 * largest
     return [Group("held" if whole else "partly" if falls.value >= 4 * largest else "not held", [falls, still])]
 
@@ -275,7 +275,7 @@ def _hardly_turns(plane_cost: Result, plane_use: Result) -> str:
     n_planes = int((plane_use.own["turns"].isel(context=0) > 0).any("layer").sum())  # without the unrotated rest
     angle = own.number((longest * theta.isel(plane=(3 * n_planes + 3) // 4)).max("layer"))
     few = f"not measured: the slowest quarter turns by {angle.plain:.2f} radians in these prompts, too little"
-    return "" if angle.value >= TURNED else few
+    return "" if angle.value >= _TURNED else few
 
 
 def _base(plane_use: Result) -> list[Criterion]:
@@ -304,7 +304,7 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 2",
         "The longest plane makes less than a turn within the context (Jonasson 2025, as we read it).",
-        "heads of which that is true: .9 held, .75 partly; beyond the share of all planes and the nulls",
+        "heads of which that is true: 0.9 held, 0.75 partly; beyond the share of all planes and the nulls",
         ("plane_use",),
         _partial,
     ),
@@ -312,7 +312,7 @@ FREQUENCY: Sequence[Claim] = [
         "frequency 2h",
         "It is the one that makes half a turn (LeRoPE, Karypis et al. 2026: a wavelength of 2.2 contexts, as we read "
         "it; half a turn: ours).",
-        "heads whose longest plane is within a step of the fastest that makes at most half a turn: .75 held, .5 "
+        "heads whose longest plane is within a step of the fastest that makes at most half a turn: 0.75 held, 0.5 "
         "partly; beyond chance and the nulls; of two contexts the one that fits better, the other beside it",
         ("plane_use",),
         _half_turn,
@@ -321,14 +321,14 @@ FREQUENCY: Sequence[Claim] = [
         "frequency 2q",
         "There queries lead keys by a quarter turn, so that the plane penalises distance (ours; an angle of its own: "
         "Jonasson 2025, as we read it).",
-        "sine of the phase between mean query and mean key, mean over heads: .8 held, .5 partly",
+        "sine of the phase between mean query and mean key, mean over heads: 0.8 held, 0.5 partly",
         ("plane_use",),
         lambda plane_use: [Criterion.of("sine of the phase", plane_use.numbers("sine"), 0.8, partly=0.5)],
     ),
     Claim(
         "frequency 3",
         "Queries and keys have massive coordinates, values have none (Jin et al. 2025, as we read it).",
-        "coordinates above 5 times the mean of their head, a head: of q and of k at least .5 and 3 times those of v: "
+        "coordinates above 5 times the mean of their head, a head: of q and of k at least 0.5 and 3 times those of v: "
         "held; more than of v: partly (counts, without an interval)",
         ("plane_use",),
         _massive,
@@ -337,7 +337,7 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 3b",
         "Massive coordinates of queries and keys lie in low frequencies (Jin et al. 2025, as we read it).",
-        "share of them in the slower half of the planes: .9 held, .75 partly (a count, without an interval)",
+        "share of them in the slower half of the planes: 0.9 held, 0.75 partly (a count, without an interval)",
         ("plane_use",),
         _massive_slow,
         _no_massive,
@@ -346,9 +346,9 @@ FREQUENCY: Sequence[Claim] = [
         "frequency 4",
         "The largest coordinate holds contextual knowledge: at its mean, recall is lost and little else (Jin et al. "
         "2025, as we read it).",
-        "recall of a copy falls by .5, with another coordinate by at most .05, and the text's loss rises by at most .5 "
-        "nats: held; by .2, and 4 times as far as with another: partly. Harmless at its mean and not at zero would be "
-        "an offset",
+        "recall of a copy falls by 0.5, with another coordinate by at most 0.05, and the text's loss rises by at most "
+        "0.5 nats: held; by 0.2, and 4 times as far as with another: partly. Harmless at its mean and not at zero "
+        "would be an offset",
         ("recall",),
         _contextual,
         _recalls_little,
@@ -356,8 +356,8 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 5",
         "Diagonal and previous-token heads are made by the highest frequencies (Barbero et al. 2024, as we read it).",
-        "in heads that attend .3 to their own or the previous token, the share of the fastest third in its lift above "
-        "the next three distances, nearly an identity: .75 held, .5 partly; and their use of that third .1 above "
+        "in heads that attend 0.3 to their own or the previous token, the share of the fastest third in its lift above "
+        "the next three distances, nearly an identity: 0.75 held, 0.5 partly; and their use of that third 0.1 above "
         "other heads': held; above: partly",
         ("plane_roles", "plane_use"),
         _diagonals,
@@ -367,7 +367,7 @@ FREQUENCY: Sequence[Claim] = [
         "frequency 6",
         "Positional heads use fast planes, symbolic heads slow ones (Urrutia et al. 2026, as we read it).",
         "rank correlation over heads of positional less symbolic score with the frequency of the planes that vary "
-        "within rows: .7 held, .4 partly; beyond every one of five random inits or more, as these differ",
+        "within rows: 0.7 held, 0.4 partly; beyond every one of five random inits or more, as these differ",
         ("plane_roles", "plane_use"),
         _place_by_frequency,
         inits=5,
@@ -375,21 +375,21 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 7",
         "Queries and keys before RoPE stand around fixed centres (TriAttention 2026, as we read it).",
-        "heads with |E x| / E|x| above .95, of q and of k: both .8 held, .5 partly",
+        "heads with |E x| / E|x| above 0.95, of q and of k: both 0.8 held, 0.5 partly",
         ("plane_use",),
         _centres,
     ),
     Claim(
         "frequency 7b",
         "The curve of the mean query and key over distance foretells scores (TriAttention 2026, as we read it).",
-        "r with the scores of single queries, mean over heads: .5 held, .3 partly",
+        "r with the scores of single queries, mean over heads: 0.5 held, 0.3 partly",
         ("plane_roles",),
         lambda plane_roles: [Criterion.of("r", plane_roles.numbers("curve_r"), 0.5, partly=0.3)],
     ),
     Claim(
         "frequency 8",
         "The first token is a sink by its key's angle, not its length (Gu et al. 2024, as we read it).",
-        "in heads that give it .3 of their attention, cosine of queries with its key at least .1 above those with "
+        "in heads that give it 0.3 of their attention, cosine of queries with its key at least 0.1 above those with "
         "others, and its key no longer than theirs: held; the first alone: partly; the cosine beyond the null",
         ("plane_use",),
         _sinks_by_angle,
@@ -398,8 +398,8 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 9",
         "Planes that make less than a turn make the sink (DoPE 2025, Jonasson 2025, as we read them).",
-        "share of them in the lift of the first token above other keys, in the same heads: .75 held, .5 partly; beyond "
-        "the share of all planes and the nulls",
+        "share of them in the lift of the first token above other keys, in the same heads: 0.75 held, 0.5 partly; "
+        "beyond the share of all planes and the nulls",
         ("plane_use",),
         _sinks_from_partial,
         _no_sink,
@@ -407,7 +407,7 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 10",
         "RoPE by itself makes no decay with distance; training does (Barbero et al. 2024, as we read it).",
-        "slope of mean scores per doubling of distance, in std within rows: of every null at most .05 either way, and "
+        "slope of mean scores per doubling of distance, in std within rows: of every null at most 0.05 either way, and "
         "the model's falls 4 times as far as any: held; the last alone: partly",
         ("plane_roles",),
         _decay,
@@ -415,8 +415,8 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 11",
         "The slowest quarter of the planes need not turn, the fastest must (Barbero et al. 2024, as we read it).",
-        "rise of the loss with the slowest quarter frozen at most .01 nats, with the fastest at least .1: held; at "
-        "most a tenth of it: partly; open where the slowest quarter turns by less than .5 radians in a prompt",
+        "rise of the loss with the slowest quarter frozen at most 0.01 nats, with the fastest at least 0.1: held; at "
+        "most a tenth of it: partly; open where the slowest quarter turns by less than 0.5 radians in a prompt",
         ("plane_cost", "plane_use"),
         _frozen_quarters,
         _hardly_turns,
@@ -425,8 +425,8 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 12",
         "Heads that look up a copy need their slowest planes (Bayram 2026, as we read it).",
-        "recall falls by .3 without them, and by at most .05 without random planes or in control heads: held; further "
-        "than without these: partly",
+        "recall falls by 0.3 without them, and by at most 0.05 without random planes or in control heads: held; "
+        "further than without these: partly",
         ("recall",),
         _slow_for_recall,
         _none_looks_up,
@@ -434,7 +434,7 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 13",
         "They do not need their fastest planes (Chiang & Yogatama 2025, as we read it).",
-        "recall falls by at most .05 without them: held; by at most half of what it falls by without the slowest: "
+        "recall falls by at most 0.05 without them: held; by at most half of what it falls by without the slowest: "
         "partly; the latter has to be beyond the null",
         ("recall",),
         _fast_for_recall,

@@ -18,7 +18,7 @@ from tl_posgen.core.result import Result
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
 
 Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small
-BY_ITSELF = {  # measures that one model and one text do not give -> where they come from
+_BY_ITSELF = {  # measures that one model and one text do not give -> where they come from
     "emergence": "its checkpoints of training were not given (checkpoints=, --checkpoints)",
     "coupling_scores": "one model has no correlation with a score; `tl-posgen coupling-scores` takes a table of many",
 }
@@ -261,7 +261,7 @@ def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str
     """
     lacking = [name for name in claim.needs if name not in results]
     if lacking or claim.by is None:
-        known = {**BY_ITSELF, **(reasons or {})}
+        known = {**_BY_ITSELF, **(reasons or {})}
         why = "; ".join(known.get(name, f"{name} cannot be had of this model") for name in lacking)
         return Judgement("open", f"not measured: {why}", "not measured")
     needed = [results[name] for name in claim.needs]

@@ -30,15 +30,15 @@ from tl_posgen.slash.slash_toy import FEATURES
 from tl_posgen.stats.intervals import FEWEST
 
 CLOSE: Mapping[str, Any] = {"held": 0.95, "partly": 0.75}  # a correlation, or a share recovered
-GAINED: Mapping[str, Any] = {"held": 2.0, "partly": 1.5, "otherwise": "detectable"}
+_GAINED: Mapping[str, Any] = {"held": 2.0, "partly": 1.5, "otherwise": "detectable"}
 ALONE: Mapping[str, Any] = {"beyond": None, "end": None}  # of a number that is not itself held against nulls
-JUDGED_ORDER = {"ratios": (0.0, 0.05, 0.1, 0.2), "n_draws": 2, "n_cloze": 800, "cloze_conditions": ("words",)}
-FEWEST_HEADS = 10  # that a correlation over heads at a distance is judged on
-SLIGHT = 0.02  # of accuracy
-HARDLY = 0.1  # nats
+_JUDGED_ORDER = {"ratios": (0.0, 0.05, 0.1, 0.2), "n_draws": 2, "n_cloze": 800, "cloze_conditions": ("words",)}
+_FEWEST_HEADS = 10  # that a correlation over heads at a distance is judged on
+_SLIGHT = 0.02  # of accuracy
+_HARDLY = 0.1  # nats
 INSIDE = 0.9  # of heads
 MOVED = ("words", "positions", "position_part")  # words, index and features
-LEFT = {"share": "variance within rows that the fit leaves", "top_share": "of that in one direction"}
+_LEFT = {"share": "variance within rows that the fit leaves", "top_share": "of that in one direction"}
 OF_TOKENS = {"self": "own Jacobians", "same_input": "of one input", "same_output": "of one output"}
 
 # Position generalization
@@ -101,7 +101,7 @@ def _order(perturbation: Result) -> list[Group]:
     if not set(MOVED) <= set(own.data["condition"].values):
         return [Group("open", name="not all of words, index and features were moved")]
     at_few, at_more, at_many = (own("change", condition="words", ratio=ratio) for ratio in (few, above, many))
-    kept = Criterion.of(f"words at {few:.0%}", at_few, HARDLY, sign=-1, **ALONE)
+    kept = Criterion.of(f"words at {few:.0%}", at_few, _HARDLY, sign=-1, **ALONE)
     more = [Criterion.of(f"words at {above:.0%}", at_more, otherwise="held", **ALONE)] if above < many else []
     matters = Criterion.of(f"words at {many:.0%}", at_many, otherwise="held")
     index, features = (own("change", condition=one, ratio=many) for one in MOVED[1:])
@@ -113,7 +113,7 @@ def _order(perturbation: Result) -> list[Group]:
     alike = Criterion("index and features apart", apart, 0.25, sign=-1)
     # where neither costs more than in a null model, that they are alike says nothing
     are_alike = alike.holds and all(Criterion.of("", one, otherwise="held").holds for one in (index, features))
-    whole = kept.holds and at_more.value > HARDLY and are_alike
+    whole = kept.holds and at_more.value > _HARDLY and are_alike
     verdict = "held" if whole else "partly" if kept.holds or are_alike else "not held"
     return [Group(verdict, [kept, *more, matters, *both, alike])]
 
@@ -129,12 +129,12 @@ def _cloze(perturbation: Result) -> list[Group]:
     in_order = accuracy.sel(ratio=min(own.measure.ratios), drop=True)
     whole = own.number(in_order, own.bounds_of("cloze_accuracy"))
     at_few, at_more = (own.number(accuracy.sel(ratio=one, drop=True) - in_order) for one in (few, above))
-    kept = Criterion.of_end(f"change at {few:.0%}", at_few, -SLIGHT, beyond=None, digits=3)
-    still = Criterion.of_end(f"change at {above:.0%}", at_more, -SLIGHT, "high", beyond=None, digits=3)
+    kept = Criterion.of_end(f"change at {few:.0%}", at_few, -_SLIGHT, beyond=None, digits=3)
+    still = Criterion.of_end(f"change at {above:.0%}", at_more, -_SLIGHT, "high", beyond=None, digits=3)
     beyond = {"chance": [1 / N_CHOICES], **whole.by_null}
     in_order = Criterion.of("accuracy in order", whole, beyond=beyond, otherwise="held", digits=3)
     of_more = "partly" if still.holds else "held"
-    verdict = "not held" if at_few.high < -SLIGHT else of_more if kept.holds else "open"
+    verdict = "not held" if at_few.high < -_SLIGHT else of_more if kept.holds else "open"
     return [Group(verdict, [kept, still, in_order])]
 
 
@@ -196,14 +196,14 @@ def _transfer(slash_transfer: Result) -> list[Criterion | Group]:
     own, measure = slash_transfer.numbers, slash_transfer.measure
     heads = {at: int(measure.n_dominant(own, at, "natural").value) for at in measure.reached(own.data)}
     r = {at: measure.correlation(own, at) for at, n in heads.items() if n}
-    few = [at for at in r if heads[at] < FEWEST_HEADS]
+    few = [at for at in r if heads[at] < _FEWEST_HEADS]
     decides, beside = {"held": 0.9, "partly": 0.6}, {"otherwise": "held", **ALONE}
     found: list[Criterion | Group] = [
         Criterion.of(f"r at D = {at}", one, basis=counted(heads[at], "head"), **(beside if at in few else decides))
         for at, one in r.items()
     ]
     n_together = int(measure.n_dominant(own, few, "natural").value) if few else 0
-    if len(few) > 1 and n_together >= FEWEST_HEADS:
+    if len(few) > 1 and n_together >= _FEWEST_HEADS:
         mean = _weighted([r[at] for at in few], [heads[at] for at in few])
         found += [Criterion.of(f"mean r at D = {in_ranges(few)}", mean, basis=counted(n_together, "head"), **decides)]
     elif len(few) == len(r):
@@ -214,13 +214,10 @@ def _transfer(slash_transfer: Result) -> list[Criterion | Group]:
 def _weighted(numbers: Sequence[Number], weights: Sequence[int]) -> Number:
     """Return the weighted mean of numbers. Its ends are the means of their ends, as if all erred together: the widest
     that the interval can be."""
-    return Number(
-        *(float(np.average([getattr(one, end) for one in numbers], weights=weights)) for end in ENDS),
-        {
-            kind: tuple(np.average([one.by_null[kind] for one in numbers], axis=0, weights=weights).tolist())
-            for kind in numbers[0].by_null
-        },
-    )
+    value, low, high = (float(np.average([getattr(one, end) for one in numbers], weights=weights)) for end in ENDS)
+    of_kinds = {kind: np.array([one.by_null[kind] for one in numbers]) for kind in numbers[0].by_null}
+    nulls = {kind: np.average(of_kind, axis=0, weights=weights) for kind, of_kind in of_kinds.items()}
+    return Number(value, low, high, {kind: tuple(of_kind.tolist()) for kind, of_kind in nulls.items()})
 
 
 def _rank_one(cone: Result, side: str) -> Criterion:
@@ -416,7 +413,7 @@ POSITION = [
         ("perturbation",),
         _cloze,
         _no_cloze,
-        options={"perturbation": JUDGED_ORDER},
+        options={"perturbation": _JUDGED_ORDER},
     ),
     Claim(
         "position 6",
@@ -433,7 +430,9 @@ POSITION = [
         "not judged",
         ("residual",),
         lambda residual: [
-            Group("open", [Criterion.of(words, residual.numbers(name, **OUT), **ALONE) for name, words in LEFT.items()])
+            Group(
+                "open", [Criterion.of(words, residual.numbers(name, **OUT), **ALONE) for name, words in _LEFT.items()]
+            )
         ],
     ),
     Claim(
@@ -478,7 +477,7 @@ SLASH = [
         "end at least 2: held, 1.5: partly",
         ("cone",),
         lambda cone: [
-            Criterion.of_end(f"gain in W_{side.upper()}", cone.numbers("gain", side=side), **GAINED) for side in "qk"
+            Criterion.of_end(f"gain in W_{side.upper()}", cone.numbers("gain", side=side), **_GAINED) for side in "qk"
         ],
     ),
     Claim(

@@ -96,7 +96,7 @@ class Setup:
         }
         for name, written in seeds.items():
             if written is not None:
-                cut[name] = parse_seeds(written, f"--{name.replace('_', '-')}")
+                cut[name] = _parse_seeds(written, f"--{name.replace('_', '-')}")
         if self.first is not None:
             cut["first"] = int(self.first) if self.first.isdecimal() else self.first
         if self.null_device != "cpu":
@@ -348,12 +348,12 @@ def parse_heads(words: str | None) -> list[tuple[int, int]] | None:
     return None if words is None else [parse_head(name) for name in re.findall(r"\([^)]*\)|[^,]+", words)]
 
 
-def parse_seeds(words: str, name: str) -> Any:
+def _parse_seeds(words: str, name: str) -> Any:
     """'0,2' -> [0, 2]; 'none' -> []; 'random init: 0; shuffled matrices: 0-2' -> seeds by kind of null model."""
     if ":" in words:
         kinds = [part.partition(":") for part in words.split(";")]
         names = [kind.strip() for kind, _, _ in kinds]
         if twice := [kind for kind in names if names.count(kind) > 1]:
             raise InputError(f"{name} {words!r}: {twice[0]} is given twice; give all its seeds at once, such as 0,1")
-        return {kind.strip(): parse_seeds(seeds.strip(), name) for kind, _, seeds in kinds}
+        return {kind.strip(): _parse_seeds(seeds.strip(), name) for kind, _, seeds in kinds}
     return [] if words == "none" else parse_indices(words, name)

@@ -133,7 +133,7 @@ def netcdf_bytes(groups: Mapping[str, xr.Dataset]) -> bytes:
     return memory.getvalue() + b"\ntl_posgen sha256 %s\n" % hashlib.sha256(memory.getvalue()).hexdigest().encode()
 
 
-def in_single(data: xr.Dataset) -> xr.Dataset:
+def _in_single(data: xr.Dataset) -> xr.Dataset:
     """Return the dataset with large arrays of float64 in float32, which halves its file and keeps seven digits, but for
     arrays with numbers beyond float32; their attribute `stored` says so, and `read_netcdf` makes them float64 again.
     """
@@ -150,7 +150,7 @@ def results_bytes(results: Mapping[str, tuple[xr.Dataset, Mapping[str, Any]]], p
     attributes = {"format": FORMAT, "order": json.dumps(list(results)), "provenance": json.dumps(dict(provenance))}
     groups = {"/": xr.Dataset(attrs=attributes)}
     for name, (dataset, of_result) in results.items():
-        groups[name] = in_single(dataset).assign_attrs(provenance=json.dumps(dict(of_result)))
+        groups[name] = _in_single(dataset).assign_attrs(provenance=json.dumps(dict(of_result)))
     return netcdf_bytes(groups)
 
 
@@ -170,7 +170,7 @@ def read_netcdf(path: Path) -> dict[str, xr.Dataset]:
 
 
 def _in_double(data: xr.Dataset) -> xr.Dataset:
-    """Return the dataset with what `in_single` shortened as float64."""
+    """Return the dataset with what `_in_single` shortened as float64."""
     short = {name: one.astype(np.float64) for name, one in data.data_vars.items() if one.attrs.get("stored") == _SINGLE}
     for one in short.values():
         del one.attrs["stored"]

@@ -157,10 +157,10 @@ def seeds_by_kind(seeds: Seeds, shuffled: Sequence[int] | None = None) -> dict[s
         if SHUFFLED in given:
             raise InputError("null_seeds and shuffled_seeds both give seeds of shuffled weights; give one of them")
         given[SHUFFLED] = shuffled
-    return {kind: check_seeds(some, NULL_KINDS[kind].seeds) for kind, some in given.items()}
+    return {kind: _check_seeds(some, NULL_KINDS[kind].seeds) for kind, some in given.items()}
 
 
-def check_seeds(seeds: Any, name: str = "null_seeds") -> list[int]:
+def _check_seeds(seeds: Any, name: str = "null_seeds") -> list[int]:
     """Return seeds as a list; InputError for anything else than a sequence of different integers."""
     if not fits(seeds, Sequence[int]) or not all(0 <= seed < MOST_SEEDS for seed in seeds):
         raise InputError(f"{name}={seeds!r}: give whole numbers below 2^32, such as (0,) or (0, 1, 2), or () for none")

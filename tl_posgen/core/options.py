@@ -135,7 +135,7 @@ def refusal(value: Any, annotation: Any) -> str:
     else:
         kind = origin or annotation
         is_allowed = isinstance(value, kind) if isinstance(kind, type) else True
-    return "" if is_allowed else wanted_in_words(annotation)
+    return "" if is_allowed else _wanted_in_words(annotation)
 
 
 def _listed(annotation: Any) -> bool:
@@ -144,17 +144,17 @@ def _listed(annotation: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Sequence)
 
 
-def wanted_in_words(annotation: Any) -> str:
+def _wanted_in_words(annotation: Any) -> str:
     """Return an annotation as an error message says it."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return wanted_in_words(inside[0]) if _listed(inside[0]) else inside[1].words
+        return _wanted_in_words(inside[0]) if _listed(inside[0]) else inside[1].words
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(wanted_in_words(one) for one in inside))
+        return " or ".join(dict.fromkeys(_wanted_in_words(one) for one in inside))
     if origin is Literal:
         return f"one of {', '.join(map(repr, inside))}"
     if _listed(annotation):
-        return f"a list, each {wanted_in_words(inside[0])}"
+        return f"a list, each {_wanted_in_words(inside[0])}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "a mapping"
     return NAMES.get(annotation, str(getattr(annotation, "__name__", annotation)))

@@ -91,7 +91,7 @@ def code_of(measure: Measure) -> str | None:
     return digest.hexdigest()[:16]
 
 
-def with_measures(configuration: Mapping[str, Any], measures: Sequence[Measure]) -> dict[str, Any] | None:
+def _with_measures(configuration: Mapping[str, Any], measures: Sequence[Measure]) -> dict[str, Any] | None:
     """Return a configuration with options and code of measures; None where the code of one is not known."""
     codes = {measure.name: code_of(measure) for measure in measures}
     if None in codes.values():
@@ -148,7 +148,7 @@ class Parts:
 
         With a measure among them whose code is not known (see `code_of`) nothing is kept.
         """
-        depends_on = None if self.directory is None else with_measures(configuration, measures)
+        depends_on = None if self.directory is None else _with_measures(configuration, measures)
         if depends_on is None:
             return dict(make())
         return self._kept(name, depends_on, make, netcdf_bytes, read_datasets)
@@ -189,7 +189,7 @@ class Parts:
     ) -> xr.Dataset:
         """Return what a measure found under one condition, at these labels: finished before, or `make()`, which is kept
         until the part that `datasets` gives is finished, if it took WORTH_KEEPING seconds."""
-        depends_on = with_measures(configuration, [measure]) if self.directory is not None else None
+        depends_on = _with_measures(configuration, [measure]) if self.directory is not None else None
         if self.directory is None or depends_on is None:
             return make()
         folder = part_path(self.directory, name.rstrip(")"), depends_on).with_suffix("")

@@ -31,7 +31,7 @@ from tl_posgen.models.session import Session
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
 from tl_posgen.report.kinds import heat_maps, lines
 
-VERSIONS: dict[str, tuple[Norm, bool]] = {  # label -> norm, and whether A keeps its signs
+_VERSIONS: dict[str, tuple[Norm, bool]] = {  # label -> norm, and whether A keeps its signs
     "absolute": ("frobenius", False),
     "signed": ("frobenius", True),
     "trace": ("trace", False),
@@ -129,7 +129,7 @@ class JacobianMeasure(Measure):
 
     def by_k(self, pairs: Pairs, version: str, bases: Side) -> Float[np.ndarray, "k first other"]:
         """Return the coupling at every k, NaN on the diagonal: a Jacobian couples with itself by definition."""
-        norm, signed = VERSIONS[version]
+        norm, signed = _VERSIONS[version]
         found = np.stack([_as_numpy(pairs.coupling(k, norm, bases, signed=signed)) for k in self.ks])
         return found if bases == "chance" else np.where(np.eye(found.shape[-1], dtype=bool), np.nan, found)
 
@@ -255,9 +255,9 @@ class Coupling(JacobianMeasure):
             for token in tokens:  # the Jacobians of one token are held at a time
                 jacobians = self.jacobians(run, ids, token, token, streams)
                 pairs, sides = self.pairs(run, jacobians), get_args(Side)[:2]  # aligned, swapped
-                couplings = [[self.by_k(pairs, version, side) for side in sides] for version in VERSIONS]
+                couplings = [[self.by_k(pairs, version, side) for side in sides] for version in _VERSIONS]
                 negative = np.stack([_as_numpy(pairs.negative_share(k)) for k in self.ks])
-                chance = np.stack([self.by_k(pairs, one, "chance") for one in VERSIONS])
+                chance = np.stack([self.by_k(pairs, one, "chance") for one in _VERSIONS])
                 negative = np.where(np.eye(len(jacobians), dtype=bool), np.nan, negative)
                 arrays = {
                     "coupling": (("version", "bases", "k", "layer", "layer_2"), np.stack(couplings)),
@@ -270,7 +270,7 @@ class Coupling(JacobianMeasure):
                     for jacobian in jacobians:
                         x = x + jacobian.matvec(x[:, None])[:, 0]
                     arrays["linearisation"] = ((), torch.cosine_similarity(double(x), last, dim=0).item())
-                labels = {"version": list(VERSIONS), "bases": list(sides), "k": self.ks}
+                labels = {"version": list(_VERSIONS), "bases": list(sides), "k": self.ks}
                 found.append(xr.Dataset(arrays, {**labels, "layer": layers, "layer_2": layers}))
             # every token's path; the plane and the mean leave the first out, whose norm would dominate both as a sink's
             paths = streams.transpose(0, 1)

@@ -3,7 +3,7 @@
 import torch
 
 MOST = {"prompt": 2**20, "layer": 2**10, "side": 2}  # more than are ever run, so that no two places share a draw
-GOLDEN = 2654435769  # 2^32 / golden ratio: multiples of it lie far apart modulo 2^32
+_GOLDEN = 2654435769  # 2^32 / golden ratio: multiples of it lie far apart modulo 2^32
 
 
 def generator_at(seed: int, **place: int) -> torch.Generator:
@@ -17,4 +17,4 @@ def generator_at(seed: int, **place: int) -> torch.Generator:
     """
     for name, number in place.items():
         seed = seed * MOST[name] + number
-    return torch.Generator().manual_seed((seed + (seed >> 32) * GOLDEN) % 2**32)
+    return torch.Generator().manual_seed((seed + (seed >> 32) * _GOLDEN) % 2**32)

@@ -16,7 +16,7 @@ from tl_posgen.models.streaming.stream import streaming_by_policy
 
 Hooks: TypeAlias = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
 
-SWITCHES = {  # hook points that fire only where a method of the model has switched them on
+_SWITCHES = {  # hook points that fire only where a method of the model has switched them on
     "attn.hook_result": "set_use_attn_result",
     "hook_mlp_in": "set_use_hook_mlp_in",
     "hook_attn_in": "set_use_attn_in",
@@ -128,7 +128,7 @@ def _require_firing(session: Session, places: Sequence[Sequence[str]]) -> set[st
     silent = {name for name, point in asked.items() if id(point) not in fired}
     for some in places:
         if silent.issuperset(some):
-            switch = next((one for end, one in SWITCHES.items() if some[0].endswith(end)), None)
+            switch = next((one for end, one in _SWITCHES.items() if some[0].endswith(end)), None)
             remedy = f"model.{switch}(True) makes it fire" if switch else "choose another of model.hook_dict"
             more = f", nor do {len(some) - 1} others that the hook is at" if len(some) > 1 else ""
             raise InputError(f"{some[0]} does not fire in this model{more}, so its hook would change nothing; {remedy}")

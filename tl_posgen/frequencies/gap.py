@@ -29,7 +29,7 @@ from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.report.kinds import lines
 from tl_posgen.stats.intervals import FEWEST
 
-CONTEXTS = (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5)  # gaps, where none are given, over the training context
+_CONTEXTS = (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5)  # gaps, where none are given, over the training context
 TASKS = ("text", "copy")
 ACROSS = ("condition", "gap", "prompt")
 
@@ -130,7 +130,7 @@ class Gap(Interventions):
                 f"{self.name}: prompts of {n} tokens; give length={shortest} at least, or a smaller needle"
             )
         most = n_ctx - n if "absolute" in encoding else None
-        given = self.labels()["gap"] or [round(share * (n_ctx if most is None else most)) for share in CONTEXTS]
+        given = self.labels()["gap"] or [round(share * (n_ctx if most is None else most)) for share in _CONTEXTS]
         gaps = sorted({gap for gap in given if self.gaps is not None or most is None or gap <= most})
         if most is not None and gaps[-1] > most:
             raise InputError(

@@ -34,7 +34,7 @@ from tl_posgen.position.planes.planes import require_rope, require_rope_in_layer
 from tl_posgen.rope.rotation import complex_frequencies, complex_planes, real_coordinates
 
 BY_PLANE, BY_CONTEXT = (*HEAD, "plane"), ("context", *HEAD)
-VECTORS = ("q", "k", "v")
+_VECTORS = ("q", "k", "v")
 SETTLED = 8  # the queries before it see so few keys that the first one has a share of any softmax
 SINK = 0.3  # attention to the first token from which a head is a sink, as Gu et al. have it
 _SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
@@ -184,7 +184,7 @@ class PlaneUse(Measure):
     )
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"vector": VECTORS} | ({} if self.contexts is None else {"context": [*self.contexts]})
+        return {"vector": _VECTORS} | ({} if self.contexts is None else {"context": [*self.contexts]})
 
     def usual(self) -> Mapping[str, Any]:
         return {} if self.contexts is None else {"context": self.contexts[0]}
@@ -283,7 +283,7 @@ class PlaneUse(Measure):
                 )
             else:
                 said.append(f"Of {n_heads} heads, in the context of {context:,} tokens, {less}.")
-        q, k, v = (own("massive", vector=one) for one in VECTORS)
+        q, k, v = (own("massive", vector=one) for one in _VECTORS)
         return [
             *said,
             f"In its longest plane a head's mean query leads its mean key by a phase whose sine is {own('sine'):.2f}: "

@@ -15,7 +15,7 @@ from tl_posgen.models.loading.null_kinds import NULL_KINDS
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, error_bars, line, model_label
 from tl_posgen.report.head_figures import head_names
 
-PHASES = cyclical.HSV  # of angles: the two ends are one colour
+_PHASES = cyclical.HSV  # of angles: the two ends are one colour
 _MOST_KINDS = 3  # of layers beside each other
 _LEGEND_INSIDE = {"x": 0.99, "xanchor": "right", "y": 0.99, "bgcolor": "rgba(0,0,0,0)"}
 _LEGEND_BELOW = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "font_size": 11}
@@ -99,7 +99,7 @@ def draw_plane_use(result: Any) -> go.Figure:
     bar = {"title": "phase of q<br>before k", "thickness": 12, "tickvals": [-180, -90, 0, 90, 180], "ticksuffix": "°"}
     bar |= {"len": 1 / sum(rows), "lenmode": "fraction", "y": 1, "yanchor": "top"} if n_below else {}
     figure.update_layout(
-        coloraxis={"colorscale": PHASES, "cmin": -180, "cmax": 180, "colorbar": bar},
+        coloraxis={"colorscale": _PHASES, "cmin": -180, "cmax": 180, "colorbar": bar},
         legend=_LEGEND_BELOW if n_below else _LEGEND_INSIDE,
         barmode="group" if costs else "overlay",
         bargap=0,

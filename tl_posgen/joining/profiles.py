@@ -33,17 +33,17 @@ from tl_posgen.report.kinds import points
 from tl_posgen.rope.rotation import rotate, to_planes
 from tl_posgen.slash.slash import Slash
 
-PERIOD = 50
+_PERIOD = 50
 SINK = 0.3  # attention to the first token from which a query counts as sunk
 N_ROWS, LEAST_KEYS = 8, 4  # queries whose keys are permuted, keys that each sees at least
-SIDED = ("side", *HEAD)
-FROM_SLASH = ("r1", "slash_score", "slash_distance", "first_token")
-FROM_VARIANCE = ("mean_energy", "interaction", "position", "additive_r", "absolute")  # the last, if it was asked for
-REPEATED = {"previous_token": ("i-1", "prev"), "duplicate_token": ("i-T", "dup"), "induction": ("i-T+1", "ind")}
-METRICS = {  # of other papers: variable -> what it is, dims, paper
-    "massive": ("max_d / mean_d of |x_{:,d}| over tokens, before RoPE", SIDED, "arXiv 2502.01563"),
-    "concentration": ("sum_m |E z_m| / sum_m E|z_m|, before RoPE", SIDED, "arXiv 2604.04921"),
-    "slow_mean": ("share of energy in the mean of planes that turn less than once", SIDED, "arXiv 2503.01832"),
+_SIDED = ("side", *HEAD)
+_FROM_SLASH = ("r1", "slash_score", "slash_distance", "first_token")
+_FROM_VARIANCE = ("mean_energy", "interaction", "position", "additive_r", "absolute")  # the last, if it was asked for
+_REPEATED = {"previous_token": ("i-1", "prev"), "duplicate_token": ("i-T", "dup"), "induction": ("i-T+1", "ind")}
+_METRICS = {  # of other papers: variable -> what it is, dims, paper
+    "massive": ("max_d / mean_d of |x_{:,d}| over tokens, before RoPE", _SIDED, "arXiv 2502.01563"),
+    "concentration": ("sum_m |E z_m| / sum_m E|z_m|, before RoPE", _SIDED, "arXiv 2604.04921"),
+    "slow_mean": ("share of energy in the mean of planes that turn less than once", _SIDED, "arXiv 2503.01832"),
     "frequency_entropy": ("of p_m ~ E|q_m| E|k_m|, over ln M", HEAD, "ours"),
     "sink_rate": (f"share of queries with S_i0 > {SINK}", HEAD, "arXiv 2410.10781"),
     "positional": ("overlap by place with attention to permuted keys", HEAD, "arXiv 2511.11579"),
@@ -131,9 +131,9 @@ class Profiles(Measure):
     matrices = 2
     whole_rows = True
     variables = {
-        "r1": Variable("r1", "", "before RoPE, all tokens, see `slash`", SIDED),
+        "r1": Variable("r1", "", "before RoPE, all tokens, see `slash`", _SIDED),
         "mean_energy": Variable(
-            "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys, first token left out", SIDED
+            "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys, first token left out", _SIDED
         ),
         "interaction": Variable("interaction share", "", "see `variance`"),
         "position": Variable("position share", "", "see `variance`"),
@@ -148,11 +148,11 @@ class Profiles(Measure):
                 headline=name,
                 short=short,
             )
-            for name, (place, short) in REPEATED.items()
+            for name, (place, short) in _REPEATED.items()
         },
         **{
             name: Variable(name.replace("_", " "), "", f"{what}; {paper}", dims)
-            for name, (what, dims, paper) in METRICS.items()
+            for name, (what, dims, paper) in _METRICS.items()
         },
     }
     figures = {"scatter": scatter}
@@ -161,7 +161,7 @@ class Profiles(Measure):
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Profiles":
         n_first = len(start_of_texts(session))
         context, vocabulary = int(session.model.cfg.n_ctx), int(session.model.cfg.d_vocab)
-        period = self.period or min(PERIOD, (context - n_first) // 2, vocabulary)
+        period = self.period or min(_PERIOD, (context - n_first) // 2, vocabulary)
         if period > vocabulary or n_first + 2 * period > context:
             raise InputError(
                 f"profiles: period={period}: two blocks of different tokens do not fit into a vocabulary of "
@@ -185,8 +185,8 @@ class Profiles(Measure):
         run.capture(add_repeated, pattern, rows)
         if self.metrics == "literature":
             run.capture(lambda layer: on_text.add_layer(layer, _literature_metrics(layer, run.seed)), pattern)
-        data = xr.Dataset({name: slash[name] for name in FROM_SLASH})
-        data = data.merge(variance[[name for name in FROM_VARIANCE if name in variance]])
+        data = xr.Dataset({name: slash[name] for name in _FROM_SLASH})
+        data = data.merge(variance[[name for name in _FROM_VARIANCE if name in variance]])
         data = data.merge(repeated.means()).merge(on_text.means())
         return xr.Dataset({name: one.transpose(*self.variables[str(name)].dims) for name, one in data.items()})
 
@@ -194,7 +194,7 @@ class Profiles(Measure):
         on_text, *on_repeated = (
             f"{self.variables[name].label} {own.extreme(name):.2f}"
             f"{own.number(own.array(name).max(HEAD)).null_in_brackets:.2f}"
-            for name in ("slash_score", *REPEATED)
+            for name in ("slash_score", *_REPEATED)
         )
         return [f"Highest: {on_text}; on repeated random tokens {', '.join(on_repeated)}."]
 

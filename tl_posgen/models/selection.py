@@ -18,7 +18,7 @@ Layers: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | None
 Pair: TypeAlias = tuple[SupportsIndex, SupportsIndex]
 Head: TypeAlias = Pair | str
 Heads: TypeAlias = Head | Iterable[Head] | pd.DataFrame | None
-NAMED = 'name heads by layer and head: "L3H1", "3.1" or (3, 1), or a list of these'
+_NAMED = 'name heads by layer and head: "L3H1", "3.1" or (3, 1), or a list of these'
 
 
 def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = None) -> dict[int, list[int]]:
@@ -78,14 +78,14 @@ def named_heads(heads: Heads) -> list[tuple[int, int]]:
         given = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors
         # an iterator can be read once, and the choice is needed for each model
         if isinstance(given, bytes | Mapping | Iterator) or not isinstance(given, Iterable):
-            raise InputError(f"heads={given!r}: {NAMED}")
+            raise InputError(f"heads={given!r}: {_NAMED}")
         listed = list(given)
     if not listed:
         raise InputError("no heads chosen; leave heads out to have all")
     pairs = []
     for head in listed:
         if not isinstance(head, str | tuple | list):
-            raise InputError(f"heads={given!r}: {head!r} says no layer; {NAMED}")
+            raise InputError(f"heads={given!r}: {head!r} says no layer; {_NAMED}")
         pair = parse_head(head) if isinstance(head, str) else tuple(head)
         if len(pair) != 2:
             raise InputError(f"head {pair!r}: a pair is (layer, head)")

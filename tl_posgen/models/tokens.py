@@ -68,7 +68,7 @@ def to_prompts(
     texts = [prompts] if isinstance(prompts, str) else prompts
     first = session.choices.first if first is None else first
     is_text = isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts)
-    bos = bos_of(tokenizer) if is_text or (first is not None and tokenizer is not None) else []
+    bos = _bos_of(tokenizer) if is_text or (first is not None and tokenizer is not None) else []
     sources = [text_ids(tokenizer, text) for text in texts] if is_text else given_prompts(tokenizer, prompts)
     sources = [ids[len(bos) :] if ids[: len(bos)] == bos else ids for ids in sources]
     if first is not None:
@@ -164,13 +164,13 @@ def refuse_file_names(prompts: Any) -> None:
 
 
 def start_of_texts(session: Session) -> list[int]:
-    """Return what every text begins with: the token that was chosen for it (`first=`), else what `bos_of` gives."""
+    """Return what every text begins with: the token that was chosen for it (`first=`), else what `_bos_of` gives."""
     if (chosen := session.choices.first) is not None:
         return [chosen]
-    return [] if session.model.tokenizer is None else bos_of(session.model.tokenizer)
+    return [] if session.model.tokenizer is None else _bos_of(session.model.tokenizer)
 
 
-def bos_of(tokenizer: Any) -> list[int]:
+def _bos_of(tokenizer: Any) -> list[int]:
     """Return the tokens that the tokenizer puts in front of a text by itself: a BOS token, or none in most cases.
 
     They are those of its files, whatever the model says: for objects that it makes TransformerLens loads a tokenizer

@@ -16,9 +16,9 @@ from tl_posgen.report.page import InCell, figure_on_page, fill_page, table_on_pa
 from tl_posgen.report.tables import table_html, title
 from tl_posgen.report.terminal import print_frame
 
-TERM_PATTERNS = {"position": "", "key_part": "/", "query_key": "\\", "interaction": "x"}  # in grey print
-TERM_COLOURS = {"position": "#3b6fb6", "key_part": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
-TERM_COLOURS |= {"alibi": "#8b5fa8"}
+_TERM_PATTERNS = {"position": "", "key_part": "/", "query_key": "\\", "interaction": "x"}  # in grey print
+_TERM_COLOURS = {"position": "#3b6fb6", "key_part": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
+_TERM_COLOURS |= {"alibi": "#8b5fa8"}
 PARTS = "Terms by key, and those of one key by source and by plane"
 MOST_KEYS, MOST_SOURCES, MOST_ROWS, FEW_ROWS = 48, 16, 24, 8
 PRINTED_KEYS, PRINTED_TERMS = 12, 8
@@ -63,7 +63,7 @@ def draw_explanation(explanation: Explanation) -> go.Figure:
             values = rows.query("term == @term").set_index("label")["contribution"].reindex(order)
             hover = f"%{{x}}, {title(term)}: %{{y:.3f}}<extra></extra>"
             bar = go.Bar(x=order, y=values.values, name=title(term), hovertemplate=hover)
-            look = {"color": TERM_COLOURS.get(term, COLOURS[-1]), "pattern": {"shape": TERM_PATTERNS.get(term, ".")}}
+            look = {"color": _TERM_COLOURS.get(term, COLOURS[-1]), "pattern": {"shape": _TERM_PATTERNS.get(term, ".")}}
             panels.add(panel, bar.update(marker=look))
     score = data["score"].sel(key=shown).values
     marks = {"mode": "markers", "marker": {"color": "black", "size": 6, "symbol": "line-ew-open"}}
@@ -81,7 +81,7 @@ def colour_terms(explanation: Explanation) -> Any:
     terms = explanation.frame(("term",)).pivot(index="key", columns="term", values="contribution")
     named = {"score": explanation.data["score"].values}
     named |= {str(name): np.asarray(terms[name]) for name in terms}
-    order = ["score", *(name for name in TERM_COLOURS if name in named)]
+    order = ["score", *(name for name in _TERM_COLOURS if name in named)]
     reach = float(np.quantile(abs(np.stack([named[name] for name in order])), 0.98)) or 1.0  # one scale for all
     ends = {"min_value": -reach, "max_value": reach}
     pages = [titled(token_colours(tokens, np.asarray(named[name]), **ends), title(name)) for name in order]

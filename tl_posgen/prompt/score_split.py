@@ -26,7 +26,7 @@ from tl_posgen.prompt.numbers import TERMS, split_terms
 from tl_posgen.residual.reference import Reference, given_reference
 
 DIMS = ("head", "query", "key")
-DESCRIPTIONS = {
+_DESCRIPTIONS = {
     "score": "the model's own, scaled, before the mask: the sum of all parts",
     "position": "q conj(kbar) u(d): the query and the distance, whatever the key",
     "key_part": "qbar conj(k - kbar) ubar: the key's own part of content",
@@ -146,7 +146,7 @@ def _split_of_capture(session: Session, capture: LayerCapture, reference: Refere
     parts["content"] = parts["key_part"] + parts["query_key"]
     if geometry.soft_cap is not None:
         parts["capped"] = used
-    labelled = ((name, part, {"description": DESCRIPTIONS[name]}) for name, part in parts.items())
+    labelled = ((name, part, {"description": _DESCRIPTIONS[name]}) for name, part in parts.items())
     data = {
         name: (DIMS, double(part).masked_fill(~visible, torch.nan).cpu().numpy(), {"units": "logits", **told})
         for name, part, told in labelled
@@ -190,7 +190,7 @@ def note_of(capture: LayerCapture) -> str:
 
 
 Part = Literal["position", "key_part", "query_key", "content", "interaction"]
-OF_PART = {"content": ("key_part", "query_key")} | {term: (term,) for term in TERMS}
+_OF_PART = {"content": ("key_part", "query_key")} | {term: (term,) for term in TERMS}
 
 
 @printing_call
@@ -230,7 +230,7 @@ def patch_parts(
     """
     if isinstance(parts, str) or not parts or not set(parts) <= set(get_args(Part)):
         raise InputError(f"parts {parts!r}: give a list of any of {', '.join(get_args(Part))}")
-    terms = sorted({term for part in parts for term in OF_PART[part]})
+    terms = sorted({term for part in parts for term in _OF_PART[part]})
     session = open_session(model)
     selected = select_heads(session, heads=heads)
     row, captures = one_prompt(session, from_prompt), list[LayerCapture]()

@@ -23,7 +23,7 @@ from tl_posgen.rope.splits import DistanceDistribution, triangle, uniform
 SIDES: tuple[Side, Side] = ("q", "k")
 Distances = Literal["uniform", "causal", "attention"]
 USUAL_LENGTH, USUAL_PROMPTS = 256, 8
-MOST_CHARACTERS = 64  # of a token, on average over a text
+_MOST_CHARACTERS = 64  # of a token, on average over a text
 BUNDLED = "the bundled book, Alice's Adventures in Wonderland"
 
 
@@ -124,7 +124,7 @@ def reference_of(
         raise InputError(f"distances {distances!r}: choose uniform, causal or attention")
     session, given = open_session(model), bundled_text() if text is None else text
     usual, tokenizer = session.limit.cut(USUAL_LENGTH), session.model.tokenizer
-    is_book = isinstance(given, str) and len(given) > MOST_CHARACTERS * usual  # whose tokens need not be counted
+    is_book = isinstance(given, str) and len(given) > _MOST_CHARACTERS * usual  # whose tokens need not be counted
     if length is None and isinstance(given, str) and not is_book and len(text_ids(tokenizer, given)) < usual:
         rows = to_prompts(session, given)  # one, as it is
     else:

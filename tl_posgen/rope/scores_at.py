@@ -14,7 +14,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate, rotate_by
 
-QUERY_BLOCK = 128
+_QUERY_BLOCK = 128
 
 
 def scores_at_positions(
@@ -135,7 +135,7 @@ def scores_at(
     offset = (matrix - own).tril(before)
     first, *others = offset.unique().tolist()
     if len(others) >= len(rope.inv_freq):
-        blocks = [slice(start, start + QUERY_BLOCK) for start in range(0, len(queries), QUERY_BLOCK)]
+        blocks = [slice(start, start + _QUERY_BLOCK) for start in range(0, len(queries), _QUERY_BLOCK)]
         return torch.cat([_scores_at_matrix(q[:, at], k, rope, scale, matrix[at]) for at in blocks], dim=1)
     total = scores_at_positions(q, k, rope, scale, queries + first, keys)
     for value in others:

@@ -18,7 +18,7 @@ from tl_posgen.rope.splits import DistanceDistribution, split_scores
 
 Rule = Literal["window", "sinks", "slashes", "vertical", "slashes_and_vertical", "mean_query", "position_and_content"]
 RULES: tuple[Rule, ...] = get_args(Rule)  # the cheapest first
-N_SINKS = 4
+_N_SINKS = 4
 _STEP = 2.0**-10  # logits: equal keys, such as a token's in the first layer, are equal whatever rounding makes of them
 
 
@@ -77,7 +77,7 @@ def rule_scores(
     position = torch.arange(n, device=q.device)
     if rule in ("window", "sinks"):
         near = (-distance).to(q).expand(len(q), -1, -1)
-        return near if rule == "window" else torch.where(position < N_SINKS, (N_SINKS - position).to(near), near)
+        return near if rule == "window" else torch.where(position < _N_SINKS, (_N_SINKS - position).to(near), near)
     if rule == "vertical":
         keys = (_vertical(k, means, rope, scale) / _STEP).round() * _STEP
         return keys[:, None].expand(-1, q.shape[1], -1)

@@ -39,7 +39,7 @@ WORDS = {  # rule -> its name in sentences, tables and figures
     "drawn": "drawn keys",
     "oracle": "best keys",
 }
-SMALLEST = 1e-300  # attention; of none at all, a rule recalls 0
+_SMALLEST = 1e-300  # attention; of none at all, a rule recalls 0
 BLOCK = 256  # queries whose attention is in memory
 Calibration = Mapping[int, tuple[list[int], Means]]  # layer -> its heads and their means
 
@@ -313,7 +313,7 @@ class Rules(Interventions):
             pattern = double(capture.pattern_rows(start, stop))
             both = torch.stack([pattern, pattern])
             both[1, ..., 0] = 0
-            best = both.topk(self.budget).values.sum(-1).clamp(min=SMALLEST)
+            best = both.topk(self.budget).values.sum(-1).clamp(min=_SMALLEST)
             n_queries += counted.sum()
             for number, rule in enumerate(rules):
                 kept = best_keys(_ranks_by(rule, rows, own, calibration, seed), visible, self.budget).to(device)

@@ -33,13 +33,13 @@ from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES
 
 Scheme = Literal["thirds", "wavelength"]
 _BAND_KINDS = {"drop": "without", "freeze": "unrotated", "keep": "only"}
-WHOLE_KINDS = {
+_WHOLE_KINDS = {
     "rank_one": "Q, K of rank one",
     "no_rope": "RoPE removed",
     "means": "Q, K their means",
     "means_no_rope": "Q, K their means with RoPE removed",
 }
-WORDS = WHOLE_KINDS | _BAND_KINDS
+WORDS = _WHOLE_KINDS | _BAND_KINDS
 _WITHOUT_PLANES = ["unchanged", "rank_one", "means"]
 _ROWS = ("condition", *HEAD)
 
@@ -55,7 +55,7 @@ def ablations(schemes: Sequence[str], n: int = 0) -> dict[str, tuple[str, Callab
         by_thirds = scheme == "thirds"
         return lambda rope: (bands_by_thirds(len(rope.inv_freq)) if by_thirds else bands_by_wavelength(rope, n))[number]
 
-    whole = [("unchanged", "none"), *((kind, kind) for kind in WHOLE_KINDS)]
+    whole = [("unchanged", "none"), *((kind, kind) for kind in _WHOLE_KINDS)]
     found = {name: (kind, lambda rope: torch.ones_like(rope.inv_freq, dtype=torch.bool)) for name, kind in whole}
     banded = {
         f"{kind} {band}, {scheme}": (kind, planes_of(scheme, number))
@@ -69,7 +69,7 @@ def _shown(own: Numbers, of: str) -> xr.DataArray:
     unchanged, each model's own, or the mean over heads."""
     score = own.array("slash_score", condition=None).stack(place=HEAD)
     strongest = score.sel(condition="unchanged", drop=True).fillna(-1).argmax("place")
-    kinds = ["unchanged", *(f"drop {band}, thirds" for band in BANDS), *WHOLE_KINDS]
+    kinds = ["unchanged", *(f"drop {band}, thirds" for band in BANDS), *_WHOLE_KINDS]
     score = score.sel(condition=[kind for kind in kinds if kind in score["condition"]])
     return score.mean("place") if of == "mean over heads" else score.isel(place=strongest)
 
@@ -153,7 +153,7 @@ class SlashAblation(Measure):
         best = own.extreme("slash_score")
         head = own.data.sel(layer=best.layer, head=best.head)
         scores = head["slash_score"].to_series()
-        parts = [f"{words} {scores[kind]:.3f}" for kind, words in WHOLE_KINDS.items() if kind in scores]
+        parts = [f"{words} {scores[kind]:.3f}" for kind, words in _WHOLE_KINDS.items() if kind in scores]
         strongest = own.number(own.array("slash_score").max(HEAD))
         nulls = in_brackets(f"strongest of {strongest.null:.3f}" if strongest.nulls else "")
         lines = [

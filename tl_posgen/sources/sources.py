@@ -40,11 +40,11 @@ from tl_posgen.sources.numbers import TERMS, source_form, source_weights
 from tl_posgen.stats.correlations import spearman
 
 TermName = Literal["position", "content", "interaction", "key"]
-SIDE_WORDS = {"k": "keys", "q": "queries"}
+_SIDE_WORDS = {"k": "keys", "q": "queries"}
 WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key part"}
 DIMS = ("tokens", "side", "term", *HEAD)
-OF_SOURCE = (*HEAD, "source")
-PREDICTORS = {"position share": "share", "energy of the constant": "constant_energy"}  # of the fall -> its variable
+_OF_SOURCE = (*HEAD, "source")
+_PREDICTORS = {"position share": "share", "energy of the constant": "constant_energy"}  # of the fall -> its variable
 UNTOUCHED = "untouched"
 MOST_LAYERS, MOST_SOURCES = 8, 3  # that a sentence names; that a row of the table has
 NO_TURN = "nothing rotates, so position and interaction are zero by construction and have no sources; content has."
@@ -112,10 +112,10 @@ class Sources(Measure):
         "mean_square": Variable("E w^2", "logits^2", "of the part of the score that the term is", DIMS),
         "fall": Variable(
             *("fall of the slash score", "", "1 - score without the source's constant in the keys / score"),
-            OF_SOURCE,
+            _OF_SOURCE,
             interval=True,
         ),
-        "constant_energy": Variable("energy of the constant", "", "|E k_s|^2", OF_SOURCE),
+        "constant_energy": Variable("energy of the constant", "", "|E k_s|^2", _OF_SOURCE),
         "rho": Variable(
             *("Spearman's rho with the fall", "", "over all heads and sources of layers with several sources"),
             ("predictor",),
@@ -135,7 +135,7 @@ class Sources(Measure):
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"side": list(self.sides), "term": list(self.terms), "predictor": list(PREDICTORS)}
+        return {"side": list(self.sides), "term": list(self.terms), "predictor": list(_PREDICTORS)}
 
     def usual(self) -> Mapping[str, Any]:
         return {"tokens": TOKENS[1], "side": self.sides[0], "term": self.terms[0]}
@@ -252,7 +252,7 @@ class Sources(Measure):
             tops = [(layer, of[0]) for layer in layers if (of := top_of(own, side, term, layer, 1))]
             if not tops:
                 lines.append(
-                    f"No head's scores have {WORDS[term]} that a source could write through {SIDE_WORDS[side]}."
+                    f"No head's scores have {WORDS[term]} that a source could write through {_SIDE_WORDS[side]}."
                 )
                 continue
             places = np.unique(np.linspace(0, len(tops) - 1, MOST_LAYERS).round().astype(int))
@@ -263,12 +263,12 @@ class Sources(Measure):
             null = f" (random init, its own largest: {'; '.join(parts)})" if parts else ""
             absolute = self.absolute(own, side=side, term=term, layer=[layer for layer, _ in tops])
             lines += [
-                f"Who writes {WORDS[term]} through {SIDE_WORDS[side]}, the source with the largest mean share over the "
-                f"heads of a layer: {words}{null}.",
+                f"Who writes {WORDS[term]} through {_SIDE_WORDS[side]}, the source with the largest mean share over "
+                f"the heads of a layer: {words}{null}.",
                 f"Shares add up to 1, and without their signs to {absolute:.2f}: above 1, sources cancel.",
             ]
         if "rho" in own:
-            parts = ", ".join(f"{name} {own('rho', predictor=name):.2f}" for name in PREDICTORS)
+            parts = ", ".join(f"{name} {own('rho', predictor=name):.2f}" for name in _PREDICTORS)
             lines.append(f"Rank correlation with the fall of the slash score without a source's constant: {parts}.")
         return lines
 
@@ -311,9 +311,9 @@ def _checked(sums: Sums, share: xr.DataArray) -> xr.Dataset:
         arrays = {"fall": (("source", "head"), fall.numpy()), "constant_energy": (("source", "head"), energy.numpy())}
         labels = {"layer": layer, "head": sums.layers[layer][1], "source": list(constants.names)}
         found.append(xr.Dataset(arrays, labels))
-    data = sums.join_layers(found).reindex(source=share["source"]).transpose(*OF_SOURCE)
+    data = sums.join_layers(found).reindex(source=share["source"]).transpose(*_OF_SOURCE)
     columns = [share, data["constant_energy"], data["fall"].where(share.notnull().sum("source") > 1)]
-    *predictors, fall = torch.from_numpy(np.stack([one.transpose(*OF_SOURCE).values.ravel() for one in columns]))
+    *predictors, fall = torch.from_numpy(np.stack([one.transpose(*_OF_SOURCE).values.ravel() for one in columns]))
     both = [torch.stack([one, fall]) for one in predictors]
     rho = [float(spearman(*one[:, one.isfinite().all(0)])) for one in both]
-    return data.assign(rho=xr.DataArray(rho, {"predictor": list(PREDICTORS)}))
+    return data.assign(rho=xr.DataArray(rho, {"predictor": list(_PREDICTORS)}))

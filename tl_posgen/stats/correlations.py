@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from tl_posgen.arithmetic import DOUBLE, double
 
-EQUAL = 1e-12  # relative difference of what is equal but for rounding
+_EQUAL = 1e-12  # relative difference of what is equal but for rounding
 ROUNDING = 1e-10  # of a column's spread: less than this is left of one that controls explain
 
 
@@ -51,7 +51,7 @@ def ranks(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
         [2.5, 1.0, 2.5]
     """
     ordered, order = x.sort(-1)
-    apart = ~ordered[..., :-1].isclose(ordered[..., 1:], rtol=EQUAL, atol=0)
+    apart = ~ordered[..., :-1].isclose(ordered[..., 1:], rtol=_EQUAL, atol=0)
     group = pad(apart.long().cumsum(-1), (1, 0))[..., : x.shape[-1]]  # of equal values, in ascending order
     size = torch.zeros_like(group).scatter_add(-1, group, torch.ones_like(group))
     rank = double(2 * size.cumsum(-1) - size + 1) / 2
@@ -111,7 +111,7 @@ def partial_correlation(
     kept = basis.U[:, basis.S > ROUNDING]
     left = centred - kept @ (kept.mT @ centred)
     spread, lengths = centred.norm(dim=0), left.norm(dim=0)
-    varied = spread > EQUAL * columns.norm(dim=0)
+    varied = spread > _EQUAL * columns.norm(dim=0)
     defined = bool((varied & (lengths > ROUNDING * spread)).all())
     r = max(-1.0, min(1.0, float(left[:, 0] @ left[:, 1] / lengths.prod()))) if defined else math.nan
     low, high = fisher_interval(torch.tensor(r, dtype=DOUBLE), n - c)

@@ -24,8 +24,8 @@ Ends = tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]  # lo
 
 FEWEST = 4  # prompts, or groups of them: fewer leave intervals too wide to say anything
 MOST_GROUPS = 6
-T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)  # of Student's t, 1 to 9 degrees
-Z_975 = 1.959964
+_T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)  # of Student's t, 1 to 9 degrees
+_Z_975 = 1.959964
 
 
 def prompts_per_group(n: int) -> int:
@@ -65,10 +65,10 @@ def t_975(degrees: Int[np.ndarray, "*measure"] | int) -> Float[np.ndarray, "*mea
     Source: Abramowitz & Stegun 1964, 26.7.5.
     """
     degrees = np.asarray(degrees)
-    z, n = Z_975, np.maximum(degrees, 1)
+    z, n = _Z_975, np.maximum(degrees, 1)
     g = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     expanded = z + sum(term / n ** (k + 1) for k, term in enumerate(g))
-    return np.where(degrees < 1, np.nan, np.where(degrees > 9, expanded, np.take(T_975, n - 1, mode="clip")))
+    return np.where(degrees < 1, np.nan, np.where(degrees > 9, expanded, np.take(_T_975, n - 1, mode="clip")))
 
 
 def mean_interval(values: Float[np.ndarray, "prompt *measure"], bounds: Bounds | None = None) -> Ends:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tl_posgen.stats.correlations import pearson
 
-BESIDE = 3  # distances that one is held against
+_BESIDE = 3  # distances that one is held against
 
 
 def scores_at(
@@ -32,7 +32,7 @@ def contrast_at(
 
     Source: ours.
     """
-    beside = [scores_at(q, k, rows, distance + more).mean(1) for more in range(1, BESIDE + 1)]
+    beside = [scores_at(q, k, rows, distance + more).mean(1) for more in range(1, _BESIDE + 1)]
     return scores_at(q, k, rows, distance).mean(1) - torch.stack(beside).mean(0)
 
 

@@ -38,11 +38,11 @@ from tl_posgen.rope.scores_at import unturned
 from tl_posgen.stats.correlations import pearson
 
 PARTS = ("distance", "key", "distance × key")
-LIMITS = (1, 2, 4, 8, 16, 32, 64, 128)
+_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128)
 BOTH = ("tokens", *HEAD)
-KEY_PART = "corr of M with its key part, each distance's mean removed, sqrt(key / (key + distance × key))"
-AGREEMENT = "corr over keys of M at d0 with M at the other, mean over queries"
-REFIT = "corr of c with that of a fit with every pair at d0, both without a linear trend"
+_KEY_PART = "corr of M with its key part, each distance's mean removed, sqrt(key / (key + distance × key))"
+_AGREEMENT = "corr over keys of M at d0 with M at the other, mean over queries"
+_REFIT = "corr of c with that of a fit with every pair at d0, both without a linear trend"
 CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1)}
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 _curves: Any = partial(layer_curves, log_x=True, share=1.0)
@@ -127,17 +127,19 @@ class DummyDistance(Interventions):
     """
 
     distances: Annotated[Sequence[NonNegative], Each()] | None = None
-    limits: Annotated[Sequence[NonNegative], Each()] = LIMITS
+    limits: Annotated[Sequence[NonNegative], Each()] = _LIMITS
     longest: Count | None = None
 
     question = "Does the key part stay when the distance changes?"
     matrices = 7
     variables = {
         "additive_r": Variable("additive r", "", "corr of M with its best additive fit", BOTH, **SHARE),
-        "key_part_r": Variable("key part r", "", KEY_PART, BOTH, **SHARE),
+        "key_part_r": Variable("key part r", "", _KEY_PART, BOTH, **SHARE),
         "share": Variable("share of M's variance", "", "of each part", ("tokens", "part", *HEAD), **SHARE),
-        "key_agreement": Variable("agreement of the key part", "", AGREEMENT, (*BOTH, "d0", "other_d0"), **CORRELATION),
-        "refit_r": Variable("agreement of c, fitted again", "", REFIT, (*BOTH, "d0"), **CORRELATION),
+        "key_agreement": Variable(
+            "agreement of the key part", "", _AGREEMENT, (*BOTH, "d0", "other_d0"), **CORRELATION
+        ),
+        "refit_r": Variable("agreement of c, fitted again", "", _REFIT, (*BOTH, "d0"), **CORRELATION),
         "curve": Variable(
             "score by distance", "logits", "mean score of visible pairs, all put at d", (*HEAD, "distance")
         ),

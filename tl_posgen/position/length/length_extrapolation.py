@@ -42,15 +42,15 @@ from tl_posgen.report.kinds import lines
 
 SHORT = 256  # tokens
 N_PROMPTS = 4  # of one text, where n_prompts is left out: few have more prompts of several training lengths
-BINS_INSIDE = 4
-LEAST = 2 * BINS_INSIDE
-KEPT_INSIDE = 64  # positions per training length whose outputs are kept in the shown layers
-DRIFT = ("frechet", "mahalanobis", "norm_ratio")
-ATTENTION = ("entropy", "normaliser")
+_BINS_INSIDE = 4
+LEAST = 2 * _BINS_INSIDE
+_KEPT_INSIDE = 64  # positions per training length whose outputs are kept in the shown layers
+_DRIFT = ("frechet", "mahalanobis", "norm_ratio")
+_ATTENTION = ("entropy", "normaliser")
 TOLERATED = 0.05  # of the variance inside; a tolerance, as without drift half of the heads are above their noise level
 SEGMENT, BIN = ("condition", *HEAD, "segment"), ("condition", *HEAD, "bin")
-POINT = ("condition", "shown_layer", "prompt", "position", "axis")
-PLANE = (
+_POINT = ("condition", "shown_layer", "prompt", "position", "axis")
+_PLANE = (
     "of a layer's heads side by side, on the first two principal components of the unchanged model's in the second "
     "half of the training length; up to 64 positions of each training length"
 )
@@ -83,7 +83,7 @@ def _by_condition(**titles: str) -> Callable[[Any], dict[str, Any]]:
         array = own.array(name, condition=condition)
         if name == "frechet":
             array = array / own.array("noise_level")
-        return array.median(HEAD) if name in DRIFT else array
+        return array.median(HEAD) if name in _DRIFT else array
 
     def of_result(result: Any) -> dict[str, Any]:
         conditions = result.own["condition"].values.tolist()
@@ -212,7 +212,7 @@ class LengthExtrapolation(Measure):
             "Mahalanobis distance", "", "root mean square, over that inside: 1 is no drift", SEGMENT
         ),
         "norm_ratio": Variable("norm ratio", "", "mean |o| over mean |o| inside", SEGMENT),
-        "plane_coordinates": Variable("outputs in their principal plane", "standard deviations inside", PLANE, POINT),
+        "plane_coordinates": Variable("outputs in their principal plane", "standard deviations inside", _PLANE, _POINT),
         "plane_share": Variable("share of the plane", "", "of the variance of the outputs inside", ("shown_layer",)),
         "noise_level": Variable("noise level", "", "Frechet distance between two halves of the outputs inside"),
     }
@@ -297,7 +297,7 @@ class LengthExtrapolation(Measure):
         inside, hooks = n // self.times, self.hooks(run)
         layers = list(select_heads(run.session, **where))
         shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
-        step, width = -(-inside // KEPT_INSIDE), inside // BINS_INSIDE
+        step, width = -(-inside // _KEPT_INSIDE), inside // _BINS_INSIDE
         kept, starts = torch.arange(step - 1, n, step), range(0, n - 1, width)
         reference = (kept >= inside // 2) & (kept < inside)
         planes, of_condition = dict[int, OutputPlane](), dict[str, Sums]()
@@ -326,7 +326,7 @@ class LengthExtrapolation(Measure):
                     moments[place] = moments[place] + found if place in moments else found
                 bins = [torch.stack([one[:, at : at + width].mean(-1) for at in starts], -1) for one in by_query]
                 layer.prompt = number
-                sums.add_layer(layer, dict(zip(ATTENTION, bins, strict=True)))
+                sums.add_layer(layer, dict(zip(_ATTENTION, bins, strict=True)))
 
             for number, row in enumerate(run.rows):
                 tokens = row[None].to(session.device)
@@ -344,7 +344,7 @@ class LengthExtrapolation(Measure):
             for layer, unchanged in halves.items():
                 of_both = [(moments[layer, 0, at], moments[layer, 1, at]) for at in range(self.times)]
                 drifts = [output_drift(unchanged, one) for one in of_both]
-                drift[layer] = {name: torch.stack([one[name] for one in drifts], -1) for name in DRIFT}
+                drift[layer] = {name: torch.stack([one[name] for one in drifts], -1) for name in _DRIFT}
             loss = np.array(losses)  # query t predicts target t, so the last has none
             by_bin = np.stack([loss[:, start : min(start + width, n)].mean(-1) for start in starts], -1)
             by_segment = np.stack([loss[:, start : start + inside].mean(-1) for start in range(0, n, inside)], -1)
@@ -353,7 +353,7 @@ class LengthExtrapolation(Measure):
             return {
                 "loss": xr.DataArray(by_bin, {"bin": starts}, ("prompt", "bin")),
                 "segment_loss": xr.DataArray(by_segment, {"segment": range(self.times)}, ("prompt", "segment")),
-                **{name: sums.mean(name, (*HEAD, "bin")).assign_coords(bin=starts) for name in ATTENTION},
+                **{name: sums.mean(name, (*HEAD, "bin")).assign_coords(bin=starts) for name in _ATTENTION},
                 **{str(name): one for name, one in sums.variables_of(drift, (*HEAD, "segment")).items()},
                 "plane_coordinates": xr.DataArray(points, labels, ("shown_layer", "prompt", "position", "axis")),
             }

@@ -21,9 +21,9 @@ from tl_posgen.position.order.numbers import Disturbance
 
 ITEMS_OF_INITS = 200  # at most, as they are at chance
 N_CHOICES = 4
-LEAST_LETTERS = 4
+_LEAST_LETTERS = 4
 AT_ONCE = 16  # rows of one forward pass
-TRIED = 4  # passages tried per wanted item, as some are too long for the model
+_TRIED = 4  # passages tried per wanted item, as some are too long for the model
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeI
     rng = np.random.default_rng(seed)
     for end in rng.permutation(np.arange(words, len(tokens))):
         *before, answer = (re.sub(r"[^a-z]", "", token.lower()) for token in tokens[end - words : end + 1])
-        others = sorted({word for word in before if len(word) >= LEAST_LETTERS and word != answer})
-        if len(answer) < LEAST_LETTERS or answer not in before or len(others) < N_CHOICES - 1:
+        others = sorted({word for word in before if len(word) >= _LEAST_LETTERS and word != answer})
+        if len(answer) < _LEAST_LETTERS or answer not in before or len(others) < N_CHOICES - 1:
             continue
         choices = [answer, *rng.choice(others, N_CHOICES - 1, replace=False).tolist()]
         order = rng.permutation(N_CHOICES).tolist()
@@ -97,7 +97,7 @@ def encoded_items(session: Session, prompts: Any, n: int, seed: int = 0) -> list
     elif not text and session.model.tokenizer is not None:
         rows = given_prompts(session.model.tokenizer, prompts)
         text = "\n".join(session.model.tokenizer.batch_decode(rows, skip_special_tokens=True))
-    every = (encode(session, item) for item in islice(cloze_items(text, seed=seed), TRIED * n))
+    every = (encode(session, item) for item in islice(cloze_items(text, seed=seed), _TRIED * n))
     return list(islice((one for one in every if len(one.longest) <= session.model.cfg.n_ctx), n))
 
 

@@ -31,7 +31,7 @@ from tl_posgen.rope.scores_at import scores_at_positions
 
 Condition = Literal["tokens", "words", "positions", "key_positions", "jitter", "position_part"]
 CONDITIONS: tuple[str, ...] = get_args(Condition)
-OF_TEXT = ("tokens", "words")
+_OF_TEXT = ("tokens", "words")
 
 
 @printing_call
@@ -135,17 +135,17 @@ def conditions_for(
     Swapped text reaches all layers and heads: where some are chosen it is left out, or refused if it was asked for.
     """
     everywhere = layers is None and heads is None
-    of_text = [one for one in OF_TEXT if everywhere and (one == "tokens" or session.model.tokenizer is not None)]
-    of_positions = [one for one in CONDITIONS if one not in OF_TEXT]
+    of_text = [one for one in _OF_TEXT if everywhere and (one == "tokens" or session.model.tokenizer is not None)]
+    of_positions = [one for one in CONDITIONS if one not in _OF_TEXT]
     wanted = [*of_text, *of_positions] if conditions is None else list(conditions)
-    if not everywhere and (swapped := [one for one in wanted if one in OF_TEXT]):
+    if not everywhere and (swapped := [one for one in wanted if one in _OF_TEXT]):
         raise InputError(
             f"condition {swapped[0]!r}: swapped text reaches every layer and head; leave layers and heads out, "
             f"or choose from {', '.join(of_positions)}"
         )
     if "words" in wanted:
         _require_tokenizer(session)
-    if set(wanted) <= set(OF_TEXT):
+    if set(wanted) <= set(_OF_TEXT):
         return wanted
     try:
         permute_positions(session, torch.arange(2), layers=layers, heads=heads)  # refused where scores know no distance
@@ -196,7 +196,7 @@ def disturb(
     n = tokens.shape[-1]
     permutations = torch.stack([one.permutation[:n] for one in drawn])
     where: dict[str, Any] = {"layers": layers, "heads": heads}
-    if condition in OF_TEXT:
+    if condition in _OF_TEXT:
         return tokens.gather(-1, permutations), []
     if condition == "jitter":
         distances = [one.distances[:n, :n] for one in drawn if one.distances is not None]

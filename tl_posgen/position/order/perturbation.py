@@ -32,8 +32,8 @@ FEW, MANY = 0.05, 0.2  # shares that sentences name: the paper's claim has them 
 SHOWN = 0.1  # the ratio nearest to this is shown by token
 DIMS, CLOZE = ("condition", "reach", "ratio", "draw", "prompt"), ("condition", "ratio", "item")
 TOKEN = ("condition", "shown_target")
-RIGHT = "whether the right choice has the highest sum of ln p, widest reach"
-WITH_SENTENCE: tuple[Condition, ...] = ("words", "positions")
+_RIGHT = "whether the right choice has the highest sum of ln p, widest reach"
+_WITH_SENTENCE: tuple[Condition, ...] = ("words", "positions")
 WORDS = {
     "tokens": "swapped tokens (T)",
     "words": "swapped words (T)",
@@ -124,7 +124,7 @@ class Perturbation(Measure):
         "loss": Variable("loss", "nats", "per token, nothing moved", ("prompt",)),
         "token_change": Variable("change of the loss", "nats", "per token, first prompt", TOKEN),
         "token_text": Variable("tokens shown", dims=TOKEN),
-        "cloze_accuracy": Variable("cloze accuracy", "", RIGHT, CLOZE, bounds=(0, 1)),
+        "cloze_accuracy": Variable("cloze accuracy", "", _RIGHT, CLOZE, bounds=(0, 1)),
         "cloze_log_likelihood": Variable("ln p of the right choice", "nats", "per token", CLOZE, bounds=(-np.inf, 0)),
     }
     token_view = tokens_by_condition(WORDS)
@@ -255,7 +255,7 @@ class Perturbation(Measure):
 
     def findings(self, own: Numbers) -> list[str]:
         found, (few, many, most) = [], self.few_many_most
-        for condition in (one for one in WITH_SENTENCE if one in own.data["condition"].values):
+        for condition in (one for one in _WITH_SENTENCE if one in own.data["condition"].values):
             rises = {one: own("change", condition=condition, ratio=one) for one in sorted({few, many, most})}
             said = ", ".join(f"{rise:+.3f} at {ratio:.0%} moved" for ratio, rise in rises.items())
             least, more = rises[few].value, rises[many].value

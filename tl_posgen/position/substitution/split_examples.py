@@ -26,8 +26,8 @@ from tl_posgen.report.figures import DIVERGING, Panels, model_label, sides, toke
 N_TOKENS = 64
 MAPS = ("scores", "position", "content")
 PARTS = ("position", "content", "both")
-MAP = ("example", "query", "key")
-WHY = ("most position", "least position")
+_MAP = ("example", "query", "key")
+_WHY = ("most position", "least position")
 R = "of the scores with this part, within rows of the first prompt, first token left out"
 EXACT = "nothing rotates, so the position part is the same for every key, and there is nothing to show."
 
@@ -103,9 +103,9 @@ class SplitExamples(Measure):
     question = "What do the position part and the content part of a head look like?"
     rows = ("example",)
     variables = {
-        "scores": Variable("scores within rows", "logits", "first token left out, first 64 tokens", MAP),
-        "position": Variable("position part", "logits", "f(q, i - j) of the mean key, within rows", MAP),
-        "content": Variable("content part", "logits", "g(q, k) at the mean over distances, within rows", MAP),
+        "scores": Variable("scores within rows", "logits", "first token left out, first 64 tokens", _MAP),
+        "position": Variable("position part", "logits", "f(q, i - j) of the mean key, within rows", _MAP),
+        "content": Variable("content part", "logits", "g(q, k) at the mean over distances, within rows", _MAP),
         "r": Variable("r within rows", "", R, ("example", "part"), bounds=(-1, 1)),
     }
     figures = {"maps": _draw_maps}
@@ -129,7 +129,7 @@ class SplitExamples(Measure):
 
             run_capture(run.session, shown[None], keep, **run.where)
             values, chosen = pd.Series(position_r, dtype=float), run.where["heads"] is not None
-            picks = pick_heads(values, self.examples, WHY, chosen=chosen)
+            picks = pick_heads(values, self.examples, _WHY, chosen=chosen)
 
         def examples(layer: LayerCapture) -> dict[str, Tensor]:
             maps = _maps_of(layer)

@@ -46,8 +46,8 @@ from tl_posgen.report.kinds import bars
 from tl_posgen.rope.splits import point_mass, triangle, uniform
 from tl_posgen.stats.correlations import pearson
 
-UNIFORM = "uniform_attention"
-AT_SINKS = {one: f"{one}, true at sinks" for one in ("query_profile", "own_profile", UNIFORM)}
+_UNIFORM = "uniform_attention"
+AT_SINKS = {one: f"{one}, true at sinks" for one in ("query_profile", "own_profile", _UNIFORM)}
 AT_RANDOM = "query_profile, true at random keys"
 NO_VALUES = {
     "query_profile": "query_profile, sinks without value",
@@ -55,11 +55,11 @@ NO_VALUES = {
     UNTOUCHED: f"{UNTOUCHED}, sinks without value",
 }
 OF_SINKS = (*AT_SINKS.values(), AT_RANDOM, *NO_VALUES.values())
-NO_STAND_IN = (UNTOUCHED, UNIFORM)
-TOLD = (*NO_STAND_IN, "query_profile", "position", "content", *AT_SINKS.values(), AT_RANDOM)  # first in the table
+NO_STAND_IN = (UNTOUCHED, _UNIFORM)
+_TOLD = (*NO_STAND_IN, "query_profile", "position", "content", *AT_SINKS.values(), AT_RANDOM)  # first in the table
 NOT_OF_ALL = (*NO_STAND_IN, *OF_SINKS)  # conditions that put no stand-in in the place of all scores
-NO_SPLIT = (*NOT_OF_ALL, "position", "content")
-BY_HEAD = ("condition", *HEAD)
+_NO_SPLIT = (*NOT_OF_ALL, "position", "content")
+_BY_HEAD = ("condition", *HEAD)
 EXACT = "nothing rotates, so position + content is the score itself and recovers all of the loss by construction"
 WORDS = {
     "uniform_attention": "uniform attention",
@@ -167,14 +167,14 @@ class Substitution(Interventions):
     usual_prompts = 16
     question = "Does the model run on position + content?"
     matrices = 26
-    control = UNIFORM
+    control = _UNIFORM
     variables = {
         **Interventions.variables,
         **PREDICTIONS,
         "attention_kl": Variable(
-            "attention KL", "nats", "KL(own || stand-in), own q and k, mean over queries", BY_HEAD
+            "attention KL", "nats", "KL(own || stand-in), own q and k, mean over queries", _BY_HEAD
         ),
-        "r": Variable("r of stand-in and scores", "", "Pearson over visible scores, unchanged q and k", BY_HEAD),
+        "r": Variable("r of stand-in and scores", "", "Pearson over visible scores, unchanged q and k", _BY_HEAD),
         "sink_attention": Variable("attention to sinks", "", "of the unchanged model, mean over queries", HEAD),
         "first_is_sink": Variable("first token is a sink", "", "share of prompts", ("layer",)),
         "n_later_sinks": Variable("sinks behind the first token", "", "number of keys of a prompt", ("layer",)),
@@ -209,7 +209,7 @@ class Substitution(Interventions):
 
     def stand_ins(self, length: int) -> dict[str, ScoresOf]:
         """Return what stands for the scores of prompts of `length` tokens, by condition."""
-        found: dict[str, ScoresOf] = {UNIFORM: partial(by_constant, gamma=self.gamma, threshold=self.threshold)}
+        found: dict[str, ScoresOf] = {_UNIFORM: partial(by_constant, gamma=self.gamma, threshold=self.threshold)}
         found |= {"three_axis": by_three_axis}
         found |= {f"three_axis_near_{one:g}": partial(by_three_axis, weights=near(one)) for one in self.near_widths}
         if length <= LONGEST:
@@ -235,9 +235,9 @@ class Substitution(Interventions):
 
         hooks |= {name: lambda prompt, name=name: hooks_of_prompt(prompt)[name] for name in OF_SINKS}
         if run.init is not None:  # whose attention hardly ever is worth anything
-            rise = xr.DataArray((run.losses_under(hooks[UNIFORM]) - run.loss).mean(1), dims="prompt")
+            rise = xr.DataArray((run.losses_under(hooks[_UNIFORM]) - run.loss).mean(1), dims="prompt")
             if not is_above(rise, WORTHLESS):
-                return dict.fromkeys(hooks) | {UNIFORM: hooks[UNIFORM]}
+                return dict.fromkeys(hooks) | {_UNIFORM: hooks[_UNIFORM]}
         return hooks
 
     def sinks_and_others(self, run: Run, prompt: int) -> tuple[Bool[Tensor, "layer key"], Bool[Tensor, "layer key"]]:
@@ -281,7 +281,7 @@ class Substitution(Interventions):
 
     def worth(self, own: Numbers) -> Number:
         """Return the loss that uniform attention costs."""
-        return self.rises(own)[UNIFORM]
+        return self.rises(own)[_UNIFORM]
 
     def rank(self, own: Numbers, name: str) -> Number:
         """Return Spearman's rho over stand-ins of the share recovered with `r`, or with `attention_kl`."""
@@ -297,7 +297,7 @@ class Substitution(Interventions):
                 f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats{null}, not surely "
                 "more than nothing: shares of it are not defined."
             ]
-        splits = [name for name in share if name not in NO_SPLIT and not name.startswith("three_axis")]
+        splits = [name for name in share if name not in _NO_SPLIT and not name.startswith("three_axis")]
         best = max(splits, key=lambda name: share[name].value)
         r, kl = (self.rank(own, name).plain for name in ("r", "attention_kl"))
         profile = self.recovered(own, "kl")["query_profile"].with_interval
@@ -330,7 +330,7 @@ class Substitution(Interventions):
             f"With the true scores of attention sinks alone (keys that take {rule}: of the first token in {n_first} of "
             f"{counted(first.size, 'layer')}{others}), the profile of each query recovers {shares[true]:.1%} instead "
             f"of {shares['query_profile']:.1%}; with as many true scores of random keys {shares[AT_RANDOM]:.1%}; with "
-            f"those of sinks and uniform attention elsewhere {shares[AT_SINKS[UNIFORM]]:.1%}. Where the values of "
+            f"those of sinks and uniform attention elsewhere {shares[AT_SINKS[_UNIFORM]]:.1%}. Where the values of "
             f"sinks are zero, so that they only take attention from other keys: {shares[NO_VALUES[true]]:.1%} instead "
             f"of {shares[NO_VALUES['query_profile']]:.1%}, and {shares[unchanged]:.1%} in the unchanged model."
         )
@@ -339,4 +339,4 @@ class Substitution(Interventions):
         columns = {name: own.along(own.array(name, condition=None), "condition") for name in ("r", "attention_kl")}
         frame = super().table(own).drop(columns=["rise", "low", "high"])
         frame = frame.assign(**{name: [one.value for one in numbers] for name, numbers in columns.items()})
-        return frame.sort_values("condition", key=lambda names: ~names.isin(TOLD), kind="stable", ignore_index=True)
+        return frame.sort_values("condition", key=lambda names: ~names.isin(_TOLD), kind="stable", ignore_index=True)

@@ -19,8 +19,8 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
 from tl_posgen.rope.planes import SecondMoments
 from tl_posgen.rope.rotation import Rope, complex_planes
 
-SUMMANDS = ("bias", "rest")  # of a query or key before RoPE: b, and x W
-PAIRS = tuple(f"{query}-{key}" for query, key in product(SUMMANDS, repeat=2))
+_SUMMANDS = ("bias", "rest")  # of a query or key before RoPE: b, and x W
+PAIRS = tuple(f"{query}-{key}" for query, key in product(_SUMMANDS, repeat=2))
 
 
 @dataclass(frozen=True)
