@@ -119,8 +119,7 @@ class Interventions(Measure):
         conditions = self.named_conditions(run)
         if run.trained is not None and list(run.trained["condition"].values[1:]) != list(conditions):
             raise InputError(f"{self.name}: conditions gives other names for a null model than for the model itself")
-        if type(self).under is Interventions.under:  # one that runs its conditions itself may give other things
-            self._check_hooks_of(run, conditions)
+        self._check_hooks_of(run, conditions)
         hooks = {UNTOUCHED: [], **conditions}
         if "kl" not in self.variables:
             return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
@@ -135,6 +134,8 @@ class Interventions(Measure):
         for name, given in conditions.items():
             if given is None and "kl" in self.variables:
                 continue  # not run in this model
+            if type(self).under is not Interventions.under and not isinstance(given, list | tuple):
+                continue  # what a measure that runs its conditions itself makes its hooks of
             made: Any = given(0) if callable(given) and "kl" in self.variables else given
             try:
                 if not check_hooks(run.session, made or ()) and run.init is None:

@@ -138,8 +138,8 @@ def quantities(told: str) -> Iterator[tuple[str, str]]:
     """Yield each quantity that a verdict names with its value; where several share one value, each has it.
 
     Example:
-        >>> list(quantities("thirds, not held: without low 0.6 [0.5, 0.7], low alone 0.12; r at D = 1 0.93 (9 heads)"))
-        [('thirds: without low', '0.6 [0.5, 0.7]'), ('thirds: low alone', '0.12'), ('r at D = 1', '0.93 (9 heads)')]
+        >>> list(quantities("thirds, not held: without low 0.6 [0.5, 0.7], low alone 0.12; r 0.93 (9 dominant heads)"))
+        [('thirds: without low', '0.6 [0.5, 0.7]'), ('thirds: low alone', '0.12'), ('r', '0.93 (9 dominant heads)')]
     """
     waiting, group = [], ""
     for piece in re.split(r"(?<!thirds)(?<!wavelength)[;,] (?=[^\d\s+-])", told):
@@ -147,7 +147,7 @@ def quantities(told: str) -> Iterator[tuple[str, str]]:
             group, piece = f"{named[1]}: ", piece[named.end() :]
         elif not re.search(r"without|alone", piece):
             group = ""
-        found = re.fullmatch(r"(.*?) ([-+]?[\d.]+%?(?: \[.*\])?(?: \(\d+ heads?\))?|not defined)", piece)
+        found = re.fullmatch(r"(.*?) ([-+]?[\d.]+%?(?: \[.*\])?(?: \(\d+ dominant heads?\))?|not defined)", piece)
         waiting.append(f"{group}{found[1] if found else piece}")
         if found:
             value = "–" if found[2] == "not defined" else found[2].replace("-", "−")

@@ -52,7 +52,7 @@ class Criterion:
         digits: of the margin and of what was measured.
         number: of which the value is; what was measured is told from it, of the null models too.
         by_end: the end of the number's interval that the value is, "low" or "high"; "" where it is the number itself.
-        basis: what the number rests on, such as "98 heads"; stands behind it in brackets.
+        basis: what the number rests on, such as "98 dominant heads"; stands behind it in brackets.
 
     Example:
         >>> r = Criterion("r", 0.93, 0.95, 0.75, {"random init": [0.8], "shuffled": [0.4]}, end=0.91)

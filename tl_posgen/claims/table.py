@@ -192,20 +192,26 @@ def _split_over_training(emergence: Result) -> list[Group]:
 
 def _transfer(slash_transfer: Result) -> list[Criterion | Group]:
     """Return the criteria of r at each distance where at least ten heads are dominant, and of the mean r over the other
-    distances where as many are dominant at any of these, weighted by heads; an r of fewer heads decides nothing."""
+    distances where as many are dominant at any of these, weighted by these heads. r itself is over all heads; at
+    distances where fewer are dominant it decides nothing, as hardly any head attends there."""
     own, measure = slash_transfer.numbers, slash_transfer.measure
     heads = {at: int(measure.n_dominant(own, at, "natural").value) for at in measure.reached(own.data)}
     r = {at: measure.correlation(own, at) for at, n in heads.items() if n}
+    r = {at: one for at, one in r.items() if heads[at] >= _FEWEST_HEADS or not np.isnan(one.value)}
     few = [at for at in r if heads[at] < _FEWEST_HEADS]
     decides, beside = {"held": 0.9, "partly": 0.6}, {"otherwise": "held", **ALONE}
     found: list[Criterion | Group] = [
-        Criterion.of(f"r at D = {at}", one, basis=counted(heads[at], "head"), **(beside if at in few else decides))
+        Criterion.of(
+            f"r at D = {at}", one, basis=counted(heads[at], "dominant head"), **(beside if at in few else decides)
+        )
         for at, one in r.items()
     ]
     n_together = int(measure.n_dominant(own, few, "natural").value) if few else 0
     if len(few) > 1 and n_together >= _FEWEST_HEADS:
         mean = _weighted([r[at] for at in few], [heads[at] for at in few])
-        found += [Criterion.of(f"mean r at D = {in_ranges(few)}", mean, basis=counted(n_together, "head"), **decides)]
+        found += [
+            Criterion.of(f"mean r at D = {in_ranges(few)}", mean, basis=counted(n_together, "dominant head"), **decides)
+        ]
     elif len(few) == len(r):
         return [Group("open", found, "" if r else "no head is slash-dominant")]
     return found

@@ -52,8 +52,8 @@ class NullModels(Sequence[str]):
         return {NULL_KINDS[kind].seeds: seeds for kind, seeds in self.by_kind.items()}
 
     def with_inits(self, least: int) -> "NullModels":
-        """Return null models with so many random inits at least, of the next seeds; these, where there are as many, or
-        none at all.
+        """Return null models with so many random inits at least, of the smallest other seeds; these, where there are as
+        many, or none at all.
 
         Example:
             >>> from tl_posgen.models.loading.load import load_model

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.options import NonNegative, require
+from tl_posgen.core.options import Count, NonNegative, require
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import FrozenBeyond, RowByRow, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError, is_number
@@ -26,7 +26,13 @@ TURNS = {"quarter turn": pi / 2, "half turn": pi}
 
 @printing_call
 def hold_planes(
-    model: Model | Session, planes: Planes = "partial", *, at: Limit, layers: Layers = None, heads: Heads = None
+    model: Model | Session,
+    planes: Planes = "partial",
+    *,
+    at: Limit,
+    context: int | None = None,
+    layers: Layers = None,
+    heads: Heads = None,
 ) -> HookList:
     r"""score_ij <- cap(scale Re sum_m z^q_im conj(z^k_jm) e^{i theta_m min(i - j, at)}) in these planes.
 
@@ -36,9 +42,10 @@ def hold_planes(
 
     Args:
         planes: indices, 0 the fastest of a layer; "all"; or "partial", those that make less than one turn within the
-            context, theta_m L < 2 pi, with L = cfg.n_ctx, or a layer's window.
+            context, theta_m L < 2 pi, with L = `context`, or a layer's window.
         at: the distance in tokens, one for all planes or one for each of the indices; or "quarter turn" or "half turn":
             each plane at pi / (2 theta_m), or at pi / theta_m.
+        context: L, the training context; cfg.n_ctx if left out.
         layers, heads: chosen layers and heads; all if left out. Layers without RoPE are not changed.
 
     Raises:
@@ -59,6 +66,7 @@ def hold_planes(
         (True, False)
     """
     require("planes", planes, Sequence[int] | Literal["all", "partial"])
+    require("context", context, Count | None)
     require("at", at, NonNegative | Sequence[NonNegative] | Literal["quarter turn", "half turn"])
     session = session_of(model)
     distances: Any = [] if isinstance(at, str) else [at] if is_number(at) else at
@@ -70,7 +78,8 @@ def hold_planes(
     rotating = [one for one in geometry_of(session, list(selected)) if one.rope.rotary_dim]
     if not rotating:
         raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to hold")
-    limits = {one.layer: _limits(one, planes, at, int(session.model.cfg.n_ctx)) for one in rotating}
+    context = int(session.model.cfg.n_ctx) if context is None else context
+    limits = {one.layer: _limits(one, planes, at, context) for one in rotating}
     if not any((of_layer < inf).any() for of_layer in limits.values()):
         raise InputError(f"planes={planes!r}: no chosen layer has such a plane that turns; give indices")
     frozen = FrozenBeyond(lambda geometry: limits[geometry.layer])

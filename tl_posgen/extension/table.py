@@ -1,4 +1,4 @@
-"""Every rule of context extension by name: what comparisons of rules run. A rule is one row here."""
+"""Every rule of context extension by name: what comparisons of rules run. A rule is its name and a row here."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tl_posgen.extension.held_planes import hold_planes
 from tl_posgen.extension.windows import interpolate_positions, lm_infinite, retrieve_blocks, self_extend
 from tl_posgen.models.session import Session
 
-RuleName = Literal[
+ContextRuleName = Literal[
     "hold_planes",
     "quarter_turns",
     "hold_all",
@@ -25,7 +25,7 @@ RuleName = Literal[
 
 
 @dataclass(frozen=True)
-class Extended:
+class ExtensionSettings:
     """What rules of context extension are made for.
 
     Attributes:
@@ -60,48 +60,55 @@ class Extended:
         return max(1, ceil((self.factor * self.trained - self.near) / (self.trained - self.near)))
 
 
-class Rule(NamedTuple):
+class ContextRule(NamedTuple):
     """A rule of context extension: its words in sentences, and its hooks on a model, at chosen layers and heads."""
 
     words: str
-    make: Callable[[Session, Extended, Mapping[str, Any]], HookList]
+    make: Callable[[Session, ExtensionSettings, Mapping[str, Any]], HookList]
 
 
-def _with_rule(name: Literal["ntk", "yarn"]) -> Callable[[Session, Extended, Mapping[str, Any]], HookList]:
-    return lambda model, of, where: with_frequencies(model, FrequencyRule(name, of.factor), **where)
+def _with_rule(name: Literal["ntk", "yarn"]) -> Callable[[Session, ExtensionSettings, Mapping[str, Any]], HookList]:
+    return lambda model, to, where: with_frequencies(model, FrequencyRule(name, to.factor, to.trained), **where)
 
 
-RULES: dict[RuleName, Rule] = {
-    "hold_planes": Rule("planes held", lambda model, of, where: hold_planes(model, of.planes, at=of.held_at, **where)),
-    "quarter_turns": Rule(
-        "planes held, each at its quarter turn",
-        lambda model, of, where: hold_planes(model, of.planes, at="quarter turn", **where),
+CONTEXT_RULES: dict[ContextRuleName, ContextRule] = {
+    "hold_planes": ContextRule(
+        "planes held",
+        lambda model, to, where: hold_planes(model, to.planes, at=to.held_at, context=to.trained, **where),
     ),
-    "hold_all": Rule("all planes held", lambda model, of, where: hold_planes(model, "all", at=of.held_at, **where)),
-    "lm_infinite": Rule("LM-Infinite", lambda model, of, where: lm_infinite(model, of.trained, of.n_global, **where)),
-    "retrieval": Rule(
+    "quarter_turns": ContextRule(
+        "planes held, each at its quarter turn",
+        lambda model, to, where: hold_planes(model, to.planes, at="quarter turn", context=to.trained, **where),
+    ),
+    "hold_all": ContextRule(
+        "all planes held", lambda model, to, where: hold_planes(model, "all", at=to.held_at, **where)
+    ),
+    "lm_infinite": ContextRule(
+        "LM-Infinite", lambda model, to, where: lm_infinite(model, to.trained, to.n_global, **where)
+    ),
+    "retrieval": ContextRule(
         "block retrieval",
-        lambda model, of, where: retrieve_blocks(
-            model, of.trained, of.n_global, block=of.block, n_blocks=of.n_blocks, **where
+        lambda model, to, where: retrieve_blocks(
+            model, to.trained, to.n_global, block=to.block, n_blocks=to.n_blocks, **where
         ),
     ),
-    "self_extend": Rule("Self-Extend", lambda model, of, where: self_extend(model, of.near, of.group, **where)),
-    "interpolation": Rule(
-        "position interpolation", lambda model, of, where: interpolate_positions(model, 1 / of.factor, **where)
+    "self_extend": ContextRule("Self-Extend", lambda model, to, where: self_extend(model, to.near, to.group, **where)),
+    "interpolation": ContextRule(
+        "position interpolation", lambda model, to, where: interpolate_positions(model, 1 / to.factor, **where)
     ),
-    "ntk": Rule("NTK", _with_rule("ntk")),
-    "yarn": Rule("YaRN", _with_rule("yarn")),
+    "ntk": ContextRule("NTK", _with_rule("ntk")),
+    "yarn": ContextRule("YaRN", _with_rule("yarn")),
 }
 
 
-def hooks_of(rule: RuleName, model: Session, of: Extended, where: Mapping[str, Any]) -> HookList:
+def hooks_of(rule: ContextRuleName, model: Session, settings: ExtensionSettings, where: Mapping[str, Any]) -> HookList:
     """Return the hooks of a rule by its name.
 
     Args:
-        of: what it is made for.
+        settings: what it is made for.
         where: {"layers": ..., "heads": ...}, all if empty.
 
     Raises:
         InputError, UnsupportedModelError: as the hooks of `tl_posgen.hooks` that its row names.
     """
-    return RULES[rule].make(model, of, where)
+    return CONTEXT_RULES[rule].make(model, settings, where)

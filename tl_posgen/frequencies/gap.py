@@ -19,7 +19,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.editing.token_positions import MOST, tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.extension.held_planes import partial_planes
-from tl_posgen.extension.table import RULES, Extended, RuleName, hooks_of
+from tl_posgen.extension.table import CONTEXT_RULES, ContextRuleName, ExtensionSettings, hooks_of
 from tl_posgen.frequencies.numbers.gap import apart, first_rise, split_of, with_copy, with_needle
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layer_table import geometry_of
@@ -56,10 +56,10 @@ class Gap(Interventions):
     tokens; loss of the copy, and recall of the needle, say whether they are read. The effective context is the largest
     S at which a copy costs less than twice what it costs at the smallest.
 
-    The rules of far pairs: planes held at a distance (see `hold_planes`), each at its quarter turn, or all (ReRoPE);
-    LM-Infinite, its windows those of the training context; Self-Extend; position interpolation, NTK and YaRN. Learned
-    positions are those of the model's table. Keys beyond a layer's window are hidden by the gap, and a layer without
-    positions does not see it.
+    The rules of far pairs are those of `tl_posgen.extension.table.CONTEXT_RULES`: planes held at a distance (see
+    `hold_planes`), each at its quarter turn, or all (ReRoPE); LM-Infinite, its windows those of the training context,
+    and with retrieved blocks; Self-Extend; position interpolation, NTK and YaRN. Learned positions are those of the
+    model's table. Keys beyond a layer's window are hidden by the gap, and a layer without positions does not see it.
 
     Args:
         gaps: S, in tokens; if left out, 0 to 1.5 training contexts, of a model with learned positions as far as its
@@ -88,7 +88,7 @@ class Gap(Interventions):
     """
 
     gaps: Annotated[Sequence[Whole], Each()] | None = None
-    rules: Annotated[Sequence[RuleName], Each(0)] | None = None
+    rules: Annotated[Sequence[ContextRuleName], Each(0)] | None = None
     planes: Sequence[Whole] | Literal["partial", "all"] = "partial"
     at: NonNegative | None = None
     factor: Annotated[Real, Within(1, words="a number, 1 or more")] = 2
@@ -104,7 +104,7 @@ class Gap(Interventions):
         "alone": Variable("loss without the first half", "nats", "first token and second half", ("prompt",)),
         "contexts": Variable("gap over the training context", "", "", ("gap",), compared=False),
     }
-    words = {name: rule.words for name, rule in RULES.items()}
+    words = {name: rule.words for name, rule in CONTEXT_RULES.items()}
     legend = (
         "reads: tokens of gap at which a copy costs twice what it costs at the smallest gap; harm: those at which text "
         "costs more than without its first half; low, high: 95% intervals; text, copy, recall: at the largest gap."
@@ -151,7 +151,7 @@ class Gap(Interventions):
         return super().named_conditions(run) if self.rules else {}  # the unchanged model alone
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
-        extended = Extended(int(run.model.cfg.n_ctx), self.factor, self.planes, self.at)
+        extended = ExtensionSettings(int(run.model.cfg.n_ctx), self.factor, self.planes, self.at)
         return {name: hooks_of(name, run.session, extended, run.where) for name in self.rules or ()}
 
     def of_model(self, run: Run) -> xr.Dataset:

@@ -171,7 +171,8 @@ class PlaneCost(Interventions):
         for names in (_NAMES[group] for group in ("thirds", "quarters") if group in self.groups):
             chosen |= {name: part_of_planes(part, len(names)) for part, name in enumerate(names)}
         every = product(self.edits, chosen.items())
-        return {f"{edit} {name}": edit_planes(run.session, edit, planes, **run.where) for edit, (name, planes) in every}
+        made = {f"{edit} {name}": edit_planes(run.session, edit, planes, **run.where) for edit, (name, planes) in every}
+        return {name: hooks for name, hooks in made.items() if hooks}  # some parts have no plane, or none that turns
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         is_there = {"planes": "planes" in self.groups, "groups": bool({"thirds", "quarters"} & set(self.groups))}

@@ -130,7 +130,7 @@ def _split_of_capture(session: Session, capture: LayerCapture, reference: Refere
     nothing = torch.zeros_like(parts["position"])
     if not geometry.rope.rotary_dim:
         parts |= {"row": parts["position"], "position": nothing, "interaction": nothing}
-    bias = geometry.distance_bias(capture.positions[:, None] - capture.positions, capture.heads)
+    bias = geometry.distance_bias((capture.positions[:, None] - capture.positions).to(nothing.dtype), capture.heads)
     if bias is not None:
         parts["alibi"] = bias.to(nothing)
     total = torch.stack(list(parts.values())).sum(0)

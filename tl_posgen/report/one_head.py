@@ -137,7 +137,7 @@ class HeadView:
         """A table: a row a number, headed by its measure, as wide as the terminal."""
         rows = [*self.numbers()]
         kinds = dict.fromkeys(kind for *_, number in rows for kind in number.by_null)
-        console = Console(markup=False, force_jupyter=False)  # in a notebook, too, it is a text
+        console = Console(markup=False, force_jupyter=False, color_system=None)  # in a notebook, too, it is a text
         table = Table(self.name, box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("value [interval]", *kinds):
             table.add_column(heading, justify="right", no_wrap=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -239,9 +240,13 @@ class InCell:
         from IPython.core.getipython import get_ipython
         from IPython.display import display
 
-        display({"text/plain": plain, "text/html": self.words}, raw=True)
         shell: Any = get_ipython()
-        if self.figure is not None and "text/html" in shell.display_formatter.active_types:
+        draws = self.figure is not None and shell is not None and "text/html" in shell.display_formatter.active_types
+        if draws and find_spec("nbformat") is None:  # which plotly's own way needs
+            display({"text/plain": plain, "text/html": self.html()}, raw=True)
+            return
+        display({"text/plain": plain, "text/html": self.words}, raw=True)
+        if draws:
             display(self.figure)
 
 

@@ -164,7 +164,7 @@ def _ranks_by(
     known, means = calibration
     places, n = [known.index(head) for head in capture.heads], means.n_distances
     means = Means(means.q[places], means.k[places], min(n, geometry.window or n))
-    bias = geometry.distance_bias(distances_of(q.shape[1], k.shape[1], q.device), capture.heads)
+    bias = geometry.distance_bias(distances_of(q.shape[1], k.shape[1], q.device).to(q.dtype), capture.heads)
     return rule_scores(cast(Rule, rule), q, k, means, geometry.rope, geometry.scale, bias)
 
 

@@ -63,8 +63,8 @@ class LayerGeometry:
             return None
         slopes = self.alibi_slopes if heads is None else self.alibi_slopes[list(heads)]
         distance = distance if isinstance(distance, Tensor) else torch.tensor(distance, device=slopes.device)
-        slopes = slopes.to(distance.device)
-        return -slopes.view(-1, *[1] * distance.ndim) * distance
+        dtype = torch.promote_types(distance.dtype, torch.float32)  # as fine as the distances are given
+        return slopes.to(distance.device, dtype).view(-1, *[1] * distance.ndim) * -distance
 
     def finish(
         self,
@@ -77,6 +77,8 @@ class LayerGeometry:
         Args:
             heads: all of the layer's if left out.
         """
+        if isinstance(distance, Tensor) and self.alibi_slopes is not None:
+            distance = distance.to(torch.promote_types(products.dtype, torch.float32))
         bias = self.distance_bias(distance, heads)
         if bias is not None:
             products = products + bias.to(products).view(-1, *(bias.shape[1:] or (1, 1)))

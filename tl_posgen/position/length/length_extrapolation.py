@@ -20,7 +20,7 @@ from tl_posgen.core.options import Count, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
-from tl_posgen.extension.table import RULES, Extended, RuleName, hooks_of
+from tl_posgen.extension.table import CONTEXT_RULES, ContextRuleName, ExtensionSettings, hooks_of
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import judged
@@ -54,8 +54,8 @@ _PLANE = (
     "of a layer's heads side by side, on the first two principal components of the unchanged model's in the second "
     "half of the training length; up to 64 positions of each training length"
 )
-WORDS = {"vanilla": "unchanged"} | {name: rule.words for name, rule in RULES.items()}
-Condition = Literal["vanilla", RuleName]
+WORDS = {"vanilla": "unchanged"} | {name: rule.words for name, rule in CONTEXT_RULES.items()}
+Condition = Literal["vanilla", ContextRuleName]
 
 
 def _in_training_lengths(inside: int, attrs: Mapping[str, Any]) -> str:
@@ -155,7 +155,7 @@ class LengthExtrapolation(Measure):
 
     Conditions: "vanilla"; "lm_infinite" (global and local windows, distances frozen at the training length);
     "retrieval" (the same and the best hidden blocks, in InfLLM's manner); "interpolation" (positions times 1 / times);
-    and the others of `tl_posgen.extension.table.RULES`, such as "hold_planes" and "yarn".
+    and the others of `tl_posgen.extension.table.CONTEXT_RULES`, such as "hold_planes" and "yarn".
     Segments are the multiples of the training length. Outputs are compared with those of the unchanged model in the
     second half of the training length (early queries see few keys and are another distribution anyway), always one half
     of the prompts with the other, and as many positions with as many.
@@ -288,7 +288,7 @@ class LengthExtrapolation(Measure):
         """Return the hooks of every condition."""
         trained = len(run.rows[0]) // self.times
         more: dict[str, Any] = {"n_global": self.n_global, "block": self.block, "n_blocks": self.n_blocks}
-        extended = Extended(trained, self.times, **more)
+        extended = ExtensionSettings(trained, self.times, **more)
         rules: list[Any] = [condition for condition in self.conditions if condition != "vanilla"]
         return {"vanilla": []} | {rule: hooks_of(rule, run.session, extended, run.where) for rule in rules}
 

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import format_number, in_brackets
 from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.numbers import Numbers
@@ -156,6 +157,6 @@ class SplitExamples(Measure):
 
 def _maps_of(layer: LayerCapture) -> SplitMaps:
     """Return the maps of every captured head."""
-    geometry, away = layer.geometry, layer.positions[:, None] - layer.positions
+    geometry, away = layer.geometry, double(layer.positions[:, None] - layer.positions)
     how: dict[str, Any] = {"window": geometry.window, "bias": geometry.distance_bias(away, layer.heads)}
     return split_maps(layer.scores(), layer.q, layer.k, geometry.rope, geometry.scale, **how)
