@@ -158,6 +158,7 @@ def test_padding_is_told_from_text_in_a_streamed_pass(llama, monkeypatch):
         torch.testing.assert_close(streamed[mask.bool()], formed[mask.bool()], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("needs_hooked")
 def test_a_streamed_pass_of_a_model_that_has_changed_is_refused(llama):
     hooks = hold_planes(llama, "all", at=3)
     sines = [block.attn.rotary_sin for block in llama.blocks]
@@ -220,6 +221,7 @@ def test_models_without_planes_are_refused(family_model):
         hold_planes(family_model("llama_dynamic", "bridge"), at=10_000)
 
 
+@pytest.mark.usefixtures("needs_hooked")
 def test_a_prompt_beyond_a_hooked_transformers_context_is_refused_with_a_remedy(mini):
     tokens = torch.zeros(1, mini.cfg.n_ctx + 1, dtype=torch.long)
     with pytest.raises(InputError, match=r'takes 512, .*; cut texts with length=, or load it with backend="bridge"'):
