@@ -21,7 +21,7 @@ from tl_posgen.core.numbers import KEPT
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
-from tl_posgen.models.selection import Heads, head_name, named_heads
+from tl_posgen.models.selection import head_name, named_heads
 from tl_posgen.report.figures import COLOURS, SCALE, Panels, line, plain, token_map
 from tl_posgen.report.heads import heads_of
 from tl_posgen.report.page import InCell
@@ -31,7 +31,7 @@ _MOST_NUMBERS = 16  # of one variable; more are a curve or a map
 _BAND = {"fill": "toself", "fillcolor": "rgba(156,163,175,.35)", "mode": "lines", "line": {"width": 0}}
 
 
-def one_head_of(results: Mapping[str, Result], head: Heads, *more: Any) -> "HeadView":
+def one_head_of(results: Mapping[str, Result], head: Any, *more: Any) -> "HeadView":
     """Return one head of these results; see `Report.head`."""
     if more:
         given = ", ".join(map(repr, (head, *more)))

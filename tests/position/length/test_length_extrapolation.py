@@ -14,7 +14,7 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation
-from tl_posgen.position.length.length_extrapolation import TOLERATED, WORDS, within_noise
+from tl_posgen.position.length.length_extrapolation import TOLERATED, within_noise
 from tl_posgen.position.length.numbers import OutputMoments, output_drift, output_plane
 
 pytestmark = pytest.mark.longer
@@ -35,7 +35,7 @@ def test_windows_change_nothing_inside_the_training_length_and_keep_the_entropy_
     inside, last = loss.sel(bin=loss["bin"] < 12), loss.isel(bin=-1).mean("prompt")
     for condition in ("lm_infinite", "retrieval"):
         np.testing.assert_allclose(inside.sel(condition=condition), inside.sel(condition="vanilla"), atol=1e-4)
-    assert len(set(last.values.round(6))) == len(WORDS)
+    assert len(set(last.values.round(6))) == len(result.measure.conditions)
     entropy = result.own["entropy"].isel(bin=-1).mean(HEAD)
     assert entropy.sel(condition="lm_infinite") < entropy.sel(condition="vanilla")
 
@@ -124,7 +124,7 @@ def test_one_training_length_has_nothing_beyond(mini, alice):
     assert not once.measure.beyond(once.numbers, "vanilla")["within_noise"]
     assert once.findings() == ["Nothing was run beyond 16 tokens (trained on 512)."]
     assert once.provenance["length"] == 16  # it says again what `inside` is
-    assert len(once.table()) == len(WORDS)
+    assert len(once.table()) == len(once.measure.conditions)
 
 
 @pytest.mark.parametrize(("gigabytes", "inside"), [(8, 512), (0.5, 128)])
@@ -134,7 +134,7 @@ def test_prompts_of_several_training_lengths_are_run_where_they_fit_into_memory(
     monkeypatch.setattr("tl_posgen.position.length.length_extrapolation.SHORT", 128)
     assert LengthExtrapolation().inside_for(session_of(mini)) == inside
     [claim] = [claim for claim in PAPERS["position"] if claim.name == "position 6"]
-    analyses, reasons = analyses_of([claim], mini)
+    analyses, reasons = analyses_of([claim], session_of(mini))
     assert bool(analyses) == (inside == 512)  # prompts inside the training length say nothing on the claim
     assert bool(reasons) == (inside < 512)
     assert LengthExtrapolation(inside=16).inside_for(session_of(mini)) == 16
