@@ -8,6 +8,7 @@ from families import UNEVEN, family_cases
 
 import tl_posgen
 from tl_posgen.errors import InputError, OutputError, UnsupportedModelError
+from tl_posgen.models.session import session_of
 from tl_posgen.prompt import reference_of, residual_sources
 from tl_posgen.prompt.numbers import TERMS
 
@@ -269,6 +270,8 @@ def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_p
     ],
 )
 def test_what_cannot_be_explained_is_refused_before_any_work(mini, unchecked, options, message):
+    session_of(mini).found()  # looked at before the hook is there
+
     def fail(*_):
         raise AssertionError("a forward pass was made")
 
