@@ -119,7 +119,8 @@ class Interventions(Measure):
         conditions = self.named_conditions(run)
         if run.trained is not None and list(run.trained["condition"].values[1:]) != list(conditions):
             raise InputError(f"{self.name}: conditions gives other names for a null model than for the model itself")
-        self._check_hooks_of(run, conditions)
+        if run.init is None:  # a null model has the same hook points, and may lack what a condition takes away
+            self._check_hooks_of(run, conditions)
         hooks = {UNTOUCHED: [], **conditions}
         if "kl" not in self.variables:
             return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
@@ -130,15 +131,24 @@ class Interventions(Measure):
         return data.assign(token_change=first, token_text=("shown_target", texts)).transpose("condition", ...)
 
     def _check_hooks_of(self, run: Run, conditions: Mapping[str, Any]) -> None:
-        """Refuse conditions that are no hooks of this model, with the condition's name; a null model may have none."""
-        for name, given in conditions.items():
-            if given is None and "kl" in self.variables:
-                continue  # not run in this model
-            if type(self).under is not Interventions.under and not isinstance(given, list | tuple):
-                continue  # what a measure that runs its conditions itself makes its hooks of
-            made: Any = given(0) if callable(given) and "kl" in self.variables else given
+        """Refuse conditions that are no hooks of this model, with the condition's name: all in one pass, and one by one
+        where it refuses."""
+        by_prompt, runs_itself = "kl" in self.variables, type(self).under is not Interventions.under
+        made = {name: given(0) if callable(given) and by_prompt else given for name, given in conditions.items()}
+        made = {
+            name: hooks for name, hooks in made.items() if not (hooks is None and by_prompt)
+        }  # not run in this model
+        if runs_itself:  # its conditions may be what it makes hooks of
+            made = {name: hooks for name, hooks in made.items() if isinstance(hooks, list | tuple)}
+        try:
+            check_hooks(run.session, [hook for hooks in made.values() for hook in hooks])
+            if all(made.values()):
+                return
+        except (InputError, TypeError):
+            pass
+        for name, hooks in made.items():
             try:
-                if not check_hooks(run.session, made or ()) and run.init is None:
+                if not check_hooks(run.session, hooks or ()):
                     raise InputError("it has no hooks")
             except InputError as error:
                 raise InputError(f"{self.name}, condition {name!r}: {error}") from error
