@@ -133,13 +133,13 @@ class Interventions(Measure):
     def _check_hooks_of(self, run: Run, conditions: Mapping[str, Any]) -> None:
         """Refuse conditions that are no hooks of this model, with the condition's name: all in one pass, and one by one
         where it refuses."""
-        by_prompt, runs_itself = "kl" in self.variables, type(self).under is not Interventions.under
-        made = {name: given(0) if callable(given) and by_prompt else given for name, given in conditions.items()}
-        made = {
-            name: hooks for name, hooks in made.items() if not (hooks is None and by_prompt)
-        }  # not run in this model
-        if runs_itself:  # its conditions may be what it makes hooks of
-            made = {name: hooks for name, hooks in made.items() if isinstance(hooks, list | tuple)}
+        made: dict[str, Any] = {}
+        for name, given in conditions.items():
+            hooks = given(0) if callable(given) and "kl" in self.variables else given
+            is_not_run = hooks is None and "kl" in self.variables
+            is_something_else = type(self).under is not Interventions.under and not isinstance(hooks, list | tuple)
+            if not is_not_run and not is_something_else:  # of which a measure with its own `under` makes hooks
+                made[name] = hooks
         try:
             check_hooks(run.session, [hook for hooks in made.values() for hook in hooks])
             if all(made.values()):

@@ -81,8 +81,8 @@ def judge_claims(
         >>> [name.removeprefix("coupling ") for name in report["claims"].frame()["claim"]]
         ['1', '2', '3', '4', '4b', '4c', '5', '6']
     """
-    named = {claim.name for of_paper in PAPERS.values() for claim in of_paper}
-    if not fits(papers, Annotated[Sequence[str], Each()]) or not set(papers) <= named | set(PAPERS):
+    groups = {**PAPERS, **{claim.name: [claim] for of_paper in PAPERS.values() for claim in of_paper}}
+    if not fits(papers, Annotated[Sequence[str], Each()]) or not set(papers) <= set(groups):
         raise InputError(
             f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}, or of single claims, such as 'slash 3a', "
             "each once"
@@ -95,7 +95,7 @@ def judge_claims(
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
     session, seed = open_session(model, precise=True), check_seed(seed)
     check_numbers(session, length, n_prompts)
-    claims = [claim for paper, each in PAPERS.items() for claim in each if {paper, claim.name} & set(papers)]
+    claims = [*{claim.name: claim for name in papers for claim in groups[name]}.values()]
     run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
     run |= {"first": None if first is None else first_id(session, first)}
     nulls = NullModels(session, null_seeds, shuffled_seeds)

@@ -44,7 +44,7 @@ class Run:
         before: datasets of this model by the name of the measure.
         trained: of a null model, what this measure found of the model itself: heads that all of them show.
         keep: from the labels of a cell of `grid` and what makes it to the finished cell; None where nothing is kept.
-        shared: what several steps of the measure need of this model, by what it is called there.
+        shared: what the measure has found of this model and needs again, such as the sinks of a prompt by its number.
     """
 
     measure: "Measure"

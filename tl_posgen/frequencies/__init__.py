@@ -1,4 +1,4 @@
-"""RoPE's planes: their frequencies changed, held beyond a distance, and what a model uses each for."""
+"""RoPE's planes: which of them a model uses, what each costs, and how far the model reads."""
 
 from tl_posgen.frequencies.gap import Gap
 from tl_posgen.frequencies.plane_cost import PlaneCost
