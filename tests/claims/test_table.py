@@ -9,7 +9,7 @@ import xarray as xr
 from made_up import around, beside_itself, dataset_of, result_of
 
 from tl_posgen.claims import PAPERS, judge
-from tl_posgen.claims.table import OF_TOKENS
+from tl_posgen.claims.coupling import OF_TOKENS
 from tl_posgen.coupling import Coupling, TokenCoupling
 from tl_posgen.position import (
     DummyDistance,

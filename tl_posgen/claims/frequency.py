@@ -1,14 +1,13 @@
 """The claims of papers on RoPE's frequencies, and two of ours, each with its numbers, thresholds and what would speak
 against it; of most papers only abstracts, repositories and others' notes could be read: "as we read it"."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from tl_posgen.claims.judging import Claim, Criterion, Group, Verdict, or_lacking
+from tl_posgen.claims.judging import ALONE, Claim, Criterion, Group, Verdict, or_lacking
 from tl_posgen.core.measure import HEAD, OUT
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
@@ -16,7 +15,6 @@ from tl_posgen.frequencies.numbers.use import step_of
 from tl_posgen.frequencies.plane_use import SINK
 from tl_posgen.frequencies.recall import CONTROL, DRAWN, FASTEST, SLOWEST
 
-ALONE: Mapping[str, Any] = {"beyond": None, "end": None}  # of a number that is not itself held against nulls
 _DIAGONAL = 0.3  # attention at a distance from which a head is a diagonal or previous-token head
 _FIXED = 0.95  # |E x| / E|x| of a fixed centre
 _LITTLE = 0.05  # of recall

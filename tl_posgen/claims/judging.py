@@ -18,6 +18,7 @@ from tl_posgen.core.result import Result
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
 
 Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small
+ALONE: Mapping[str, Any] = {"beyond": None, "end": None}  # of a number that is not itself held against nulls
 _BY_ITSELF = {  # measures that one model and one text do not give -> where they come from
     "emergence": "its checkpoints of training were not given (checkpoints=, --checkpoints)",
     "coupling_scores": "one model has no correlation with a score; `tl-posgen coupling-scores` takes a table of many",
