@@ -154,6 +154,8 @@ RENAMED: dict[tuple[str, str], Callable[[xr.Dataset, xr.Dataset], tuple[xr.DataA
         old["absolute"],
         abs(new["share"]).sum("source", min_count=1),
     ),
+    # a fall is 1 - a ratio in float32: its rounding is of the ratio, whatever the largest fall is
+    ("sources", "fall"): lambda old, new: (1 - old["fall"], 1 - new["fall"]),
     ("sources", "rho"): lambda old, new: (old["rho"].sel(predictor=new["predictor"].values), new["rho"]),
     ("rules", "recall"): lambda old, new: (old["recall"].isel(budget=0, drop=True), new["recall"]),
     ("rules", "loss"): lambda old, new: (

@@ -60,6 +60,7 @@ OPTIONS = {
     "gap": Gap(gaps=(0, 4096, 8192, 12288), rules=("hold_planes", "quarter_turns", "lm_infinite")),
     "gap to 1.5 L": Gap(gaps=(0, 8192, 12288), rules=("hold_planes",)),
     "gap of Qwen": Gap(gaps=(0, 16384, 32768, 49152), rules=("hold_planes",)),
+    "gap of Qwen to 1.5 L": Gap(gaps=(0, 49152), rules=("hold_planes",)),
 }
 
 

@@ -36,7 +36,8 @@ GAP = repr(OPTIONS["gap"])
 BIASES = ("bias_pairs", "bias_ablation", "slash_biases", "cone")
 OF_512 = {"length": 512, "null_seeds": (0,)}
 TOO_SHORT = {"length": 256, "n_prompts": 1, "null_seeds": ()}  # the slowest quarter of the planes hardly turns
-QUARTERS = {"mini": OF_512, REAL[0]: TOO_SHORT}
+HALF_A_RADIAN = {"length": 2816, "null_seeds": (0,)}  # which SmolLM2's slowest quarter turns by
+QUARTERS = {"mini": OF_512, REAL[0]: HALF_A_RADIAN, REAL[1]: OF_512, QWEN: TOO_SHORT}
 RECALLED = ("frequency 4", "frequency 12", "frequency 13")  # rows that need copies
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
 SMALL_CUT = "--length 128 --prompts 4"
@@ -89,11 +90,11 @@ PARTS = {
     **{f"{name} quarters": Part(name, {**cut, "papers": ("frequency 11",)}, claims) for name, cut in QUARTERS.items()},
     **{
         f"{name} inits": Part(name, {"length": 256, "null_seeds": (0,), "papers": ("frequency 6",)}, claims)
-        for name in ("mini", REAL[0])
+        for name in ("mini", *REAL)
     },
     **{
         f"{name} recall": Part(name, {"length": length, "null_seeds": (0,), "papers": RECALLED}, claims)
-        for name, length in {"mini": 256, REAL[1]: 128}.items()
+        for name, length in {"mini": 256, REAL[1]: 128, QWEN: 128}.items()
     },
     f"{REAL[0]} gap": Part(
         REAL[0],
@@ -121,6 +122,18 @@ PARTS = {
             "n_prompts": 2,
             "null_seeds": (),
             "options": repr(OPTIONS["gap of Qwen"]),
+        },
+        analysis,
+        found_by_each,
+    ),
+    f"{QWEN} gap nulls": Part(
+        QWEN,
+        {
+            "measures": ("gap of Qwen to 1.5 L",),
+            "length": 256,
+            "n_prompts": 2,
+            "null_seeds": {"random init": (0,), "shuffled": (0,)},
+            "options": repr(OPTIONS["gap of Qwen to 1.5 L"]),
         },
         analysis,
         found_by_each,
