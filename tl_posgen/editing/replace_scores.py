@@ -14,7 +14,7 @@ from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.padding import NO_PADDING, WITHOUT_CACHE, pad_token, spans_of_scores, text_of_pass
 from tl_posgen.models.geometry.probe import Probed
-from tl_posgen.models.geometry.proof import layer_capture, plain_scores, verify_capture
+from tl_posgen.models.geometry.proof import is_masked, layer_capture, verify_capture
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import Beyond, Mask
 from tl_posgen.models.layers.geometry import LayerGeometry
@@ -380,7 +380,7 @@ class _PassEdit:
                     f"layer {capture.layer}: the new scores are {list(getattr(new, 'shape', [])) or repr(new)}, "
                     f"and {list(old.shape)} [head, query, key] are needed"
                 )
-            visible = plain_scores(old, self.dtype) != -torch.inf
+            visible = ~is_masked(old, self.dtype)
             if self.positions is not None:
                 near = capture.geometry.sees(capture.query_positions[:, None] - capture.positions)
                 new = new & near if new.dtype == torch.bool else new.masked_fill(~near, -torch.inf)

@@ -25,11 +25,16 @@ _STREAMED_ROWS = 8
 _SURELY_FINITE = 1e15
 
 
-def plain_scores(attn_scores: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return scores in float32 at least, -inf where they are masked with the most negative number of their dtype, or
-    of the model's (that of q), in which a mask may have been made although the scores are wider."""
+def is_masked(attn_scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Tell which scores are -inf, or the most negative number of their dtype, or of the model's (that of q), in which a
+    mask may have been made although the scores are wider."""
     most_negative = max(torch.finfo(attn_scores.dtype).min, torch.finfo(dtype).min)
-    return at_least_float32(attn_scores).masked_fill(attn_scores <= most_negative / 2, -torch.inf)
+    return attn_scores <= most_negative / 2
+
+
+def plain_scores(attn_scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return scores in float32 at least, -inf where they are masked."""
+    return at_least_float32(attn_scores).masked_fill(is_masked(attn_scores, dtype), -torch.inf)
 
 
 def prove(
@@ -106,8 +111,9 @@ def allowed_error(
     """
     n, single = rotated_k.shape[1], torch.finfo(torch.float32).eps
     eps = rounding_unit(dtype, rotated_q.device)
-    norms = rotated_q.norm(dim=-1)[..., None] * rotated_k.norm(dim=-1)[:, None]
-    allowed = (UNITS * eps + n * single) * geometry.scale * norms + torch.finfo(torch.float32).tiny
+    of_queries = (UNITS * eps + n * single) * geometry.scale * rotated_q.norm(dim=-1)
+    allowed = of_queries[..., None] * rotated_k.norm(dim=-1)[:, None]
+    allowed += torch.finfo(torch.float32).tiny
     bias = geometry.distance_bias(n)
     return allowed if bias is None else allowed + UNITS * eps * bias.abs().max().to(allowed)
 
@@ -234,7 +240,8 @@ def verify_capture(
     if why:
         whole = None
         if not masked:
-            whole = plain_scores(attn_scores[of_heads, span, span].to(capture.device), dtype)
+            all_rows = used if all_scores else plain_scores(attn_scores[of_heads, span].to(capture.device), dtype)
+            whole = all_rows[..., span]
             whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry)
         capture = EditedCapture(capture, whole, why)
     if pattern is not None:
@@ -285,7 +292,7 @@ def _difference(
     if used.shape[-1] < whole.shape[-1]:  # padding
         masked = masked | ((whole != -torch.inf).sum() > seen.sum())
     used = without_row_offsets(used, q, k, geometry, positions)
-    error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
+    error = (recomputed - used).detach().abs_().masked_fill_(~seen, 0).nan_to_num_(torch.inf)
     fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
     # scale max |q| max |k| d_head < 1e15: no score is NaN, and its square is far from float32's largest number
     largest = capture.q.norm(torch.inf) * capture.k.norm(torch.inf) * capture.q.shape[-1]
@@ -293,7 +300,7 @@ def _difference(
     fine, capture.finite = torch.stack([fine, finite]).tolist()
     if fine:
         return "", False
-    error, recomputed, hidden = error.detach(), recomputed.detach(), bool(masked.any())
+    recomputed, hidden = recomputed.detach(), bool(masked.any())
     head, row, _ = map(int, torch.unravel_index((masked.float() if hidden else error).argmax(), error.shape))
     differs = "sees other keys than its mask gives"
     if not hidden:

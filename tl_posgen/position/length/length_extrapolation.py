@@ -189,7 +189,7 @@ class LengthExtrapolation(Measure):
     """
 
     inside: Annotated[int, Within(LEAST, words=f"a whole number, {LEAST} or more")] | None = None
-    times: Count = 4
+    times: Count = 3
     conditions: Sequence[Condition] = ("vanilla", "lm_infinite", "retrieval", "interpolation")
     n_global: Whole = 10
     block: Count = 16
