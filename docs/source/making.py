@@ -141,6 +141,25 @@ def verdicts_by_null(part: Part) -> Mapping[str, Any]:
     return {"rows": list(rows.values())}
 
 
+def by_dtype(part: Part) -> Mapping[str, Any]:
+    """Return, for weights of each dtype, the shares that softmax sees, additive r, size, the r of a sum of three curves,
+    the loss, and how far the position share of the head that moves most is from that of the first dtype."""
+    import numpy as np
+
+    cut = {**CUT, **{one: part.settings[one] for one in ("length", "n_prompts")}, "null_seeds": ()}
+    asked = {"variance": ("position", "content", "interaction", "additive_r", "size"), "three_axis": ("r",)}
+    rows, first = [], None
+    for dtype in part.settings["dtypes"]:
+        model = tl_posgen.load_model(str(path_of(part.model)), dtype=dtype)
+        report = tl_posgen.analyze(model, text_of(part.model), measures=[*asked, "loss"], **cut)
+        row = {name: report[measure].numbers(name).value for measure, names in asked.items() for name in names}
+        positions = report["variance"].numbers.of_side(report["variance"].numbers.array("position"))
+        first = positions if first is None else first
+        furthest = float(np.abs(positions - first).max())
+        rows.append({"dtype": dtype, **row, "loss": report["loss"].numbers("loss").value, "furthest": furthest})
+    return {"rows": rows}
+
+
 def analysis(part: Part) -> Mapping[str, Any]:
     """Measure what the settings name, with the options in `OPTIONS`."""
     settings = {**CUT, **NULL, **part.settings}

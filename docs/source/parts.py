@@ -5,6 +5,7 @@ from making import (
     OPTIONS,
     Part,
     analysis,
+    by_dtype,
     claims,
     commands,
     demo,
@@ -48,7 +49,7 @@ REAL_LINES = (
     *(f"{name} {SMALL_CUT}" for name in (*_SCORED, *_INTERVENED)),
     "explain --prompt 'When Mary and John went to the store, John gave a drink to' --head L5H3",
 )
-REAL_CLAIMS = {REAL[0]: ("position", "slash", "coupling"), REAL[1]: ("position", "slash", "coupling")}
+REAL_CLAIMS = dict.fromkeys((*REAL, QWEN), ("position", "slash", "coupling"))
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
     "measures": ("perturbed planes",),
@@ -148,10 +149,14 @@ PARTS = {
         )
         for name in (*REAL, QWEN)
     },
+    **{
+        f"{name} dtypes": Part(name, {"length": 128, "n_prompts": 4, "dtypes": ("float32", "bfloat16")}, by_dtype)
+        for name in (*REAL, QWEN)
+    },
     f"{QWEN} nulls": Part(
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),
-    **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in REAL},
+    **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in (*REAL, QWEN)},
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()
