@@ -172,13 +172,13 @@ def slash_biases(result: Any) -> Iterator[Entry]:
 
 
 def gap(result: Any) -> Iterator[Entry]:
-    """Yield the effective context and where harm begins, and what text, copy and needle cost at the largest gap."""
+    """Yield the gaps between which copies stop to be read and harm begins, and what text, copy and needle cost at the
+    largest gap."""
     own, last = result.numbers, result.own["gap"].values[-1].item()
-    arrays = (result.measure.reads(own), result.measure.harm(own))
-    ranges = (own.along(array, "condition", (0, last)) for array in arrays)
-    for condition, *numbers in zip(result.own["condition"].values.tolist(), *ranges, strict=True):
-        for name, number in zip(("reads", "harm"), numbers, strict=True):
-            yield name, {"condition": condition}, number
+    for row in result.measure.table(own).to_dict("records"):
+        condition = row["condition"]
+        for name in ("reads", "not_read", "harmless", "harm"):
+            yield name, {"condition": condition}, Number(row[name])
         for task in ("text", "copy"):
             yield task, {"condition": condition}, own("loss", condition=condition, task=task, gap=last)
         yield "recall", {"condition": condition, "at": "the largest gap"}, own("recall", condition=condition, gap=last)

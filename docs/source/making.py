@@ -142,8 +142,8 @@ def verdicts_by_null(part: Part) -> Mapping[str, Any]:
 
 
 def by_dtype(part: Part) -> Mapping[str, Any]:
-    """Return, for weights of each dtype, the shares that softmax sees, additive r, size, the r of a sum of three curves,
-    the loss, and how far the position share of the head that moves most is from that of the first dtype."""
+    """Return, for weights of each dtype, the shares that softmax sees, additive r, size, r of three curves, the loss,
+    and how far the position share of the head that moves most is from that of the first dtype."""
     import numpy as np
 
     cut = {**CUT, **{one: part.settings[one] for one in ("length", "n_prompts")}, "null_seeds": ()}

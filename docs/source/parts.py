@@ -150,6 +150,14 @@ PARTS = {
         for name in (*REAL, QWEN)
     },
     **{
+        f"{name} shuffled tokens": Part(
+            name,
+            {"measures": ("slash_transfer",), "length": 128, "n_prompts": 4, "null_seeds": {"shuffled": (0,)}},
+            analysis,
+        )
+        for name in REAL
+    },
+    **{
         f"{name} dtypes": Part(name, {"length": 128, "n_prompts": 4, "dtypes": ("float32", "bfloat16")}, by_dtype)
         for name in (*REAL, QWEN)
     },

@@ -1,6 +1,6 @@
 """Loss by position, and copies across the text, of prompts of twice a model's training context under five conditions.
 
-    python examples/long_text/measure.py --model FILE.gguf --text wikitext2.txt --out build/long_text/smollm2.jsonl
+    python examples/clock/long_text.py --model FILE.gguf --text wikitext2.txt --out build/clock/long_text.jsonl
 
 A prompt is 2 L tokens of text. Its last tokens are eight passages of the prompt once more, from eight depths: a cue of
 8 tokens, and 24 that are judged. Runs are kept one by one; give the same command again to go on. One condition of one

@@ -1,7 +1,7 @@
 """Measure finished runs of train.py: does the clock stand, where, and what happens beyond the context?
 
-    python examples/contexts/measure.py --work build/contexts   # writes clock.csv, a row a run; minutes
-    python examples/contexts/measure.py --models mini DIRECTORY --text FILE --out clock.json   # of other models
+    python examples/clock/measure.py --work build/contexts   # writes clock.csv, a row a run; minutes
+    python examples/clock/measure.py --models mini DIRECTORY --text FILE --out clock.json   # of other models
 
 Columns: context L, base, `half_turn` the fastest plane that makes at most half a turn in L, `longest` the mean over heads
 of the longest plane, `at_half_turn` the share of heads where it is within a step of the half-turn plane (`chance`: of

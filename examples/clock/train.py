@@ -1,6 +1,6 @@
 """Train the mini recipe at two contexts and two RoPE bases, and once on tokens in random order.
 
-    python examples/contexts/train.py --books DIRECTORY --work build/contexts
+    python examples/clock/train.py --books DIRECTORY --work build/contexts
 
 Tokens of a batch, schedule and everything that a run does not name are the recipe of examples/mini_model/train.py, at an
 eighth of its steps. In the run `random_order` the tokens of each window are permuted: near tokens tell no more of the

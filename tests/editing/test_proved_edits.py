@@ -75,8 +75,8 @@ def test_each_use_is_proved_once_for_heads_whose_scores_no_other_hook_edits_befo
     n = len(session_of(model).found())
     hooks = [
         hook
-        for heads in ([0], [1, 2], [2, 3])
-        for hook in replace_scores(model, zeros, heads=[(layer, head) for layer in range(n) for head in heads])
+        for heads, new in (([0], zeros), ([1, 2], zeros), ([2, 3], all_keys))
+        for hook in replace_scores(model, new, heads=[(layer, head) for layer in range(n) for head in heads])
     ]
     for uses in (1, 2):
         with model.hooks(fwd_hooks=hooks):
@@ -91,6 +91,10 @@ def test_each_use_is_proved_once_for_heads_whose_scores_no_other_hook_edits_befo
 
 def zeros(capture):
     return torch.zeros_like(capture.scores())
+
+
+def all_keys(capture):
+    return torch.ones_like(capture.scores(), dtype=torch.bool)
 
 
 def test_hooks_that_change_queries_afterwards_are_refused(model):

@@ -98,6 +98,17 @@ def test_booleans_hide_keys_of_the_scores_that_are_there(llama):
     torch.testing.assert_close(logits(llama, [*doubled, *hidden]), logits(llama, both))
 
 
+def test_new_scores_of_a_head_are_not_undone_by_others_of_the_same_head(llama):
+    twice = [*replace_scores(llama, stretched, heads=(0, 1)), *replace_scores(llama, zeros, heads=[(0, 1), (1, 0)])]
+    with pytest.raises(InputError, match="L0H1: two hooks make new scores, stretched, then zeros, and the second"):
+        logits(llama, twice)
+    logits(llama, twice[:3])  # each alone, again
+    apart = [*replace_scores(llama, stretched, heads=(0, 1)), *replace_scores(llama, zeros, heads=(0, 2))]
+    assert largest(logits(llama, apart) - logits(llama, apart[:3])) > 1e-3
+    hidden = RowByRow(lambda capture, own: own - 1, with_own=True)
+    logits(llama, [*replace_scores(llama, stretched, heads=(0, 1)), *replace_scores(llama, hidden)])
+
+
 def test_every_prompt_of_a_batch_is_edited_by_its_own_scores(llama):
     hooks = replace_scores(llama, stretched)
     alone = torch.cat([logits(llama, hooks, row[None]) for row in TOKENS])

@@ -71,22 +71,36 @@ def test_recall_is_of_the_tokens_of_the_needle_that_were_not_given(small_model, 
     torch.testing.assert_close(loss, token_losses(small_model, prompts)[:, 3:])
 
 
-def test_reading_back_and_harm_are_where_curves_cross(result):
-    """Of losses that are put in the place of the model's: the copy doubles half way, text passes its loss alone."""
+def test_reading_back_and_harm_are_bracketed_by_the_gaps_that_were_tried(result):
+    """Of losses that are put in the place of the model's: the copy doubles, and text passes its loss alone, behind the
+    second gap of three."""
     data = result.own.copy(deep=True)
+    gaps = data["gap"].values.tolist()
     data["loss"].loc[{"condition": "unchanged", "task": "copy"}] = np.array([1.0, 1.5, 2.5])[:, None]
     data["loss"].loc[{"condition": "unchanged", "task": "text"}] = np.array([3.0, 3.5, 4.5])[:, None]
     data["alone"][:] = 4.0
     own = type(result.numbers)(result.measure, data.expand_dims(init=["trained"]))
     row = result.measure.table(own).set_index("condition").loc["unchanged"]
-    assert row["reads"] == pytest.approx(480 + 1520 / 2)
-    assert row["harm"] == pytest.approx(480 + 1520 / 2)
-    np.testing.assert_allclose(row[["low", "high", "harm_low", "harm_high"]].astype(float), 1240)
-    assert "a copy is read back across 1,240" in result.measure.findings(own)[0]
+    assert row[["reads", "not_read", "harmless", "harm"]].tolist() == [gaps[1], gaps[2], gaps[1], gaps[2]]
+    said = result.measure.findings(own)[0]
+    assert f"read back across {gaps[1]:,} tokens, not across {gaps[2]:,}" in said
+    assert f"harm from {gaps[2]:,} tokens on" in said
+    data["loss"].loc[{"condition": "unchanged", "task": "copy", "gap": gaps[1]}] += np.array([-2, 0, 1, 3])
+    own = type(result.numbers)(result.measure, data.expand_dims(init=["trained"]))  # prompts differ: undecided there
+    row = result.measure.table(own).set_index("condition").loc["unchanged"]
+    assert row[["reads", "not_read"]].tolist() == [gaps[0], gaps[2]]
     data["loss"].loc[{"task": "copy"}] = data["loss"].sel(task="text") * 0.9  # no copying: no number
     own = type(result.numbers)(result.measure, data.expand_dims(init=["trained"]))
     assert np.isnan(result.measure.table(own)["reads"]).all()
     assert "no copy is read back" in result.measure.findings(own)[0]
+
+
+def test_one_gap_is_enough(small_model, prompts):
+    found = Gap(**{**OPTIONS, "gaps": (0,)})(small_model, prompts, **QUIET)
+    assert len(found.table()) == len(found.own["condition"])
+    assert found.findings()[0].startswith("Gaps of up to 0 tokens. ")
+    found = Gap(**{**OPTIONS, "gaps": (9,)})(small_model, prompts, **{**QUIET, "null_seeds": (0,)})
+    assert found.findings()[-1].startswith("A copy across a gap of 9 tokens costs")
 
 
 def test_gaps_reach_as_far_as_the_table_of_learned_positions(family_model):

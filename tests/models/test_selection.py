@@ -47,7 +47,7 @@ FRAME = pd.DataFrame({"layer": [0], "head": [1]})
     ("layers", "heads", "message"),
     [
         ([2], None, r"layer 2 does not exist: this model has layers 0 to 1"),
-        ([], None, r"no layers chosen; leave layers out to have all 2"),
+        ([], None, r"no layers chosen; choose from layers 0 to 1"),
         (True, None, r"layers=True: give a list of integers, such as layers=\[0, 1\]"),
         ([0.0], None, r"layer 0\.0 is float, not an integer; choose from layers 0 to 1"),
         (np.array([False, True]), None, r"layer False is bool, not an integer"),

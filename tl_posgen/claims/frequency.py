@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tl_posgen.claims.judging import ALONE, Claim, Criterion, Group, Verdict, or_lacking
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, OUT
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
@@ -19,6 +20,7 @@ _DIAGONAL = 0.3  # attention at a distance from which a head is a diagonal or pr
 _FIXED = 0.95  # |E x| / E|x| of a fixed centre
 _LITTLE = 0.05  # of recall
 _RECALLED = 0.3  # of the copy: a model that recalls less has too little to lose
+_FEWEST_MASSIVE = 10  # coordinates in all heads, below which a share of them says nothing
 _TURNED = 0.5  # radians in a prompt, below which a plane hardly turns at all
 
 
@@ -100,7 +102,8 @@ def _massive(plane_use: Result) -> list[Group]:
 
 def _no_massive(plane_use: Result) -> str:
     n = float(plane_use.own["massive"].sel(vector=["q", "k"]).sum())
-    return "" if n else "not measured: no coordinate of queries or keys is above five times the mean of its head"
+    few = f"not measured: {counted(round(n), 'coordinate')} of queries and keys above five times the mean of their head"
+    return "" if n >= _FEWEST_MASSIVE else f"{few}, too few"
 
 
 def _massive_slow(plane_use: Result) -> list[Criterion]:
@@ -327,7 +330,8 @@ FREQUENCY: Sequence[Claim] = [
         "frequency 3",
         "Queries and keys have massive coordinates, values have none (Jin et al. 2025, as we read it).",
         "coordinates above 5 times the mean of their head, a head: of q and of k at least 0.5 and 3 times those of v: "
-        "held; more than of v: partly (counts, without an interval)",
+        "held; more than of v: partly; open below 10 such coordinates of q and k in all heads (counts, without an "
+        "interval)",
         ("plane_use",),
         _massive,
         _no_massive,
@@ -335,7 +339,8 @@ FREQUENCY: Sequence[Claim] = [
     Claim(
         "frequency 3b",
         "Massive coordinates of queries and keys lie in low frequencies (Jin et al. 2025, as we read it).",
-        "share of them in the slower half of the planes: 0.9 held, 0.75 partly (a count, without an interval)",
+        "share of them in the slower half of the planes: 0.9 held, 0.75 partly; open below 10 of them in all heads (a "
+        "count, without an interval)",
         ("plane_use",),
         _massive_slow,
         _no_massive,

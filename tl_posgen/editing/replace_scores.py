@@ -1,5 +1,6 @@
 """Score replacement: scores computed from a layer's q, k and geometry, written over the model's own scores."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +60,9 @@ class RowByRow:
         self, capture: LayerCapture, own: Float[Tensor, "head query key"] | None = None
     ) -> Float[Tensor, "head query key"] | Bool[Tensor, "head query key"]:
         return self.scores_of(capture, own) if self.with_own else self.scores_of(capture)
+
+
+OWN_SCORES = RowByRow(lambda capture: capture.scores())  # that the geometry gives, wherever tokens stand
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,7 @@ class _LayerEdit:
         self.past: tuple[Tensor, list[int]] | None = None
         self.cache_fault = cache_fault
         self.proved_as: int | None = None
+        self.makes_scores = False  # and not only hides keys
 
     def hooks(self) -> HookList:
         names = self.probed.names
@@ -271,6 +276,16 @@ class _LayerEdit:
             if not isinstance(other, _LayerEdit) or {*other.heads} & {*self.heads}:
                 return None
         return None
+
+    def undone(self) -> "_LayerEdit | None":
+        """Return an edit before this one in the pass whose new scores of the same heads this one would undo."""
+        point = self.session.attention(self.probed.geometry.layer).hook_attn_scores
+        hooks = {handle.hook.id: getattr(handle, "user_hook", None) for handle in point.fwd_hooks}
+        before = itertools.takewhile(
+            lambda other: other is not self, (getattr(hooks.get(n), "__self__", None) for n in point._forward_hooks)
+        )
+        edits = (one for one in before if isinstance(one, _LayerEdit) and one.makes_scores)
+        return next((one for one in edits if {*one.heads} & {*self.heads}), None)
 
     def of_rows(self, mask: Mask, n_queries: int, n_keys: int) -> "_PassEdit":
         """Return the edit of blocks of rows of a streamed pass."""
@@ -380,6 +395,15 @@ class _PassEdit:
                     f"layer {capture.layer}: the new scores are {list(getattr(new, 'shape', [])) or repr(new)}, "
                     f"and {list(old.shape)} [head, query, key] are needed"
                 )
+            self.edit.makes_scores = new.dtype != torch.bool and scores_of is not OWN_SCORES
+            reads_own = isinstance(scores_of, RowByRow) and scores_of.with_own
+            if self.edit.makes_scores and not reads_own and (undone := self.edit.undone()) is not None:
+                head = min({*undone.heads} & {*self.edit.heads})
+                raise InputError(
+                    f"{head_name(capture.layer, head)}: two hooks make new scores, {_name_of(undone.scores_of)}, then "
+                    f"{_name_of(scores_of)}, and the second would undo the first; give one of them, or each its own "
+                    "heads"
+                )
             visible = ~is_masked(old, self.dtype)
             if self.positions is not None:
                 near = capture.geometry.sees(capture.query_positions[:, None] - capture.positions)
@@ -426,7 +450,11 @@ def _name_of(scores_of: Any) -> str:
     """Return the name of the function that gives new scores."""
     if isinstance(scores_of, RowByRow):
         return _name_of(scores_of.scores_of)
-    return _name_of(scores_of.func) if isinstance(scores_of, partial) else getattr(scores_of, "__name__", "a function")
+    return (
+        _name_of(scores_of.func)
+        if isinstance(scores_of, partial)
+        else getattr(scores_of, "__name__", type(scores_of).__name__)
+    )
 
 
 def finished(

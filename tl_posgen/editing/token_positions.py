@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.editing.printed_hooks import HookList
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import OWN_SCORES, replace_scores
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model
@@ -54,7 +54,7 @@ def tokens_at(model: Model | Session, positions: Int[Tensor, " pos"]) -> Iterato
     encodings = {one.layer: one.encoding for one in geometry_of(session)}
     hooks = _learned_positions(session, positions) if "absolute" in encodings.values() else []
     if moved := [layer for layer, encoding in encodings.items() if encoding in ("rotary", "alibi")]:
-        hooks += replace_scores(session, RowByRow(lambda capture: capture.scores()), moved)
+        hooks += replace_scores(session, OWN_SCORES, moved)
     with session.placing(positions), session.under(hooks):
         yield
 

@@ -13,21 +13,20 @@ from torch import Tensor
 
 from tl_posgen.core.measure import Variable, in_words
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import Numbers, leave_one_out
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, NonNegative, Real, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.editing.token_positions import MOST, tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.extension.held_planes import partial_planes
 from tl_posgen.extension.table import CONTEXT_RULES, ContextRuleName, ExtensionSettings, hooks_of
-from tl_posgen.frequencies.numbers.gap import apart, first_rise, split_of, with_copy, with_needle
+from tl_posgen.frequencies.numbers.gap import apart, first_above, last_below, split_of, with_copy, with_needle
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loss import judged, logits_of
 from tl_posgen.models.session import Session
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.report.kinds import lines
-from tl_posgen.stats.intervals import FEWEST
 
 _CONTEXTS = (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5)  # gaps, where none are given, over the training context
 TASKS = ("text", "copy")
@@ -54,7 +53,9 @@ class Gap(Interventions):
     training context L too, is seen without long prompts. Text goes on, or the second half is a copy of the first, or it
     ends with a needle of the first half. Loss of the text above its loss without the first half is harm done by far
     tokens; loss of the copy, and recall of the needle, say whether they are read. The effective context is the largest
-    S at which a copy costs less than twice what it costs at the smallest.
+    S that was tried up to which, at every S, a copy costs less than twice what it costs at the smallest, surely, by its
+    95% interval; `not_read` is the first at which it surely costs more, and the boundary lies between the two. Losses
+    need not rise with S: beyond a full turn a plane comes back to angles that the model knows.
 
     The rules of far pairs are those of `tl_posgen.extension.table.CONTEXT_RULES`: planes held at a distance (see
     `hold_planes`), each at its quarter turn, or all (ReRoPE); LM-Infinite, its windows those of the training context,
@@ -106,8 +107,9 @@ class Gap(Interventions):
     }
     words = {name: rule.words for name, rule in CONTEXT_RULES.items()}
     legend = (
-        "reads: tokens of gap at which a copy costs twice what it costs at the smallest gap; harm: those at which text "
-        "costs more than without its first half; low, high: 95% intervals; text, copy, recall: at the largest gap."
+        "reads: the largest gap up to which a copy costs less than twice what it costs at the smallest; not_read: the "
+        "first at which it costs more; harmless, harm: likewise where text costs less and more than without its first "
+        "half; all surely, by 95% intervals, among the gaps that were tried. text, copy, recall: at the largest gap."
     )
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
@@ -182,61 +184,64 @@ class Gap(Interventions):
 
     # Its numbers
 
-    def by_gap(self, own: Numbers, task: str) -> xr.DataArray:
-        """Return the means over prompts of the loss of a task, with intervals where there are enough prompts."""
-        loss = own.array("loss", condition=None, task=task, gap=None)
-        return leave_one_out(loss) if loss.sizes["prompt"] >= FEWEST else loss.mean("prompt")
-
     def reads(self, own: Numbers) -> xr.DataArray:
-        """Return the effective context by condition: the gap at which a copy costs twice what it costs at the smallest
-        one; the largest where it does not, NaN where even at the smallest text costs less than twice as much."""
-        copy, text = (self.by_gap(own, task) for task in reversed(TASKS))
+        """Return, by condition and gap, by how much a copy costs more than twice what it costs at the smallest gap: it is
+        read below 0. NaN where even there text costs less than twice as much, as nothing is copied."""
+        copy, text = (own.array("loss", condition=None, task=task, gap=None) for task in reversed(TASKS))
         nearest, of_text = (array.isel(gap=0, drop=True) for array in (copy, text))
-        return self._first_rise(copy - (2 * nearest).where(2 * nearest < of_text))
+        return copy - (2 * nearest).where(2 * nearest.mean("prompt") < of_text.mean("prompt"))
 
     def harm(self, own: Numbers) -> xr.DataArray:
-        """Return the gap from which on text costs more than without its first half, by condition; the largest where it
-        does not."""
-        text, alone = self.by_gap(own, "text"), own.array("alone")
-        return self._first_rise(text - (leave_one_out(alone) if "group" in text.dims else alone.mean("prompt")))
+        """Return by how much text costs more than without its first half, by condition and gap."""
+        return own.array("loss", condition=None, task="text", gap=None) - own.array("alone")
 
-    def _first_rise(self, curve: xr.DataArray) -> xr.DataArray:
-        gaps = curve["gap"].values
-        return xr.apply_ufunc(lambda y: first_rise(gaps, y), curve, input_core_dims=[["gap"]])
+    def reached(self, own: Numbers, excess: xr.DataArray) -> dict[str, tuple[float, float]]:
+        """Return by condition the last gap up to which an excess is surely below 0 at every gap that was tried, and the
+        first at which it is surely above: by its 95% interval, by its value where prompts are too few for one."""
+        gaps, found = self.labels()["gap"], {}
+        for condition in own.data["condition"].values:
+            numbers = own.along(excess.sel(condition=condition), "gap")
+            ends = [(one.low, one.high) if one.low == one.low else (one.value, one.value) for one in numbers]
+            low, high = zip(*ends, strict=True)
+            found[str(condition)] = last_below(gaps, high), first_above(gaps, low)
+        return found
 
     def findings(self, own: Numbers) -> list[str]:
-        last, said = self.labels()["gap"][-1], []
-        for name, reads, harm in self._rows(own):
-            ends = f"{reads.with_interval:,.0f}" if reads.value < last else f"all {last:,}"
-            copied = f"a copy is read back across {ends} tokens" if reads else "no copy is read back"
-            harmed = f"from {harm.with_interval:,.0f} tokens on" if harm.value < last else "nowhere"
-            said.append(f"{in_words(name, self.words)}: {copied}, and far text does harm {harmed}")
-        at_last = [f"{in_words(name, self.words)} {self._at(own, name, last)}" for name, _, _ in self._rows(own)]
+        gaps = self.labels()["gap"]
+        last, said = gaps[-1], []
+        for row in self.table(own).to_dict("records"):
+            copied = "no copy is read back"
+            if row["reads"] == row["reads"]:
+                ends = f"all {last:,}" if row["reads"] == last else f"{row['reads']:,.0f}"
+                not_at = "" if row["not_read"] != row["not_read"] else f", not across {row['not_read']:,.0f}"
+                copied = f"a copy is read back across {ends} tokens{not_at}"
+            harmed = "far text does harm nowhere" if row["harmless"] == last else "no harm of far text is sure"
+            if row["harm"] == row["harm"]:
+                harmed = f"far text does harm from {row['harm']:,.0f} tokens on"
+            said.append(f"{in_words(row['condition'], self.words)}: {copied}, and {harmed}")
+        names = map(str, own.data["condition"].values)
+        at_last = [f"{in_words(name, self.words)} {self._at(own, name, last)}" for name in names]
         of_nulls = own("loss", task="copy").null
+        contexts = f", {Number(last / self._context(own)).plain:.2f} training contexts" if last else ""
+        across = f"across a gap of {gaps[0]:,} tokens" if gaps[0] else "without a gap"
         return [
-            f"Gaps of up to {last:,} tokens, {Number(last / self._context(own)).plain:.2f} training contexts. "
-            f"{'; '.join(said)}.",
+            f"Gaps of up to {last:,} tokens{contexts}. {'; '.join(said)}.",
             f"Loss of text and copy, and recall of a needle, across {last:,}: {'; '.join(at_last)}.",
             *(
-                [f"A copy without a gap costs {own('loss', task='copy').plain:.3f} ({of_nulls:.3f})."]
+                [f"A copy {across} costs {own('loss', task='copy').plain:.3f} ({of_nulls:.3f})."]
                 if f"{of_nulls}"
                 else []
             ),
         ]
 
-    def _rows(self, own: Numbers) -> list[tuple[str, Number, Number]]:
-        names = map(str, own.data["condition"].values)
-        bounds = 0, self.labels()["gap"][-1]
-        ranges = (own.along(array, "condition", bounds) for array in (self.reads(own), self.harm(own)))
-        return list(zip(names, *ranges, strict=True))
-
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a condition: its effective context and where harm begins, with the ends of their intervals; at
+        """Return a row a condition: the gaps between which it stops to read a copy, and between which harm begins; at
         the largest gap the losses of text and copy, and the needle's recall."""
         gap, rows = own.data["gap"].values[-1].item(), []
-        for name, reads, harm in self._rows(own):
-            row: dict[str, Any] = {"condition": name, "reads": reads.value, "low": reads.low, "high": reads.high}
-            row |= {"harm": harm.value, "harm_low": harm.low, "harm_high": harm.high}
+        read, harm = self.reached(own, self.reads(own)), self.reached(own, self.harm(own))
+        for name, (reads, not_read) in read.items():
+            row: dict[str, Any] = {"condition": name, "reads": reads, "not_read": not_read}
+            row |= {"harmless": harm[name][0], "harm": harm[name][1]}
             row |= {task: own("loss", condition=name, task=task, gap=gap).value for task in TASKS}
             rows.append(row | {"recall": own("recall", condition=name, gap=gap).value})
         return pd.DataFrame(rows)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, double_device
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each
@@ -277,12 +278,15 @@ class PlaneUse(Measure):
             chance, planes = (own(name, context=context).plain for name in ("chance", "partial_planes"))
             less = f"{partial:.0%} have one that makes less than a turn, as {planes:.0%} of the planes do"
             if at:
+                turns = sorted(_turns_of_half_turn_planes(own.data.sel(context=context)))
+                made = " to ".join(dict.fromkeys(f"{one:.2f}" for one in (turns[0], turns[-1])))
                 said.append(
-                    f"Of {n_heads} heads {at:.0%} have their longest plane at half a turn in the context of "
-                    f"{context:,} tokens (within a step of it), where {chance:.0%} of the planes lie; {less}."
+                    f"Of {counted(n_heads, 'head')} {at:.0%} have their longest plane within a step of the half-turn "
+                    f"plane, the fastest with at most half a turn in the context of {context:,} tokens (it makes "
+                    f"{made}), where {chance:.0%} of the planes lie; {less}."
                 )
             else:
-                said.append(f"Of {n_heads} heads, in the context of {context:,} tokens, {less}.")
+                said.append(f"Of {counted(n_heads, 'head')}, in the context of {context:,} tokens, {less}.")
         q, k, v = (own("massive", vector=one) for one in _VECTORS)
         return [
             *said,
@@ -313,6 +317,12 @@ class PlaneUse(Measure):
                     }
                 )
         return pd.DataFrame(rows)
+
+
+def _turns_of_half_turn_planes(of_context: xr.Dataset) -> list[float]:
+    """Return the turns within a context that the half-turn plane of each layer with RoPE makes."""
+    planes = of_context["half_turn"].dropna("layer")
+    return [float(of_context["turns"].sel(layer=at, plane=int(planes.sel(layer=at)))) for at in planes["layer"].values]
 
 
 def _attention_to_first(layer: LayerCapture) -> Float[Tensor, " head"]:

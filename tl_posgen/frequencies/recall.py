@@ -265,6 +265,6 @@ class Recall(Interventions):
             f"{len(edited)} heads that look up are edited ({', '.join(edited[:4])})" if edited else "no head looks up"
         )
         return [
-            f"Of {self.half} random tokens that stand twice, {own('recall'):.0%} of the second copy are predicted; "
-            f"{looks}. Recall falls by: {'; '.join(told)}."
+            f"{self.half} random tokens stand twice; {own('recall'):.0%} of the second copy, from its third token on, "
+            f"are predicted; {looks}. Recall falls by: {'; '.join(told)}."
         ]

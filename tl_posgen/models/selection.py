@@ -136,7 +136,7 @@ def check_indices(indices: Layers, n: int, kind: str) -> list[int]:
     if isinstance(given, str | bytes | Mapping | Iterator) or not isinstance(given, Iterable):
         raise InputError(f"{kind}s={given!r}: give a list of integers, such as {kind}s=[0, 1]")
     if not (listed := list(given)):
-        raise InputError(f"no {kind}s chosen; leave {kind}s out to have all {n}")
+        raise InputError(f"no {kind}s chosen; choose from {kind}s 0 to {n - 1}")
     return sorted({_index(index, n, kind) for index in listed})
 
 

@@ -1,10 +1,11 @@
-"""Prompts with a gap, and where curves rise, by hand."""
+"""Prompts with a gap, and between which places a curve rises above zero, by hand."""
 
-import numpy as np
+import math
+
 import pytest
 import torch
 
-from tl_posgen.frequencies.numbers.gap import apart, first_rise, with_copy, with_needle
+from tl_posgen.frequencies.numbers.gap import apart, first_above, last_below, with_copy, with_needle
 
 
 @pytest.mark.parametrize("n", [12, 13])
@@ -27,8 +28,11 @@ def test_a_needle_stands_in_both_halves():
     assert with_needle(tokens[:, :8], needle)[0].tolist() == [0, 5, 6, 7, 0, 5, 6, 7]  # behind the first token
 
 
-def test_the_first_rise_is_where_a_line_between_places_crosses_zero():
-    x = np.array([0.0, 4, 8, 16])
-    curves = {(-1, -3, 1, 9): 7.0, (-2, 2, -1, 5): 2.0, (1, 1, 1, 1): 0.0, (-1, -1, 0, 0): 16.0, (0, 0, 0, 3): 8.0}
-    np.testing.assert_allclose(first_rise(x, np.array([*curves], dtype=float)), [*curves.values()])
-    assert np.isnan(first_rise(x, np.array([-1, np.nan, 1, 1.0])))
+def test_the_boundary_lies_between_the_last_place_surely_below_and_the_first_surely_above():
+    places, low, high = [0, 4, 8, 16, 32], [-3.0, -2.0, -1.0, 0.0, 1.0], [-1.0, -1.0, 1.0, 2.0, -0.5]
+    assert (last_below(places, high), first_above(places, low)) == (4, 32)
+    assert (last_below(places[:2], high[:2]), first_above(places[:4], low[:4])) == pytest.approx(
+        (4, math.nan), nan_ok=True
+    )
+    assert math.isnan(last_below(places, [math.nan] * 5))
+    assert math.isnan(first_above(places, [math.nan] * 5))

@@ -22,8 +22,8 @@ def copied_rows(
 
 
 def foretold(half: int, start: int = 1) -> slice:
-    """Return the positions of the second copy, behind `start` tokens, whose next token the first copy foretells: all
-    but the first, which no token before it announces, and the last, which nothing follows."""
+    """Return the positions of the second copy, behind `start` tokens, whose next token the first copy foretells and a
+    pair of tokens confirms: all but the first, where one token alone repeats, and the last, which nothing follows."""
     return slice(start + half + 1, start + 2 * half - 1)
 
 

@@ -1,8 +1,11 @@
-"""Prompts whose second half repeats something of the first, and where a curve rises above zero."""
+"""Prompts whose second half repeats something of the first, and up to which place a curve is surely below zero."""
 
-import numpy as np
+import itertools
+import math
+from collections.abc import Sequence
+
 import torch
-from jaxtyping import Float, Int, Real
+from jaxtyping import Int
 from torch import Tensor
 
 
@@ -52,18 +55,23 @@ def split_of(n: int) -> int:
     return (n + 1) // 2
 
 
-def first_rise(x: Real[np.ndarray, " place"], y: Float[np.ndarray, "*batch place"]) -> Float[np.ndarray, "*batch"]:
-    """min {x: y(x) > 0}, with y linear between its places; the last place where y never rises above 0, NaN where y is.
+def last_below(places: Sequence[int], upper_ends: Sequence[float]) -> float:
+    """Return the last place before the first one whose upper end is not below 0; NaN where none is before it.
 
     Example:
-        >>> curves = np.array([[-1.0, -1.0, 1.0], [2.0, 0.0, 0.0], [-1.0, -1.0, -1.0]])
-        >>> first_rise(np.array([0, 10, 20]), curves).tolist()
-        [15.0, 0.0, 20.0]
+        >>> last_below([0, 10, 20, 30], [-2.0, -1.0, 0.5, -1.0]), last_below([0, 10], [1.0, -1.0])
+        (10.0, nan)
     """
-    above = y > 0
-    place = above.argmax(-1)
-    before = np.maximum(place - 1, 0)
-    low, high = (np.take_along_axis(y, at[..., None], -1)[..., 0] for at in (before, place))
-    share = np.divide(-low, high - low, out=np.zeros_like(low), where=(place > 0) & (high > low))
-    rises = np.where(above.any(-1), x[before] + share * (x[place] - x[before]), x[-1])
-    return np.where(np.isnan(y).any(-1), np.nan, rises)
+    below = list(itertools.takewhile(lambda pair: pair[1] < 0, zip(places, upper_ends, strict=True)))
+    return float(below[-1][0]) if below else math.nan
+
+
+def first_above(places: Sequence[int], lower_ends: Sequence[float]) -> float:
+    """Return the first place whose lower end is above 0; NaN where none is.
+
+    Example:
+        >>> first_above([0, 10, 20, 30], [-2.0, -1.0, 0.5, -1.0]), first_above([0, 10], [-1.0, 0.0])
+        (20.0, nan)
+    """
+    above = (place for place, end in zip(places, lower_ends, strict=True) if end > 0)
+    return float(next(above, math.nan))
