@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import plotly.io
+from making import EXAMPLES
 from measure_pages import PARTS as OF_MEASURES
 
 from tl_posgen.frequencies.joined_figure import join_costs_and_gap
+from tl_posgen.report.figures import COLOURS, Panels, line
 
 DOCS = Path(__file__).parents[1]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -62,6 +65,25 @@ LARGEST_SHARE = """async png => {  // of the pixels of a PNG, the share of the m
 SIGHTS = [(width, scheme) for width in (1280, 700) for scheme in ("light", "dark")]
 
 
+def far_gaps() -> Any:
+    """Return a figure of the loss of text of each model over turns of its longest plane, above its loss without a
+    gap."""
+    files = [EXAMPLES / "clock" / f"far_gaps{of}.csv" for of in ("", "_smollm2")]
+    rows = pd.concat([pd.read_csv(file) for file in files], ignore_index=True)
+    curves = []
+    for colour, (model, found) in zip(COLOURS, rows.groupby("model", sort=False), strict=False):
+        name = str(model).removesuffix("-135M-Instruct.Q4_1.gguf")
+        for condition, dash, words in (("unchanged", "solid", ""), ("hold_planes", "dot", ", planes held")):
+            rise = found[condition] - found["unchanged"].iloc[0]
+            curves.append(line(found["turns"], rise, f"{name}{words}", colour, dash=dash))
+    panels = Panels([""], row_height=400)
+    panels.add(0, *curves)
+    title, subtitle = "Loss of text across a gap", "above that without a gap; 4 prompts of 128 tokens"
+    return panels.axes("gap, in turns of the plane in which most heads are longest", "nats a token").finish(
+        title, subtitle
+    )
+
+
 def draw(names: Any = None) -> None:
     """Draw these pictures, or all; those of parts whose model is not here stay as they are."""
     from measuring import results_of
@@ -74,6 +96,8 @@ def draw(names: Any = None) -> None:
             figure = results_of(picture.part)[picture.result].plot(picture.kind)
             (DOCS / f"{name}.png").write_bytes(photograph(browser, figure, picture.width, picture.height))
             print(f"wrote docs/{name}.png")
+        if not names or "far_gaps" in names:
+            (DOCS / "far_gaps.png").write_bytes(photograph(browser, far_gaps(), 900, 480))
         if not names or "page" in names:
             report: Any = results_of(PAGE)
             photograph_page(browser, report.html())

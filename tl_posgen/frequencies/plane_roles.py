@@ -146,9 +146,9 @@ class PlaneRoles(Measure):
     def findings(self, own: Numbers) -> list[str]:
         itself, before = (own("diagonal", near=near) for near in NEAR)
         return [
-            f"Attention to the token itself is {itself:.2f}, to the one before it {before:.2f}. When two keys change "
-            f"contents, attention keeps its places by {own('positional'):.2f} and goes with the contents by "
-            f"{own('symbolic'):.2f}.",
+            f"Attention to the token itself is {itself:.2f}, to the one before it {before:.2f}. Where two keys change "
+            f"contents, their attention has a cosine of {own('positional'):.2f} with that before by place, and of "
+            f"{own('symbolic'):.2f} by content; both are near 1 where scores hardly vary.",
             f"The curve of the mean query and the mean key over distance correlates with the scores of single queries "
             f"at r = {own('curve_r'):.2f}.",
         ]
