@@ -72,7 +72,7 @@ def far_gaps() -> Any:
     rows = pd.concat([pd.read_csv(file) for file in files], ignore_index=True)
     curves = []
     for colour, (model, found) in zip(COLOURS, rows.groupby("model", sort=False), strict=False):
-        name = str(model).removesuffix("-135M-Instruct.Q4_1.gguf")
+        name = str(model).removesuffix("-135M-Instruct")
         for condition, dash, words in (("unchanged", "solid", ""), ("hold_planes", "dot", ", planes held")):
             rise = found[condition] - found["unchanged"].iloc[0]
             curves.append(line(found["turns"], rise, f"{name}{words}", colour, dash=dash))

@@ -30,7 +30,7 @@ def rows_of(name: str, text: str, length: int, seeds: dict[str, tuple[int, ...]]
     result = Gap(gaps=gaps, rules=("hold_planes",))(model, text, null_seeds=seeds, **cut)
     rows = []
     for gap in gaps:
-        row = {"model": Path(name).name, "context": at["context"], "plane": longest, "gap": gap}
+        row = {"model": Path(name).name.split(".")[0], "context": at["context"], "plane": longest, "gap": gap}
         row["turns"] = round(gap / turn, 3)
         for condition in ("unchanged", "hold_planes"):
             loss = result.numbers("loss", task="text", condition=condition, gap=gap)
