@@ -155,8 +155,10 @@ def by_dtype(part: Part) -> Mapping[str, Any]:
         row = {name: report[measure].numbers(name).value for measure, names in asked.items() for name in names}
         positions = report["variance"].numbers.of_side(report["variance"].numbers.array("position"))
         first = positions if first is None else first
-        furthest = float(np.abs(positions - first).max())
-        rows.append({"dtype": dtype, **row, "loss": report["loss"].numbers("loss").value, "furthest": furthest})
+        largest_shift = float(np.abs(positions - first).max())
+        rows.append(
+            {"dtype": dtype, **row, "loss": report["loss"].numbers("loss").value, "largest_shift": largest_shift}
+        )
     return {"rows": rows}
 
 

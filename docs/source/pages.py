@@ -239,6 +239,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "notebooks": notebooks(),
         "own_measure": own_measure(),
         "rows_of": rows_of,
+        "moved_of_nulls": moved_of_nulls,
         "groups": measure_pages.GROUPS,
         "questions": how_to.QUESTIONS,
         "papers": PAPERS,
@@ -262,6 +263,15 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return pd.read_csv(path).to_dict("records")
+
+
+def moved_of_nulls(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return by how much losses of null models differ between gaps, at most, and the range of those of shuffled
+    weights."""
+    by_model = pd.DataFrame(rows).groupby("model")[["unchanged_random_init", "unchanged_shuffled"]]
+    random_init, shuffled = (by_model.max() - by_model.min()).max()
+    least, most = by_model.min().min().iloc[1], by_model.max().max().iloc[1]
+    return {"random_init": random_init, "shuffled": shuffled, "least_shuffled": least, "most_shuffled": most}
 
 
 def own_measure() -> str:

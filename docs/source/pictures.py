@@ -15,7 +15,7 @@ from making import EXAMPLES
 from measure_pages import PARTS as OF_MEASURES
 
 from tl_posgen.frequencies.joined_figure import join_costs_and_gap
-from tl_posgen.report.figures import COLOURS, Panels, line
+from tl_posgen.report.figures import COLOURS, Panels, error_bars, line
 
 DOCS = Path(__file__).parents[1]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -66,22 +66,19 @@ SIGHTS = [(width, scheme) for width in (1280, 700) for scheme in ("light", "dark
 
 
 def far_gaps() -> Any:
-    """Return a figure of the loss of text of each model over turns of its longest plane, above its loss without a
-    gap."""
+    """Return a figure of the loss of text of each model over turns of a plane, above its loss without a gap."""
     files = [EXAMPLES / "clock" / f"far_gaps{of}.csv" for of in ("", "_smollm2")]
-    rows = pd.concat([pd.read_csv(file) for file in files], ignore_index=True)
-    curves = []
-    for colour, (model, found) in zip(COLOURS, rows.groupby("model", sort=False), strict=False):
-        name = str(model).removesuffix("-135M-Instruct")
-        for condition, dash, words in (("unchanged", "solid", ""), ("hold_planes", "dot", ", planes held")):
-            rise = found[condition] - found["unchanged"].iloc[0]
-            curves.append(line(found["turns"], rise, f"{name}{words}", colour, dash=dash))
-    panels = Panels([""], row_height=400)
-    panels.add(0, *curves)
-    title, subtitle = "Loss of text across a gap", "above that without a gap; 4 prompts of 128 tokens"
-    return panels.axes("gap, in turns of the plane in which most heads are longest", "nats a token").finish(
-        title, subtitle
-    )
+    by_model = pd.concat(map(pd.read_csv, files), ignore_index=True).groupby("model", sort=False)
+    panels = Panels([str(model).removesuffix("-135M-Instruct") for model, _ in by_model], columns=2, row_height=240)
+    conditions = {"unchanged": "unchanged", "hold_planes": "planes of less than a turn held at L/2"}
+    for panel, (_, rows) in enumerate(by_model):
+        for colour, (condition, words) in zip(COLOURS[:2], conditions.items(), strict=True):
+            rise, low, high = (rows[f"{condition}_{end}"].to_numpy() for end in ("rise", "low", "high"))
+            bars = error_bars(rise, low, high)
+            panels.add(panel, line(rows["turns"], rise, words, colour, mode="lines+markers", error_y=bars))
+        panels.add(panel, line(rows["turns"], rows["alone_rise"], "without the first half", COLOURS[-1], dash="dot"))
+    title, subtitle = "Loss of text across a gap, above that without one", "4 prompts of 128 tokens, 95% intervals"
+    return panels.axes("gap, in turns", "nats a token").finish(title, subtitle)
 
 
 def draw(names: Any = None) -> None:
@@ -97,7 +94,7 @@ def draw(names: Any = None) -> None:
             (DOCS / f"{name}.png").write_bytes(photograph(browser, figure, picture.width, picture.height))
             print(f"wrote docs/{name}.png")
         if not names or "far_gaps" in names:
-            (DOCS / "far_gaps.png").write_bytes(photograph(browser, far_gaps(), 900, 480))
+            (DOCS / "far_gaps.png").write_bytes(photograph(browser, far_gaps(), 900))
         if not names or "page" in names:
             report: Any = results_of(PAGE)
             photograph_page(browser, report.html())

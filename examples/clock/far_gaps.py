@@ -1,43 +1,55 @@
-"""Loss of text across gaps of up to two turns of the plane in which most heads are longest: does it come back?
+"""Loss of text across gaps of up to two turns of one plane: does a model read again where the plane comes back?
 
     python examples/clock/far_gaps.py --models mini DIRECTORY --texts "" FILE --out far_gaps.csv   # a minute a small model
 
-A clock that ran out would stay wrong. One that came round stands at angles that the model knows: then text across a
-whole turn should cost hardly more than across none, unchanged, and across three quarters of a turn most.
+The plane is the one in which more heads are longest than in any other. Across a whole turn of it that plane stands where
+it stands without a gap; other planes do so only where their angles divide its own.
 """
 
 import argparse
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 import tl_posgen
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.frequencies import Gap, PlaneUse
 from tl_posgen.models.tokens import bundled_text, read_text
 
 STEPS = 8  # gaps a turn
+CONDITIONS = ("unchanged", "hold_planes")
 
 
 def rows_of(name: str, text: str, length: int, seeds: dict[str, tuple[int, ...]]) -> list[dict]:
     model = tl_posgen.load_model(name, backend="bridge")
     cut = {"length": length, "n_prompts": 4, "progress": False}
     planes = PlaneUse()(model, text, null_seeds=(), **cut)
-    longest = int(planes.own["longest_plane"].isel(context=0, missing_dims="ignore").to_series().mode().iloc[0])
-    at = {"layer": 0, "plane": longest, "context": planes.own["context"].values[0]}
+    plane = int(planes.own["longest_plane"].isel(context=0, missing_dims="ignore").to_series().mode().iloc[0])
+    at = {"layer": 0, "plane": plane, "context": planes.own["context"].values[0]}
     turn = float(at["context"] / planes.own["turns"].sel(at))
     gaps = [round(turn * step / STEPS) for step in range(2 * STEPS + 1)]
-    result = Gap(gaps=gaps, rules=("hold_planes",))(model, text, null_seeds=seeds, **cut)
-    rows = []
-    for gap in gaps:
-        row = {"model": Path(name).name.split(".")[0], "context": at["context"], "plane": longest, "gap": gap}
-        row["turns"] = round(gap / turn, 3)
-        for condition in ("unchanged", "hold_planes"):
-            loss = result.numbers("loss", task="text", condition=condition, gap=gap)
-            row |= {condition: loss.value, f"{condition}_low": loss.low, f"{condition}_high": loss.high}
-            row |= {f"{condition}_{kind.replace(' ', '_')}": values[0] for kind, values in loss.by_null.items()}
-        rows.append(row | {"alone": float(np.mean(result.own["alone"]))})
-    return rows
+    own = Gap(gaps=gaps, rules=("hold_planes",))(model, text, null_seeds=seeds, **cut).numbers
+    label = Path(name).name.split(".")[0]
+    rows = [
+        {"model": label, "context": at["context"], "plane": plane, "gap": gap, "turns": round(gap / turn, 3)}
+        for gap in gaps
+    ]
+    return [row | losses_of(own, row["gap"]) for row in rows]
+
+
+def losses_of(own: Numbers, gap: int) -> dict[str, float]:
+    """Return the loss of text across a gap, its rise over the loss without one, paired by prompt with a 95 % interval,
+    and the loss of each null model; also the loss without the first half, and the rise of that."""
+    found = {"alone": own("alone").value}
+    nearest = own.array("loss", task="text", condition="unchanged", gap=0)
+    found["alone_rise"] = own.number(own.array("alone") - nearest).value
+    for condition in CONDITIONS:
+        loss = own.array("loss", task="text", condition=condition, gap=gap)
+        number, rise = own.number(loss), own.number(loss - nearest)
+        found |= {condition: number.value, f"{condition}_rise": rise.value}
+        found |= {f"{condition}_low": rise.low, f"{condition}_high": rise.high}
+        found |= {f"{condition}_{kind.replace(' ', '_')}": values[0] for kind, values in number.by_null.items()}
+    return found
 
 
 def main() -> None:

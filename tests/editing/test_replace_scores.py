@@ -1,5 +1,6 @@
 """Replacement of scores: no change with the model's own scores, and changes only in the chosen heads and layers."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pandas as pd
@@ -9,8 +10,9 @@ from captures import run
 from families import family_cases, save_family
 from interventions import TOKENS, N, largest, logits, scores_under
 
-from tl_posgen import load_model
+from tl_posgen import load_model, streaming
 from tl_posgen.editing.replace_scores import RowByRow, at_positions, finished, replace_scores
+from tl_posgen.editing.token_positions import tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
 
 POSITIONLESS = ("gpt2", "opt", "gpt_neo")
@@ -98,15 +100,40 @@ def test_booleans_hide_keys_of_the_scores_that_are_there(llama):
     torch.testing.assert_close(logits(llama, [*doubled, *hidden]), logits(llama, both))
 
 
-def test_new_scores_of_a_head_are_not_undone_by_others_of_the_same_head(llama):
-    twice = [*replace_scores(llama, stretched, heads=(0, 1)), *replace_scores(llama, zeros, heads=[(0, 1), (1, 0)])]
-    with pytest.raises(InputError, match="L0H1: two hooks make new scores, stretched, then zeros, and the second"):
-        logits(llama, twice)
-    logits(llama, twice[:3])  # each alone, again
-    apart = [*replace_scores(llama, stretched, heads=(0, 1)), *replace_scores(llama, zeros, heads=(0, 2))]
-    assert largest(logits(llama, apart) - logits(llama, apart[:3])) > 1e-3
-    hidden = RowByRow(lambda capture, own: own - 1, with_own=True)
-    logits(llama, [*replace_scores(llama, stretched, heads=(0, 1)), *replace_scores(llama, hidden)])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_new_scores_of_a_head_are_not_undone_by_others_of_the_same_head(llama, streamed):
+    first, second = (
+        replace_scores(llama, RowByRow(new), heads=heads)
+        for new, heads in ((stretched, (0, 1)), (zeros, [(0, 1), (1, 0)]))
+    )
+    with streaming(llama) if streamed else nullcontext():
+        for hooks in ([*first, *second], [*second, *first]):
+            with pytest.raises(InputError, match=r"L0H1: replace_scores\(.*\) makes new scores, and replace_scores"):
+                logits(llama, hooks)
+        apart = [*first, *replace_scores(llama, RowByRow(zeros), heads=(0, 2))]
+        changes = [logits(llama, hooks) - logits(llama) for hooks in (first, second, apart)]
+        assert min(map(largest, changes)) > 1e-3
+        assert largest(changes[2] - changes[0]) > 1e-3
+        lowered = replace_scores(llama, RowByRow(lambda capture, own: own - 1, with_own=True))  # no other attention
+        torch.testing.assert_close(logits(llama, [*first, *lowered]), logits(llama, first), atol=1e-5, rtol=1e-5)
+        keys = replace_scores(llama, RowByRow(lambda capture: capture.scores() > -torch.inf))
+        torch.testing.assert_close(logits(llama, [*keys, *first]), logits(llama, first), atol=1e-5, rtol=1e-5)
+
+
+def test_hooks_that_are_added_twice_are_refused(llama):
+    hooks = replace_scores(llama, stretched)
+    with pytest.raises(InputError, match="layer 0: these hooks were added twice"):
+        logits(llama, [*hooks, *hooks])
+    assert logits(llama, hooks).isfinite().all()
+
+
+def test_tokens_at_other_positions_do_not_undo_hooks_around_them(llama):
+    hooks = replace_scores(llama, RowByRow(stretched))
+    undone = pytest.raises(InputError, match=r"makes new scores, and .* after it would undo them")
+    with llama.hooks(fwd_hooks=hooks), tokens_at(llama, 2 * torch.arange(N)), undone:
+        llama(TOKENS)
+    with tokens_at(llama, 2 * torch.arange(N)):
+        assert logits(llama, hooks).isfinite().all()
 
 
 def test_every_prompt_of_a_batch_is_edited_by_its_own_scores(llama):

@@ -71,28 +71,45 @@ def test_recall_is_of_the_tokens_of_the_needle_that_were_not_given(small_model, 
     torch.testing.assert_close(loss, token_losses(small_model, prompts)[:, 3:])
 
 
-def test_reading_back_and_harm_are_bracketed_by_the_gaps_that_were_tried(result):
-    """Of losses that are put in the place of the model's: the copy doubles, and text passes its loss alone, behind the
-    second gap of three."""
+def numbers_of(result, copy, text, alone=4.0, prompts=slice(None)):
+    """Return the numbers of a result with other losses of the unchanged model in the place of its own."""
     data = result.own.copy(deep=True)
-    gaps = data["gap"].values.tolist()
-    data["loss"].loc[{"condition": "unchanged", "task": "copy"}] = np.array([1.0, 1.5, 2.5])[:, None]
-    data["loss"].loc[{"condition": "unchanged", "task": "text"}] = np.array([3.0, 3.5, 4.5])[:, None]
-    data["alone"][:] = 4.0
-    own = type(result.numbers)(result.measure, data.expand_dims(init=["trained"]))
+    for task, loss in (("copy", copy), ("text", text)):
+        data["loss"].loc[{"condition": "unchanged", "task": task}] = np.broadcast_to(loss, (3, 4))
+    data["alone"][:] = alone
+    return type(result.numbers)(result.measure, data.isel(prompt=prompts).expand_dims(init=["trained"]))
+
+
+def bracket_of(result, own):
     row = result.measure.table(own).set_index("condition").loc["unchanged"]
-    assert row[["reads", "not_read", "harmless", "harm"]].tolist() == [gaps[1], gaps[2], gaps[1], gaps[2]]
+    return row[["reads", "doubled", "harmless", "harm"]].tolist()
+
+
+def test_reading_back_and_harm_are_bracketed_by_the_gaps_that_were_tried(result):
+    """The copy doubles, and text passes its loss alone, between the second gap and the third."""
+    first, second, third = result.own["gap"].values.tolist()
+    copy, text = np.array([[1.0], [1.5], [2.5]]), np.array([[3.0], [3.5], [4.5]])
+    own = numbers_of(result, copy, text)
+    assert bracket_of(result, own) == [second, third, second, third]
     said = result.measure.findings(own)[0]
-    assert f"read back across {gaps[1]:,} tokens, not across {gaps[2]:,}" in said
-    assert f"harm from {gaps[2]:,} tokens on" in said
-    data["loss"].loc[{"condition": "unchanged", "task": "copy", "gap": gaps[1]}] += np.array([-2, 0, 1, 3])
-    own = type(result.numbers)(result.measure, data.expand_dims(init=["trained"]))  # prompts differ: undecided there
-    row = result.measure.table(own).set_index("condition").loc["unchanged"]
-    assert row[["reads", "not_read"]].tolist() == [gaps[0], gaps[2]]
-    data["loss"].loc[{"task": "copy"}] = data["loss"].sel(task="text") * 0.9  # no copying: no number
-    own = type(result.numbers)(result.measure, data.expand_dims(init=["trained"]))
-    assert np.isnan(result.measure.table(own)["reads"]).all()
-    assert "no copy is read back" in result.measure.findings(own)[0]
+    assert f"read back across {second:,} tokens, costs more than twice as much at {third:,}" in said
+    assert f"far text first does harm at {third:,} tokens" in said
+    wide = copy + np.array([[0.0], [1.0], [0.0]]) * [-1, 0, 1, 3]  # prompts differ at the second gap: undecided there
+    assert bracket_of(result, numbers_of(result, wide, text))[:2] == [first, third]
+    dear = np.array([[1.0], [1.5], [1.5]]) * [0.1, 0.1, 0.1, 2]  # one prompt costs most of it, at every gap alike
+    assert bracket_of(result, numbers_of(result, dear, text))[0] == third
+    back = numbers_of(result, copy, np.array([[3.0], [4.5], [3.0]]))  # comes back
+    assert bracket_of(result, back)[2:] == [first, second]
+
+
+def test_without_copying_there_is_no_number_and_with_few_prompts_values_decide(result):
+    text = np.array([[3.0], [3.5], [4.5]])
+    own = numbers_of(result, 0.9 * text, text)
+    assert np.isnan(bracket_of(result, own)[:2]).all()
+    assert "unchanged: no copy is read back" in result.measure.findings(own)[0]
+    few = numbers_of(result, np.array([[1.0] * 4, [1.5, 1.9, 1.5, 1.5], [2.5] * 4]), text, prompts=slice(2))
+    assert bracket_of(result, few)[:2] == result.own["gap"].values[1:].tolist()
+    assert "By the values of 2 prompts, too few for intervals." in result.measure.findings(few)[0]
 
 
 def test_one_gap_is_enough(small_model, prompts):

@@ -58,7 +58,12 @@ def printing_call(function: Callable[_Given, HookList]) -> Callable[_Given, Hook
         _, *given = signature.bind(*arguments, **options).arguments.items()
         optional = {name for name, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY}
         told = [f"{name}={_told(value)}" if name in optional else _told(value) for name, value in given]
-        return PrintedHooks(hooks, f"{function.__name__}({', '.join(told)})")
+        call = f"{function.__name__}({', '.join(told)})"
+        for _, hook in hooks:
+            owner: Any = getattr(hook, "__self__", None)
+            if hasattr(owner, "call"):  # which names it in messages
+                owner.call = call
+        return PrintedHooks(hooks, call)
 
     return printing
 

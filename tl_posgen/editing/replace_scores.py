@@ -1,6 +1,5 @@
 """Score replacement: scores computed from a layer's q, k and geometry, written over the model's own scores."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +61,12 @@ class RowByRow:
         return self.scores_of(capture, own) if self.with_own else self.scores_of(capture)
 
 
-OWN_SCORES = RowByRow(lambda capture: capture.scores())  # that the geometry gives, wherever tokens stand
+def scores_of_tokens_at(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+    """Return the scores that the layer itself gives, wherever its tokens stand."""
+    return capture.scores()
+
+
+OWN_SCORES = RowByRow(scores_of_tokens_at)
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,8 @@ def replace_scores(
     Raises:
         InputError: a layer or head that does not exist; later, in the forward pass: a KV cache with a scores_of that is
             not a `RowByRow`, or a cache that was filled without these hooks; in the first pass after they were added,
-            scores of the model's own that q and k do not give (the model has changed since these hooks were made).
+            scores of the model's own that q and k do not give (the model has changed since these hooks were made);
+            new scores of a head for which hooks of this package before these made new scores in the same pass.
         UnsupportedModelError: a chosen layer whose scores cannot be recomputed from q and k; later, in the forward
             pass: a layer whose attention TransformerBridge leaves to Hugging Face, outside of `tl_posgen.streaming`; a
             pass of one token, or with a KV cache, by a model that computes something else with its cache.
@@ -227,7 +232,8 @@ class _LayerEdit:
         self.past: tuple[Tensor, list[int]] | None = None
         self.cache_fault = cache_fault
         self.proved_as: int | None = None
-        self.makes_scores = False  # and not only hides keys
+        self.makes_scores = False  # in this pass, where scores_of does not only hide keys
+        self.call = ""  # that made the hooks, as they are printed
 
     def hooks(self) -> HookList:
         names = self.probed.names
@@ -237,6 +243,7 @@ class _LayerEdit:
         layer, by = self.probed.geometry.layer, self.session.streamed.by
         self.session.require_length(value.shape[1])
         self.session.spans.pop(layer, None)  # of an earlier pass
+        self.makes_scores = False
         self.parts[part] = self.probed.read(part, value)
         if isinstance(self.scores_of, RowByRow) and by is not None and not by.listeners:  # which are shown the scores
             by.row_edits[layer][self] = None
@@ -246,6 +253,7 @@ class _LayerEdit:
         if by is not None and not by.is_hooked(layer):
             return attn_scores  # rows are edited as they are formed
         self.session.require_shown(self.probed)
+        self.require_parts()
         (n_queries, n_keys), dtype = attn_scores.shape[-2:], self.parts["q"].dtype
 
         def spans_of_first_edit() -> list[slice]:
@@ -264,28 +272,43 @@ class _LayerEdit:
             return None
         return scores_of if mask.padding is None or scores_of.sees is None else None  # it counts from a text's start
 
+    def score_hooks(self) -> list[tuple[int, Any]]:
+        """Return the hooks on this layer's scores in the order in which they run, each with the number that torch gave
+        it: the edit that it belongs to, or None for any other function."""
+        point = self.session.attention(self.probed.geometry.layer).hook_attn_scores
+        hooks = {handle.hook.id: getattr(handle, "user_hook", None) for handle in point.fwd_hooks}
+        owners = [(number, getattr(hooks.get(number), "__self__", None)) for number in point._forward_hooks]
+        return [(number, owner if isinstance(owner, _LayerEdit) else None) for number, owner in owners]
+
     def to_prove_as(self) -> int | None:
         """Return the number of the hook that was added, where no pass since then was proved; None also where the
         model's own scores of these heads are not to be had, as a hook before this one may have edited them."""
-        point = self.session.attention(self.probed.geometry.layer).hook_attn_scores
-        hooks = {handle.hook.id: getattr(handle, "user_hook", None) for handle in point.fwd_hooks}
-        for number in point._forward_hooks:
-            other = getattr(hooks.get(number), "__self__", None)
+        for number, other in self.score_hooks():
             if other is self:
                 return None if number == self.proved_as else number
-            if not isinstance(other, _LayerEdit) or {*other.heads} & {*self.heads}:
+            if other is None or {*other.heads} & {*self.heads}:
                 return None
         return None
 
-    def undone(self) -> "_LayerEdit | None":
-        """Return an edit before this one in the pass whose new scores of the same heads this one would undo."""
-        point = self.session.attention(self.probed.geometry.layer).hook_attn_scores
-        hooks = {handle.hook.id: getattr(handle, "user_hook", None) for handle in point.fwd_hooks}
-        before = itertools.takewhile(
-            lambda other: other is not self, (getattr(hooks.get(n), "__self__", None) for n in point._forward_hooks)
-        )
-        edits = (one for one in before if isinstance(one, _LayerEdit) and one.makes_scores)
-        return next((one for one in edits if {*one.heads} & {*self.heads}), None)
+    def require_first(self) -> None:
+        """Refuse new scores of heads for which an edit before this one in the pass made new scores, which they would
+        undo."""
+        edits = [other for _, other in self.score_hooks()]
+        for other in edits[: edits.index(self)]:
+            if other is not None and other.makes_scores and ({*other.heads} & {*self.heads}):
+                head = head_name(self.probed.geometry.layer, min({*other.heads} & {*self.heads}))
+                raise InputError(
+                    f"{head}: {other} makes new scores, and {self} after it would undo them; give one of them, each "
+                    "its own heads, or as the second a RowByRow(.., with_own=True), which is given those of the first"
+                )
+
+    def require_parts(self) -> None:
+        """Refuse a pass in which this edit has used up its q and k before."""
+        if "q" not in self.parts:
+            raise InputError(f"layer {self.probed.geometry.layer}: these hooks were added twice, {self}; add them once")
+
+    def __str__(self) -> str:
+        return self.call or _name_of(self.scores_of)
 
     def of_rows(self, mask: Mask, n_queries: int, n_keys: int) -> "_PassEdit":
         """Return the edit of blocks of rows of a streamed pass."""
@@ -294,6 +317,7 @@ class _LayerEdit:
 
     def rows_of_pass(self, n_queries: int, n_keys: int, spans_of: Callable[[], list[slice]]) -> "_PassEdit":
         """Take q and k of one pass, keys of earlier ones where it sees them too, and the text of every prompt."""
+        self.require_parts()
         q, k, geometry = self.parts.pop("q"), self.parts.pop("k"), self.probed.geometry
         cached, by_row = n_queries != n_keys, isinstance(self.scores_of, RowByRow)
         seen = f"layer {geometry.layer}: {n_queries} queries see {n_keys} keys"
@@ -395,15 +419,10 @@ class _PassEdit:
                     f"layer {capture.layer}: the new scores are {list(getattr(new, 'shape', [])) or repr(new)}, "
                     f"and {list(old.shape)} [head, query, key] are needed"
                 )
-            self.edit.makes_scores = new.dtype != torch.bool and scores_of is not OWN_SCORES
-            reads_own = isinstance(scores_of, RowByRow) and scores_of.with_own
-            if self.edit.makes_scores and not reads_own and (undone := self.edit.undone()) is not None:
-                head = min({*undone.heads} & {*self.edit.heads})
-                raise InputError(
-                    f"{head_name(capture.layer, head)}: two hooks make new scores, {_name_of(undone.scores_of)}, then "
-                    f"{_name_of(scores_of)}, and the second would undo the first; give one of them, or each its own "
-                    "heads"
-                )
+            if new.dtype != torch.bool:
+                if not (isinstance(scores_of, RowByRow) and scores_of.with_own):
+                    self.edit.require_first()
+                self.edit.makes_scores = self.edit.makes_scores or scores_of is not OWN_SCORES
             visible = ~is_masked(old, self.dtype)
             if self.positions is not None:
                 near = capture.geometry.sees(capture.query_positions[:, None] - capture.positions)

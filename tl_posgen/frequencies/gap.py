@@ -1,5 +1,6 @@
 """A gap in the middle of a prompt: does far text do harm, and is it read?"""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -11,22 +12,31 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import Variable, in_words
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import KEPT, Numbers, leave_one_out
 from tl_posgen.core.options import Each, NonNegative, Real, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.editing.token_positions import MOST, tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.extension.held_planes import partial_planes
 from tl_posgen.extension.table import CONTEXT_RULES, ContextRuleName, ExtensionSettings, hooks_of
-from tl_posgen.frequencies.numbers.gap import apart, first_above, last_below, split_of, with_copy, with_needle
+from tl_posgen.frequencies.numbers.gap import (
+    apart,
+    first_surely_above,
+    last_surely_below,
+    split_of,
+    with_copy,
+    with_needle,
+)
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loss import judged, logits_of
 from tl_posgen.models.session import Session
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.report.kinds import lines
+from tl_posgen.stats.intervals import FEWEST
 
 _CONTEXTS = (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5)  # gaps, where none are given, over the training context
 TASKS = ("text", "copy")
@@ -54,8 +64,9 @@ class Gap(Interventions):
     ends with a needle of the first half. Loss of the text above its loss without the first half is harm done by far
     tokens; loss of the copy, and recall of the needle, say whether they are read. The effective context is the largest
     S that was tried up to which, at every S, a copy costs less than twice what it costs at the smallest, surely, by its
-    95% interval; `not_read` is the first at which it surely costs more, and the boundary lies between the two. Losses
-    need not rise with S: beyond a full turn a plane comes back to angles that the model knows.
+    95% interval; `doubled` is the first at which it surely costs more, and between the two it comes to cost twice as
+    much for the first time. Losses need not rise with S: beyond a full turn a plane comes back to angles that the model
+    knows, so give more gaps where you want to know. With fewer than 4 prompts values decide, as there are no intervals.
 
     The rules of far pairs are those of `tl_posgen.extension.table.CONTEXT_RULES`: planes held at a distance (see
     `hold_planes`), each at its quarter turn, or all (ReRoPE); LM-Infinite, its windows those of the training context,
@@ -107,9 +118,10 @@ class Gap(Interventions):
     }
     words = {name: rule.words for name, rule in CONTEXT_RULES.items()}
     legend = (
-        "reads: the largest gap up to which a copy costs less than twice what it costs at the smallest; not_read: the "
+        "reads: the largest gap up to which a copy costs less than twice what it costs at the smallest; doubled: the "
         "first at which it costs more; harmless, harm: likewise where text costs less and more than without its first "
-        "half; all surely, by 95% intervals, among the gaps that were tried. text, copy, recall: at the largest gap."
+        "half; all surely, by 95% intervals (by values below 4 prompts), among the gaps that were tried. text, copy, "
+        "recall: at the largest gap."
     )
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
@@ -184,74 +196,78 @@ class Gap(Interventions):
 
     # Its numbers
 
-    def reads(self, own: Numbers) -> xr.DataArray:
-        """Return, by condition and gap, by how much a copy costs more than twice what it costs at the smallest gap: it is
-        read below 0. NaN where even there text costs less than twice as much, as nothing is copied."""
-        copy, text = (own.array("loss", condition=None, task=task, gap=None) for task in reversed(TASKS))
+    def excess_of_copy(self, own: Numbers) -> xr.DataArray:
+        """ln(copy at S / copy at the smallest gap) - ln 2, by condition and gap: above 0 it costs more than twice as
+        much. NaN where at the smallest gap text costs less than twice what a copy costs, as nothing is copied."""
+        copy, text = (self._means(own.array("loss", condition=None, task=task, gap=None)) for task in reversed(TASKS))
         nearest, of_text = (array.isel(gap=0, drop=True) for array in (copy, text))
-        return copy - (2 * nearest).where(2 * nearest.mean("prompt") < of_text.mean("prompt"))
+        return np.log(copy / (2 * nearest)).where(2 * nearest < of_text)
 
-    def harm(self, own: Numbers) -> xr.DataArray:
+    def excess_of_text(self, own: Numbers) -> xr.DataArray:
         """Return by how much text costs more than without its first half, by condition and gap."""
-        return own.array("loss", condition=None, task="text", gap=None) - own.array("alone")
+        return self._means(own.array("loss", condition=None, task="text", gap=None) - own.array("alone"))
 
-    def reached(self, own: Numbers, excess: xr.DataArray) -> dict[str, tuple[float, float]]:
+    def bracket(self, own: Numbers, excess: xr.DataArray) -> dict[str, tuple[float, float]]:
         """Return by condition the last gap up to which an excess is surely below 0 at every gap that was tried, and the
         first at which it is surely above: by its 95% interval, by its value where prompts are too few for one."""
-        gaps, found = self.labels()["gap"], {}
+        gaps, ends = own.data["gap"].values.tolist(), {}
         for condition in own.data["condition"].values:
             numbers = own.along(excess.sel(condition=condition), "gap")
-            ends = [(one.low, one.high) if one.low == one.low else (one.value, one.value) for one in numbers]
-            low, high = zip(*ends, strict=True)
-            found[str(condition)] = last_below(gaps, high), first_above(gaps, low)
-        return found
+            lower = [one.value if math.isnan(one.low) else one.low for one in numbers]
+            upper = [one.value if math.isnan(one.high) else one.high for one in numbers]
+            ends[str(condition)] = last_surely_below(gaps, upper), first_surely_above(gaps, lower)
+        return ends
 
     def findings(self, own: Numbers) -> list[str]:
-        gaps = self.labels()["gap"]
-        last, said = gaps[-1], []
-        for row in self.table(own).to_dict("records"):
-            copied = "no copy is read back"
-            if row["reads"] == row["reads"]:
-                ends = f"all {last:,}" if row["reads"] == last else f"{row['reads']:,.0f}"
-                not_at = "" if row["not_read"] != row["not_read"] else f", not across {row['not_read']:,.0f}"
-                copied = f"a copy is read back across {ends} tokens{not_at}"
-            harmed = "far text does harm nowhere" if row["harmless"] == last else "no harm of far text is sure"
-            if row["harm"] == row["harm"]:
-                harmed = f"far text does harm from {row['harm']:,.0f} tokens on"
-            said.append(f"{in_words(row['condition'], self.words)}: {copied}, and {harmed}")
+        gaps, n_prompts = own.data["gap"].values.tolist(), own.data.sizes["prompt"]
+        last, contexts = gaps[-1], float(own.data["contexts"].values[-1])
+        copies = ~np.isnan(self.excess_of_copy(own).isel(gap=0)).all([dim for dim in KEPT if dim != "condition"])
+        conditions = [
+            f"{in_words(row['condition'], self.words)}: "
+            f"{_copy_in_words(row, last) if copies.sel(condition=row['condition']) else 'no copy is read back'}, and "
+            f"{_harm_in_words(row, last)}"
+            for row in self.table(own).to_dict("records")
+        ]
         names = map(str, own.data["condition"].values)
         at_last = [f"{in_words(name, self.words)} {self._at(own, name, last)}" for name in names]
-        of_nulls = own("loss", task="copy").null
-        contexts = f", {Number(last / self._context(own)).plain:.2f} training contexts" if last else ""
+        few = "" if n_prompts >= FEWEST else f" By the values of {counted(n_prompts, 'prompt')}, too few for intervals."
         across = f"across a gap of {gaps[0]:,} tokens" if gaps[0] else "without a gap"
+        of_nulls = own("loss", task="copy", gap=gaps[0]).null
+        copied = f"A copy {across} costs {own('loss', task='copy', gap=gaps[0]).plain:.3f} ({of_nulls:.3f})."
         return [
-            f"Gaps of up to {last:,} tokens{contexts}. {'; '.join(said)}.",
+            f"Gaps of up to {last:,} tokens{f', {contexts:.2f} training contexts' if last else ''}. "
+            f"{'; '.join(conditions)}.{few}",
             f"Loss of text and copy, and recall of a needle, across {last:,}: {'; '.join(at_last)}.",
-            *(
-                [f"A copy {across} costs {own('loss', task='copy').plain:.3f} ({of_nulls:.3f})."]
-                if f"{of_nulls}"
-                else []
-            ),
+            *([f"{copied}{self._nulls_move(own)}"] if f"{of_nulls}" else []),
         ]
 
+    def _nulls_move(self, own: Numbers) -> str:
+        """Say by how much the loss of text of null models differs between gaps."""
+        moved = []
+        for kind, null in own.by_null.items():
+            loss = null.of_side(null.array("loss", condition="unchanged", task="text", gap=None)).mean("prompt")
+            moved.append(f"{Number(float(loss.max() - loss.min())).plain:.2f} ({kind})")
+        return f" Over all gaps the loss of text of null models moves by {', '.join(moved)}." if moved else ""
+
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a condition: the gaps between which it stops to read a copy, and between which harm begins; at
-        the largest gap the losses of text and copy, and the needle's recall."""
+        """Return a row a condition: the gaps between which a copy comes to cost twice as much, and between which harm
+        begins; at the largest gap the losses of text and copy, and the needle's recall."""
         gap, rows = own.data["gap"].values[-1].item(), []
-        read, harm = self.reached(own, self.reads(own)), self.reached(own, self.harm(own))
-        for name, (reads, not_read) in read.items():
-            row: dict[str, Any] = {"condition": name, "reads": reads, "not_read": not_read}
-            row |= {"harmless": harm[name][0], "harm": harm[name][1]}
+        of_copy, of_text = (self.bracket(own, one) for one in (self.excess_of_copy(own), self.excess_of_text(own)))
+        for name, (reads, doubled) in of_copy.items():
+            harmless, harm = of_text[name]
+            row = {"condition": name, "reads": reads, "doubled": doubled, "harmless": harmless, "harm": harm}
             row |= {task: own("loss", condition=name, task=task, gap=gap).value for task in TASKS}
             rows.append(row | {"recall": own("recall", condition=name, gap=gap).value})
         return pd.DataFrame(rows)
 
+    def _means(self, array: xr.DataArray) -> xr.DataArray:
+        """Return the means over prompts, with one prompt left out at a time where there are enough for an interval."""
+        return leave_one_out(array) if array.sizes["prompt"] >= FEWEST else array.mean("prompt")
+
     def _at(self, own: Numbers, condition: str, gap: int) -> str:
         text, copy = (own("loss", condition=condition, task=task, gap=gap) for task in TASKS)
         return f"{text.plain:.2f}, {copy.plain:.2f}, {own('recall', condition=condition, gap=gap).plain:.0%}"
-
-    def _context(self, own: Numbers) -> float:
-        return float(own.data["gap"][-1] / own.data["contexts"][-1])
 
     figures = {
         "curves": lines(
@@ -264,6 +280,24 @@ class Gap(Interventions):
             y_title="nats per token; share",
         )
     }
+
+
+def _copy_in_words(row: Mapping[str, Any], last: int) -> str:
+    """Return "a copy is read back across 4,096 tokens, costs twice as much from 8,192 on"."""
+    reads, doubled = row["reads"], row["doubled"]
+    far = "no gap surely" if math.isnan(reads) else f"{'all ' if reads == last else ''}{reads:,.0f} tokens"
+    rest = f", costs more than twice as much at {doubled:,.0f}" if doubled == doubled else ""
+    return f"a copy is read back across {far}{rest or ('' if reads == last else ', beyond that undecided')}"
+
+
+def _harm_in_words(row: Mapping[str, Any], last: int) -> str:
+    """Return "far text does no harm up to 256 tokens, and first does at 384"."""
+    harmless, harm = row["harmless"], row["harm"]
+    if harmless == last:
+        return "far text does harm nowhere"
+    if math.isnan(harm):
+        return "no harm of far text is sure"
+    return f"far text first does harm at {harm:,.0f} tokens"
 
 
 def next_tokens(

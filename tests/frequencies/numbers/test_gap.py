@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tl_posgen.frequencies.numbers.gap import apart, first_above, last_below, with_copy, with_needle
+from tl_posgen.frequencies.numbers.gap import apart, first_surely_above, last_surely_below, with_copy, with_needle
 
 
 @pytest.mark.parametrize("n", [12, 13])
@@ -29,10 +29,11 @@ def test_a_needle_stands_in_both_halves():
 
 
 def test_the_boundary_lies_between_the_last_place_surely_below_and_the_first_surely_above():
-    places, low, high = [0, 4, 8, 16, 32], [-3.0, -2.0, -1.0, 0.0, 1.0], [-1.0, -1.0, 1.0, 2.0, -0.5]
-    assert (last_below(places, high), first_above(places, low)) == (4, 32)
-    assert (last_below(places[:2], high[:2]), first_above(places[:4], low[:4])) == pytest.approx(
+    places, lower, upper = [0, 4, 8, 16, 32], [-3.0, -2.0, -1.0, 0.0, 1.0], [-1.0, -1.0, 1.0, 2.0, 1.5]
+    assert (last_surely_below(places, upper), first_surely_above(places, lower)) == (4, 32)
+    assert (last_surely_below(places[:2], upper[:2]), first_surely_above(places[:2], lower[:2])) == pytest.approx(
         (4, math.nan), nan_ok=True
     )
-    assert math.isnan(last_below(places, [math.nan] * 5))
-    assert math.isnan(first_above(places, [math.nan] * 5))
+    assert last_surely_below(places, [-1.0, 1.0, -1.0, -1.0, -1.0]) == 0  # whatever comes back behind
+    assert math.isnan(last_surely_below(places, [math.nan] * 5))
+    assert math.isnan(first_surely_above(places, [math.nan] * 5))

@@ -1,4 +1,4 @@
-"""Prompts whose second half repeats something of the first, and up to which place a curve is surely below zero."""
+"""Prompts whose second half repeats something of the first, and between which gaps a curve passes zero."""
 
 import itertools
 import math
@@ -55,22 +55,22 @@ def split_of(n: int) -> int:
     return (n + 1) // 2
 
 
-def last_below(places: Sequence[int], upper_ends: Sequence[float]) -> float:
+def last_surely_below(places: Sequence[int], upper_ends: Sequence[float]) -> float:
     """Return the last place before the first one whose upper end is not below 0; NaN where none is before it.
 
     Example:
-        >>> last_below([0, 10, 20, 30], [-2.0, -1.0, 0.5, -1.0]), last_below([0, 10], [1.0, -1.0])
+        >>> last_surely_below([0, 10, 20, 30], [-2.0, -1.0, 0.5, -1.0]), last_surely_below([0, 10], [1.0, -1.0])
         (10.0, nan)
     """
     below = list(itertools.takewhile(lambda pair: pair[1] < 0, zip(places, upper_ends, strict=True)))
     return float(below[-1][0]) if below else math.nan
 
 
-def first_above(places: Sequence[int], lower_ends: Sequence[float]) -> float:
+def first_surely_above(places: Sequence[int], lower_ends: Sequence[float]) -> float:
     """Return the first place whose lower end is above 0; NaN where none is.
 
     Example:
-        >>> first_above([0, 10, 20, 30], [-2.0, -1.0, 0.5, -1.0]), first_above([0, 10], [-1.0, 0.0])
+        >>> first_surely_above([0, 10, 20, 30], [-2.0, -1.0, 0.5, -1.0]), first_surely_above([0, 10], [-1.0, 0.0])
         (20.0, nan)
     """
     above = (place for place, end in zip(places, lower_ends, strict=True) if end > 0)
