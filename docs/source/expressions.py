@@ -172,12 +172,12 @@ def slash_biases(result: Any) -> Iterator[Entry]:
 
 
 def gap(result: Any) -> Iterator[Entry]:
-    """Yield the gaps between which a copy comes to cost twice as much and harm begins; what text, copy and needle cost
+    """Yield the gaps between which a copy is no longer read and harm begins; what text, copy and needle cost
     at the largest gap."""
     own, last = result.numbers, result.own["gap"].values[-1].item()
     for row in result.measure.table(own).to_dict("records"):
         condition = row["condition"]
-        for name in ("reads", "doubled", "harmless", "harm"):
+        for name in ("reads", "lost", "harmless", "harm"):
             yield name, {"condition": condition}, Number(row[name])
         for task in ("text", "copy"):
             yield task, {"condition": condition}, own("loss", condition=condition, task=task, gap=last)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import Variable, in_words
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import KEPT, Numbers, leave_one_out
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, NonNegative, Real, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.editing.token_positions import MOST, tokens_at
@@ -62,11 +62,12 @@ class Gap(Interventions):
     The second half of a short prompt is put S positions further on, so that what happens at far distances, beyond the
     training context L too, is seen without long prompts. Text goes on, or the second half is a copy of the first, or it
     ends with a needle of the first half. Loss of the text above its loss without the first half is harm done by far
-    tokens; loss of the copy, and recall of the needle, say whether they are read. The effective context is the largest
-    S that was tried up to which, at every S, a copy costs less than twice what it costs at the smallest, surely, by its
-    95% interval; `doubled` is the first at which it surely costs more, and between the two it comes to cost twice as
-    much for the first time. Losses need not rise with S: beyond a full turn a plane comes back to angles that the model
-    knows, so give more gaps where you want to know. With fewer than 4 prompts values decide, as there are no intervals.
+    tokens; loss of the copy, and recall of the needle, say whether they are read. A copy is read where it costs less
+    than half of what text costs without the first half. The effective context is the largest S that was tried up to
+    which, at every S, a copy is surely read, by its 95% interval over prompts; `lost` is the first at which it surely
+    is not, and between the two reading stops for the first time. Losses need not rise with S: beyond a full turn a
+    plane comes back to angles that the model knows, so give more gaps where you want to know. With fewer than 4 prompts
+    values decide, as there are no intervals.
 
     The rules of far pairs are those of `tl_posgen.extension.table.CONTEXT_RULES`: planes held at a distance (see
     `hold_planes`), each at its quarter turn, or all (ReRoPE); LM-Infinite, its windows those of the training context,
@@ -118,7 +119,7 @@ class Gap(Interventions):
     }
     words = {name: rule.words for name, rule in CONTEXT_RULES.items()}
     legend = (
-        "reads: the largest gap up to which a copy costs less than twice what it costs at the smallest; doubled: the "
+        "reads: the largest gap up to which a copy costs less than half of text without its first half; lost: the "
         "first at which it costs more; harmless, harm: likewise where text costs less and more than without its first "
         "half; all surely, by 95% intervals (by values below 4 prompts), among the gaps that were tried. text, copy, "
         "recall: at the largest gap."
@@ -197,15 +198,12 @@ class Gap(Interventions):
     # Its numbers
 
     def excess_of_copy(self, own: Numbers) -> xr.DataArray:
-        """ln(copy at S / copy at the smallest gap) - ln 2, by condition and gap: above 0 it costs more than twice as
-        much. NaN where at the smallest gap text costs less than twice what a copy costs, as nothing is copied."""
-        copy, text = (self._means(own.array("loss", condition=None, task=task, gap=None)) for task in reversed(TASKS))
-        nearest, of_text = (array.isel(gap=0, drop=True) for array in (copy, text))
-        return np.log(copy / (2 * nearest)).where(2 * nearest < of_text)
+        """2 copy(S) - text without its first half, by condition and gap: below 0 a copy costs less than half of it."""
+        return 2 * own.array("loss", condition=None, task="copy", gap=None) - own.array("alone")
 
     def excess_of_text(self, own: Numbers) -> xr.DataArray:
         """Return by how much text costs more than without its first half, by condition and gap."""
-        return self._means(own.array("loss", condition=None, task="text", gap=None) - own.array("alone"))
+        return own.array("loss", condition=None, task="text", gap=None) - own.array("alone")
 
     def bracket(self, own: Numbers, excess: xr.DataArray) -> dict[str, tuple[float, float]]:
         """Return by condition the last gap up to which an excess is surely below 0 at every gap that was tried, and the
@@ -221,11 +219,8 @@ class Gap(Interventions):
     def findings(self, own: Numbers) -> list[str]:
         gaps, n_prompts = own.data["gap"].values.tolist(), own.data.sizes["prompt"]
         last, contexts = gaps[-1], float(own.data["contexts"].values[-1])
-        copies = ~np.isnan(self.excess_of_copy(own).isel(gap=0)).all([dim for dim in KEPT if dim != "condition"])
         conditions = [
-            f"{in_words(row['condition'], self.words)}: "
-            f"{_copy_in_words(row, last) if copies.sel(condition=row['condition']) else 'no copy is read back'}, and "
-            f"{_harm_in_words(row, last)}"
+            f"{in_words(row['condition'], self.words)}: {_copy_in_words(row, last)}, and {_harm_in_words(row, last)}"
             for row in self.table(own).to_dict("records")
         ]
         names = map(str, own.data["condition"].values)
@@ -250,20 +245,16 @@ class Gap(Interventions):
         return f" Over all gaps the loss of text of null models moves by {', '.join(moved)}." if moved else ""
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a condition: the gaps between which a copy comes to cost twice as much, and between which harm
-        begins; at the largest gap the losses of text and copy, and the needle's recall."""
+        """Return a row a condition: the gaps between which a copy is no longer read, and between which harm begins; at
+        the largest gap the losses of text and copy, and the needle's recall."""
         gap, rows = own.data["gap"].values[-1].item(), []
         of_copy, of_text = (self.bracket(own, one) for one in (self.excess_of_copy(own), self.excess_of_text(own)))
-        for name, (reads, doubled) in of_copy.items():
+        for name, (reads, lost) in of_copy.items():
             harmless, harm = of_text[name]
-            row = {"condition": name, "reads": reads, "doubled": doubled, "harmless": harmless, "harm": harm}
+            row = {"condition": name, "reads": reads, "lost": lost, "harmless": harmless, "harm": harm}
             row |= {task: own("loss", condition=name, task=task, gap=gap).value for task in TASKS}
             rows.append(row | {"recall": own("recall", condition=name, gap=gap).value})
         return pd.DataFrame(rows)
-
-    def _means(self, array: xr.DataArray) -> xr.DataArray:
-        """Return the means over prompts, with one prompt left out at a time where there are enough for an interval."""
-        return leave_one_out(array) if array.sizes["prompt"] >= FEWEST else array.mean("prompt")
 
     def _at(self, own: Numbers, condition: str, gap: int) -> str:
         text, copy = (own("loss", condition=condition, task=task, gap=gap) for task in TASKS)
@@ -283,11 +274,13 @@ class Gap(Interventions):
 
 
 def _copy_in_words(row: Mapping[str, Any], last: int) -> str:
-    """Return "a copy is read back across 4,096 tokens, costs twice as much from 8,192 on"."""
-    reads, doubled = row["reads"], row["doubled"]
-    far = "no gap surely" if math.isnan(reads) else f"{'all ' if reads == last else ''}{reads:,.0f} tokens"
-    rest = f", costs more than twice as much at {doubled:,.0f}" if doubled == doubled else ""
-    return f"a copy is read back across {far}{rest or ('' if reads == last else ', beyond that undecided')}"
+    """Return "a copy is read back across 4,096 tokens, and no longer across 8,192"."""
+    reads, lost = row["reads"], row["lost"]
+    if math.isnan(reads):
+        return "that a copy is read back is sure at no gap" if math.isnan(lost) else "no copy is read back"
+    far = f"across {'all ' if reads == last else ''}{reads:,.0f} tokens" if reads else "without a gap"
+    end = "beyond that undecided" if math.isnan(lost) else f"and no longer across {lost:,.0f}"
+    return f"a copy is read back {far}{'' if reads == last else f', {end}'}"
 
 
 def _harm_in_words(row: Mapping[str, Any], last: int) -> str:
