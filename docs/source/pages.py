@@ -268,10 +268,11 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 def moved_of_nulls(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Return by how much losses of null models differ between gaps, at most, and the range of those of shuffled
     weights."""
-    by_model = pd.DataFrame(rows).groupby("model")[["unchanged_random_init", "unchanged_shuffled"]]
-    random_init, shuffled = (by_model.max() - by_model.min()).max()
-    least, most = by_model.min().min().iloc[1], by_model.max().max().iloc[1]
-    return {"random_init": random_init, "shuffled": shuffled, "least_shuffled": least, "most_shuffled": most}
+    losses = pd.DataFrame(rows).groupby("model")
+    least, most = losses.min(numeric_only=True), losses.max(numeric_only=True)
+    moved = (most - least).max()
+    ends = {"least_shuffled": least["unchanged_shuffled"].min(), "most_shuffled": most["unchanged_shuffled"].max()}
+    return {"random_init": moved["unchanged_random_init"], "shuffled": moved["unchanged_shuffled"], **ends}
 
 
 def own_measure() -> str:
