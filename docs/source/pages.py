@@ -140,6 +140,8 @@ def quantities(told: str) -> Iterator[tuple[str, str]]:
     Example:
         >>> list(quantities("thirds, not held: without low 0.6 [0.5, 0.7], low alone 0.12; r 0.93 (9 dominant heads)"))
         [('thirds: without low', '0.6 [0.5, 0.7]'), ('thirds: low alone', '0.12'), ('r', '0.93 (9 dominant heads)')]
+        >>> list(quantities("r at D = 0 0.33 ± 0.14, slope 2"))
+        [('r at D = 0', '0.33 ± 0.14'), ('slope', '2')]
     """
     waiting, group = [], ""
     for piece in re.split(r"(?<!thirds)(?<!wavelength)[;,] (?=[^\d\s+-])", told):
@@ -147,7 +149,7 @@ def quantities(told: str) -> Iterator[tuple[str, str]]:
             group, piece = f"{named[1]}: ", piece[named.end() :]
         elif not re.search(r"without|alone", piece):
             group = ""
-        found = re.fullmatch(r"(.*?) ([-+]?[\d.]+%?(?: \[.*\])?(?: \(\d+ dominant heads?\))?|not defined)", piece)
+        found = re.fullmatch(r"(.*?) ([-+]?[\d.]+%?(?: ± [\d.]+)?(?: \[.*\])?(?: \(\d+ dominant heads?\))?|not defined)", piece)
         waiting.append(f"{group}{found[1] if found else piece}")
         if found:
             value = "–" if found[2] == "not defined" else found[2].replace("-", "−")

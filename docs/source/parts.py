@@ -49,6 +49,17 @@ REAL_LINES = (
     *(f"{name} {SMALL_CUT}" for name in (*_SCORED, *_INTERVENED)),
     "explain --prompt 'When Mary and John went to the store, John gave a drink to' --head L5H3",
 )
+OF_FEW_PASSES = (
+    "position 1",
+    "position 1b",
+    "position 2",
+    "position 2b",
+    "position 4",
+    "position 7a",
+    "slash 1",
+    "slash 2",
+)
+OF_FEW_PASSES += ("slash 3a", "slash 3b", "slash 3c", "slash 6", "coupling 1", "coupling 2", "coupling 3")
 REAL_CLAIMS = dict.fromkeys((*REAL, QWEN), ("position", "slash", "coupling"))
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
@@ -164,7 +175,7 @@ PARTS = {
     f"{QWEN} nulls": Part(
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),
-    **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in (*REAL, QWEN)},
+    **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in REAL},
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()
