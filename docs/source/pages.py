@@ -149,7 +149,9 @@ def quantities(told: str) -> Iterator[tuple[str, str]]:
             group, piece = f"{named[1]}: ", piece[named.end() :]
         elif not re.search(r"without|alone", piece):
             group = ""
-        found = re.fullmatch(r"(.*?) ([-+]?[\d.]+%?(?: ± [\d.]+)?(?: \[.*\])?(?: \(\d+ dominant heads?\))?|not defined)", piece)
+        found = re.fullmatch(
+            r"(.*?) ([-+]?[\d.]+%?(?: ± [\d.]+)?(?: \[.*\])?(?: \(\d+ dominant heads?\))?|not defined)", piece
+        )
         waiting.append(f"{group}{found[1] if found else piece}")
         if found:
             value = "–" if found[2] == "not defined" else found[2].replace("-", "−")

@@ -49,18 +49,10 @@ REAL_LINES = (
     *(f"{name} {SMALL_CUT}" for name in (*_SCORED, *_INTERVENED)),
     "explain --prompt 'When Mary and John went to the store, John gave a drink to' --head L5H3",
 )
-OF_FEW_PASSES = (
-    "position 1",
-    "position 1b",
-    "position 2",
-    "position 2b",
-    "position 4",
-    "position 7a",
-    "slash 1",
-    "slash 2",
-)
-OF_FEW_PASSES += ("slash 3a", "slash 3b", "slash 3c", "slash 6", "coupling 1", "coupling 2", "coupling 3")
-REAL_CLAIMS = dict.fromkeys((*REAL, QWEN), ("position", "slash", "coupling"))
+OF_FEW_PASSES = ("position 1", "position 1b", "position 2", "position 2b", "position 3", "position 4", "position 7a")
+OF_FEW_PASSES += ("slash 1", "slash 2", "slash 3a", "slash 3b", "slash 3c", "slash 6")
+OF_FEW_PASSES += ("coupling 1", "coupling 2", "coupling 3")
+REAL_CLAIMS = dict.fromkeys(REAL, ("position", "slash", "coupling")) | {QWEN: OF_FEW_PASSES}
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
     "measures": ("perturbed planes",),
