@@ -218,7 +218,7 @@ class Gap(Interventions):
 
     def findings(self, own: Numbers) -> list[str]:
         gaps, n_prompts = own.data["gap"].values.tolist(), own.data.sizes["prompt"]
-        last, contexts = gaps[-1], float(own.data["contexts"].values[-1])
+        last, contexts = gaps[-1], Number(float(own.data["contexts"].values[-1])).plain
         conditions = [
             f"{in_words(row['condition'], self.words)}: {_copy_in_words(row, last)}, and {_harm_in_words(row, last)}"
             for row in self.table(own).to_dict("records")
@@ -227,22 +227,17 @@ class Gap(Interventions):
         at_last = [f"{in_words(name, self.words)} {self._at(own, name, last)}" for name in names]
         few = "" if n_prompts >= FEWEST else f" By the values of {counted(n_prompts, 'prompt')}, too few for intervals."
         across = f"across a gap of {gaps[0]:,} tokens" if gaps[0] else "without a gap"
-        of_nulls = own("loss", task="copy", gap=gaps[0]).null
-        copied = f"A copy {across} costs {own('loss', task='copy', gap=gaps[0]).plain:.3f} ({of_nulls:.3f})."
+        copy, text = own("loss", task="copy", gap=gaps[0]), own("loss", task="text", gap=last)
+        of_nulls = (
+            f"A copy {across} costs {copy.plain:.3f} ({copy.null:.3f}), text across {last:,} {text.plain:.3f} "
+            f"({text.null:.3f})."
+        )
         return [
             f"Gaps of up to {last:,} tokens{f', {contexts:.2f} training contexts' if last else ''}. "
             f"{'; '.join(conditions)}.{few}",
             f"Loss of text and copy, and recall of a needle, across {last:,}: {'; '.join(at_last)}.",
-            *([f"{copied}{self._nulls_move(own)}"] if f"{of_nulls}" else []),
+            *([of_nulls] if f"{copy.null}" else []),
         ]
-
-    def _nulls_move(self, own: Numbers) -> str:
-        """Say by how much the loss of text of null models differs between gaps."""
-        moved = []
-        for kind, null in own.by_null.items():
-            loss = null.of_side(null.array("loss", condition="unchanged", task="text", gap=None)).mean("prompt")
-            moved.append(f"{Number(float(loss.max() - loss.min())).plain:.2f} ({kind})")
-        return f" Over all gaps the loss of text of null models moves by {', '.join(moved)}." if moved else ""
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a condition: the gaps between which a copy is no longer read, and between which harm begins; at
