@@ -1,5 +1,7 @@
 """Attention that a bridge leaves to Hugging Face: its scores show, and can be edited, while it is streamed."""
 
+import copy
+
 import pytest
 import torch
 from captures import captures_of, run
@@ -101,7 +103,7 @@ def test_passes_that_show_no_scores_are_refused(family_model, name):
 
 
 def test_a_cache_of_patterns_is_refused(family_model):
-    model = family_model("opt", "bridge")
+    model = copy.deepcopy(family_model("opt", "bridge"))  # run_with_cache leaves something on the model
     measured = {"tokens": TOKENS, "measures": ["three_axis"]}
     _, cache = model.run_with_cache(TOKENS)
     with pytest.raises(InputError, match="holds the pattern after softmax"):
