@@ -103,7 +103,7 @@ def test_passes_that_show_no_scores_are_refused(family_model, name):
 
 
 def test_a_cache_of_patterns_is_refused(family_model):
-    model = copy.deepcopy(family_model("opt", "bridge"))  # run_with_cache leaves something on the model
+    model = copy.deepcopy(family_model("opt", "bridge"))  # transformers records attentions twice after it
     measured = {"tokens": TOKENS, "measures": ["three_axis"]}
     _, cache = model.run_with_cache(TOKENS)
     with pytest.raises(InputError, match="holds the pattern after softmax"):
