@@ -279,7 +279,7 @@ def _copy_in_words(row: Mapping[str, Any], last: int) -> str:
 
 
 def _harm_in_words(row: Mapping[str, Any], last: int) -> str:
-    """Return "far text does no harm up to 256 tokens, and first does at 384"."""
+    """Return "far text first does harm at 8,192 tokens"."""
     harmless, harm = row["harmless"], row["harm"]
     if harmless == last:
         return "far text does harm nowhere"
