@@ -44,6 +44,7 @@ MODELS = {
     "SmolLM2-135M-Instruct": ("SmolLM2-135M-Instruct.Q4_1.gguf", "text/wikitext2.txt"),
     "Gemma 3 270M": ("gemma-3-270m-q4_k_m.gguf", "text/wikitext2.txt"),
     "Qwen2.5-Coder-0.5B-Instruct": ("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "text/wikitext2.txt"),
+    "Qwen2.5-Coder-1.5B-Instruct": ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "text/wikitext2.txt"),
 }
 TEXTS = {
     None: "Alice's Adventures in Wonderland",

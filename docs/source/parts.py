@@ -33,6 +33,7 @@ SEEDS = {
 CLAIMED = {"null_seeds": (0, 1, 2), "papers": ("position", "slash", "coupling")}
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 QWEN = "Qwen2.5-Coder-0.5B-Instruct"  # whose queries, keys and values have biases
+LARGE = "Qwen2.5-Coder-1.5B-Instruct"
 GAP = repr(OPTIONS["gap"])
 BIASES = ("bias_pairs", "bias_ablation", "slash_biases", "cone")
 OF_512 = {"length": 512, "null_seeds": (0,)}
@@ -49,10 +50,14 @@ REAL_LINES = (
     *(f"{name} {SMALL_CUT}" for name in (*_SCORED, *_INTERVENED)),
     "explain --prompt 'When Mary and John went to the store, John gave a drink to' --head L5H3",
 )
+LARGE_LINES = tuple(f"{name} {SMALL_CUT}" for name in ("slash", "substitute"))
+OF_PLANES = {  # planes by quarters, and no gap but of 1.5 training contexts
+    name: f"frequencies {SMALL_CUT} --groups quarters --gaps {gap}"
+    for name, gap in {REAL[0]: 12288, REAL[1]: 49152, QWEN: 49152, LARGE: 49152}.items()
+}
 OF_FEW_PASSES = ("position 1", "position 1b", "position 2", "position 2b", "position 3", "position 4", "position 7a")
 OF_FEW_PASSES += ("slash 1", "slash 2", "slash 3a", "slash 3b", "slash 3c", "slash 6")
-OF_FEW_PASSES += ("coupling 1", "coupling 2", "coupling 3")
-REAL_CLAIMS = dict.fromkeys(REAL, ("position", "slash", "coupling")) | {QWEN: OF_FEW_PASSES}
+REAL_CLAIMS = dict.fromkeys((*REAL, QWEN), ("position", "slash", "coupling")) | {LARGE: OF_FEW_PASSES}
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
     "measures": ("perturbed planes",),
@@ -167,7 +172,11 @@ PARTS = {
     f"{QWEN} nulls": Part(
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),
-    **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in REAL},
+    **{
+        f"{name} commands": Part(name, {"lines": (*REAL_LINES, OF_PLANES[name])}, timed)
+        for name in (*REAL, QWEN)
+    },
+    f"{LARGE} commands": Part(LARGE, {"lines": (REAL_LINES[0], *LARGE_LINES, OF_PLANES[LARGE])}, timed),
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()
