@@ -172,10 +172,7 @@ PARTS = {
     f"{QWEN} nulls": Part(
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),
-    **{
-        f"{name} commands": Part(name, {"lines": (*REAL_LINES, OF_PLANES[name])}, timed)
-        for name in (*REAL, QWEN)
-    },
+    **{f"{name} commands": Part(name, {"lines": (*REAL_LINES, OF_PLANES[name])}, timed) for name in (*REAL, QWEN)},
     f"{LARGE} commands": Part(LARGE, {"lines": (REAL_LINES[0], *LARGE_LINES, OF_PLANES[LARGE])}, timed),
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)

@@ -1,5 +1,6 @@
 """The command line: one clear line for what a user can mend, and nothing written."""
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,13 @@ CHECKPOINT = Path(__file__).parents[2] / "examples" / "mini_model" / "checkpoint
     ],
 )
 def test_what_cannot_be_analysed_is_refused_before_anything_is_written(refused_at_once, cut, words, message):
-    assert message in refused_at_once(*cut(32, 1), *words)
+    usual = cut(32, 1)
+    given = dict(zip(usual[::2], usual[1::2], strict=True)) | dict(zip(words[::2], words[1::2], strict=True))
+    assert message in refused_at_once(*chain.from_iterable(given.items()))
 
 
 REFUSED = {
+    "an option that is given twice": (["gap", "--gaps", "0", "--gaps=4"], "--gaps is given twice; give it once"),
     "a ratio that is no number": (["perturb", "--ratios", "many"], "--ratios"),
     "a distance that no prompt reaches": (["slash", "--distances", "60"], "60"),
     "a checkpoint that does not exist": (["emerge", "nowhere"], "nowhere"),

@@ -94,7 +94,7 @@ def run(words: Sequence[str]) -> int:
     """Run the command that these words name; return its exit code.
 
     Raises:
-        InputError: words that are no command, or that it does not take.
+        InputError: words that are no command, or that it does not take; an option given twice.
     """
     app, name = app_for(words), "".join(words[:1])
     if name and not name.startswith("-") and name not in app:
@@ -102,6 +102,9 @@ def run(words: Sequence[str]) -> int:
 
         measures = [one.replace("_", "-") for one in measurable()]
         raise InputError(none_such("command", name, list(dict.fromkeys([*WRITTEN, *COMMANDS, *measures]))))
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if twice := next((one for one in options if options.count(one) > 1), None):
+        raise InputError(f"{twice} is given twice; give it once, several values as in 1,2")
     try:
         return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except CycloptsError as error:
