@@ -163,6 +163,24 @@ def by_dtype(part: Part) -> Mapping[str, Any]:
     return {"rows": rows}
 
 
+def rounded_keys(part: Part) -> Mapping[str, Any]:
+    """Return the shares of chosen heads with every key of their layer as it is, and rounded to bfloat16; the largest
+    entry of that layer's biases of keys."""
+    import torch
+
+    layer, heads = part.settings["layer"], part.settings["heads"]
+    model, rows = model_of(part.model), []
+    cut = {**CUT, **{one: part.settings[one] for one in ("length", "n_prompts")}, "null_seeds": ()}
+    rounded = (f"blocks.{layer}.attn.hook_k", lambda keys, hook: keys.to(torch.bfloat16).to(keys.dtype))
+    for keys, hooks in {"as they are": [], "in bfloat16": [rounded]}.items():
+        with model.hooks(hooks):
+            report = tl_posgen.analyze(model, text_of(part.model), measures=["variance"], layers=(layer,), **cut)
+        frame = report["variance"].frame()
+        chosen = frame[frame["head"].isin(heads)][["head", "position", "content", "interaction", "size"]]
+        rows += [{"keys": keys, **row} for row in chosen.to_dict("records")]
+    return {"rows": rows, "largest_bias": model.blocks[layer].attn.b_K.abs().max().item()}
+
+
 def analysis(part: Part) -> Mapping[str, Any]:
     """Measure what the settings name, with the options in `OPTIONS`."""
     settings = {**CUT, **NULL, **part.settings}

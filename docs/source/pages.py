@@ -34,6 +34,7 @@ FAMILIES = DOCS / "families.json"
 SMALL = ("mini", "stories260K")
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 QWEN = "Qwen2.5-Coder-0.5B-Instruct"
+LARGE = "Qwen2.5-Coder-1.5B-Instruct"
 OF_FREQUENCIES = ("inits", "quarters", "recall", "frequencies")  # parts that judge such claims; the first that has one
 OF_ROOT = ("README.md", "mkdocs.yml", "CITATION.cff")
 SYNONYMS = {  # page -> words by which the site's search finds it, too
@@ -159,6 +160,17 @@ def quantities(told: str) -> Iterator[tuple[str, str]]:
             waiting = []
 
 
+def in_cell(numbers: Mapping[tuple[str, str], str], words: str, kinds: Sequence[str]) -> str:
+    """Return a quantity of a claim, and behind it that of each kind of null model in brackets.
+
+    Example:
+        >>> in_cell({("", "r"): "0.9", ("random init", "r"): "0.4"}, "r", ["random init", "shuffled"])
+        '0.9 (0.4, –)'
+    """
+    value, *of_nulls = (numbers.get((kind, words), "–") for kind in ("", *kinds))
+    return f"{value} ({', '.join(of_nulls)})" if {*of_nulls} - {"–"} else value
+
+
 def quoted(text: str) -> str:
     """A text as a Markdown quotation."""
     return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
@@ -219,10 +231,13 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "part": lambda name: numbers[name],
         "real": REAL,
         "qwen": QWEN,
-        "claimed": [name for name in ("mini", *REAL, QWEN) if f"{name} claims" in numbers],
-        "short": {"mini": "mini", REAL[0]: "SmolLM2", REAL[1]: "Gemma 3", QWEN: "Qwen2.5"},
+        "large": LARGE,
+        "claimed": [name for name in ("mini", *REAL, QWEN, LARGE) if f"{name} claims" in numbers],
+        "short": {"mini": "mini", REAL[0]: "SmolLM2", REAL[1]: "Gemma 3", QWEN: "Qwen2.5", LARGE: "Qwen2.5 1.5B"},
         "commands": {
-            name: numbers[f"{name} commands"]["rows"] for name in (*REAL, QWEN) if f"{name} commands" in numbers
+            name: [{**row, "command": row["line"].split()[0]} for row in numbers[f"{name} commands"]["rows"]]
+            for name in (*REAL, QWEN, LARGE)
+            if f"{name} commands" in numbers
         },
         "timed": [name for name in ("mini", *REAL, QWEN) if f"{name} frequencies" in numbers],
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
@@ -230,6 +245,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "claim_rows": claim_rows,
         "frequency_claim": frequency_claim,
         "claim_table": claim_table,
+        "in_cell": in_cell,
         "interval": interval,
         "measured_with": ", ".join(
             sorted({one for of in numbers.values() if "results" in of for one in of["settings"]["version"].split(", ")})

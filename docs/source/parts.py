@@ -12,6 +12,7 @@ from making import (
     found_by_each,
     greedy,
     one_by_one,
+    rounded_keys,
     timed,
     token_wise,
     toy,
@@ -169,6 +170,7 @@ PARTS = {
         f"{name} dtypes": Part(name, {"length": 128, "n_prompts": 4, "dtypes": ("float32", "bfloat16")}, by_dtype)
         for name in (*REAL, QWEN)
     },
+    f"{QWEN} rounded keys": Part(QWEN, {"length": 128, "n_prompts": 4, "layer": 0, "heads": (3, 6)}, rounded_keys),
     f"{QWEN} nulls": Part(
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),

@@ -5,6 +5,7 @@ python examples/studies/real_table.py runs
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +17,8 @@ QUANTITIES = {
     "variance": ("interaction", "position", "content", "additive_r", "size"),
     "plane_use": ("partial", "at_half_turn", "sine", "amplitude"),
     "three_axis": ("r",),
+    "coupling": ("coupling", "chance"),
+    "bias_pairs": ("of_biases",),
 }
 
 
@@ -25,6 +28,22 @@ def row_of(model: str, parameters: float, quantity: str, number: Number) -> dict
     return {"model": model, "parameters": parameters, "quantity": quantity, **ends, **nulls}
 
 
+def numbers_of(report: tl_posgen.Report) -> Iterator[tuple[str, Number]]:
+    """Yield the name and number of every quantity that a report has."""
+    for measure in filter(report.results.__contains__, QUANTITIES):
+        yield from ((name, report[measure].numbers(name)) for name in QUANTITIES[measure])
+    slash = report["slash"].numbers
+    yield "dominant", slash.number(slash.array("dominant", short_distance=None).max("short_distance"))
+    gap = report["gap"].numbers
+    for task in ("text", "copy"):
+        loss = gap.array("loss", condition="unchanged", task=task, gap=None)
+        yield f"{task}_near", gap.number(loss.isel(gap=0))
+        yield f"{task}_far", gap.number(loss.isel(gap=-1))
+    ends = report["gap"].table().iloc[0]
+    for name in ("reads", "lost", "harm"):
+        yield name, Number(float(ends[name]))
+
+
 def main(runs: Path) -> None:
     study = tl_posgen.open_study(runs)
     rows = []
@@ -32,13 +51,7 @@ def main(runs: Path) -> None:
         (path,) = (runs / "jobs").glob(f"{model.replace(' ', '-')}-*.nc")
         report = tl_posgen.load(path)
         parameters = float(study["parameters"].sel(model=model).max())
-        for measure, names in QUANTITIES.items():
-            rows += [row_of(model, parameters, name, report[measure].numbers(name)) for name in names]
-        slash = report["slash"].numbers
-        dominant = slash.array("dominant", short_distance=None).max("short_distance")
-        rows.append(row_of(model, parameters, "dominant", slash.number(dominant)))
-        if "bias_pairs" in report.results:
-            rows.append(row_of(model, parameters, "of_biases", report["bias_pairs"].numbers("of_biases")))
+        rows += [row_of(model, parameters, name, number) for name, number in numbers_of(report)]
     pd.DataFrame(rows).round(4).sort_values(["parameters", "quantity"]).to_csv(
         Path(__file__).with_name("real.csv"), index=False
     )
