@@ -18,7 +18,8 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Threshold, Within
 from tl_posgen.core.run import Run
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import finished, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import finished
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies.numbers.coordinates import another_coordinate, largest_coordinate, with_coordinate_at
 from tl_posgen.frequencies.numbers.copies import copied_rows, induction_hits, recall_of_copy

@@ -21,7 +21,7 @@ from tl_posgen.core.numbers import Numbers, is_above
 from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.editing.printed_hooks import HookList
-from tl_posgen.editing.replace_scores import ScoresOf
+from tl_posgen.editing.score_functions import ScoresOf
 from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, WORTHLESS, Interventions, tokens_by_condition
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
