@@ -113,7 +113,7 @@ class Gap(Interventions):
         "loss": Variable(
             "loss", "nats", "per token of the second half", ("condition", "task", "gap", "prompt"), headline="loss"
         ),
-        "recall": Variable("recall of the needle", "", "share of its tokens that come first", ACROSS, bounds=(0, 1)),
+        "recall": Variable.share("recall of the needle", "share of its tokens that come first", ACROSS, interval=False),
         "alone": Variable("loss without the first half", "nats", "first token and second half", ("prompt",)),
         "contexts": Variable("gap over the training context", "", "", ("gap",), compared=False),
     }

@@ -112,15 +112,12 @@ class Recall(Interventions):
     matrices = 7
     variables = {
         **Interventions.variables,
-        "recall": Variable(
-            *(
-                "recall of the copy",
-                "",
-                "share of its tokens that are predicted first",
-                ("condition", "item"),
-                "recall",
-            ),
-            bounds=(0, 1),
+        "recall": Variable.share(
+            "recall of the copy",
+            "share of its tokens that are predicted first",
+            ("condition", "item"),
+            "recall",
+            interval=False,
         ),
         "copy_loss": Variable("loss of the copy", "nats", "per token", ("condition", "item")),
         "hit_rate": Variable(

@@ -221,10 +221,13 @@ class Rules(Interventions):
     whole_rows = True
     words = WORDS
     variables = {
-        "recall": Variable(
-            *("recall", "", "mass / mass of the best B keys", ("tokens", "rule", "prompt", *HEAD), "recall"),
-            bounds=(0, 1),
+        "recall": Variable.share(
+            "recall",
+            "mass / mass of the best B keys",
+            ("tokens", "rule", "prompt", *HEAD),
+            "recall",
             judged=True,
+            interval=False,
         ),
         "loss": Variable("loss", "nats per token", "behind the first B tokens", ("condition", "prompt"), "loss"),
         "mean_query": Variable("mean query", "", "before RoPE", (*HEAD, "component")),

@@ -133,7 +133,7 @@ class BandAblation(Dominance, Interventions):
     matrices = 10
     variables = {
         **Interventions.variables,
-        "score": Variable("slash score", "", "at the best distance", ("condition", "prompt", *HEAD), bounds=(0, 1)),
+        "score": Variable.share("slash score", "at the best distance", ("condition", "prompt", *HEAD), interval=False),
         "dominant": Variable(
             "slash-dominant",
             "",

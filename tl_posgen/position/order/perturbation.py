@@ -124,7 +124,7 @@ class Perturbation(Measure):
         "loss": Variable("loss", "nats", "per token, nothing moved", ("prompt",)),
         "token_change": Variable("change of the loss", "nats", "per token, first prompt", TOKEN),
         "token_text": Variable("tokens shown", dims=TOKEN),
-        "cloze_accuracy": Variable("cloze accuracy", "", _RIGHT, CLOZE, bounds=(0, 1)),
+        "cloze_accuracy": Variable.share("cloze accuracy", _RIGHT, CLOZE, interval=False),
         "cloze_log_likelihood": Variable("ln p of the right choice", "nats", "per token", CLOZE, bounds=(-np.inf, 0)),
     }
     token_view = tokens_by_condition(WORDS)
