@@ -96,7 +96,7 @@ class LayerEdit:
         if by is not None and not by.is_hooked(layer):
             return attn_scores  # rows are edited as they are formed
         self.session.require_shown(self.probed)
-        self.require_parts()
+        self._require_parts()
         (n_queries, n_keys), dtype = attn_scores.shape[-2:], self.parts["q"].dtype
 
         def spans_of_first_edit() -> list[slice]:
@@ -104,7 +104,7 @@ class LayerEdit:
                 self.session.spans[layer] = spans_of_scores(self.probed.geometry, attn_scores, dtype)
             return self.session.spans[layer]
 
-        return self.rows_of_pass(n_queries, n_keys, spans_of_first_edit)(attn_scores, n_keys)
+        return self._rows_of_pass(n_queries, n_keys, spans_of_first_edit)(attn_scores, n_keys)
 
     def frozen(self, mask: Mask) -> FrozenBeyond | None:
         """Return what a streamed pass of whole prompts does by itself: planes frozen in all heads of the layer."""
@@ -115,7 +115,7 @@ class LayerEdit:
             return None
         return scores_of if mask.padding is None or scores_of.sees is None else None  # it counts from a text's start
 
-    def score_hooks(self) -> list[tuple[int, Any]]:
+    def _score_hooks(self) -> list[tuple[int, Any]]:
         """Return the hooks on this layer's scores in the order in which they run, each with the number that torch gave
         it: the edit that it belongs to, or None for any other function."""
         point = self.session.attention(self.probed.geometry.layer).hook_attn_scores
@@ -123,10 +123,10 @@ class LayerEdit:
         owners = [(number, getattr(hooks.get(number), "__self__", None)) for number in point._forward_hooks]
         return [(number, owner if isinstance(owner, LayerEdit) else None) for number, owner in owners]
 
-    def to_prove_as(self) -> int | None:
+    def _to_prove_as(self) -> int | None:
         """Return the number of the hook that was added, where no pass since then was proved; None also where the
         model's own scores of these heads are not to be had, as a hook before this one may have edited them."""
-        for number, other in self.score_hooks():
+        for number, other in self._score_hooks():
             if other is self:
                 return None if number == self.proved_as else number
             if other is None or {*other.heads} & {*self.heads}:
@@ -136,7 +136,7 @@ class LayerEdit:
     def require_first(self) -> None:
         """Refuse new scores of heads for which an edit before this one in the pass made new scores, which they would
         undo."""
-        edits = [other for _, other in self.score_hooks()]
+        edits = [other for _, other in self._score_hooks()]
         for other in edits[: edits.index(self)]:
             if other is not None and other.makes_scores and ({*other.heads} & {*self.heads}):
                 head = head_name(self.probed.geometry.layer, min({*other.heads} & {*self.heads}))
@@ -145,7 +145,7 @@ class LayerEdit:
                     "its own heads, or as the second a RowByRow(.., with_own=True), which is given those of the first"
                 )
 
-    def require_parts(self) -> None:
+    def _require_parts(self) -> None:
         """Refuse a pass in which this edit has used up its q and k before."""
         if "q" not in self.parts:
             raise InputError(f"layer {self.probed.geometry.layer}: these hooks were added twice, {self}; add them once")
@@ -156,11 +156,11 @@ class LayerEdit:
     def of_rows(self, mask: Mask, n_queries: int, n_keys: int) -> "_PassEdit":
         """Return the edit of blocks of rows of a streamed pass."""
         spans_of = partial(text_of_pass, mask, len(self.parts["q"]), n_keys, None, NO_PADDING)
-        return self.rows_of_pass(n_queries, n_keys, spans_of)
+        return self._rows_of_pass(n_queries, n_keys, spans_of)
 
-    def rows_of_pass(self, n_queries: int, n_keys: int, spans_of: Callable[[], list[slice]]) -> "_PassEdit":
+    def _rows_of_pass(self, n_queries: int, n_keys: int, spans_of: Callable[[], list[slice]]) -> "_PassEdit":
         """Take q and k of one pass, keys of earlier ones where it sees them too, and the text of every prompt."""
-        self.require_parts()
+        self._require_parts()
         q, k, geometry = self.parts.pop("q"), self.parts.pop("k"), self.probed.geometry
         cached, by_row = n_queries != n_keys, isinstance(self.scores_of, RowByRow)
         seen = f"layer {geometry.layer}: {n_queries} queries see {n_keys} keys"
@@ -208,7 +208,7 @@ class LayerEdit:
                 f"{seen}, and {len(at)} tokens stand at other positions; give prompts of no more tokens, "
                 "without a cache"
             )
-        return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, self.to_prove_as(), at)
+        return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, self._to_prove_as(), at)
 
 
 @dataclass(frozen=True)

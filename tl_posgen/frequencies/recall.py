@@ -153,7 +153,7 @@ class Recall(Interventions):
         pool = torch.unique(torch.cat([row[1:].cpu() for row in run.rows]))
         return copied_rows(pool, run.rows[0][:1].cpu(), self.half, self.n_copies, run.seed)
 
-    def hit_rates(self, run: Run) -> xr.DataArray:
+    def _hit_rates(self, run: Run) -> xr.DataArray:
         """Return the rate of hits of every head [layer, head]."""
         sums = run.sums()
 
@@ -177,7 +177,7 @@ class Recall(Interventions):
         return edited, control
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
-        rates = self.hit_rates(run) if run.trained is None else run.trained["hit_rate"]
+        rates = self._hit_rates(run) if run.trained is None else run.trained["hit_rate"]
         edited, control = self.chosen(rates)
         drop = partial(ablate_bands, run.session, "drop")
         found: dict[str, Any] = {}
@@ -225,7 +225,7 @@ class Recall(Interventions):
         return {**super().under(run, hooks), "recall": recall, "copy_loss": loss}
 
     def of_model(self, run: Run) -> xr.Dataset:
-        data, hit_rate = super().of_model(run), self.hit_rates(run)
+        data, hit_rate = super().of_model(run), self._hit_rates(run)
         groups = self.chosen(hit_rate if run.trained is None else run.trained["hit_rate"])
         for name, heads in zip(("edited", "control"), groups, strict=True):
             mask = xr.zeros_like(hit_rate)
